@@ -1,0 +1,118 @@
+"""Folders and files for reading. Nothing here creates, changes or locks anything.
+
+Every function raises StoreChangedError for a file that was there and is gone or has shrunk, and lets other
+OSErrors through with their path (a permission, a broken disk).
+"""
+
+import os
+from types import TracebackType
+
+from rmq_spark.store.errors import StoreChangedError
+
+
+def list_folder(path: str) -> list[tuple[str, bool]]:
+    """Return name and is-a-folder of everything in `path`, sorted by name; [] if there is no such folder."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.name, entry.is_dir()) for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def file_size(path: str) -> int:
+    """Return the file's length in bytes, -1 if there is no such file."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return -1
+
+
+def modified_ms(path: str) -> int:
+    """Return when the file was last modified, in ms since the epoch; -1 if there is no such file."""
+    try:
+        return os.stat(path).st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return -1
+
+
+def is_folder(path: str) -> bool:
+    """Say whether there is a folder at `path`."""
+    return os.path.isdir(path)
+
+
+def read_small(path: str) -> bytes | None:
+    """Return a whole small file, None if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def join(*parts: str) -> str:
+    """Join path parts."""
+    return os.path.join(*parts)
+
+
+def absolute(path: str) -> str:
+    """Return the path as seen from everywhere on this machine; `~` is the user's home."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+class OpenFile:
+    """A file open for reading by position. Use as a context manager, or `close` it.
+
+    It keeps reading the same file when another takes its name. Safe for several threads.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise StoreChangedError(
+                f"{path} is gone: retention deleted it, or the store was moved or rebuilt. Plan the read again."
+            ) from error
+
+    def __enter__(self) -> "OpenFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def size(self) -> int:
+        """Return the file's length now, in bytes."""
+        return os.fstat(self.descriptor).st_size
+
+    def read(self, position: int, size: int) -> bytes:
+        """Return `size` bytes from `position`, or fewer at the file's end."""
+        data = os.pread(self.descriptor, size, position)
+        while 0 < len(data) < size:
+            more = os.pread(self.descriptor, size - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_into(self, position: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `position` on. Raises StoreChangedError if the file is shorter."""
+        done = 0
+        while done < len(target):
+            count = os.preadv(self.descriptor, [target[done:]], position + done)
+            if not count:
+                raise StoreChangedError(
+                    f"{self.path} has {self.size()} bytes, {position + len(target)} were expected: it was cut "
+                    "while it was being read. Plan the read again."
+                )
+            done += count

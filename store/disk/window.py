@@ -1,0 +1,68 @@
+"""A stretch of a file as one array of bytes: mapped where that is safe and cheap, copied elsewhere.
+
+Nobody outside touches a mapping but through `Window.data`, and whoever used it calls `check` before what was
+computed from it leaves the function: a file that shrank meanwhile gives zeros and an error, not a signal.
+"""
+
+import mmap
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.disk.guard import Watch
+from rmq_spark.store.errors import StoreChangedError
+
+# Bounds the address space that one reader needs: spark.executor.pyspark.memory limits exactly that.
+WINDOW_BYTES = 64 << 20
+
+
+class Window:
+    """The bytes [begin, end) of a file as `data` (uint8). Mapped, or read into memory of its own."""
+
+    def __init__(self, file: OpenFile, begin: int, end: int, *, mapped: bool) -> None:
+        assert 0 <= begin < end, (begin, end)
+        self.begin, self.end = begin, end
+        self._file = file
+        self._watch: Watch | None = None
+        if file.size() < end:
+            raise self._shrunk()
+        if not mapped:
+            self.data: NDArray[np.uint8] = np.empty(end - begin, np.uint8)
+            file.read_into(begin, memoryview(self.data))
+            return
+        aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
+        mapping = mmap.mmap(file.descriptor, end - aligned, prot=mmap.PROT_READ, offset=aligned)
+        whole = np.frombuffer(mapping, np.uint8)
+        self._watch = Watch(whole.ctypes.data, len(whole), file.descriptor, end)
+        self.data = whole[begin - aligned :]
+
+    def __enter__(self) -> "Window":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raise StoreChangedError if the file shrank since the window was opened."""
+        if self._watch is not None and self._watch.shrank():
+            raise self._shrunk()
+
+    def close(self) -> None:
+        """Let the bytes go. Arrays that still look at a mapping keep it alive, unwatched: keep none."""
+        if self._watch is not None:
+            self._watch.release()
+            self._watch = None
+        self.data = np.empty(0, np.uint8)
+
+    def _shrunk(self) -> StoreChangedError:
+        return StoreChangedError(
+            f"{self._file.path} has {self._file.size()} bytes, {self.end} were expected: segments never change "
+            "size, so it was cut or overwritten by something else. Restore it, then plan the read again."
+        )

@@ -1,0 +1,113 @@
+"""Every error that a user of this project can meet.
+
+    RmqError
+    ├── OptionError            an option, a column or an argument is wrong: mend the call
+    ├── DataLossError          messages that were promised are gone: decide (failOnDataLoss)
+    └── StoreError             the store on disk does not allow what was asked
+        ├── StorePathError         no store there, or a kind of store that is not supported
+        ├── NotFoundError          no such topic or queue
+        ├── OffsetRangeError       the queue exists, the offset asked for does not
+        ├── DamageError            bytes on disk break the format: evidence in the message
+        └── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
+
+Classes differ where a caller would act differently; the message is for people and says which thing,
+what was found, what is accepted and what to do next. All of them survive pickling, because Spark
+carries them between processes, and all say `rmq_spark.` before their name, where users find them.
+"""
+
+from pathlib import PurePath
+
+
+class RmqError(Exception):
+    """The root: whatever this project raises on purpose. Catch it to tell our errors from bugs."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = "rmq_spark"  # where users import it from, and what a stack trace shows
+
+
+RmqError.__module__ = "rmq_spark"
+
+
+class OptionError(RmqError, ValueError):
+    """An option, a column or an argument is not acceptable. Nothing was read or changed."""
+
+
+class DataLossError(RmqError):
+    """Messages in the wanted range no longer exist.
+
+    `topic`, `queue_id` name the queue, `[begin, end)` the lost queue offsets. Nothing of the batch was
+    delivered. `failOnDataLoss=false` skips what is gone and counts it.
+    """
+
+    def __init__(self, topic: str, queue_id: int, begin: int, end: int, why: str) -> None:
+        super().__init__(topic, queue_id, begin, end, why)  # args: so that it pickles
+        self.topic, self.queue_id, self.begin, self.end, self.why = topic, queue_id, begin, end, why
+
+    def __str__(self) -> str:
+        return (
+            f"data loss in queue {self.topic}/{self.queue_id}: {self.end - self.begin} messages, queue "
+            f"offsets [{self.begin}, {self.end}), cannot be read any more: {self.why}. To go on without "
+            "them set failOnDataLoss=false: they are skipped and counted."
+        )
+
+
+class StoreError(RmqError):
+    """The store on disk does not allow what was asked. Reading has changed nothing on disk."""
+
+
+class StorePathError(StoreError):
+    """There is no store at the path, or one of a kind that is not supported."""
+
+
+class NotFoundError(StoreError, LookupError):
+    """The topic or queue is not in the store. The message lists what is."""
+
+
+class OffsetRangeError(StoreError, LookupError):
+    """A queue offset lies outside what the queue holds.
+
+    `[begin, end)` was asked for, `[min_offset, max_offset)` is there. Below `min_offset` retention has deleted
+    the messages; from `max_offset` on nothing was stored yet, or the store was cut or rebuilt.
+    """
+
+    def __init__(self, queue: str, begin: int, end: int, min_offset: int, max_offset: int) -> None:
+        super().__init__(queue, begin, end, min_offset, max_offset)
+        self.queue, self.begin, self.end = queue, begin, end
+        self.min_offset, self.max_offset = min_offset, max_offset
+
+    def __str__(self) -> str:
+        return (
+            f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for were "
+            f"[{self.begin}, {self.end})"
+        )
+
+
+class DamageError(StoreError):
+    """Bytes on disk break the format.
+
+    `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        path: str | PurePath,
+        position: int,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        super().__init__(what, str(path), position, expected, found)
+        self.what, self.path, self.position = what, str(path), position
+        self.expected, self.found = expected, found
+
+    def __str__(self) -> str:
+        detail = "" if self.expected is None else f": expected {self.expected}, found {self.found}"
+        return (
+            f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. Nothing was "
+            "changed on disk. Read around the place with startingOffsets and endingOffsets, or restore "
+            "the file from a copy."
+        )
+
+
+class StoreChangedError(StoreError):
+    """A file vanished, shrank or was replaced while it was being read: plan the read again."""

@@ -1,0 +1,22 @@
+"""Bytes <-> values: what RocketMQ's files hold, one module for each thing on disk. Pure: no files, no clock.
+
+| file in a store | module |
+| --- | --- |
+| `commitlog/<20 digits>` | `record`; many at once: `heads`, `rows`, `columns`, `ragged` |
+| properties text in a record | `properties` |
+| compressed body of a record | `body_codec` |
+| body of an inner batch | `batch_body` |
+| `consumequeue/<topic>/<queue id>/<20 digits>` | `queue_unit` |
+| `consumequeue_ext/<topic>/<queue id>/<20 digits>` | `unit_ext` |
+| `batchconsumequeue/<topic>/<queue id>/<20 digits>` | `batch_unit` |
+| `index/<17 digits>` | `index_file` |
+| `checkpoint` | `checkpoint` |
+| `abort` | `abort_file` |
+| `config/*.json` | `config_json`, on top of `fastjson` |
+| the names of all of them | `filenames` |
+| message ids, as text | `message_id` |
+| Java's hash of a text, host fields | `java` |
+
+May import: rmq_spark.store.errors and .units, numpy, pyarrow, and of the standard library what touches no file,
+no clock and no chance. docs/FORMAT.md has the same layouts in words; a test keeps the two alike.
+"""

@@ -1,0 +1,199 @@
+"""Records of one queue -> the columns of a row, as Arrow arrays, and only the columns that were asked for.
+
+Everything works on whole columns. Three groups cost differently: fields of the head (one gather for all of
+them), the body (one take), and what stands in the properties (a take, a split, a take for each). The slow
+and obvious twin is `record.decode_record` with `properties.parse`; the tests hold both against each other.
+
+Source of the rows: MessageDecoder#decode and, for an inner batch, #decodeMessage (5.3): every message of the
+batch takes flag, body and properties from its item and all else from the outer record.
+"""
+
+import ipaddress
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rmq_spark.store.format import properties
+from rmq_spark.store.format.heads import RecordRun
+from rmq_spark.store.format.ragged import Bytes, take_ranges
+from rmq_spark.store.format.record import COMPRESSED
+from rmq_spark.store.format.rows import DecodeLimits, Rows
+
+RETRY_PREFIX = "%RETRY%"
+_TIME = pa.timestamp("us", tz="UTC")
+
+# Every column that a row can have, in the order in which `*` shows them; the first ten are the default.
+COLUMNS: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "queueId": pa.int32(),
+    "queueOffset": pa.int64(),
+    "commitLogOffset": pa.int64(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "body": pa.binary(),
+    "bornTimestamp": _TIME,
+    "storeTimestamp": _TIME,
+    "reconsumeTimes": pa.int32(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "msgId": pa.string(),
+    "offsetMsgId": pa.string(),
+    "bornHost": pa.string(),
+    "storeHost": pa.string(),
+    "flag": pa.int32(),
+    "sysFlag": pa.int32(),
+    "physicalTopic": pa.string(),
+}
+
+
+def decode(
+    run: RecordRun, columns: Sequence[str], begin: int, end: int, limits: DecodeLimits
+) -> tuple[pa.RecordBatch, int]:
+    """Return the messages of the run with queue offsets in [begin, end), and the next queue offset.
+
+    The next offset lies before `end` when decompressed bodies would have grown beyond their limit: go on from
+    there. Raises RecordFault for a record that is not what its unit promised.
+    """
+    rows = Rows(run, begin, end, limits, want_bodies="body" in columns)
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([]))), rows.next_offset
+    arrays = [_BUILDERS[name](rows) for name in columns]
+    schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema), rows.next_offset
+
+
+def _head_field(name: str) -> Callable[[Rows], pa.Array]:
+    return lambda rows: pa.array(rows.field(name))
+
+
+def _timestamp(name: str) -> Callable[[Rows], pa.Array]:
+    """Return a builder of a time column: ms on disk, microseconds in the row."""
+    return lambda rows: pa.array(rows.field(name) * 1000).view(_TIME)
+
+
+def _physical_topic(rows: Rows) -> pa.Array:
+    return pa.repeat(pa.scalar(rows.run.topic, pa.string()), len(rows))
+
+
+def _topic(rows: Rows) -> pa.Array:
+    """A retried message shows the topic that it was first sent to (DefaultMQPushConsumerImpl#resetRetryAndNamespace)."""
+    topic = _physical_topic(rows)
+    if not rows.run.topic.startswith(RETRY_PREFIX):
+        return topic
+    return pc.coalesce(rows.pairs.column(properties.RETRY_TOPIC), topic)
+
+
+def _body(rows: Rows) -> pa.Array:
+    bodies = take_ranges(rows.run.buffer, rows.body_begins, rows.body_ends)
+    if not rows.unpacked:
+        return bodies
+    replaced = np.zeros(len(rows.run), np.bool_)
+    replaced[list(rows.unpacked)] = True
+    mask = rows.of_record(replaced)  # an inner batch is never compressed: one value a record is enough
+    return pc.replace_with_mask(bodies, mask, pa.array(rows.unpacked.values(), pa.binary()))
+
+
+def _sys_flag(rows: Rows) -> pa.Array:
+    """The stored flags; a body that comes out decompressed is not announced as compressed (MessageDecoder#decode)."""
+    flags = rows.field("sys_flag")
+    return pa.array(flags & ~np.int32(COMPRESSED) if rows.want_bodies else flags)
+
+
+def _message_id(rows: Rows) -> pa.Array:
+    """UNIQ_KEY, or the offsetMsgId of a message that has none (MessageClientExt#getMsgId)."""
+    unique = rows.pairs.column(properties.UNIQ_KEY)
+    return unique if not unique.null_count else pc.coalesce(unique, _offset_message_id(rows))
+
+
+def _offset_message_id(rows: Rows) -> pa.Array:
+    """Store host and physical offset in upper-case hex (MessageDecoder#createMessageId)."""
+    offsets = rows.run.physical_offsets.astype(">i8").view("<u2").reshape(-1, 4)
+    parts = []
+    for chosen, hosts in rows.heads.hosts("store_host"):
+        words = hosts.view("<u2")
+        text = np.empty((len(hosts), words.shape[1] + 4), "<u4")
+        text[:, :-4] = _HEX[words[:1] if _all_alike(hosts) else words]
+        text[:, -4:] = _HEX[offsets if chosen is None else offsets[chosen]]
+        parts.append((chosen, _fixed_text(text.view(np.uint8))))
+    return _by_record(rows, parts)
+
+
+def _host(name: str) -> Callable[[Rows], pa.Array]:
+    """Return a builder of `ip:port`, `[ip]:port` for IPv6; each distinct host is spelt once."""
+
+    def build(rows: Rows) -> pa.Array:
+        parts = []
+        for chosen, hosts in rows.heads.hosts(name):
+            if _all_alike(hosts):
+                text = pa.repeat(pa.scalar(_spell_host(hosts[0].tobytes()), pa.string()), len(hosts))
+            else:
+                whole = hosts.view(f"V{hosts.shape[1]}").ravel()
+                distinct, which = np.unique(whole, return_inverse=True)
+                spelt = pa.array([_spell_host(host.tobytes()) for host in distinct], pa.string())
+                text = spelt.take(pa.array(which))
+            parts.append((chosen, text))
+        return _by_record(rows, parts)
+
+    return build
+
+
+def _all_alike(hosts: Bytes) -> bool:
+    """Say whether all rows, at least one, are the same host."""
+    words = hosts.view(np.uint32)
+    return bool((words == words[0]).all())
+
+
+def _spell_host(host: bytes) -> str:
+    address = ipaddress.ip_address(host[:-4])
+    port = int.from_bytes(host[-4:], "big", signed=True)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+# Two bytes, read as a little-endian number -> their four upper-case hex digits.
+_HEX = np.frombuffer(
+    "".join(f"{word & 255:02X}{word >> 8:02X}" for word in range(1 << 16)).encode(), "<u4"
+)
+
+
+def _fixed_text(characters: NDArray[np.uint8]) -> pa.StringArray:
+    """Return (rows, width) ASCII characters as strings."""
+    count, width = characters.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    data = np.ascontiguousarray(characters)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _by_record(rows: Rows, parts: list[tuple[NDArray[np.intp] | None, pa.Array]]) -> pa.Array:
+    """Put values computed for groups of records back in order, one for each message."""
+    groups = [chosen for chosen, _ in parts if chosen is not None]
+    if not groups and rows.record_of is None:
+        return parts[0][1]
+    place = np.arange(len(rows.run))
+    if groups:
+        place[np.concatenate(groups)] = np.arange(len(rows.run))
+    return pa.concat_arrays([text for _, text in parts]).take(pa.array(rows.of_record(place)))
+
+
+_BUILDERS: dict[str, Callable[[Rows], pa.Array]] = {
+    "topic": _topic,
+    "queueId": _head_field("queue_id"),
+    "queueOffset": lambda rows: pa.array(rows.queue_offsets),
+    "commitLogOffset": lambda rows: pa.array(rows.of_record(rows.run.physical_offsets)),
+    "tags": lambda rows: rows.pairs.column(properties.TAGS),
+    "keys": lambda rows: rows.pairs.column(properties.KEYS),
+    "body": _body,
+    "bornTimestamp": _timestamp("born_timestamp"),
+    "storeTimestamp": _timestamp("store_timestamp"),
+    "reconsumeTimes": _head_field("reconsume_times"),
+    "properties": lambda rows: rows.pairs.maps(),
+    "msgId": _message_id,
+    "offsetMsgId": _offset_message_id,
+    "bornHost": _host("born_host"),
+    "storeHost": _host("store_host"),
+    "flag": _head_field("flag"),
+    "sysFlag": _sys_flag,
+    "physicalTopic": _physical_topic,
+}
+assert list(_BUILDERS) == list(COLUMNS)

@@ -1,0 +1,227 @@
+"""The heads of many records at once: gathered from a buffer, checked against what their units promised.
+
+One gather copies the first 88 bytes of every record (overlapping strided views: `np.ndarray(shape, "V88",
+buffer, strides=(1,))` indexed by the record positions); the fields are then views of those rows. Measured on
+one core, 379-byte records: 31 ns for all 88 bytes, 17 ns for any one field by itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.format.ragged import Bytes, Positions
+from rmq_spark.store.format.record import (
+    HEADS,
+    HOST_BITS,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_BYTES,
+    RECORD_HEAD,
+)
+
+
+# Where a field stands in a head seen as four-byte words: compared as they lie, without a swap for every record.
+_WORD = {
+    name: offset // 4
+    for name, (_, offset, *_) in (RECORD_HEAD.fields or {}).items()
+    if offset % 4 == 0
+}
+
+
+def _swapped(number: int) -> np.uint32:
+    """Return the number as the machine reads its big-endian bytes."""
+    return np.array([number & 0xFFFFFFFF], ">u4").view(np.uint32)[0]
+
+
+class RecordFault(ValueError):
+    """Record number `row` of a run is not what its unit promised: what, expected, found.
+
+    An answer rather than an end: the layer above knows file and queue and says so (DamageError).
+    """
+
+    def __init__(self, row: int, what: str, expected: object, found: object) -> None:
+        super().__init__(row, what, expected, found)
+        self.row, self.what, self.expected, self.found = row, what, expected, found
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRun:
+    """Records of one queue in queue order, and what their units say of them.
+
+    `positions` are bytes in `buffer`, `sizes` bytes, `physical_offsets` bytes in the commit log and
+    `queue_offsets` messages; one element a record, all int64. The caller has checked that every
+    [position, position + size) lies in the buffer and that no size is below MIN_RECORD_BYTES.
+    """
+
+    buffer: Bytes
+    positions: Positions
+    sizes: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]
+    topic: str
+    queue_id: int
+    message_counts: NDArray[np.int64] | None = None  # of each record; None: one message a record
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def head(self, count: int) -> "RecordRun":
+        """Return the first `count` records of the run."""
+        return RecordRun(
+            self.buffer,
+            self.positions[:count],
+            self.sizes[:count],
+            self.physical_offsets[:count],
+            self.queue_offsets[:count],
+            self.topic,
+            self.queue_id,
+            None if self.message_counts is None else self.message_counts[:count],
+        )
+
+
+class RecordHeads:
+    """The checked heads of a run. Raises RecordFault for the first record that is not as promised."""
+
+    def __init__(self, run: RecordRun) -> None:
+        assert not len(run) or int(run.sizes.min()) >= MIN_RECORD_BYTES
+        self._count = len(run)
+        rows = gather(run.buffer, run.positions, RECORD_HEAD)
+        self._check(run, rows)
+        host_bits = rows["sys_flag"] & HOST_BITS
+        self._groups: list[tuple[NDArray[np.intp] | None, NDArray[np.void]]] = [(None, rows)]
+        if host_bits.any():
+            self._groups = list(self._by_hosts(run, rows, host_bits))
+        self.begins = run.positions + RECORD_HEAD.itemsize
+        for chosen, group in self._groups:
+            if chosen is not None:
+                self.begins[chosen] = run.positions[chosen] + group.dtype.itemsize
+        self.body_sizes = self.field("body_size")
+        v1 = rows["magic"] == MAGIC_V1
+        self.topic_length_bytes = 1 if v1.all() else np.where(v1, 1, 2)
+        self._check_bodies(run)
+
+    @staticmethod
+    def _by_hosts(
+        run: RecordRun, rows: NDArray[np.void], host_bits: NDArray[Any]
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.void]]]:
+        for bits, layout in HEADS.items():
+            chosen = np.flatnonzero(host_bits == bits)
+            if not len(chosen):
+                continue
+            if bits:
+                short = np.flatnonzero(run.sizes[chosen] < layout.itemsize + 3)
+                if len(short):
+                    row = int(chosen[short[0]])
+                    least = f"at least {layout.itemsize + 3} bytes for IPv6 hosts"
+                    raise RecordFault(row, "record too short", least, int(run.sizes[row]))
+                yield chosen, gather(run.buffer, run.positions[chosen], layout)
+            else:
+                yield chosen, rows[chosen]
+
+    def _check(self, run: RecordRun, rows: NDArray[np.void]) -> None:
+        """Compare each head with its unit: length, magic, queue, queue offset, physical offset."""
+        words = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)
+        places = np.stack([run.queue_offsets, run.physical_offsets], 1).astype(">i8").view(np.uint32)
+        magics = words[:, _WORD["magic"]]
+        at = _WORD["queue_offset"]
+        if (
+            (words[:, at : at + 4] == places).all()
+            and (words[:, _WORD["total_size"]] == run.sizes.astype(">i4").view(np.uint32)).all()
+            and (words[:, _WORD["queue_id"]] == _swapped(run.queue_id)).all()
+            and ((magics == _swapped(MAGIC_V1)) | (magics == _swapped(MAGIC_V2))).all()
+        ):
+            return
+        self._name_fault(run, rows)
+
+    def _name_fault(self, run: RecordRun, rows: NDArray[np.void]) -> None:
+        """Raise RecordFault for the first head that does not agree: the columns have said that there is one."""
+        for what, found, expected in (
+            ("physical offset", rows["physical_offset"], run.physical_offsets),
+            ("queue offset", rows["queue_offset"], run.queue_offsets),
+            ("record length", rows["total_size"], run.sizes),
+            ("queue id", rows["queue_id"], np.full(len(run), run.queue_id)),
+        ):
+            differing = np.flatnonzero(found != expected)
+            if len(differing):
+                row = int(differing[0])
+                raise RecordFault(row, f"the record's {what}", int(expected[row]), int(found[row]))
+        magics = rows["magic"]
+        row = int(np.flatnonzero((magics != MAGIC_V1) & (magics != MAGIC_V2))[0])
+        accepted = f"{MAGIC_V1:#010x} or {MAGIC_V2:#010x}"
+        raise RecordFault(row, "the record's magic", accepted, f"{int(magics[row]):#010x}")
+
+    def _check_bodies(self, run: RecordRun) -> None:
+        topic_bytes = len(run.topic.encode())
+        room = run.positions + run.sizes - self.begins - self.topic_length_bytes - topic_bytes - 2
+        bad = (self.body_sizes < 0) | (self.body_sizes > room)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise RecordFault(row, "body length", f"0 to {int(room[row])}", int(self.body_sizes[row]))
+
+    def field(self, name: str) -> NDArray[Any]:
+        """Return one field of every record in native byte order."""
+        first = self._groups[0][1]
+        native = first.dtype[name].newbyteorder("=")
+        if self._groups[0][0] is None:
+            return first[name].astype(native)
+        values = np.empty(self._count, native)
+        for chosen, group in self._groups:
+            values[chosen] = group[name]
+        return values
+
+    def hosts(self, name: str) -> list[tuple[NDArray[np.intp] | None, Bytes]]:
+        """Return groups of rows whose host has one length: row numbers (None: all), and (rows, 8 or 20) bytes."""
+        groups = []
+        for width in (8, 20):
+            parts = [(rows, group[name]) for rows, group in self._groups if group.dtype[name].itemsize == width]
+            if parts:
+                flat = np.concatenate([hosts for _, hosts in parts]).view(np.uint8).reshape(-1, width)
+                chosen = [rows for rows, _ in parts if rows is not None]
+                groups.append((np.concatenate(chosen) if chosen else None, flat))
+        return groups
+
+    def properties_ranges(self, run: RecordRun) -> tuple[Positions, Positions]:
+        """Return where each record's properties begin and end in the buffer, checking topic and lengths.
+
+        Raises RecordFault for a record whose topic is not the queue's or whose parts do not add up.
+        """
+        tails = self.begins + self.body_sizes
+        topic = run.topic.encode()
+        ends = run.positions + run.sizes
+        begins = np.empty(len(run), np.int64)
+        wide = self.topic_length_bytes
+        groups = [(wide, slice(None))] if isinstance(wide, int) else [(n, wide == n) for n in (1, 2)]
+        for length_bytes, chosen in groups:
+            size = length_bytes + len(topic)
+            tail = np.dtype([("topic", f"V{size}"), ("properties_size", ">i2")])
+            rows = gather(run.buffer, tails[chosen], tail)
+            expected = len(topic).to_bytes(length_bytes, "big") + topic
+            found = np.ascontiguousarray(rows["topic"]).view(np.uint8).reshape(-1, size)
+            good = (found == np.frombuffer(expected, np.uint8)).all(axis=1)
+            begins[chosen] = tails[chosen] + tail.itemsize
+            good &= begins[chosen] + rows["properties_size"] == ends[chosen]
+            if not good.all():
+                bad = int(np.flatnonzero(~good)[0])
+                row = int(np.arange(len(run))[chosen][bad])
+                left = int(ends[row] - begins[row])
+                raise RecordFault(
+                    row,
+                    "the record's topic and properties length",
+                    f"{run.topic} and {left}",
+                    f"{found[bad].tobytes()[length_bytes:].decode('utf-8', 'replace')} and "
+                    f"{int(rows['properties_size'][bad])}",
+                )
+        return begins, ends
+
+
+def gather(buffer: Bytes, positions: Positions, layout: np.dtype[np.void]) -> NDArray[np.void]:
+    """Copy `layout.itemsize` bytes from each position. Every one must lie whole in the buffer."""
+    if not len(positions):
+        return np.empty(0, layout)
+    # As plain bytes first: numpy copies a field at a time when it indexes by a structured dtype (250 ns).
+    size = layout.itemsize
+    view: NDArray[np.void] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
+    return view[positions].view(layout)

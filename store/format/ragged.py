@@ -1,0 +1,57 @@
+"""Copying many byte ranges of one buffer into an Arrow array in one C++ call.
+
+An Arrow binary array over the buffer itself with the offsets [begin0, end0, begin1, end1, …] has the wanted
+ranges as its even elements; one `take` copies them out. Its odd elements are never looked at, so the ranges
+may lie in any order and overlap.
+"""
+
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Positions: TypeAlias = NDArray[np.int64]
+
+
+@lru_cache(maxsize=4)
+def _even_indices(size_class: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 << size_class, 2, dtype=np.int32))
+
+
+def take_ranges(buffer: Bytes, begins: Positions, ends: Positions) -> pa.BinaryArray:
+    """Return the ranges [begins, ends) of `buffer` (bytes) as a binary array that owns its memory.
+
+    The caller has checked that every range lies in the buffer, which is below 2 GiB.
+    """
+    count = len(begins)
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0:-1:2] = begins
+    offsets[1::2] = ends
+    offsets[-1] = len(buffer)  # Arrow wants the last offset not below the first
+    everything = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
+    )
+    size_class = max(count - 1, 0).bit_length()
+    return everything.take(_even_indices(size_class)[:count])
+
+
+def as_text(array: pa.BinaryArray, missing: NDArray[np.bool_] | None = None) -> pa.StringArray:
+    """Return the same bytes as a string array; rows marked `missing` become null.
+
+    Bytes that are no UTF-8 come out with replacement characters, as Java's String constructor makes them.
+    """
+    validity = None
+    if missing is not None and missing.any():
+        validity = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    _, offsets, data = array.buffers()
+    text = pa.StringArray.from_buffers(len(array), offsets, data, validity, -1, array.offset)
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        gone = missing if missing is not None else np.zeros(len(array), np.bool_)
+        values = (None if g else v.as_py().decode("utf-8", "replace") for v, g in zip(array, gone, strict=True))
+        text = pa.array(list(values), pa.string())
+    return text

@@ -1,0 +1,147 @@
+"""The chain of records that leads to the end of the log, and the four ways in which it can mislead.
+
+A chain is made of the extents of units that agree with their records, each record ending where the next begins.
+It is judged by time and by the checkpoint where bytes alone cannot tell live from stale.
+"""
+
+import enum
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.checkpoint import Checkpoint
+from rmq_spark.store.format.record import Blank, Record
+from rmq_spark.store.log.commit_log import CommitLog
+
+# A restart of a broker takes longer than this; a clock that is set back in small steps moves less.
+_RESTART_MS = 1000
+
+
+class Closing(enum.Enum):
+    """How the store was left, which decides what a unit that is missing means."""
+
+    LIVE = "a broker or writer holds the lock"
+    CLEAN = "closed in order: every message has its unit"
+    CRASHED = "its writer died: the last messages may have no unit yet"
+
+
+class Chain:
+    """Units of all queues in order of their records: extents in bytes, store times in ms.
+
+    `end` is the physical offset where the believable log ends, `unitless` the records before it that no unit names.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        store_times: NDArray[np.int64],
+        base: int,
+    ) -> None:
+        self._log = log
+        self.physical_offsets, self.sizes, self.store_times = physical_offsets, sizes, store_times
+        self.end = base
+        self.unitless: list[Record] = []
+
+    def settle(self, closing: Closing, checkpoint: Callable[[], Checkpoint]) -> None:
+        """Find `end`. Raises DamageError if the store was closed in order and yet newer messages follow a hole."""
+        self._follow()
+        self._cut_stale(closing, checkpoint)
+        if closing is Closing.CRASHED:
+            self._cut_torn(checkpoint().physic_msg_timestamp)
+        elif closing is Closing.CLEAN:
+            self._refuse_hole(checkpoint())
+
+    def _follow(self) -> None:
+        """Move `end` from record to record as far as they touch, noting those without a unit."""
+        places, sizes = self.physical_offsets, self.sizes
+        breaks = np.flatnonzero(places[1:] != places[:-1] + sizes[:-1]) + 1
+        while True:
+            at = int(np.searchsorted(places, self.end))
+            if at < len(places) and places[at] == self.end:
+                later = int(np.searchsorted(breaks, at, side="right"))
+                last = (int(breaks[later]) if later < len(breaks) else len(places)) - 1
+                self.end = int(places[last] + sizes[last])
+                continue
+            record = self._log.record_at(self.end)
+            if isinstance(record, Record):
+                self.unitless.append(record)
+                self.end += record.total_size
+            elif isinstance(record, Blank):
+                segment = self._log.segments.holding(self.end)
+                if segment is None or self._log.segments.holding(segment.end) is None:
+                    return
+                self.end = segment.end
+            else:
+                return
+
+    def _times(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return place and store time of every record of the chain, in order."""
+        live = self.physical_offsets < self.end
+        extra = [record for record in self.unitless if record.physical_offset < self.end]
+        places = np.append(self.physical_offsets[live], [record.physical_offset for record in extra])
+        times = np.append(self.store_times[live], [record.store_timestamp for record in extra])
+        order = np.argsort(places, kind="stable")
+        return places[order].astype(np.int64), times[order].astype(np.int64)
+
+    def _cut_back(self, end: int) -> None:
+        self.end = end
+        self.unitless = [record for record in self.unitless if record.physical_offset < end]
+
+    def _cut_stale(self, closing: Closing, checkpoint: Callable[[], Checkpoint]) -> None:
+        """End before records that a truncation left behind and whose lengths happen to continue the chain.
+
+        They are all older than what was appended after the restart that truncated. So time steps back where
+        they begin and never comes up again. A clock that was set back looks alike until it has caught up; the
+        checkpoint, which knows the last message's time, and the length of the step tell the two apart.
+        """
+        places, times = self._times()
+        if len(times) < 2:
+            return
+        newest = np.maximum.accumulate(times)
+        behind = times < newest
+        if not behind[-1]:
+            return  # it came up again: a clock was set back, nothing is stale
+        first = int(np.flatnonzero(~behind)[-1]) + 1
+        step_ms = int(newest[first - 1] - times[first])
+        last_ms = checkpoint().physic_msg_timestamp
+        if closing is Closing.CLEAN and last_ms == int(times[-1]) and last_ms != int(newest[first - 1]):
+            return  # the checkpoint names the last of them as the last message
+        if step_ms >= _RESTART_MS or (closing is Closing.CLEAN and last_ms == int(newest[first - 1])):
+            self._cut_back(int(places[first]))
+
+    def _cut_torn(self, flushed_ms: int) -> None:
+        """After a crash: end before the first message newer than the checkpoint whose body was not written whole."""
+        places, times = self._times()
+        for place in places[times > flushed_ms].tolist():
+            record = self._log.record_at(place)
+            if not isinstance(record, Record) or not record.crc_matches:
+                self._cut_back(place)
+                return
+
+    def _refuse_hole(self, checkpoint: Checkpoint) -> None:
+        """A store that was closed in order ends with its newest message: newer ones behind the end mean damage.
+
+        Unless the broker that closed it had ended its log just there (checkpoint.confirmPhyOffset, 5.x).
+        """
+        beyond = self.physical_offsets >= self.end
+        if not beyond.any() or checkpoint.confirm_phy_offset == self.end:
+            return
+        before = self.store_times[~beyond]
+        newer = self.store_times[beyond] > (int(before.max()) if len(before) else -1)
+        if not newer.any():
+            return
+        segment = self._log.segments.holding(self.end)
+        found = self._log.record_at(self.end)
+        why = "a filler" if isinstance(found, Blank) else getattr(found, "why", "no record")
+        raise DamageError(
+            f"no record where the log goes on: {int(newer.sum())} newer messages follow, the first at physical "
+            f"offset {int(self.physical_offsets[beyond][0])}",
+            segment.path if segment else "commitlog",
+            self.end - (segment.begin if segment else 0),
+            "a record",
+            why,
+        )

@@ -1,0 +1,185 @@
+"""The commit log for readers: bytes by physical offset, one record, many records at once.
+
+Windows of the segments are mapped, or copied where the file system or the user forbids mapping. What leaves
+here as `Stretch.buffer` may be such a window: `Stretch.check` must be asked before anything computed from it
+is believed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.disk.window import WINDOW_BYTES, Window
+from rmq_spark.store.errors import DamageError, StoreChangedError
+from rmq_spark.store.format.record import (
+    BLANK_BYTES,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    RECORD_HEAD,
+    Blank,
+    Record,
+    Torn,
+    decode_record,
+)
+from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
+
+_COPY_BYTES = 16 << 20  # of one stretch where nothing is mapped: bounds memory
+_GAP_BYTES = 64 << 10  # records nearer than this are copied together: a seek costs about as much
+
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Records [first, last) of those asked for: they lie at `positions` (bytes) in `buffer`."""
+
+    first: int
+    last: int
+    buffer: NDArray[np.uint8]
+    positions: NDArray[np.int64]
+    window: Window | None
+
+    def check(self) -> None:
+        """Raise StoreChangedError if the file shrank since: then the buffer may be zeros."""
+        if self.window is not None:
+            self.window.check()
+
+
+class CommitLog:
+    """The segments of a commit log. One thread at a time; `close` it.
+
+    Raises StoreChangedError for bytes that no file has: retention, or a broker's truncation, took them.
+    """
+
+    def __init__(self, folders: tuple[str, ...], *, mapped: bool) -> None:
+        self._folders, self._mapped = folders, mapped
+        self._file: OpenFile | None = None
+        self._window: tuple[Segment, Window] | None = None
+        self.segments = SegmentRun((), 0)
+        self.look()
+
+    def look(self) -> None:
+        """List the segments again."""
+        self.segments = list_segments(*self._folders)
+
+    def close(self) -> None:
+        """Close what is open; reading opens it again."""
+        if self._window is not None:
+            self._window[1].close()
+            self._window = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def bytes_at(self, physical_offset: int, size: int) -> bytes:
+        """Return up to `size` bytes: fewer at the end of the segment, none where there is no segment."""
+        segment = self.segments.holding(physical_offset)
+        if segment is None:
+            return b""
+        position = physical_offset - segment.begin
+        return self._open(segment).read(position, min(size, segment.size - position))
+
+    def record_at(self, physical_offset: int) -> Record | Blank | Torn:
+        """Decode what stands at a physical offset, and compare its own physical offset with it."""
+        head = self.bytes_at(physical_offset, 4096)
+        size = int.from_bytes(head[:4], "big", signed=True) if len(head) >= BLANK_BYTES else 0
+        if len(head) < size <= MAX_RECORD_BYTES and int.from_bytes(head[4:8], "big"):
+            head = self.bytes_at(physical_offset, size)
+        found = decode_record(head)
+        if isinstance(found, Record) and found.physical_offset != physical_offset:
+            return Torn(f"a record that says of itself that it lies at {found.physical_offset}")
+        return found
+
+    def stretches(
+        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> Iterator[Stretch]:
+        """Cut ascending records into stretches that lie in one buffer each.
+
+        Raises DamageError for a record that crosses its segment's end or whose size no record can have.
+        """
+        ends = physical_offsets + sizes
+        first, count = 0, len(physical_offsets)
+        while first < count:
+            segment = self._segment_of(int(physical_offsets[first]))
+            begin = int(physical_offsets[first])
+            room = WINDOW_BYTES if self._mapped else _COPY_BYTES
+            limit = max(min(segment.end, begin + room), int(ends[first]))
+            last = int(np.searchsorted(ends, limit, side="right"))
+            if last <= first or int(ends[first]) > segment.end:
+                raise self._bad_size(segment, begin, int(sizes[first]))
+            chosen = slice(first, last)
+            if int(sizes[chosen].min()) < MIN_RECORD_BYTES:
+                bad = first + int(np.argmin(sizes[chosen]))
+                raise self._bad_size(segment, int(physical_offsets[bad]), int(sizes[bad]))
+            if self._mapped:
+                window = self._map(segment, begin, int(ends[last - 1]))
+                positions = physical_offsets[chosen] - (segment.begin + window.begin)
+                yield Stretch(first, last, window.data, positions, window)
+            else:
+                yield self._copy(segment, physical_offsets[chosen], sizes[chosen], first)
+            first = last
+
+    def _segment_of(self, physical_offset: int) -> Segment:
+        segment = self.segments.holding(physical_offset)
+        if segment is None:
+            self.look()  # it may have been made since
+            segment = self.segments.holding(physical_offset)
+        if segment is None:
+            raise StoreChangedError(
+                f"no segment of {', '.join(self._folders)} holds physical offset {physical_offset}: they hold "
+                f"[{self.segments.begin}, {self.segments.end}). Retention deleted it, or the store was moved, "
+                "rebuilt or is another one than the plan was made for."
+            )
+        return segment
+
+    def _bad_size(self, segment: Segment, begin: int, size: int) -> DamageError:
+        room = segment.end - begin
+        expected = f"{MIN_RECORD_BYTES} to {room} bytes"
+        return DamageError("the size of a record in its unit", segment.path, begin - segment.begin, expected, size)
+
+    def _map(self, segment: Segment, begin: int, end: int) -> Window:
+        """Return a mapped window with the bytes [begin, end) of the log: the last one if it has them."""
+        begin, end = begin - segment.begin, end - segment.begin
+        if self._window is not None:
+            held, window = self._window
+            if held.path == segment.path and window.begin <= begin and end <= window.end:
+                return window
+            window.close()
+            self._window = None
+        file = self._open(segment)
+        # A head is gathered whole even from the shortest record, which never reaches past its segment's BLANK.
+        window = Window(file, begin, min(max(begin + WINDOW_BYTES, end), segment.size), mapped=True)
+        self._window = segment, window
+        return window
+
+    def _copy(
+        self,
+        segment: Segment,
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        first: int,
+    ) -> Stretch:
+        """Copy records that lie far apart without what is between them."""
+        begins, ends = physical_offsets - segment.begin, physical_offsets - segment.begin + sizes
+        heads = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > _GAP_BYTES))
+        run_begins, run_ends = begins[heads], ends[np.append(heads[1:], len(ends)) - 1]
+        run_sizes = run_ends - run_begins
+        starts = np.cumsum(run_sizes) - run_sizes
+        buffer = np.empty(int(run_sizes.sum()), np.uint8)
+        target, file = memoryview(buffer), self._open(segment)
+        for at, start, size in zip(run_begins.tolist(), starts.tolist(), run_sizes.tolist(), strict=True):
+            file.read_into(at, target[start : start + size])
+        counts = np.diff(np.append(heads, len(ends)))
+        positions = begins + np.repeat(starts - run_begins, counts)
+        return Stretch(first, first + len(begins), buffer, positions, None)
+
+    def _open(self, segment: Segment) -> OpenFile:
+        if self._file is None or self._file.path != segment.path:
+            self.close()
+            self._file = OpenFile(segment.path)
+        return self._file
+
+
+assert RECORD_HEAD.itemsize <= MIN_RECORD_BYTES  # a gathered head lies in its record

@@ -1,0 +1,159 @@
+"""The units of one queue as numbers: which records it holds, in which order, under which queue offsets.
+
+Two kinds on disk, one shape here. In a consume queue (20-byte units) a unit's number is its queue offset. In a
+batch consume queue (46 bytes, 5.x) a unit holds one or several messages and names the offset of the first.
+
+Source: ConsumeQueue, BatchConsumeQueue (5.3).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.format.batch_unit import BATCH_UNIT
+from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT
+from rmq_spark.store.log.unit_run import UnitRun
+from rmq_spark.store.units import QueueKey
+
+_CHUNK_UNITS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units of one queue in order, as int64 arrays: where the record lies and what it holds."""
+
+    physical_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    tags_codes: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]  # of the record's first message
+    message_counts: NDArray[np.int64] | None  # None: one message a record
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def part(self, begin: int, end: int) -> "Units":
+        """Return the units [begin, end) of these."""
+        counts = self.message_counts
+        return Units(
+            self.physical_offsets[begin:end],
+            self.sizes[begin:end],
+            self.tags_codes[begin:end],
+            self.queue_offsets[begin:end],
+            None if counts is None else counts[begin:end],
+        )
+
+
+class ConsumeQueue:
+    """The plain queue. One thread at a time; see UnitRun for what is kept open."""
+
+    layout = QUEUE_UNIT
+
+    def __init__(self, key: QueueKey, folder: str) -> None:
+        self.key = key
+        self.run = UnitRun(folder, self.layout)
+
+    def read(self, begin: int, end: int) -> Units:
+        """Return the units [begin, end), unit numbers; those past the last file are left out."""
+        raw = self.run.read(begin, end)
+        return Units(
+            raw["physical_offset"].astype(np.int64),
+            raw["record_size"].astype(np.int64),
+            raw["tags_code"].astype(np.int64),
+            np.arange(begin, begin + len(raw)),
+            None,
+        )
+
+    def is_written(self, unit: np.void) -> bool:
+        """Say whether somebody has written the unit; the fill before a queue's first message counts."""
+        return bool(unit["record_size"] > 0)
+
+    def written_end(self, known: int) -> int:
+        """Return the number after the last written unit, given that all before `known` are written.
+
+        What stands there may be stale or half written: nothing is compared with records.
+        """
+        step = 64
+        while known < self.run.end:
+            until = min(known + step, self.run.end)
+            raw = self.run.read(known, until)
+            unwritten = np.flatnonzero(raw["record_size"] <= 0)
+            if len(unwritten):
+                return known + int(unwritten[0])
+            known, step = until, min(step * 8, _CHUNK_UNITS)
+        return known
+
+    def search_written_end(self) -> int:
+        """Return the same for a queue of which nothing is known, by binary search."""
+        return self.run.first_where(self.run.begin, self.run.end, lambda unit: not self.is_written(unit))
+
+    def end_for(self, offset: int) -> int:
+        """Return a number after written units that reaches up to `offset`, or all there is of them."""
+        last = self.run.read(offset - 1, offset) if self.run.begin < offset <= self.run.end else ()
+        return offset if len(last) and self.is_written(last[0]) else self.search_written_end()
+
+    def first_from(self, physical_offset: int, end: int) -> int:
+        """Return the first unit in [begin, end) whose record lies at or after `physical_offset`.
+
+        Fill counts as lying before everything. Source: ConsumeQueue#correctMinOffset (5.3).
+        """
+
+        def reached(unit: np.void) -> bool:
+            filler = unit["record_size"] == BLANK_FILL_SIZE and unit["physical_offset"] == 0
+            return bool(unit["physical_offset"] >= physical_offset and not filler)
+
+        first = self.run.read(self.run.begin, min(self.run.begin + 1, end))
+        if len(first) and reached(first[0]):
+            return self.run.begin  # nothing expired: the usual case needs no search
+        return self.run.first_where(self.run.begin, end, reached)
+
+    def offset_of(self, unit: int, end: int) -> int:
+        """Return the queue offset at which unit number `unit` begins; `end` is the number after the last."""
+        return unit
+
+    def unit_of(self, offset: int, end: int) -> int:
+        """Return the number of the unit that holds a queue offset below the queue's end."""
+        return offset
+
+
+class BatchConsumeQueue(ConsumeQueue):
+    """The queue of a topic with `queue.type=BatchCQ`: a unit may hold many messages."""
+
+    layout = BATCH_UNIT
+
+    def read(self, begin: int, end: int) -> Units:
+        """Return the units [begin, end), unit numbers; those past the last file are left out."""
+        raw = self.run.read(begin, end)
+        return Units(
+            raw["physical_offset"].astype(np.int64),
+            raw["record_size"].astype(np.int64),
+            raw["tags_code"].astype(np.int64),
+            raw["base_offset"].astype(np.int64),
+            raw["message_count"].astype(np.int64),
+        )
+
+    def is_written(self, unit: np.void) -> bool:
+        """Say whether somebody has written the unit whole, as BatchConsumeQueue#recover takes it (5.3)."""
+        return bool(unit["record_size"] > 0 and unit["message_count"] > 0)
+
+    def end_for(self, offset: int) -> int:
+        """Return the number after the last written unit: where an offset lies must be searched for anyway."""
+        return self.search_written_end()
+
+    def offset_of(self, unit: int, end: int) -> int:
+        """Return the queue offset of the unit's first message; of `end`, the offset after the last message."""
+        if unit < end:
+            return int(self.run.read(unit, unit + 1)[0]["base_offset"])
+        if unit <= self.run.begin:
+            return 0
+        last = self.run.read(unit - 1, unit)[0]
+        return int(last["base_offset"]) + int(last["message_count"])
+
+    def unit_of(self, offset: int, end: int) -> int:
+        """Return the number of the unit that holds a queue offset below the queue's end."""
+
+        def beyond(unit: Any) -> bool:
+            return bool(unit["base_offset"] > offset)
+
+        return max(self.run.first_where(self.run.begin, end, beyond) - 1, self.run.begin)

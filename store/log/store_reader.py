@@ -1,0 +1,285 @@
+"""A store opened for reading: topics, queues, bounds, times, ranges. It changes nothing on disk.
+
+The layers below do the work; here they are put together, and names that a user typed meet what is there.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.mounts import is_remote
+from rmq_spark.store.errors import DamageError, NotFoundError, OffsetRangeError, OptionError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
+from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.record import Record
+from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.log.chain import Closing
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.lookup import find_by_id, find_by_key
+from rmq_spark.store.log.queues import ConsumeQueue
+from rmq_spark.store.log.range_reader import read_range
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.tail import LogTail
+from rmq_spark.store.log.time_search import RULES, TimeSearch
+from rmq_spark.store.log.topics import LIGHT_QUEUE_PREFIX, TopicTable
+from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
+
+READ_MODES = ("auto", "mmap", "pread")
+_FEW_RECORDS = 2048  # appended since the last look: fewer are walked one by one to learn whose they are
+
+
+class StoreReader:
+    """A store for reading, as of the last `refresh`. One thread at a time; `close` it, or use it in `with`.
+
+    Any number of them may read beside a writer, of ours or a broker. Nothing is looked at before it is asked
+    for: a process that only reads a planned range pays for no log end.
+    """
+
+    def __init__(
+        self, path: str, *, commit_log_path: str | None = None, read_mode: str = "auto"
+    ) -> None:
+        if read_mode not in READ_MODES:
+            raise OptionError(f'readMode="{read_mode}" is none of: {", ".join(READ_MODES)}.')
+        self.path = files.absolute(path)
+        folders = commit_log_folders(self.path, commit_log_path)
+        mapped = read_mode == "mmap" or (read_mode == "auto" and not any(map(is_remote, folders)))
+        self._log = CommitLog(folders, mapped=mapped)
+        self._topics = TopicTable(self.path)
+        self._tail = LogTail(self._log, self._closing, self._checkpoint)
+        self._min_units: dict[QueueKey, int] = {}
+        self._looked = False
+
+    def __enter__(self) -> "StoreReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every file. The reader can be used again and opens them anew."""
+        self._log.close()
+        for queue in self._topics.queues.values():
+            queue.run.close()
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, sorted: those of topics.json and those that have a queue on disk."""
+        return self._topics.topics()
+
+    def queues(self, topic: str) -> list[QueueKey]:
+        """Return the topic's queues by queue id, empty ones included. Raises NotFoundError, which names others."""
+        if topic.startswith(LIGHT_QUEUE_PREFIX):
+            raise NotFoundError(f'topic "{topic}": light message queues ({LIGHT_QUEUE_PREFIX}…) are not supported.')
+        found = self._topics.queues_of(topic)
+        if not found:
+            raise NotFoundError(self._no_topic(topic))
+        return found
+
+    def refresh(self) -> bool:
+        """Look at the disk again; say whether bounds, queues or topics may have moved since the last look.
+
+        An idle store costs a few small reads, whatever the number of queues. Raises DamageError for a log that
+        cannot be followed to its end.
+        """
+        if self._looked and self._tail.is_idle():
+            return False
+        self._log.look()
+        touched = None
+        if self._looked and not self._tail.is_rewritten():
+            touched = self._tail.appended(_FEW_RECORDS)
+        if touched is None or not touched <= self._topics.queues.keys():
+            self._topics.look()
+        queues = self._topics.queues
+        if touched is not None:
+            chosen = {key: queues[key] for key in touched if key in queues}
+            for queue in chosen.values():
+                queue.run.look()
+            self._tail.look(chosen, whole=False)
+        else:
+            # What was judged before stays judged unless the log was written anew.
+            whole = not self._looked or self._tail.is_rewritten()
+            self._tail.look(queues, whole=whole)
+        for queue in queues.values():
+            queue.run.close()
+        self._min_units.clear()
+        self._looked = True
+        return True
+
+    def bounds(self, queue: QueueKey) -> QueueBounds:
+        """Return what of the queue can be read, as of the last refresh.
+
+        Raises NotFoundError for a queue that is not there and DamageError for one whose end cannot be told.
+        """
+        files_of = self._queue(queue)
+        if files_of is None:
+            return QueueBounds(0, 0)  # only topics.json knows it
+        if queue in self._tail.faults:
+            raise self._tail.faults[queue]
+        first, end = self._unit_bounds(files_of)
+        return QueueBounds(files_of.offset_of(first, end), files_of.offset_of(end, end))
+
+    def offset_at_time(self, queue: QueueKey, time_ms: int, rule: str = "lower") -> int:
+        """Return the queue offset for a moment (ms since the epoch).
+
+        "lower": the first message stored at or after it, the queue's max offset if there is none; "upper": the
+        last one stored at or before it; "nearest": as RocketMQ 4.9 answers. See `time_search`.
+        """
+        if rule not in RULES:
+            raise OptionError(f'rule="{rule}" is none of: {", ".join(RULES)}.')
+        files_of = self._queue(queue)
+        if files_of is None:
+            return 0
+        first, end = self._unit_bounds(files_of)
+        unit = TimeSearch(self._log, files_of, first, end).unit_at(time_ms, rule)
+        return files_of.offset_of(unit, end)
+
+    def record_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
+        """Return the bytes that the records of the queue offsets [begin, end) take in the log."""
+        return sum(int(sizes.sum()) for _, sizes in self._sizes(queue, begin, end))
+
+    def offset_within_bytes(self, queue: QueueKey, begin: int, end: int, max_bytes: int) -> int:
+        """Return the largest offset up to `end` such that the records from `begin` to it take at most `max_bytes`."""
+        left = max_bytes
+        for offsets, sizes in self._sizes(queue, begin, end):
+            total = np.cumsum(sizes)
+            if int(total[-1]) > left:
+                return max(begin, int(offsets[int(np.searchsorted(total, left, side="right"))]))
+            left -= int(total[-1])
+        return end
+
+    def proof(self, queue: QueueKey, offset: int) -> RecordProof:
+        """Return where the message of a queue offset lies and when it was stored."""
+        files_of, end = self._readable(queue, offset, offset + 1)
+        unit = files_of.unit_of(offset, end)
+        units = files_of.read(unit, unit + 1)
+        place = int(units.physical_offsets[0]) if len(units) else -1
+        record = self._log.record_at(place) if place >= 0 else None
+        if not isinstance(record, Record):
+            path, position = files_of.run.path_of(unit)
+            raise DamageError(f"unit of queue offset {offset} of {queue}", path, position, "a record", place)
+        return RecordProof(place, record.store_timestamp)
+
+    def find_key(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[tuple[QueueKey, int]]:
+        """Return queue and queue offset of the topic's messages with this key, in order, as the index knows them.
+
+        A message counts by any of its KEYS or by its UNIQ_KEY, and only if it was stored in [begin_ms, end_ms].
+        The index may be incomplete (a broker drops its newest file after a crash, or wrote none).
+        """
+        self.queues(topic)
+        hits = find_by_key(self.path, self._log, topic, key, begin_ms, end_ms)
+        return self._messages_with(hits, ("keys", "msgId"), key)
+
+    def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
+        """Return queue and queue offset of the message with this id, an offsetMsgId or a UNIQ_KEY, in these topics.
+
+        Raises OptionError for a text that is no id.
+        """
+        hits = find_by_id(self.path, self._log, message_id, topics)
+        return self._messages_with(hits, ("msgId", "offsetMsgId"), message_id)
+
+    def read(
+        self,
+        queue: QueueKey,
+        begin: int,
+        end: int,
+        columns: Sequence[str],
+        *,
+        check_crc: bool = False,
+        max_decompressed_bytes: int = 64 << 20,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the messages with queue offsets [begin, end) in order, as batches of just these columns.
+
+        A batch has at most 16,384 records and about 16 MiB of the log. The range need not lie within the last
+        `bounds`, only within what is there: a plan may have been made elsewhere. Raises OptionError for an
+        unknown column, OffsetRangeError for a range that is not there, DamageError, StoreChangedError; all rows
+        yielded before are right.
+        """
+        unknown = [name for name in columns if name not in COLUMNS]
+        if unknown:
+            raise OptionError(f"no such column: {', '.join(unknown)}. Columns are: {', '.join(COLUMNS)}.")
+        if begin >= end:
+            return
+        files_of, units_end = self._readable(queue, begin, end)
+        limits = DecodeLimits(check_crc, max_decompressed_bytes)
+        yield from read_range(self._log, files_of, begin, end, units_end, columns, limits)
+
+    def _queue(self, key: QueueKey) -> ConsumeQueue | None:
+        """Return the queue's files, None if only topics.json knows it."""
+        found = self._topics.queues.get(key)
+        if found is None and key not in self.queues(key.topic):
+            known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
+            raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')
+        return found
+
+    def _unit_bounds(self, queue: ConsumeQueue) -> tuple[int, int]:
+        """Return first and end unit that can be read, as of the last refresh."""
+        if not self._looked:
+            self.refresh()
+        end = self._tail.ends.get(queue.key, queue.run.begin)
+        if queue.key not in self._min_units:
+            self._min_units[queue.key] = queue.first_from(self._log.segments.begin, end)
+        return self._min_units[queue.key], end
+
+    def _readable(self, key: QueueKey, begin: int, end: int) -> tuple[ConsumeQueue, int]:
+        """Return the queue's files and the number after its last written unit, if it has [begin, end)."""
+        queue = self._queue(key)
+        if queue is None:
+            raise OffsetRangeError(str(key), begin, end, 0, 0)
+        units_end = queue.end_for(end)
+        first = queue.first_from(self._log.segments.begin, units_end)
+        held = QueueBounds(queue.offset_of(first, units_end), queue.offset_of(units_end, units_end))
+        if begin < held.min_offset or end > held.max_offset:
+            raise OffsetRangeError(str(key), begin, end, held.min_offset, held.max_offset)
+        return queue, units_end
+
+    def _sizes(
+        self, key: QueueKey, begin: int, end: int
+    ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+        """Yield queue offsets and record sizes of [begin, end), many at a time."""
+        if begin >= end:
+            return
+        queue, units_end = self._readable(key, begin, end)
+        unit, last = queue.unit_of(begin, units_end), queue.unit_of(end - 1, units_end) + 1
+        while unit < last:
+            units = queue.read(unit, min(unit + (1 << 16), last))
+            yield units.queue_offsets, units.sizes
+            unit += len(units)
+
+    def _messages_with(self, hits: list[tuple[QueueKey, int, int]], columns: tuple[str, str], wanted: str) -> list[tuple[QueueKey, int]]:
+        """Return the messages of the hits that really carry `wanted`, sorted, each once."""
+        found = set()
+        for key, begin, end in hits:
+            held = self.bounds(key)
+            begin, end = max(begin, held.min_offset), min(end, held.max_offset)
+            for batch in self.read(key, begin, end, ("queueOffset", *columns)):
+                offsets, first, second = (column.to_pylist() for column in batch.columns)
+                for offset, one, other in zip(offsets, first, second, strict=True):
+                    if wanted in (one or "").split(" ") or wanted == other:
+                        found.add((key, offset))
+        return sorted(found)
+
+    def _no_topic(self, topic: str) -> str:
+        known = self.topics()
+        near = difflib.get_close_matches(topic, known, 3) or known[:8]
+        there = f"Topics there: {', '.join(near)}{' …' if len(known) > len(near) else ''}." if near else "It has none."
+        return f'no topic "{topic}" in the store at "{self.path}". {there}'
+
+    def _closing(self) -> Closing:
+        if is_locked(files.join(self.path, filenames.LOCK)):
+            return Closing.LIVE
+        clean = files.file_size(files.join(self.path, filenames.ABORT)) < 0
+        return Closing.CLEAN if clean else Closing.CRASHED
+
+    def _checkpoint(self) -> Checkpoint:
+        page = files.read_small(files.join(self.path, filenames.CHECKPOINT))
+        return decode_checkpoint(page or b"")

@@ -1,0 +1,268 @@
+"""Where the believable log ends, and where each queue ends before it, found without recovery and without a lock.
+
+A broker keeps both in memory only. On disk, whole-looking records and units may stand behind the end: a broker
+that recovers moves its positions back and leaves the bytes. So a reader believes a unit only if
+
+1. the record at its physical offset names the same queue id, queue offset, physical offset and length, and
+2. that record belongs to the chain of records that leads, each ending where the next begins, from a place
+   that is certainly live to the end of the log. The chain is made of the units' own extents, as columns;
+   only a record that no unit names is decoded by itself.
+
+Where the chain runs on into older bytes because lengths happen to agree, time gives them away (`_cut_stale`).
+Readers end where the units end: what was logged and has no unit yet belongs to a writer's repair.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.checkpoint import Checkpoint
+from rmq_spark.store.format.heads import gather
+from rmq_spark.store.format.java import string_hash
+from rmq_spark.store.format.properties import TAGS, parse
+from rmq_spark.store.format.record import (
+    BORN_HOST_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    RECORD_HEAD,
+    RECORD_HEAD_BORN_V6,
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    Blank,
+    Record,
+    Torn,
+)
+from rmq_spark.store.log.chain import Chain, Closing
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.units import QueueKey
+
+_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+_MAX_EXT_ADDRESS = -2147483649  # tags codes up to here are addresses in the queue's side file
+
+
+class LogTail:
+    """The ends, as of the last `look`. `ends` counts units of each queue; `faults` names queues not to be trusted.
+
+    One thread at a time. Looks are cheap where little was appended since the one before.
+    """
+
+    def __init__(self, log: CommitLog, closing: Callable[[], Closing], checkpoint: Callable[[], Checkpoint]) -> None:
+        self._log, self._closing, self._checkpoint = log, closing, checkpoint
+        self.end = 0
+        self.ends: dict[QueueKey, int] = {}
+        self.faults: dict[QueueKey, DamageError] = {}
+        self.pending: set[QueueKey] = set()  # queues with a logged message that has no unit yet
+        self._last_record: tuple[int, bytes] = (0, b"")
+        self._first_segment = ""
+        self._looked = False
+
+    def is_idle(self) -> bool:
+        """Say whether nothing can have moved since the last look: two small reads, whatever the number of queues."""
+        if not self._looked or self.pending:
+            return False
+        place, head = self._last_record
+        first = self._log.segments.segments[:1]
+        return (
+            self._log.bytes_at(place, RECORD_HEAD.itemsize) == head
+            and self._nothing_at(self.end)
+            and (not first or self._log.bytes_at(first[0].begin, 1) != b"")
+        )
+
+    def _nothing_at(self, physical_offset: int) -> bool:
+        magic = int.from_bytes(self._log.bytes_at(physical_offset, 8)[4:], "big")
+        return magic not in (MAGIC_V1, MAGIC_V2)
+
+    def appended(self, at_most: int) -> set[QueueKey] | None:
+        """Return the queues of the records appended since the last look; None if there are too many to say."""
+        found, place = set(self.pending), self.end
+        for _ in range(at_most):
+            record = self._log.record_at(place)
+            if isinstance(record, Blank):
+                segment = self._log.segments.holding(place)
+                if segment is None or self._log.segments.holding(segment.end) is None:
+                    return found
+                place = segment.end
+            elif isinstance(record, Torn):
+                return found
+            else:
+                found.add(QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id))
+                place += record.total_size
+        return None
+
+    def is_rewritten(self) -> bool:
+        """Say whether the last record seen is no longer what stands there: look at everything again."""
+        place, head = self._last_record
+        return self._log.bytes_at(place, RECORD_HEAD.itemsize) != head
+
+    def look(self, queues: Mapping[QueueKey, ConsumeQueue], *, whole: bool) -> None:
+        """Find the ends anew: from the last segment on (`whole`), or in `queues` from the last end on."""
+        closing = self._closing()
+        if whole:
+            self.end, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
+        base = self.end
+        self.faults, self.pending = {}, set()
+        seen: dict[QueueKey, tuple[int, Units]] = {}
+        for key, queue in queues.items():
+            begin, end = self._unread(queue, base, whole=whole)
+            seen[key] = begin, queue.read(begin, end)
+        flags, chained = self._chain(base, seen, closing)
+        self.end = chained.end
+        for key, (begin, units) in seen.items():
+            believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
+            last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
+            self.ends[key] = begin + self._confirm(key, units, last, closing)
+        self._note_unitless(chained, queues, closing)
+        self._remember(chained)
+        self._looked = True
+
+    def _live_begin(self, closing: Closing) -> int:
+        """Return where a segment begins whose records before it are beyond doubt.
+
+        That is the last segment with a record; after a crash the last one that was flushed as a whole before
+        the checkpoint (CommitLog#recoverAbnormally, 5.3), since a power cut may have torn what came later.
+        """
+        flushed_ms = self._checkpoint().min_timestamp if closing is Closing.CRASHED else None
+        for segment in reversed(self._log.segments.segments):
+            record = self._log.record_at(segment.begin)
+            if isinstance(record, Record) and (flushed_ms is None or record.store_timestamp <= flushed_ms):
+                return segment.begin
+        return self._log.segments.begin
+
+    def _unread(self, queue: ConsumeQueue, base: int, *, whole: bool) -> tuple[int, int]:
+        """Return the range of written units that this look has to judge."""
+        known = self.ends.get(queue.key)
+        if whole or known is None:
+            end = queue.search_written_end()
+            return queue.first_from(base, end), end
+        return known, queue.written_end(known)
+
+    def _chain(
+        self, base: int, seen: Mapping[QueueKey, tuple[int, Units]], closing: Closing
+    ) -> tuple[dict[QueueKey, NDArray[np.bool_]], Chain]:
+        """Check all units against their records and follow the chain of those that agree."""
+        keys = list(seen)
+        lengths = [len(seen[key][1]) for key in keys]
+        places = np.concatenate([np.zeros(0, np.int64), *(seen[key][1].physical_offsets for key in keys)])
+        sizes = np.concatenate([np.zeros(0, np.int64), *(seen[key][1].sizes for key in keys)])
+        offsets = np.concatenate([np.zeros(0, np.int64), *(seen[key][1].queue_offsets for key in keys)])
+        queue_ids = np.repeat(np.array([key.queue_id for key in keys], np.int64), lengths)
+        order = np.argsort(places, kind="stable")
+        agree, times = self._compare(places[order], sizes[order], offsets[order], queue_ids[order])
+        chosen = order[agree]
+        chained = Chain(self._log, places[chosen], sizes[chosen], times[agree], base)
+        chained.settle(closing, self._checkpoint)
+        flags = np.zeros(len(places), np.bool_)
+        flags[chosen] = True
+        parts = np.split(flags, np.cumsum(lengths)[:-1]) if keys else []
+        return dict(zip(keys, parts, strict=True)), chained
+
+    def _compare(
+        self,
+        places: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        queue_ids: NDArray[np.int64],
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Return which units (ascending by record) agree with their records, and the records' store times (ms)."""
+        agree = np.zeros(len(places), np.bool_)
+        times = np.zeros(len(places), np.int64)
+        begins = np.array([segment.begin for segment in self._log.segments.segments], np.int64)
+        if not len(begins) or not len(places):
+            return agree, times
+        at = np.searchsorted(begins, places, side="right") - 1
+        segment_ends = np.where(at >= 0, begins[at] + self._log.segments.size, 0)
+        possible = (sizes >= MIN_RECORD_BYTES) & (sizes <= MAX_RECORD_BYTES) & (places + sizes <= segment_ends)
+        rows = np.flatnonzero(possible)
+        # Stale units may overlap live ones: then records do not end in the order in which they begin.
+        for chosen in _split_disordered(places[rows] + sizes[rows], rows):
+            for stretch in self._log.stretches(places[chosen], sizes[chosen]):
+                part = chosen[stretch.first : stretch.last]
+                heads = gather(stretch.buffer, stretch.positions, RECORD_HEAD)
+                good = (
+                    (heads["physical_offset"] == places[part])
+                    & (heads["total_size"] == sizes[part])
+                    & (heads["queue_offset"] == offsets[part])
+                    & (heads["queue_id"] == queue_ids[part])
+                    & ((heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2))
+                )
+                times[part] = heads["store_timestamp"]
+                v6 = np.flatnonzero(good & (heads["sys_flag"] & BORN_HOST_V6 != 0))
+                if len(v6):
+                    good[v6] = sizes[part[v6]] >= RECORD_HEAD_BORN_V6.itemsize + 3
+                    v6 = v6[good[v6]]
+                    longer = gather(stretch.buffer, stretch.positions[v6], RECORD_HEAD_BORN_V6)
+                    times[part[v6]] = longer["store_timestamp"]
+                stretch.check()
+                agree[part] = good
+        return agree, times
+
+
+    def _confirm(self, key: QueueKey, units: Units, last: int, closing: Closing) -> int:
+        """Step back from the last believed units that are another queue's record or only half written.
+
+        The columns compare no topic: in a queue that a broker truncated, a stale unit could meet a newer record
+        of another topic with the same queue id and offset. And a unit that is being written may show its
+        position before its tags code.
+        """
+        while last:
+            record = self._log.record_at(int(units.physical_offsets[last - 1]))
+            same = isinstance(record, Record) and record.topic.decode("utf-8", "replace") == key.topic
+            if same and (closing is Closing.CLEAN or _tags_agree(key, int(units.tags_codes[last - 1]), record)):
+                break
+            last -= 1
+        return last
+
+    def _note_unitless(self, chained: Chain, queues: Mapping[QueueKey, ConsumeQueue], closing: Closing) -> None:
+        """Sort the messages without a unit: still to come, or, in a store closed in order, a sign of damage."""
+        for record in chained.unitless:
+            if record.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
+                continue  # prepared and rolled back messages never get a unit
+            key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
+            queue = queues.get(key)
+            if closing is not Closing.CLEAN:
+                self.pending.add(key)
+            if queue is None or closing is Closing.LIVE or key in self.faults:
+                continue
+            unit = queue.unit_of(record.queue_offset, self.ends[key])
+            found = queue.read(unit, unit + 1)
+            written = len(found) > 0 and int(found.sizes[0]) > 0
+            if record.queue_offset != queue.offset_of(self.ends[key], self.ends[key]) or (
+                closing is Closing.CRASHED and not written
+            ):
+                continue
+            path, position = queue.run.path_of(unit)
+            self.faults[key] = DamageError(
+                f"the unit of queue offset {record.queue_offset} of {key}, whose record lies at physical offset "
+                f"{record.physical_offset}",
+                path,
+                position,
+                f"({record.physical_offset}, {record.total_size})",
+                f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing",
+            )
+
+    def _remember(self, chained: Chain) -> None:
+        """Keep the head of the last record, by which a later look notices that the log was written anew."""
+        places = [int(chained.physical_offsets[-1])] if len(chained.physical_offsets) else []
+        places += [record.physical_offset for record in chained.unitless[-1:]]
+        if places:
+            place = max(places)
+            self._last_record = place, self._log.bytes_at(place, RECORD_HEAD.itemsize)
+
+
+def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
+    """Say whether a unit's tags code is the one that its record's tags give (MessageExtBrokerInner#tagsString2tagsCode)."""
+    if key.topic == _SCHEDULE_TOPIC or tags_code <= _MAX_EXT_ADDRESS or not isinstance(record, Record):
+        return True  # a due time, or an address
+    tags = parse(record.properties).get(TAGS)
+    return tags_code == (string_hash(tags) if tags else 0)
+
+
+def _split_disordered(ends: NDArray[np.int64], rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Cut rows into pieces whose `ends` never step back."""
+    steps = np.flatnonzero(ends[1:] < ends[:-1]) + 1
+    return [piece for piece in np.split(rows, steps) if len(piece)]

@@ -1,0 +1,99 @@
+"""Which topics and queues a store has: what topics.json or a folder of queues names.
+
+Empty queues that only topics.json knows count too. A folder whose name is no queue id is passed over, as
+ConsumeQueueStore#load does (5.3).
+"""
+
+import time
+from collections.abc import Callable
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.config_json import TopicConfig, decode_topics
+from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
+from rmq_spark.store.units import QueueKey
+
+_TRIES = 4
+_WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file in place within milliseconds
+LIGHT_QUEUE_PREFIX = "%LMQ%"  # their units point at other topics' records; not read
+
+
+def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[str, TopicConfig]:
+    """Return what config/topics.json says, {} without one.
+
+    A broker of 5.x overwrites the file in place: half of it is read again a few times before `.bak` is taken
+    (ConfigManager#load, 5.3). Raises DamageError when neither can be read.
+    """
+    path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
+    problem = None
+    for attempt in range(_TRIES):
+        text = files.read_small(path)
+        if not text:
+            break
+        try:
+            return decode_topics(text)
+        except ValueError as error:
+            problem = error
+            sleep(_WAIT_SECONDS * 2**attempt)
+    text = files.read_small(path + ".bak")
+    if not text:
+        if problem is None:
+            return {}
+        raise DamageError("not the JSON of topics, and there is no .bak beside it", path, 0, "JSON", str(problem))
+    try:
+        return decode_topics(text)
+    except ValueError as error:
+        raise DamageError("not the JSON of topics", path + ".bak", 0, "JSON", str(error)) from error
+
+
+class TopicTable:
+    """Topics and queues as of the last `look`. One thread at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.configs: dict[str, TopicConfig] = {}
+        self.queues: dict[QueueKey, ConsumeQueue] = {}  # those with a folder
+        self.look()
+
+    def look(self) -> None:
+        """Read topics.json and list the folders again; queues that are still there keep their object."""
+        self.configs = read_topics(self._root)
+        found: dict[QueueKey, ConsumeQueue] = {}
+        for tree, kind in (
+            (filenames.CONSUME_QUEUE, ConsumeQueue),
+            (filenames.BATCH_CONSUME_QUEUE, BatchConsumeQueue),
+        ):
+            for topic, is_folder in files.list_folder(files.join(self._root, tree)):
+                if is_folder and not topic.startswith(LIGHT_QUEUE_PREFIX):
+                    self._look_at_topic(tree, topic, kind, found)
+        self.queues = found
+
+    def _look_at_topic(
+        self, tree: str, topic: str, kind: type[ConsumeQueue], found: dict[QueueKey, ConsumeQueue]
+    ) -> None:
+        for name, is_folder in files.list_folder(files.join(self._root, tree, topic)):
+            if not is_folder or not (name.isascii() and name.isdigit()):
+                continue
+            key = QueueKey(topic, int(name))
+            known = self.queues.get(key)
+            if known is None:
+                folder = files.join(self._root, tree, topic, name)
+                found[key] = kind(key, folder)
+            else:
+                known.run.look()
+                found[key] = known
+
+    def topics(self) -> list[str]:
+        """Return every topic's name, sorted."""
+        names = {key.topic for key in self.queues} | set(self.configs)
+        return sorted(name for name in names if not name.startswith(LIGHT_QUEUE_PREFIX))
+
+    def queues_of(self, topic: str) -> list[QueueKey]:
+        """Return the topic's queues by id, those without a message included; [] for a topic that is not there."""
+        keys = {key for key in self.queues if key.topic == topic}
+        if topic in self.configs:
+            config = self.configs[topic]
+            count = max(config.read_queue_count, config.write_queue_count)
+            keys |= {QueueKey(topic, queue_id) for queue_id in range(count)}
+        return sorted(keys)
