@@ -11,9 +11,7 @@ from rmq_spark.store.log.store_reader import READ_MODES, StoreReader
 __all__ = ["COLUMNS", "READ_MODES", "StoreReader", "open_reader"]
 
 
-def open_reader(
-    path: str, *, commit_log_path: str | None = None, read_mode: str = "auto"
-) -> StoreReader:
+def open_reader(path: str, *, commit_log_path: str | None = None, read_mode: str = "auto") -> StoreReader:
     """Open the store at `path` for reading; nothing on disk is changed, created or locked.
 
     `commit_log_path` names the commit log's folder, or several joined by commas, where it lies elsewhere.

@@ -30,7 +30,7 @@ class Window:
             raise self._shrunk()
         if not mapped:
             self.data: NDArray[np.uint8] = np.empty(end - begin, np.uint8)
-            file.read_into(begin, memoryview(self.data))
+            file.read_into(begin, self.data.data)
             return
         aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
         mapping = mmap.mmap(file.descriptor, end - aligned, prot=mmap.PROT_READ, offset=aligned)

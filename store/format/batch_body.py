@@ -32,7 +32,7 @@ ITEM_HEAD = np.dtype(
 assert ITEM_HEAD.itemsize == 20
 
 ITEM_TAIL = np.dtype([("properties_size", ">i2")])  # between body and properties
-assert ITEMITEM_TAIL.itemsize == 2
+assert ITEM_TAIL.itemsize == 2
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_SIZE = struct.Struct(">h")
@@ -100,9 +100,7 @@ def decode_items(body: bytes) -> tuple[list[Item], ItemFault | None]:
     return items, None
 
 
-def _item_at(
-    data: bytes | memoryview, position: int, end: int
-) -> tuple[int, int, int, int, int] | str:
+def _item_at(data: bytes | memoryview, position: int, end: int) -> tuple[int, int, int, int, int] | str:
     """Return flag, body begin and end, properties begin and end of one item, or what is wrong with it."""
     if position + _HEAD.size > end:
         return f"{end - position} bytes left, an item's head takes {_HEAD.size}"

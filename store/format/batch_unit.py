@@ -51,7 +51,7 @@ def encode_batch_units(
     """Write units from arrays of one length. Counts are from 1 to 32767."""
     offsets = np.asarray(physical_offsets, np.int64)
     counts = np.asarray(message_counts, np.int64)
-    assert not len(counts) or (1 <= counts.min() and counts.max() <= 32767), counts
+    assert not len(counts) or (counts.min() >= 1 and counts.max() <= 32767), counts
     units = np.zeros(len(offsets), BATCH_UNIT)
     units["physical_offset"] = offsets
     units["record_size"] = record_sizes

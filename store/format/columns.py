@@ -78,7 +78,7 @@ def _physical_topic(rows: Rows) -> pa.Array:
 
 
 def _topic(rows: Rows) -> pa.Array:
-    """A retried message shows the topic that it was first sent to (DefaultMQPushConsumerImpl#resetRetryAndNamespace)."""
+    """A retried message shows the topic it was first sent to (DefaultMQPushConsumerImpl#resetRetryAndNamespace)"""
     topic = _physical_topic(rows)
     if not rows.run.topic.startswith(RETRY_PREFIX):
         return topic
@@ -152,9 +152,7 @@ def _spell_host(host: bytes) -> str:
 
 
 # Two bytes, read as a little-endian number -> their four upper-case hex digits.
-_HEX = np.frombuffer(
-    "".join(f"{word & 255:02X}{word >> 8:02X}" for word in range(1 << 16)).encode(), "<u4"
-)
+_HEX = np.frombuffer("".join(f"{word & 255:02X}{word >> 8:02X}" for word in range(1 << 16)).encode(), "<u4")
 
 
 def _fixed_text(characters: NDArray[np.uint8]) -> pa.StringArray:

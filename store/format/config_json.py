@@ -259,9 +259,7 @@ def _write_file(
     return fastjson.write(whole, bare_numbers=bare_numbers).encode()
 
 
-def _known_fields(
-    config: Mapping[str, Any], names: Mapping[str, str], defaults: Any, where: str
-) -> dict[str, Any]:
+def _known_fields(config: Mapping[str, Any], names: Mapping[str, str], defaults: Any, where: str) -> dict[str, Any]:
     """Return our names and the values of the fields that are there, each of its default's type."""
     known = {}
     for theirs, ours in names.items():

@@ -184,7 +184,9 @@ class _Reader:
 
     def _fail(self, expected: str) -> NoReturn:
         found = self._text[self._at : self._at + 20]
-        raise FastjsonError(f"expected {expected}, found {found!r}" if found else f"expected {expected}, the text ends", self._at)
+        raise FastjsonError(
+            f"expected {expected}, found {found!r}" if found else f"expected {expected}, the text ends", self._at
+        )
 
 
 class _Object:

@@ -158,9 +158,7 @@ def is_system_topic(name: str) -> bool:
 
     A broker also keeps topics named after itself and its cluster: nothing in those names tells.
     """
-    return (
-        name in _SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES) or name.endswith(_SYSTEM_SUFFIX)
-    )
+    return name in _SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES) or name.endswith(_SYSTEM_SUFFIX)
 
 
 def retry_topic(group: str) -> str:

@@ -25,6 +25,7 @@ UNIQ_KEY = "UNIQ_KEY"
 RETRY_TOPIC = "RETRY_TOPIC"
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
+WAIT = "WAIT"
 
 _WORD_BYTES = 8  # names are compared in words of eight bytes
 _LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
@@ -214,7 +215,9 @@ def _tiled(names: list[bytes], count: int) -> pa.StringArray:
     offsets = np.zeros(len(names) * count + 1, np.int32)
     offsets[1:] = (np.arange(count)[:, None] * len(joined) + ends).ravel()
     data = np.tile(joined, count)
-    return as_text(pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
+    return as_text(
+        pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    )
 
 
 def _count_pairs(value_ends: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:

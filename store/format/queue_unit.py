@@ -58,6 +58,4 @@ def encode_units(physical_offsets: ArrayLike, record_sizes: ArrayLike, tags_code
 
 def encode_blank_fill(count: int) -> bytes:
     """Write the fill for `count` units before a queue's first message."""
-    return encode_units(
-        np.full(count, BLANK_FILL_OFFSET), np.full(count, BLANK_FILL_SIZE), np.zeros(count, np.int64)
-    )
+    return encode_units(np.full(count, BLANK_FILL_OFFSET), np.full(count, BLANK_FILL_SIZE), np.zeros(count, np.int64))

@@ -14,6 +14,7 @@ Source: CommitLog#checkMessageAndReturnSize, MessageExtEncoder#encode, MessageDe
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -166,8 +167,11 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     position += 2
     if properties_size < 0 or position + properties_size != total_size:
         return Torn(f"the parts add up to {position + properties_size}, the length says {total_size}")
-    names = [name for name in layout.names or () if name != "body_size"]
-    fields = {name: head[name].tobytes() if "host" in name else int(head[name]) for name in names}
+    fields: dict[str, Any] = {
+        name: head[name].tobytes() if "host" in name else int(head[name])
+        for name in layout.names or ()
+        if name != "body_size"
+    }
     return Record(body=body, topic=topic, properties=bytes(view[position:]), **fields)
 
 

@@ -10,12 +10,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.batch_body import item_positions
 from rmq_spark.store.format.body_codec import BodyError, decompress_body
 from rmq_spark.store.format.heads import RecordFault, RecordHeads, RecordRun
-from rmq_spark.store.format.properties import PropertyPairs
+from rmq_spark.store.format.properties import WAIT, PropertyPairs
 from rmq_spark.store.format.ragged import Positions, take_ranges
 from rmq_spark.store.format.record import COMPRESSED, INNER_BATCH
 
@@ -36,9 +38,7 @@ class Rows:
     their limit: `next_offset` says where to go on.
     """
 
-    def __init__(
-        self, run: RecordRun, begin: int, end: int, limits: DecodeLimits, *, want_bodies: bool
-    ) -> None:
+    def __init__(self, run: RecordRun, begin: int, end: int, limits: DecodeLimits, *, want_bodies: bool) -> None:
         self.heads = RecordHeads(run)
         self.run = run
         self.unpacked: dict[int, bytes] = {}  # record -> its decompressed body
@@ -58,6 +58,7 @@ class Rows:
         self.record_of: NDArray[np.intp] | None = None  # row -> record; None: they are the same
         self._item_flags: NDArray[Any] | None = None
         self._item_properties: tuple[Positions, Positions] | None = None
+        self._from_item: NDArray[np.bool_] | None = None
         self.next_offset = end
         if self.run.message_counts is not None:
             self._split_batches(self.run.message_counts, begin, end)
@@ -81,14 +82,25 @@ class Rows:
     def pairs(self) -> PropertyPairs:
         """All properties of all messages, split."""
         begins, ends = self._item_properties or self.heads.properties_ranges(self.run)
-        return PropertyPairs.split(take_ranges(self.run.buffer, begins, ends))
+        texts = take_ranges(self.run.buffer, begins, ends)
+        if self._from_item is not None and self._from_item.any():
+            texts = pc.if_else(self._from_item, pc.binary_join_element_wise(texts, self._waits(), b"\x02"), texts)
+        return PropertyPairs.split(texts)
+
+    def _waits(self) -> pa.BinaryArray:
+        """Return the WAIT that a message of an inner batch takes from its record, `true` where that has none."""
+        begins, ends = self.heads.properties_ranges(self.run)
+        values = PropertyPairs.split(take_ranges(self.run.buffer, begins, ends)).column(WAIT)
+        waits = pc.fill_null(pc.equal(pc.utf8_lower(values), "true"), True)
+        texts = pc.if_else(waits, pa.scalar(b"WAIT\x01true\x02"), pa.scalar(b"WAIT\x01false\x02"))
+        return texts if self.record_of is None else texts.take(pa.array(self.record_of))
 
     def _check_crcs(self) -> None:
         """Compare every stored body with its CRC: one call a message, for who asked for it."""
         crcs = self.heads.field("body_crc")
         begins, ends = self.heads.begins.tolist(), (self.heads.begins + self.heads.body_sizes).tolist()
         for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            found = zlib.crc32(self.run.buffer[begin:end]) & 0x7FFFFFFF
+            found = zlib.crc32(self.run.buffer[begin:end].data) & 0x7FFFFFFF
             if end > begin and found != int(crcs[row]):
                 raise RecordFault(row, "CRC of the body", int(crcs[row]), found)
 
@@ -146,5 +158,6 @@ class Rows:
         self.body_begins, self.body_ends, flags, first, last = merged
         self._item_flags = flags.astype(np.int32)
         self._item_properties = first, last
+        self._from_item = from_item[kept]
         self.record_of = record_of[kept]
         self.queue_offsets = offsets[kept]

@@ -72,7 +72,7 @@ def to_position(address: int) -> int:
 def decode_unit_ext(data: bytes | memoryview, position: int) -> UnitExt | NoUnit:
     """Read the unit at `position` of one file. Never raises: what is no unit is an answer."""
     head_end = position + UNIT_EXT_HEAD.itemsize
-    if not 0 <= position or head_end > len(data):
+    if position < 0 or head_end > len(data):
         left = len(data) - position
         return NoUnit(f"{left} bytes left, a unit takes at least {UNIT_EXT_HEAD.itemsize}")
     head = np.frombuffer(data, UNIT_EXT_HEAD, 1, position)[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.disk.window import WINDOW_BYTES, Window
 from rmq_spark.store.errors import DamageError, StoreChangedError
@@ -28,7 +29,6 @@ from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 
 _COPY_BYTES = 16 << 20  # of one stretch where nothing is mapped: bounds memory
 _GAP_BYTES = 64 << 10  # records nearer than this are copied together: a seek costs about as much
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,14 @@ class CommitLog:
         self.look()
 
     def look(self) -> None:
-        """List the segments again."""
+        """List the segments again; files that were open are opened anew, for their names may mean others now."""
+        self.close()
         self.segments = list_segments(*self._folders)
+
+    def has_first_segment(self) -> bool:
+        """Say whether there are segments and the oldest one is still there."""
+        first = self.segments.segments[:1]
+        return bool(first) and files.file_size(first[0].path) >= 0
 
     def close(self) -> None:
         """Close what is open; reading opens it again."""
@@ -92,9 +98,7 @@ class CommitLog:
             return Torn(f"a record that says of itself that it lies at {found.physical_offset}")
         return found
 
-    def stretches(
-        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> Iterator[Stretch]:
+    def stretches(self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[Stretch]:
         """Cut ascending records into stretches that lie in one buffer each.
 
         Raises DamageError for a record that crosses its segment's end or whose size no record can have.
@@ -168,7 +172,7 @@ class CommitLog:
         run_sizes = run_ends - run_begins
         starts = np.cumsum(run_sizes) - run_sizes
         buffer = np.empty(int(run_sizes.sum()), np.uint8)
-        target, file = memoryview(buffer), self._open(segment)
+        target, file = buffer.data, self._open(segment)
         for at, start, size in zip(run_begins.tolist(), starts.tolist(), run_sizes.tolist(), strict=True):
             file.read_into(at, target[start : start + size])
         counts = np.diff(np.append(heads, len(ends)))

@@ -4,8 +4,7 @@ Source: DefaultMessageStore#queryMessage, IndexService#queryOffset, MessageDecod
 """
 
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from contextlib import ExitStack
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.format import filenames
@@ -25,9 +24,7 @@ from rmq_spark.store.units import QueueKey
 Hit = tuple[QueueKey, int, int]  # a record's queue and the queue offsets of its messages, [begin, end)
 
 
-def find_by_key(
-    root: str, log: CommitLog, topic: str, key: str, begin_ms: int, end_ms: int
-) -> list[Hit]:
+def find_by_key(root: str, log: CommitLog, topic: str, key: str, begin_ms: int, end_ms: int) -> list[Hit]:
     """Return the records of the topic that the index names for the key: candidates, for hashes collide."""
     hits = []
     for place in _index_places(root, f"{topic}#{key}", begin_ms, end_ms):
@@ -52,15 +49,19 @@ def find_by_id(root: str, log: CommitLog, message_id: str, topics: Sequence[str]
 
 
 def _index_places(root: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-    """Yield the physical offsets that the index files hold for `topic#key`, newest file first."""
+    """Yield the physical offsets that the index files hold for `topic#key`, newest file first; names that are no
+    index file's are passed over, as IndexService#load does."""
     folder = files.join(root, filenames.INDEX)
     key_hash = index_key_hash(key)
-    for name, is_folder in reversed(files.list_folder(folder)):
-        if is_folder or not filenames.is_index_name(name):
-            continue  # IndexService#load passes such names over
-        with files.OpenFile(files.join(folder, name)) as file:
-            data = np.frombuffer(file.read(0, file.size()), np.uint8)
-        yield from IndexFile(data).find(key_hash, begin_ms, end_ms)
+    names = [name for name, is_folder in files.list_folder(folder) if not is_folder and filenames.is_index_name(name)]
+    with ExitStack() as stack:
+        opened = [stack.enter_context(files.OpenFile(files.join(folder, name))) for name in names]
+        found = [IndexFile(file.read, file.size()) for file in opened]
+        # A file that is nearly empty proves no shape of its own, but a broker makes all files alike.
+        shapes = {file.size(): index.shape for file, index in zip(opened, found, strict=True) if index.shape}
+        for file, index in reversed(list(zip(opened, found, strict=True))):
+            shaped = index if index.shape else IndexFile(file.read, file.size(), shapes.get(file.size()))
+            yield from shaped.find(key_hash, begin_ms, end_ms)
 
 
 def _hit(record: Record) -> Hit | None:

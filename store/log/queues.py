@@ -90,8 +90,9 @@ class ConsumeQueue:
 
     def end_for(self, offset: int) -> int:
         """Return a number after written units that reaches up to `offset`, or all there is of them."""
-        last = self.run.read(offset - 1, offset) if self.run.begin < offset <= self.run.end else ()
-        return offset if len(last) and self.is_written(last[0]) else self.search_written_end()
+        if not self.run.begin < offset <= self.run.end or not self.is_written(self.run.read(offset - 1, offset)[0]):
+            return self.search_written_end()
+        return offset
 
     def first_from(self, physical_offset: int, end: int) -> int:
         """Return the first unit in [begin, end) whose record lies at or after `physical_offset`.

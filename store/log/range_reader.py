@@ -110,8 +110,7 @@ def _damage(log: CommitLog, queue: ConsumeQueue, units: Units, fault: RecordFaul
     segment = log.segments.holding(place)
     assert segment is not None  # the stretch came from it
     return DamageError(
-        f"{fault.what}, message {int(units.queue_offsets[fault.row])} of queue {queue.key} at physical offset "
-        f"{place}",
+        f"{fault.what}, message {int(units.queue_offsets[fault.row])} of queue {queue.key} at physical offset {place}",
         segment.path,
         place - segment.begin,
         fault.expected,

@@ -6,6 +6,7 @@ itself; looking again makes a new one. Source: MappedFileQueue#load (5.3), but n
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, StorePathError
@@ -79,7 +80,7 @@ def list_segments(*folders: str) -> SegmentRun:
     if found and found[-1].size == 0:
         found.pop()
     size = found[0].size if found else 0
-    for before, segment in zip(found, found[1:], strict=False):
+    for before, segment in pairwise(found):
         if segment.size != size:
             smaller = min(segment, before, key=lambda one: one.size)
             raise DamageError(

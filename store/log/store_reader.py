@@ -41,9 +41,7 @@ class StoreReader:
     for: a process that only reads a planned range pays for no log end.
     """
 
-    def __init__(
-        self, path: str, *, commit_log_path: str | None = None, read_mode: str = "auto"
-    ) -> None:
+    def __init__(self, path: str, *, commit_log_path: str | None = None, read_mode: str = "auto") -> None:
         if read_mode not in READ_MODES:
             raise OptionError(f'readMode="{read_mode}" is none of: {", ".join(READ_MODES)}.')
         self.path = files.absolute(path)
@@ -101,14 +99,14 @@ class StoreReader:
             self._topics.look()
         queues = self._topics.queues
         if touched is not None:
-            chosen = {key: queues[key] for key in touched if key in queues}
-            for queue in chosen.values():
-                queue.run.look()
-            self._tail.look(chosen, whole=False)
+            chosen = touched & queues.keys()
+            for key in chosen:
+                queues[key].run.look()
+            self._tail.look(queues, chosen, whole=False)
         else:
             # What was judged before stays judged unless the log was written anew.
             whole = not self._looked or self._tail.is_rewritten()
-            self._tail.look(queues, whole=whole)
+            self._tail.look(queues, queues, whole=whole)
         for queue in queues.values():
             queue.run.close()
         self._min_units.clear()
@@ -255,7 +253,9 @@ class StoreReader:
             yield units.queue_offsets, units.sizes
             unit += len(units)
 
-    def _messages_with(self, hits: list[tuple[QueueKey, int, int]], columns: tuple[str, str], wanted: str) -> list[tuple[QueueKey, int]]:
+    def _messages_with(
+        self, hits: list[tuple[QueueKey, int, int]], columns: tuple[str, str], wanted: str
+    ) -> list[tuple[QueueKey, int]]:
         """Return the messages of the hits that really carry `wanted`, sorted, each once."""
         found = set()
         for key, begin, end in hits:

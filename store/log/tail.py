@@ -12,7 +12,7 @@ Where the chain runs on into older bytes because lengths happen to agree, time g
 Readers end where the units end: what was logged and has no unit yet belongs to a writer's repair.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,11 @@ from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS, parse
+from rmq_spark.store.format.ragged import Bytes
 from rmq_spark.store.format.record import (
+    BLANK_BYTES,
     BORN_HOST_V6,
+    MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     MAX_RECORD_BYTES,
@@ -41,6 +44,7 @@ from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.units import QueueKey
 
+_BLOCK_RECORDS = 1 << 13  # whose heads stay in the processor's cache while they are compared
 _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _MAX_EXT_ADDRESS = -2147483649  # tags codes up to here are addresses in the queue's side file
 
@@ -58,24 +62,16 @@ class LogTail:
         self.faults: dict[QueueKey, DamageError] = {}
         self.pending: set[QueueKey] = set()  # queues with a logged message that has no unit yet
         self._last_record: tuple[int, bytes] = (0, b"")
-        self._first_segment = ""
+        self._waiting: list[Record] = []  # logged, and without a unit when last seen
         self._looked = False
 
     def is_idle(self) -> bool:
         """Say whether nothing can have moved since the last look: two small reads, whatever the number of queues."""
-        if not self._looked or self.pending:
+        if not self._looked or self.pending or not self._log.has_first_segment():
             return False
-        place, head = self._last_record
-        first = self._log.segments.segments[:1]
-        return (
-            self._log.bytes_at(place, RECORD_HEAD.itemsize) == head
-            and self._nothing_at(self.end)
-            and (not first or self._log.bytes_at(first[0].begin, 1) != b"")
-        )
-
-    def _nothing_at(self, physical_offset: int) -> bool:
-        magic = int.from_bytes(self._log.bytes_at(physical_offset, 8)[4:], "big")
-        return magic not in (MAGIC_V1, MAGIC_V2)
+        magic = int.from_bytes(self._log.bytes_at(self.end, BLANK_BYTES)[4:], "big")
+        # A filler ends its segment: the next one may have been made by now. A record may be about to be whole.
+        return magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK) and not self.is_rewritten()
 
     def appended(self, at_most: int) -> set[QueueKey] | None:
         """Return the queues of the records appended since the last look; None if there are too many to say."""
@@ -99,24 +95,25 @@ class LogTail:
         place, head = self._last_record
         return self._log.bytes_at(place, RECORD_HEAD.itemsize) != head
 
-    def look(self, queues: Mapping[QueueKey, ConsumeQueue], *, whole: bool) -> None:
-        """Find the ends anew: from the last segment on (`whole`), or in `queues` from the last end on."""
+    def look(self, queues: Mapping[QueueKey, ConsumeQueue], among: Iterable[QueueKey], *, whole: bool) -> None:
+        """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all."""
         closing = self._closing()
         if whole:
             self.end, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
+            self._waiting = []
         base = self.end
-        self.faults, self.pending = {}, set()
         seen: dict[QueueKey, tuple[int, Units]] = {}
-        for key, queue in queues.items():
-            begin, end = self._unread(queue, base, whole=whole)
-            seen[key] = begin, queue.read(begin, end)
+        for key in among:
+            begin, end = self._unread(queues[key], base, whole=whole)
+            seen[key] = begin, queues[key].read(begin, end)
         flags, chained = self._chain(base, seen, closing)
         self.end = chained.end
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
             self.ends[key] = begin + self._confirm(key, units, last, closing)
-        self._note_unitless(chained, queues, closing)
+        self._waiting += chained.unitless
+        self._judge_waiting(chained, queues, closing)
         self._remember(chained)
         self._looked = True
 
@@ -182,25 +179,14 @@ class LogTail:
         for chosen in _split_disordered(places[rows] + sizes[rows], rows):
             for stretch in self._log.stretches(places[chosen], sizes[chosen]):
                 part = chosen[stretch.first : stretch.last]
-                heads = gather(stretch.buffer, stretch.positions, RECORD_HEAD)
-                good = (
-                    (heads["physical_offset"] == places[part])
-                    & (heads["total_size"] == sizes[part])
-                    & (heads["queue_offset"] == offsets[part])
-                    & (heads["queue_id"] == queue_ids[part])
-                    & ((heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2))
-                )
-                times[part] = heads["store_timestamp"]
-                v6 = np.flatnonzero(good & (heads["sys_flag"] & BORN_HOST_V6 != 0))
-                if len(v6):
-                    good[v6] = sizes[part[v6]] >= RECORD_HEAD_BORN_V6.itemsize + 3
-                    v6 = v6[good[v6]]
-                    longer = gather(stretch.buffer, stretch.positions[v6], RECORD_HEAD_BORN_V6)
-                    times[part[v6]] = longer["store_timestamp"]
+                for at in range(0, len(part), _BLOCK_RECORDS):
+                    block = part[at : at + _BLOCK_RECORDS]
+                    run = (places[block], sizes[block], offsets[block], queue_ids[block])
+                    agree[block], times[block] = _heads_agree(
+                        stretch.buffer, stretch.positions[at : at + _BLOCK_RECORDS], *run
+                    )
                 stretch.check()
-                agree[part] = good
         return agree, times
-
 
     def _confirm(self, key: QueueKey, units: Units, last: int, closing: Closing) -> int:
         """Step back from the last believed units that are another queue's record or only half written.
@@ -217,33 +203,47 @@ class LogTail:
             last -= 1
         return last
 
-    def _note_unitless(self, chained: Chain, queues: Mapping[QueueKey, ConsumeQueue], closing: Closing) -> None:
+    def _judge_waiting(self, chained: Chain, queues: Mapping[QueueKey, ConsumeQueue], closing: Closing) -> None:
         """Sort the messages without a unit: still to come, or, in a store closed in order, a sign of damage."""
-        for record in chained.unitless:
+        self.faults, self.pending = {}, set()
+        last_unit_place = int(chained.physical_offsets[-1]) if len(chained.physical_offsets) else -1
+        waiting = []
+        for record in self._waiting:
             if record.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
                 continue  # prepared and rolled back messages never get a unit
             key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
             queue = queues.get(key)
+            if queue is None and record.physical_offset < last_unit_place:
+                continue  # later messages have units: this one had its own until its topic was deleted
+            if queue is not None and record.queue_offset < queue.offset_of(self.ends[key], self.ends[key]):
+                continue  # it has come
+            waiting.append(record)
             if closing is not Closing.CLEAN:
                 self.pending.add(key)
-            if queue is None or closing is Closing.LIVE or key in self.faults:
-                continue
-            unit = queue.unit_of(record.queue_offset, self.ends[key])
-            found = queue.read(unit, unit + 1)
-            written = len(found) > 0 and int(found.sizes[0]) > 0
-            if record.queue_offset != queue.offset_of(self.ends[key], self.ends[key]) or (
-                closing is Closing.CRASHED and not written
-            ):
-                continue
-            path, position = queue.run.path_of(unit)
-            self.faults[key] = DamageError(
-                f"the unit of queue offset {record.queue_offset} of {key}, whose record lies at physical offset "
-                f"{record.physical_offset}",
-                path,
-                position,
-                f"({record.physical_offset}, {record.total_size})",
-                f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing",
-            )
+            if queue is not None and key not in self.faults:
+                fault = self._fault(queue, record, closing)
+                if fault is not None:
+                    self.faults[key] = fault
+        self._waiting = waiting
+
+    def _fault(self, queue: ConsumeQueue, record: Record, closing: Closing) -> DamageError | None:
+        """Return what is wrong if the unit that the record should have cannot be merely late."""
+        end = self.ends[queue.key]
+        if closing is Closing.LIVE or record.queue_offset != queue.offset_of(end, end):
+            return None
+        found = queue.read(end, end + 1)
+        written = len(found) > 0 and int(found.sizes[0]) > 0
+        if closing is Closing.CRASHED and not written:
+            return None
+        path, position = queue.run.path_of(end)
+        return DamageError(
+            f"the unit of queue offset {record.queue_offset} of {queue.key}, whose record lies at physical offset "
+            f"{record.physical_offset}",
+            path,
+            position,
+            f"({record.physical_offset}, {record.total_size})",
+            f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing",
+        )
 
     def _remember(self, chained: Chain) -> None:
         """Keep the head of the last record, by which a later look notices that the log was written anew."""
@@ -255,11 +255,37 @@ class LogTail:
 
 
 def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
-    """Say whether a unit's tags code is the one that its record's tags give (MessageExtBrokerInner#tagsString2tagsCode)."""
+    """Say whether a unit's tags code is that of its record's tags (MessageExtBrokerInner#tagsString2tagsCode)."""
     if key.topic == _SCHEDULE_TOPIC or tags_code <= _MAX_EXT_ADDRESS or not isinstance(record, Record):
         return True  # a due time, or an address
     tags = parse(record.properties).get(TAGS)
     return tags_code == (string_hash(tags) if tags else 0)
+
+
+def _heads_agree(
+    buffer: Bytes,
+    positions: NDArray[np.int64],
+    places: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    queue_ids: NDArray[np.int64],
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which records are what their units say, and the store times (ms) of those."""
+    heads = gather(buffer, positions, RECORD_HEAD)
+    good = (
+        (heads["physical_offset"] == places)
+        & (heads["total_size"] == sizes)
+        & (heads["queue_offset"] == offsets)
+        & (heads["queue_id"] == queue_ids)
+        & ((heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2))
+    )
+    times = heads["store_timestamp"].astype(np.int64)
+    v6 = np.flatnonzero(good & (heads["sys_flag"] & BORN_HOST_V6 != 0))
+    if len(v6):
+        good[v6] = sizes[v6] >= RECORD_HEAD_BORN_V6.itemsize + 3
+        v6 = v6[good[v6]]
+        times[v6] = gather(buffer, positions[v6], RECORD_HEAD_BORN_V6)["store_timestamp"]
+    return good, times
 
 
 def _split_disordered(ends: NDArray[np.int64], rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
