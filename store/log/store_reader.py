@@ -121,8 +121,6 @@ class StoreReader:
         files_of = self._queue(queue)
         if files_of is None:
             return QueueBounds(0, 0)  # only topics.json knows it
-        if queue in self._tail.faults:
-            raise self._tail.faults[queue]
         first, end = self._unit_bounds(files_of)
         return QueueBounds(files_of.offset_of(first, end), files_of.offset_of(end, end))
 
@@ -223,6 +221,8 @@ class StoreReader:
         """Return first and end unit that can be read, as of the last refresh."""
         if not self._looked:
             self.refresh()
+        if queue.key in self._tail.faults:
+            raise self._tail.faults[queue.key]
         end = self._tail.ends.get(queue.key, queue.run.begin)
         if queue.key not in self._min_units:
             self._min_units[queue.key] = queue.first_from(self._log.segments.begin, end)

@@ -171,8 +171,8 @@ class LogTail:
         begins = np.array([segment.begin for segment in self._log.segments.segments], np.int64)
         if not len(begins) or not len(places):
             return agree, times
-        at = np.searchsorted(begins, places, side="right") - 1
-        segment_ends = np.where(at >= 0, begins[at] + self._log.segments.size, 0)
+        holding = np.searchsorted(begins, places, side="right") - 1
+        segment_ends = np.where(holding >= 0, begins[holding] + self._log.segments.size, 0)
         possible = (sizes >= MIN_RECORD_BYTES) & (sizes <= MAX_RECORD_BYTES) & (places + sizes <= segment_ends)
         rows = np.flatnonzero(possible)
         # Stale units may overlap live ones: then records do not end in the order in which they begin.

@@ -158,9 +158,7 @@ def build_uniform_store(
     return BuiltStore(root, bounds, 0, end)
 
 
-def _deal(
-    numbers: NDArray[np.int64], queue_count: int, interleave: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _deal(numbers: NDArray[np.int64], queue_count: int, interleave: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return queue id and queue offset of each message number."""
     if interleave == "message":
         return numbers % queue_count, numbers // queue_count

@@ -32,7 +32,11 @@ class UniformRecords:
         message = SampleMessage(
             topic,
             body=bytes(body_bytes),
-            properties={"UNIQ_KEY": _UNIQUE_HEAD + "0" * COUNTER_DIGITS, "KEYS": "k" + "0" * KEY_DIGITS, "TAGS": TAGS[0]},
+            properties={
+                "UNIQ_KEY": _UNIQUE_HEAD + "0" * COUNTER_DIGITS,
+                "KEYS": "k" + "0" * KEY_DIGITS,
+                "TAGS": TAGS[0],
+            },
         )
         data = encode_record(message.as_record(0, 0, first_ms))
         self.size = len(data)
