@@ -10,6 +10,7 @@ batch takes flag, body and properties from its item and all else from the outer 
 
 import ipaddress
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -73,8 +74,14 @@ def _timestamp(name: str) -> Callable[[Rows], pa.Array]:
     return lambda rows: pa.array(rows.field(name) * 1000).view(_TIME)
 
 
+@lru_cache(maxsize=16)
+def _repeated(text: str, count: int) -> pa.Array:
+    """Return one text `count` times; batches of a queue mostly ask for the same again."""
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
 def _physical_topic(rows: Rows) -> pa.Array:
-    return pa.repeat(pa.scalar(rows.run.topic, pa.string()), len(rows))
+    return _repeated(rows.run.topic, len(rows))
 
 
 def _topic(rows: Rows) -> pa.Array:
@@ -115,7 +122,10 @@ def _offset_message_id(rows: Rows) -> pa.Array:
         words = hosts.view("<u2")
         text = np.empty((len(hosts), words.shape[1] + 4), "<u4")
         text[:, :-4] = _HEX[words[:1] if _all_alike(hosts) else words]
-        text[:, -4:] = _HEX[offsets if chosen is None else offsets[chosen]]
+        places = offsets if chosen is None else offsets[chosen]
+        for column in range(4):  # the upper half hardly ever changes from record to record
+            values = places[:, column]
+            text[:, column - 4] = _HEX[values[0] if (values == values[0]).all() else values]
         parts.append((chosen, _fixed_text(text.view(np.uint8))))
     return _by_record(rows, parts)
 
@@ -127,7 +137,7 @@ def _host(name: str) -> Callable[[Rows], pa.Array]:
         parts = []
         for chosen, hosts in rows.heads.hosts(name):
             if _all_alike(hosts):
-                text = pa.repeat(pa.scalar(_spell_host(hosts[0].tobytes()), pa.string()), len(hosts))
+                text = _repeated(_spell_host(hosts[0].tobytes()), len(hosts))
             else:
                 whole = hosts.view(f"V{hosts.shape[1]}").ravel()
                 distinct, which = np.unique(whole, return_inverse=True)
@@ -141,8 +151,8 @@ def _host(name: str) -> Callable[[Rows], pa.Array]:
 
 def _all_alike(hosts: Bytes) -> bool:
     """Say whether all rows, at least one, are the same host."""
-    words = hosts.view(np.uint32)
-    return bool((words == words[0]).all())
+    words = hosts.view(np.uint32).reshape(len(hosts), -1)
+    return all(bool((words[:, column] == words[0, column]).all()) for column in range(words.shape[1]))
 
 
 def _spell_host(host: bytes) -> str:

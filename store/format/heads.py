@@ -124,7 +124,7 @@ class RecordHeads:
         magics = words[:, _WORD["magic"]]
         at = _WORD["queue_offset"]
         if (
-            (words[:, at : at + 4] == places).all()
+            all((words[:, at + column] == places[:, column]).all() for column in range(4))
             and (words[:, _WORD["total_size"]] == run.sizes.astype(">i4").view(np.uint32)).all()
             and (words[:, _WORD["queue_id"]] == _swapped(run.queue_id)).all()
             and ((magics == _swapped(MAGIC_V1)) | (magics == _swapped(MAGIC_V2))).all()
@@ -185,32 +185,48 @@ class RecordHeads:
         Raises RecordFault for a record whose topic is not the queue's or whose parts do not add up.
         """
         tails = self.begins + self.body_sizes
-        topic = run.topic.encode()
         ends = run.positions + run.sizes
         begins = np.empty(len(run), np.int64)
         wide = self.topic_length_bytes
-        groups = [(wide, slice(None))] if isinstance(wide, int) else [(n, wide == n) for n in (1, 2)]
-        for length_bytes, chosen in groups:
-            size = length_bytes + len(topic)
-            tail = np.dtype([("topic", f"V{size}"), ("properties_size", ">i2")])
-            rows = gather(run.buffer, tails[chosen], tail)
-            expected = len(topic).to_bytes(length_bytes, "big") + topic
-            found = np.ascontiguousarray(rows["topic"]).view(np.uint8).reshape(-1, size)
-            good = (found == np.frombuffer(expected, np.uint8)).all(axis=1)
-            begins[chosen] = tails[chosen] + tail.itemsize
-            good &= begins[chosen] + rows["properties_size"] == ends[chosen]
-            if not good.all():
-                bad = int(np.flatnonzero(~good)[0])
-                row = int(np.arange(len(run))[chosen][bad])
+        for length_bytes, chosen in [(wide, None)] if isinstance(wide, int) else [(1, wide == 1), (2, wide == 2)]:
+            rows = np.arange(len(run)) if chosen is None else np.flatnonzero(chosen)
+            some = slice(None) if chosen is None else rows
+            size = length_bytes + len(run.topic.encode()) + 2
+            begins[some] = tails[some] + size
+            bad = _bad_tail(run, tails[some], ends[some], length_bytes)
+            if bad is not None:
+                row = int(rows[bad])
+                found = run.buffer[int(tails[row]) : int(tails[row]) + size].tobytes()
                 left = int(ends[row] - begins[row])
                 raise RecordFault(
                     row,
                     "the record's topic and properties length",
                     f"{run.topic} and {left}",
-                    f"{found[bad].tobytes()[length_bytes:].decode('utf-8', 'replace')} and "
-                    f"{int(rows['properties_size'][bad])}",
+                    f"{found[length_bytes:-2].decode('utf-8', 'replace')} and "
+                    f"{int.from_bytes(found[-2:], 'big', signed=True)}",
                 )
         return begins, ends
+
+
+def _bad_tail(run: RecordRun, tails: Positions, ends: Positions, length_bytes: int) -> int | None:
+    """Return the first row whose topic is not the queue's or whose properties do not fill the rest of the record.
+
+    What stands between body and properties is compared in words of eight bytes that end with it; the bytes of
+    the body in the first word are masked out.
+    """
+    topic = run.topic.encode()
+    size = length_bytes + len(topic) + 2
+    word_count = -(-size // 8)
+    pad = word_count * 8 - size
+    words = gather(run.buffer, tails - pad, np.dtype([("words", "<u8", (word_count,))]))["words"]
+    expected = bytes(pad) + len(topic).to_bytes(length_bytes, "big") + topic + bytes(2)
+    mask = bytes(pad) + b"\xff" * (size - 2) + bytes(2)
+    good = words.view(">i2").reshape(len(tails), word_count * 4)[:, -1] == ends - tails - size
+    for column in range(word_count):
+        part = slice(column * 8, column * 8 + 8)
+        kept, wanted = (np.uint64(int.from_bytes(text[part], "little")) for text in (mask, expected))
+        good &= (words[:, column] & kept) == wanted
+    return None if good.all() else int(np.flatnonzero(~good)[0])
 
 
 def gather(buffer: Bytes, positions: Positions, layout: np.dtype[np.void]) -> NDArray[np.void]:

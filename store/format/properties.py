@@ -8,13 +8,14 @@ names and values are lost; a value may hold further 0x01; of two equal names the
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.format.ragged import Bytes, as_text, take_ranges
+from rmq_spark.store.format.ragged import Bytes, as_text, is_text, take_ranges
 
 NAME_VALUE_SEPARATOR = 1
 PROPERTY_SEPARATOR = 2
@@ -67,6 +68,7 @@ class PropertyPairs:
     pair_ends: NDArray[np.int64]
     _words: NDArray[np.uint64]
     width: int = 0  # names of every row, where all rows have the same ones in the same order
+    is_text: bool = False  # all of it is UTF-8
 
     @classmethod
     def split(cls, texts: pa.BinaryArray) -> "PropertyPairs":
@@ -95,6 +97,7 @@ class PropertyPairs:
         words = _word_at(data, name_begins) & _LOW_BYTES[np.minimum(name_ends - name_begins, _WORD_BYTES)]
         pairs = cls(data, name_begins, name_ends, value_ends, pair_ends, words)
         pairs.width = pairs._common_width()
+        pairs.is_text = is_text(data)
         return pairs
 
     def _common_width(self) -> int:
@@ -107,8 +110,9 @@ class PropertyPairs:
             return 0
         sizes = (self.name_ends - self.name_begins).reshape(-1, width)
         words = self._words.reshape(-1, width)
-        if not ((sizes == sizes[0]).all() and (words == words[0]).all()):
-            return 0
+        for column in range(width):  # column by column: numpy is slow along rows of a few elements
+            if not (words[:, column] == words[0, column]).all() or not (sizes[:, column] == sizes[0, column]).all():
+                return 0
         for column in np.flatnonzero(sizes[0] > _WORD_BYTES).tolist():
             begins = self.name_begins[column::width]
             for at in range(_WORD_BYTES, int(sizes[0][column]), _WORD_BYTES):
@@ -149,7 +153,7 @@ class PropertyPairs:
         missing = begins < 0
         if missing.any():
             begins, ends = np.where(missing, 0, begins), np.where(missing, 0, ends)
-        return as_text(take_ranges(self.text, begins, ends), missing)
+        return as_text(take_ranges(self.text, begins, ends), missing, checked=self.is_text)
 
     def maps(self) -> pa.MapArray:
         """Return all properties of every row as map<string, string>, without shadowed duplicates."""
@@ -157,9 +161,9 @@ class PropertyPairs:
         row_ends = self.pair_ends
         first_names = self._first_names()
         if self.width and len(set(first_names)) == self.width:
-            values = as_text(take_ranges(self.text, ends + 1, value_ends))
+            values = as_text(take_ranges(self.text, ends + 1, value_ends), checked=self.is_text)
             offsets = np.arange(0, len(ends) + 1, self.width, dtype=np.int32)
-            return pa.MapArray.from_arrays(pa.array(offsets), _tiled(first_names, len(row_ends)), values)
+            return pa.MapArray.from_arrays(pa.array(offsets), _tiled(tuple(first_names), len(row_ends)), values)
         shadowed = self._shadowed()
         if shadowed.any():
             kept = ~shadowed
@@ -167,8 +171,8 @@ class PropertyPairs:
             begins, ends, value_ends = begins[kept], ends[kept], value_ends[kept]
         offsets = np.zeros(len(row_ends) + 1, np.int32)
         offsets[1:] = row_ends
-        names = as_text(take_ranges(self.text, begins, ends))
-        values = as_text(take_ranges(self.text, ends + 1, value_ends))
+        names = as_text(take_ranges(self.text, begins, ends), checked=self.is_text)
+        values = as_text(take_ranges(self.text, ends + 1, value_ends), checked=self.is_text)
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
     def _shadowed(self) -> NDArray[np.bool_]:
@@ -208,7 +212,8 @@ class PropertyPairs:
             seen.add(name)
 
 
-def _tiled(names: list[bytes], count: int) -> pa.StringArray:
+@lru_cache(maxsize=8)  # one producer's batches are alike: the same array serves them all
+def _tiled(names: tuple[bytes, ...], count: int) -> pa.StringArray:
     """Return the names again and again, `count` times."""
     joined = np.frombuffer(b"".join(names), np.uint8)
     ends = np.cumsum([len(name) for name in names])

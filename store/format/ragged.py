@@ -38,16 +38,30 @@ def take_ranges(buffer: Bytes, begins: Positions, ends: Positions) -> pa.BinaryA
     return everything.take(_even_indices(size_class)[:count])
 
 
-def as_text(array: pa.BinaryArray, missing: NDArray[np.bool_] | None = None) -> pa.StringArray:
+def is_text(data: Bytes) -> bool:
+    """Say whether all the bytes together are UTF-8; if they are, so is every part between ASCII characters."""
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int32))
+    try:
+        pa.StringArray.from_buffers(1, offsets, pa.py_buffer(data)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def as_text(
+    array: pa.BinaryArray, missing: NDArray[np.bool_] | None = None, *, checked: bool = False
+) -> pa.StringArray:
     """Return the same bytes as a string array; rows marked `missing` become null.
 
-    Bytes that are no UTF-8 come out with replacement characters, as Java's String constructor makes them.
+    `checked` says that the bytes are known to be UTF-8. Bytes that are no UTF-8 come out with replacement characters, as Java's String constructor makes them.
     """
     validity = None
     if missing is not None and missing.any():
         validity = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     _, offsets, data = array.buffers()
     text = pa.StringArray.from_buffers(len(array), offsets, data, validity, -1, array.offset)
+    if checked:
+        return text
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:

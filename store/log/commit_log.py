@@ -28,6 +28,7 @@ from rmq_spark.store.format.record import (
 from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 
 _COPY_BYTES = 16 << 20  # of one stretch where nothing is mapped: bounds memory
+_SPARSE = 32  # records that fill less than one part in so many of their stretch leave most pages untouched
 _GAP_BYTES = 64 << 10  # records nearer than this are copied together: a seek costs about as much
 
 
@@ -119,6 +120,9 @@ class CommitLog:
                 raise self._bad_size(segment, int(physical_offsets[bad]), int(sizes[bad]))
             if self._mapped:
                 window = self._map(segment, begin, int(ends[last - 1]))
+                end = int(ends[last - 1])
+                if int(sizes[chosen].sum()) * _SPARSE > end - begin:
+                    window.prepare(begin - segment.begin, end - segment.begin)
                 positions = physical_offsets[chosen] - (segment.begin + window.begin)
                 yield Stretch(first, last, window.data, positions, window)
             else:

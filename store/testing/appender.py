@@ -95,6 +95,7 @@ class Appender:
     def open(self) -> None:
         """Recover what a life before left, then take the lock and say in `abort` that somebody lives here."""
         self._recover()
+        self._maker.skip_to(len(self._topics))
         self._lock = os.open(self._root / filenames.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.pwrite(self._lock, b"lock", 0)
         os.lockf(self._lock, os.F_TLOCK, 1)  # byte 0, as DefaultMessageStore#start does

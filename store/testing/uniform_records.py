@@ -84,7 +84,7 @@ class UniformRecords:
         """Return bodies of printable ASCII: 64 characters from the space on."""
         size = count * self._body_bytes
         noise = np.frombuffer(self._random.bytes(size), np.uint8)
-        return ((noise & 0x3F) + 0x20).reshape(count, self._body_bytes)
+        return ((noise & np.uint8(0x3F)) + np.uint8(0x20)).reshape(count, self._body_bytes)
 
 
 def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -110,4 +110,4 @@ def _crcs(bodies: NDArray[np.uint8]) -> NDArray[np.uint32]:
         return np.zeros(count, np.uint32)
     data = memoryview(np.ascontiguousarray(bodies).data).cast("B")
     crcs = np.fromiter((zlib.crc32(data[at : at + size]) for at in range(0, count * size, size)), np.uint32, count)
-    return crcs & 0x7FFFFFFF
+    return crcs & np.uint32(0x7FFFFFFF)
