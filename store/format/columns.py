@@ -8,7 +8,6 @@ Source of the rows: MessageDecoder#decode and, for an inner batch, #decodeMessag
 batch takes flag, body and properties from its item and all else from the outer record.
 """
 
-import ipaddress
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -18,12 +17,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.format import properties
+from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX
 from rmq_spark.store.format.heads import RecordRun
+from rmq_spark.store.format.java import decode_host
 from rmq_spark.store.format.ragged import Bytes, take_ranges
 from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.format.rows import DecodeLimits, Rows
 
-RETRY_PREFIX = "%RETRY%"
 _TIME = pa.timestamp("us", tz="UTC")
 
 # Every column that a row can have, in the order in which `*` shows them; the first ten are the default.
@@ -69,6 +69,12 @@ def _head_field(name: str) -> Callable[[Rows], pa.Array]:
     return lambda rows: pa.array(rows.field(name))
 
 
+def _reconsume_times(rows: Rows) -> pa.Array:
+    """A message of an inner batch was never retried by itself (MessageDecoder#decodeMessage sets none)."""
+    times = rows.field("reconsume_times")
+    return pa.array(times if rows.from_item is None else np.where(rows.from_item, np.int32(0), times))
+
+
 def _timestamp(name: str) -> Callable[[Rows], pa.Array]:
     """Return a builder of a time column: ms on disk, microseconds in the row."""
     return lambda rows: pa.array(rows.field(name) * 1000).view(_TIME)
@@ -87,7 +93,7 @@ def _physical_topic(rows: Rows) -> pa.Array:
 def _topic(rows: Rows) -> pa.Array:
     """A retried message shows the topic it was first sent to (DefaultMQPushConsumerImpl#resetRetryAndNamespace)"""
     topic = _physical_topic(rows)
-    if not rows.run.topic.startswith(RETRY_PREFIX):
+    if not rows.run.topic.startswith(RETRY_TOPIC_PREFIX):
         return topic
     return pc.coalesce(rows.pairs.column(properties.RETRY_TOPIC), topic)
 
@@ -137,11 +143,11 @@ def _host(name: str) -> Callable[[Rows], pa.Array]:
         parts = []
         for chosen, hosts in rows.heads.hosts(name):
             if _all_alike(hosts):
-                text = _repeated(_spell_host(hosts[0].tobytes()), len(hosts))
+                text = _repeated(str(decode_host(hosts[0].tobytes())), len(hosts))
             else:
                 whole = hosts.view(f"V{hosts.shape[1]}").ravel()
                 distinct, which = np.unique(whole, return_inverse=True)
-                spelt = pa.array([_spell_host(host.tobytes()) for host in distinct], pa.string())
+                spelt = pa.array([str(decode_host(host.tobytes())) for host in distinct], pa.string())
                 text = spelt.take(pa.array(which))
             parts.append((chosen, text))
         return _by_record(rows, parts)
@@ -153,12 +159,6 @@ def _all_alike(hosts: Bytes) -> bool:
     """Say whether all rows, at least one, are the same host."""
     words = hosts.view(np.uint32).reshape(len(hosts), -1)
     return all(bool((words[:, column] == words[0, column]).all()) for column in range(words.shape[1]))
-
-
-def _spell_host(host: bytes) -> str:
-    address = ipaddress.ip_address(host[:-4])
-    port = int.from_bytes(host[-4:], "big", signed=True)
-    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 # Two bytes, read as a little-endian number -> their four upper-case hex digits.
@@ -194,7 +194,7 @@ _BUILDERS: dict[str, Callable[[Rows], pa.Array]] = {
     "body": _body,
     "bornTimestamp": _timestamp("born_timestamp"),
     "storeTimestamp": _timestamp("store_timestamp"),
-    "reconsumeTimes": _head_field("reconsume_times"),
+    "reconsumeTimes": _reconsume_times,
     "properties": lambda rows: rows.pairs.maps(),
     "msgId": _message_id,
     "offsetMsgId": _offset_message_id,

@@ -53,7 +53,8 @@ def as_text(
 ) -> pa.StringArray:
     """Return the same bytes as a string array; rows marked `missing` become null.
 
-    `checked` says that the bytes are known to be UTF-8. Bytes that are no UTF-8 come out with replacement characters, as Java's String constructor makes them.
+    `checked` says that the bytes are known to be UTF-8. Others come out with replacement characters, as Java's
+    String constructor makes them.
     """
     validity = None
     if missing is not None and missing.any():

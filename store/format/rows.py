@@ -58,7 +58,7 @@ class Rows:
         self.record_of: NDArray[np.intp] | None = None  # row -> record; None: they are the same
         self._item_flags: NDArray[Any] | None = None
         self._item_properties: tuple[Positions, Positions] | None = None
-        self._from_item: NDArray[np.bool_] | None = None
+        self.from_item: NDArray[np.bool_] | None = None
         self.next_offset = end
         if self.run.message_counts is not None:
             self._split_batches(self.run.message_counts, begin, end)
@@ -83,8 +83,8 @@ class Rows:
         """All properties of all messages, split."""
         begins, ends = self._item_properties or self.heads.properties_ranges(self.run)
         texts = take_ranges(self.run.buffer, begins, ends)
-        if self._from_item is not None and self._from_item.any():
-            texts = pc.if_else(self._from_item, pc.binary_join_element_wise(texts, self._waits(), b"\x02"), texts)
+        if self.from_item is not None and self.from_item.any():
+            texts = pc.if_else(self.from_item, pc.binary_join_element_wise(texts, self._waits(), b"\x02"), texts)
         return PropertyPairs.split(texts)
 
     def _waits(self) -> pa.BinaryArray:
@@ -158,6 +158,6 @@ class Rows:
         self.body_begins, self.body_ends, flags, first, last = merged
         self._item_flags = flags.astype(np.int32)
         self._item_properties = first, last
-        self._from_item = from_item[kept]
+        self.from_item = from_item[kept]
         self.record_of = record_of[kept]
         self.queue_offsets = offsets[kept]

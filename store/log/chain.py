@@ -6,6 +6,7 @@ It is judged by time and by the checkpoint where bytes alone cannot tell live fr
 
 import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,14 @@ class Closing(enum.Enum):
     LIVE = "a broker or writer holds the lock"
     CLEAN = "closed in order: every message has its unit"
     CRASHED = "its writer died: the last messages may have no unit yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """How the store was left, and when its writers last said so (ms): two looks at it differ if one came between."""
+
+    closing: Closing
+    stamp_ms: int
 
 
 class Chain:

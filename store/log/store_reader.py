@@ -19,7 +19,7 @@ from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
-from rmq_spark.store.log.chain import Closing
+from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.lookup import find_by_id, find_by_key
 from rmq_spark.store.log.queues import ConsumeQueue
@@ -27,7 +27,7 @@ from rmq_spark.store.log.range_reader import read_range
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
-from rmq_spark.store.log.topics import LIGHT_QUEUE_PREFIX, TopicTable
+from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
 READ_MODES = ("auto", "mmap", "pread")
@@ -49,7 +49,7 @@ class StoreReader:
         mapped = read_mode == "mmap" or (read_mode == "auto" and not any(map(is_remote, folders)))
         self._log = CommitLog(folders, mapped=mapped)
         self._topics = TopicTable(self.path)
-        self._tail = LogTail(self._log, self._closing, self._checkpoint)
+        self._tail = LogTail(self._log, self._left, self._checkpoint)
         self._min_units: dict[QueueKey, int] = {}
         self._looked = False
 
@@ -76,8 +76,10 @@ class StoreReader:
 
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by queue id, empty ones included. Raises NotFoundError, which names others."""
-        if topic.startswith(LIGHT_QUEUE_PREFIX):
-            raise NotFoundError(f'topic "{topic}": light message queues ({LIGHT_QUEUE_PREFIX}…) are not supported.')
+        if topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
+            raise NotFoundError(
+                f'topic "{topic}": light message queues ({filenames.LIGHT_QUEUE_PREFIX}…) are not supported.'
+            )
         found = self._topics.queues_of(topic)
         if not found:
             raise NotFoundError(self._no_topic(topic))
@@ -212,7 +214,7 @@ class StoreReader:
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:
         """Return the queue's files, None if only topics.json knows it."""
         found = self._topics.queues.get(key)
-        if found is None and key not in self.queues(key.topic):
+        if found is None and not self._topics.has(key):
             known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
             raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')
         return found
@@ -274,11 +276,13 @@ class StoreReader:
         there = f"Topics there: {', '.join(near)}{' …' if len(known) > len(near) else ''}." if near else "It has none."
         return f'no topic "{topic}" in the store at "{self.path}". {there}'
 
-    def _closing(self) -> Closing:
+    def _left(self) -> Left:
         if is_locked(files.join(self.path, filenames.LOCK)):
-            return Closing.LIVE
+            return Left(Closing.LIVE, 0)
+        names = (filenames.ABORT, filenames.LOCK, filenames.CHECKPOINT)
+        stamp_ms = sum(files.modified_ms(files.join(self.path, name)) for name in names)
         clean = files.file_size(files.join(self.path, filenames.ABORT)) < 0
-        return Closing.CLEAN if clean else Closing.CRASHED
+        return Left(Closing.CLEAN if clean else Closing.CRASHED, stamp_ms)
 
     def _checkpoint(self) -> Checkpoint:
         page = files.read_small(files.join(self.path, filenames.CHECKPOINT))

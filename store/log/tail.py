@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.checkpoint import Checkpoint
+from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS, parse
@@ -39,14 +40,13 @@ from rmq_spark.store.format.record import (
     Record,
     Torn,
 )
-from rmq_spark.store.log.chain import Chain, Closing
+from rmq_spark.store.format.unit_ext import is_address
+from rmq_spark.store.log.chain import Chain, Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.units import QueueKey
 
 _BLOCK_RECORDS = 1 << 13  # whose heads stay in the processor's cache while they are compared
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-_MAX_EXT_ADDRESS = -2147483649  # tags codes up to here are addresses in the queue's side file
 
 
 class LogTail:
@@ -55,12 +55,15 @@ class LogTail:
     One thread at a time. Looks are cheap where little was appended since the one before.
     """
 
-    def __init__(self, log: CommitLog, closing: Callable[[], Closing], checkpoint: Callable[[], Checkpoint]) -> None:
-        self._log, self._closing, self._checkpoint = log, closing, checkpoint
+    def __init__(self, log: CommitLog, left: Callable[[], Left], checkpoint: Callable[[], Checkpoint]) -> None:
+        self._log, self._left, self._checkpoint = log, left, checkpoint
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self.faults: dict[QueueKey, DamageError] = {}
         self.pending: set[QueueKey] = set()  # queues with a logged message that has no unit yet
+        # Where the next look starts: behind the last record that has a unit. What has none yet may still be
+        # taken back by the restart of a writer that died.
+        self._base = 0
         self._last_record: tuple[int, bytes] = (0, b"")
         self._waiting: list[Record] = []  # logged, and without a unit when last seen
         self._looked = False
@@ -75,7 +78,7 @@ class LogTail:
 
     def appended(self, at_most: int) -> set[QueueKey] | None:
         """Return the queues of the records appended since the last look; None if there are too many to say."""
-        found, place = set(self.pending), self.end
+        found, place = set(self.pending), self._base
         for _ in range(at_most):
             record = self._log.record_at(place)
             if isinstance(record, Blank):
@@ -97,11 +100,24 @@ class LogTail:
 
     def look(self, queues: Mapping[QueueKey, ConsumeQueue], among: Iterable[QueueKey], *, whole: bool) -> None:
         """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all."""
-        closing = self._closing()
+        left = self._left()
+        try:
+            self._look(queues, list(among), left.closing, whole=whole)
+            if not self.faults or self._left() == left:
+                return
+        except DamageError:
+            if self._left() == left:
+                raise
+        # A writer came while we looked: what seemed to be missing from a store at rest may only be late.
+        self._look(queues, list(among), Closing.LIVE, whole=whole)
+
+    def _look(
+        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], closing: Closing, *, whole: bool
+    ) -> None:
         if whole:
-            self.end, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
+            self._base, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
             self._waiting = []
-        base = self.end
+        base = self._base
         seen: dict[QueueKey, tuple[int, Units]] = {}
         for key in among:
             begin, end = self._unread(queues[key], base, whole=whole)
@@ -112,9 +128,10 @@ class LogTail:
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
             self.ends[key] = begin + self._confirm(key, units, last, closing)
-        self._waiting += chained.unitless
-        self._judge_waiting(chained, queues, closing)
         self._remember(chained)
+        # Records behind the last unit are met again by the next look; those before it are kept in mind.
+        self._waiting = [record for record in self._waiting if record.physical_offset < base] + chained.unitless
+        self._judge_waiting(chained, queues, closing)
         self._looked = True
 
     def _live_begin(self, closing: Closing) -> int:
@@ -215,12 +232,13 @@ class LogTail:
             queue = queues.get(key)
             if queue is None and record.physical_offset < last_unit_place:
                 continue  # later messages have units: this one had its own until its topic was deleted
-            if queue is not None and record.queue_offset < queue.offset_of(self.ends[key], self.ends[key]):
+            end = self.ends.get(key)
+            if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come
             waiting.append(record)
             if closing is not Closing.CLEAN:
                 self.pending.add(key)
-            if queue is not None and key not in self.faults:
+            if queue is not None and end is not None and key not in self.faults:
                 fault = self._fault(queue, record, closing)
                 if fault is not None:
                     self.faults[key] = fault
@@ -235,6 +253,11 @@ class LogTail:
         written = len(found) > 0 and int(found.sizes[0]) > 0
         if closing is Closing.CRASHED and not written:
             return None
+        if written and (int(found.physical_offsets[0]), int(found.sizes[0])) == (
+            record.physical_offset,
+            record.total_size,
+        ):
+            return None  # it came just now, or its writer died before its tags code
         path, position = queue.run.path_of(end)
         return DamageError(
             f"the unit of queue offset {record.queue_offset} of {queue.key}, whose record lies at physical offset "
@@ -246,17 +269,17 @@ class LogTail:
         )
 
     def _remember(self, chained: Chain) -> None:
-        """Keep the head of the last record, by which a later look notices that the log was written anew."""
-        places = [int(chained.physical_offsets[-1])] if len(chained.physical_offsets) else []
-        places += [record.physical_offset for record in chained.unitless[-1:]]
-        if places:
-            place = max(places)
+        """Keep the place behind the last record with a unit, and its head, by which a rewritten log is noticed."""
+        live = np.flatnonzero(chained.physical_offsets < chained.end)
+        if len(live):
+            place = int(chained.physical_offsets[live[-1]])
             self._last_record = place, self._log.bytes_at(place, RECORD_HEAD.itemsize)
+            self._base = max(self._base, place + int(chained.sizes[live[-1]]))
 
 
 def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
     """Say whether a unit's tags code is that of its record's tags (MessageExtBrokerInner#tagsString2tagsCode)."""
-    if key.topic == _SCHEDULE_TOPIC or tags_code <= _MAX_EXT_ADDRESS or not isinstance(record, Record):
+    if key.topic == SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):
         return True  # a due time, or an address
     tags = parse(record.properties).get(TAGS)
     return tags_code == (string_hash(tags) if tags else 0)

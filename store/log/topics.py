@@ -16,7 +16,7 @@ from rmq_spark.store.units import QueueKey
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file in place within milliseconds
-LIGHT_QUEUE_PREFIX = "%LMQ%"  # their units point at other topics' records; not read
+MAX_QUEUES = 1 << 16  # of one topic: a damaged digit must not become billions of queues
 
 
 def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[str, TopicConfig]:
@@ -65,7 +65,7 @@ class TopicTable:
             (filenames.BATCH_CONSUME_QUEUE, BatchConsumeQueue),
         ):
             for topic, is_folder in files.list_folder(files.join(self._root, tree)):
-                if is_folder and not topic.startswith(LIGHT_QUEUE_PREFIX):
+                if is_folder and not topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
                     self._look_at_topic(tree, topic, kind, found)
         self.queues = found
 
@@ -87,13 +87,22 @@ class TopicTable:
     def topics(self) -> list[str]:
         """Return every topic's name, sorted."""
         names = {key.topic for key in self.queues} | set(self.configs)
-        return sorted(name for name in names if not name.startswith(LIGHT_QUEUE_PREFIX))
+        return sorted(name for name in names if not name.startswith(filenames.LIGHT_QUEUE_PREFIX))
+
+    def has(self, key: QueueKey) -> bool:
+        """Say whether topics.json or a folder names the queue."""
+        return key in self.queues or 0 <= key.queue_id < self._count(key.topic)
+
+    def _count(self, topic: str) -> int:
+        """Return how many queues topics.json gives a topic. Raises DamageError for a count that no broker has."""
+        config = self.configs.get(topic)
+        count = max(config.read_queue_count, config.write_queue_count) if config else 0
+        if count > MAX_QUEUES:
+            path = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
+            raise DamageError(f"the number of queues of topic {topic}", path, 0, f"at most {MAX_QUEUES}", count)
+        return count
 
     def queues_of(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by id, those without a message included; [] for a topic that is not there."""
         keys = {key for key in self.queues if key.topic == topic}
-        if topic in self.configs:
-            config = self.configs[topic]
-            count = max(config.read_queue_count, config.write_queue_count)
-            keys |= {QueueKey(topic, queue_id) for queue_id in range(count)}
-        return sorted(keys)
+        return sorted(keys | {QueueKey(topic, queue_id) for queue_id in range(self._count(topic))})
