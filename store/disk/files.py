@@ -1,22 +1,24 @@
 """Folders and files for reading. Nothing here creates, changes or locks anything.
 
-Every function raises StoreChangedError for a file that was there and is gone or has shrunk, and lets other
-OSErrors through with their path (a permission, a broken disk).
+Every function raises StoreChangedError for a file that was there and is gone or has shrunk, and StorePathError for
+one that cannot be read (a permission, a link that leads nowhere).
 """
 
 import os
 from types import TracebackType
 
-from rmq_spark.store.errors import StoreChangedError
+from rmq_spark.store.errors import StoreChangedError, StorePathError
 
 
 def list_folder(path: str) -> list[tuple[str, bool]]:
     """Return name and is-a-folder of everything in `path`, sorted by name; [] if there is no such folder."""
     try:
         with os.scandir(path) as entries:
-            return sorted((entry.name, entry.is_dir()) for entry in entries)
+            return sorted((entry.name, is_folder(entry.path)) for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def file_size(path: str) -> int:
@@ -25,18 +27,20 @@ def file_size(path: str) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return -1
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def modified_ms(path: str) -> int:
     """Return when the file was last modified, in ms since the epoch; -1 if there is no such file."""
     try:
         return os.stat(path).st_mtime_ns // 1_000_000
-    except FileNotFoundError:
+    except OSError:
         return -1
 
 
 def is_folder(path: str) -> bool:
-    """Say whether there is a folder at `path`."""
+    """Say whether there is a folder at `path`, or a link to one."""
     return os.path.isdir(path)
 
 
@@ -47,6 +51,8 @@ def read_small(path: str) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def join(*parts: str) -> str:
@@ -57,6 +63,13 @@ def join(*parts: str) -> str:
 def absolute(path: str) -> str:
     """Return the path as seen from everywhere on this machine; `~` is the user's home."""
     return os.path.abspath(os.path.expanduser(path))
+
+
+def _unreadable(path: str, error: OSError) -> StorePathError:
+    return StorePathError(
+        f"{path} cannot be read: {error.strerror}. The user who runs Spark needs to read every folder and file of the "
+        "store, and each must be what its name says, no link that leads nowhere."
+    )
 
 
 class OpenFile:
@@ -73,6 +86,8 @@ class OpenFile:
             raise StoreChangedError(
                 f"{path} is gone: retention deleted it, or the store was moved or rebuilt. Plan the read again."
             ) from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
     def __enter__(self) -> "OpenFile":
         return self

@@ -49,10 +49,12 @@ class Chain:
         sizes: NDArray[np.int64],
         store_times: NDArray[np.int64],
         base: int,
+        known_ms: int,
     ) -> None:
         self._log = log
         self.physical_offsets, self.sizes, self.store_times = physical_offsets, sizes, store_times
         self.end = base
+        self._known_ms = known_ms  # the newest store time before `base`, -1 if nobody looked there
         self.unitless: list[Record] = []
 
     def settle(self, closing: Closing, checkpoint: Callable[[], Checkpoint]) -> None:
@@ -86,6 +88,11 @@ class Chain:
                 self.end = segment.end
             else:
                 return
+
+    def newest_ms(self) -> int:
+        """Return the newest store time up to the end."""
+        _, times = self._times()
+        return max(self._known_ms, int(times.max()) if len(times) else -1)
 
     def _times(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return place and store time of every record of the chain, in order."""
@@ -137,10 +144,13 @@ class Chain:
         Unless the broker that closed it had ended its log just there (checkpoint.confirmPhyOffset, 5.x).
         """
         beyond = self.physical_offsets >= self.end
-        if not beyond.any() or checkpoint.confirm_phy_offset == self.end:
+        if checkpoint.confirm_phy_offset == self.end:
             return
-        before = self.store_times[~beyond]
-        newer = self.store_times[beyond] > (int(before.max()) if len(before) else -1)
+        if not beyond.any():
+            self._refuse_early_end(checkpoint)
+            return
+        # What a truncation left behind is older by a broker's restart; the same millisecond is no restart.
+        newer = self.store_times[beyond] >= self.newest_ms()
         if not newer.any():
             return
         segment = self._log.segments.holding(self.end)
@@ -153,4 +163,18 @@ class Chain:
             self.end - (segment.begin if segment else 0),
             "a record",
             why,
+        )
+
+    def _refuse_early_end(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint of a store closed in order names the time of its last message that has a unit."""
+        newest = self.newest_ms()
+        if checkpoint.logics_msg_timestamp <= newest:
+            return
+        segment = self._log.segments.holding(self.end)
+        raise DamageError(
+            "the log ends before its last message: the checkpoint names one stored at (ms since the epoch)",
+            segment.path if segment else "commitlog",
+            self.end - (segment.begin if segment else 0),
+            checkpoint.logics_msg_timestamp,
+            newest if newest >= 0 else "no message",
         )

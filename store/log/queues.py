@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT
 from rmq_spark.store.log.unit_run import UnitRun
@@ -87,6 +88,25 @@ class ConsumeQueue:
     def search_written_end(self) -> int:
         """Return the same for a queue of which nothing is known, by binary search."""
         return self.run.first_where(self.run.begin, self.run.end, lambda unit: not self.is_written(unit))
+
+    def refuse_hole_before(self, first: int, log_begin: int) -> None:
+        """Raise DamageError unless what stands before the first readable unit is fill or has expired with the log.
+
+        Where the log has lost nothing yet (`log_begin` 0), neither has the queue.
+        """
+        if first == self.run.begin:
+            if first and not log_begin and self.layout is QUEUE_UNIT:
+                raise DamageError(f"first file of queue {self.key}", self.run.folder, 0, "0" * 20, "it is missing")
+            return
+        before = self.run.read(first - 1, first)[0]
+        place, size = int(before["physical_offset"]), int(before["record_size"])
+        filler = place == 0 and size == BLANK_FILL_SIZE
+        if not filler and not (size > 0 and 0 <= place < log_begin):
+            path, position = self.run.path_of(first - 1)
+            expected = f"fill, or a record before physical offset {log_begin}"
+            raise DamageError(
+                f"the last unit before those of queue {self.key}", path, position, expected, (place, size)
+            )
 
     def end_for(self, offset: int) -> int:
         """Return a number after written units that reaches up to `offset`, or all there is of them."""

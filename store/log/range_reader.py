@@ -35,6 +35,7 @@ def read_range(
     with its record or a record that does not decode, StoreChangedError for files that go while they are read;
     everything yielded before is right.
     """
+    yielded = 0
     unit = queue.unit_of(begin, units_end)
     last_unit = queue.unit_of(end - 1, units_end) + 1
     while unit < last_unit:
@@ -47,8 +48,14 @@ def read_range(
         _refuse_disorder(queue, unit, units)
         for stretch in log.stretches(units.physical_offsets, units.sizes):
             part = units.part(stretch.first, stretch.last)
-            yield from _decode_stretch(log, queue, part, stretch, begin, end, columns, limits)
+            for batch in _decode_stretch(log, queue, part, stretch, begin, end, columns, limits):
+                yielded += batch.num_rows
+                yield batch
         unit += len(units)
+    if yielded != end - begin:
+        path, position = queue.run.path_of(unit)
+        what = f"units of queue {queue.key} for the queue offsets [{begin}, {end})"
+        raise DamageError(what, path, position, f"{end - begin} messages", yielded)
 
 
 def _refuse_disorder(queue: ConsumeQueue, first: int, units: Units) -> None:
@@ -56,6 +63,9 @@ def _refuse_disorder(queue: ConsumeQueue, first: int, units: Units) -> None:
     ends = units.physical_offsets + units.sizes
     bad = np.flatnonzero((units.sizes <= 0) | (np.diff(units.physical_offsets, prepend=-1) <= 0))
     overlapping = np.flatnonzero(units.physical_offsets[1:] < ends[:-1])
+    if units.message_counts is not None and not len(bad) and not len(overlapping):
+        next_offsets = units.queue_offsets + units.message_counts
+        overlapping = np.flatnonzero(units.queue_offsets[1:] != next_offsets[:-1])
     if not len(bad) and not len(overlapping):
         return
     at = int(bad[0]) if len(bad) else int(overlapping[0]) + 1

@@ -49,7 +49,7 @@ class StoreReader:
         mapped = read_mode == "mmap" or (read_mode == "auto" and not any(map(is_remote, folders)))
         self._log = CommitLog(folders, mapped=mapped)
         self._topics = TopicTable(self.path)
-        self._tail = LogTail(self._log, self._left, self._checkpoint)
+        self._tail = LogTail(self._log, self._left, self._checkpoint, self._topics.may_exist)
         self._min_units: dict[QueueKey, int] = {}
         self._looked = False
 
@@ -72,7 +72,7 @@ class StoreReader:
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted: those of topics.json and those that have a queue on disk."""
-        return self._topics.topics()
+        return sorted({*self._topics.topics(), *(key.topic for key in self._tail.faults)})
 
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by queue id, empty ones included. Raises NotFoundError, which names others."""
@@ -80,7 +80,7 @@ class StoreReader:
             raise NotFoundError(
                 f'topic "{topic}": light message queues ({filenames.LIGHT_QUEUE_PREFIX}…) are not supported.'
             )
-        found = self._topics.queues_of(topic)
+        found = sorted({*self._topics.queues_of(topic), *(key for key in self._tail.faults if key.topic == topic)})
         if not found:
             raise NotFoundError(self._no_topic(topic))
         return found
@@ -122,9 +122,14 @@ class StoreReader:
         """
         files_of = self._queue(queue)
         if files_of is None:
+            self._raise_fault(queue)
             return QueueBounds(0, 0)  # only topics.json knows it
         first, end = self._unit_bounds(files_of)
-        return QueueBounds(files_of.offset_of(first, end), files_of.offset_of(end, end))
+        held = QueueBounds(files_of.offset_of(first, end), files_of.offset_of(end, end))
+        if held.min_offset > held.max_offset:
+            path, position = files_of.run.path_of(first)
+            raise DamageError(f"first unit of {queue}", path, position, f"up to {held.max_offset}", held.min_offset)
+        return held
 
     def offset_at_time(self, queue: QueueKey, time_ms: int, rule: str = "lower") -> int:
         """Return the queue offset for a moment (ms since the epoch).
@@ -214,7 +219,7 @@ class StoreReader:
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:
         """Return the queue's files, None if only topics.json knows it."""
         found = self._topics.queues.get(key)
-        if found is None and not self._topics.has(key):
+        if found is None and key not in self._tail.faults and not self._topics.has(key):
             known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
             raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')
         return found
@@ -223,12 +228,19 @@ class StoreReader:
         """Return first and end unit that can be read, as of the last refresh."""
         if not self._looked:
             self.refresh()
-        if queue.key in self._tail.faults:
-            raise self._tail.faults[queue.key]
+        self._raise_fault(queue.key)
         end = self._tail.ends.get(queue.key, queue.run.begin)
         if queue.key not in self._min_units:
-            self._min_units[queue.key] = queue.first_from(self._log.segments.begin, end)
+            first = queue.first_from(self._log.segments.begin, end)
+            queue.refuse_hole_before(first, self._log.segments.begin)
+            self._min_units[queue.key] = first
         return self._min_units[queue.key], end
+
+    def _raise_fault(self, key: QueueKey) -> None:
+        if not self._looked:
+            self.refresh()
+        if key in self._tail.faults:
+            raise self._tail.faults[key]
 
     def _readable(self, key: QueueKey, begin: int, end: int) -> tuple[ConsumeQueue, int]:
         """Return the queue's files and the number after its last written unit, if it has [begin, end)."""

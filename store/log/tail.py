@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint
-from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS, parse
@@ -55,8 +55,15 @@ class LogTail:
     One thread at a time. Looks are cheap where little was appended since the one before.
     """
 
-    def __init__(self, log: CommitLog, left: Callable[[], Left], checkpoint: Callable[[], Checkpoint]) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        left: Callable[[], Left],
+        checkpoint: Callable[[], Checkpoint],
+        may_exist: Callable[[str], bool],
+    ) -> None:
         self._log, self._left, self._checkpoint = log, left, checkpoint
+        self._may_exist = may_exist
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self.faults: dict[QueueKey, DamageError] = {}
@@ -64,6 +71,7 @@ class LogTail:
         # Where the next look starts: behind the last record that has a unit. What has none yet may still be
         # taken back by the restart of a writer that died.
         self._base = 0
+        self._newest_ms = -1  # store time
         self._last_record: tuple[int, bytes] = (0, b"")
         self._waiting: list[Record] = []  # logged, and without a unit when last seen
         self._looked = False
@@ -116,7 +124,7 @@ class LogTail:
     ) -> None:
         if whole:
             self._base, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
-            self._waiting = []
+            self._waiting, self._newest_ms = [], -1
         base = self._base
         seen: dict[QueueKey, tuple[int, Units]] = {}
         for key in among:
@@ -129,6 +137,7 @@ class LogTail:
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
             self.ends[key] = begin + self._confirm(key, units, last, closing)
         self._remember(chained)
+        self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
         self._waiting = [record for record in self._waiting if record.physical_offset < base] + chained.unitless
         self._judge_waiting(chained, queues, closing)
@@ -168,7 +177,7 @@ class LogTail:
         order = np.argsort(places, kind="stable")
         agree, times = self._compare(places[order], sizes[order], offsets[order], queue_ids[order])
         chosen = order[agree]
-        chained = Chain(self._log, places[chosen], sizes[chosen], times[agree], base)
+        chained = Chain(self._log, places[chosen], sizes[chosen], times[agree], base, self._newest_ms)
         chained.settle(closing, self._checkpoint)
         flags = np.zeros(len(places), np.bool_)
         flags[chosen] = True
@@ -230,8 +239,10 @@ class LogTail:
                 continue  # prepared and rolled back messages never get a unit
             key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
             queue = queues.get(key)
-            if queue is None and record.physical_offset < last_unit_place:
+            if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
                 continue  # later messages have units: this one had its own until its topic was deleted
+            if queue is None and closing is Closing.CLEAN and self._may_exist(key.topic):
+                self.faults.setdefault(key, _no_unit(record, key, filenames.queue_folder(key.topic, key.queue_id), 0))
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come
@@ -247,7 +258,8 @@ class LogTail:
     def _fault(self, queue: ConsumeQueue, record: Record, closing: Closing) -> DamageError | None:
         """Return what is wrong if the unit that the record should have cannot be merely late."""
         end = self.ends[queue.key]
-        if closing is Closing.LIVE or record.queue_offset != queue.offset_of(end, end):
+        late = record.queue_offset - queue.offset_of(end, end)
+        if closing is Closing.LIVE or (late and closing is Closing.CRASHED):
             return None
         found = queue.read(end, end + 1)
         written = len(found) > 0 and int(found.sizes[0]) > 0
@@ -259,14 +271,8 @@ class LogTail:
         ):
             return None  # it came just now, or its writer died before its tags code
         path, position = queue.run.path_of(end)
-        return DamageError(
-            f"the unit of queue offset {record.queue_offset} of {queue.key}, whose record lies at physical offset "
-            f"{record.physical_offset}",
-            path,
-            position,
-            f"({record.physical_offset}, {record.total_size})",
-            f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing",
-        )
+        unit = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"
+        return _no_unit(record, queue.key, path, position, unit)
 
     def _remember(self, chained: Chain) -> None:
         """Keep the place behind the last record with a unit, and its head, by which a rewritten log is noticed."""
@@ -277,9 +283,20 @@ class LogTail:
             self._base = max(self._base, place + int(chained.sizes[live[-1]]))
 
 
+def _no_unit(record: Record, key: QueueKey, path: str, position: int, found: str = "nothing") -> DamageError:
+    return DamageError(
+        f"the unit of queue offset {record.queue_offset} of {key}, whose record lies at physical offset "
+        f"{record.physical_offset}",
+        path,
+        position,
+        f"({record.physical_offset}, {record.total_size})",
+        found,
+    )
+
+
 def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
     """Say whether a unit's tags code is that of its record's tags (MessageExtBrokerInner#tagsString2tagsCode)."""
-    if key.topic == SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):
+    if key.topic == filenames.SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):
         return True  # a due time, or an address
     tags = parse(record.properties).get(TAGS)
     return tags_code == (string_hash(tags) if tags else 0)

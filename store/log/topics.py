@@ -93,6 +93,10 @@ class TopicTable:
         """Say whether topics.json or a folder names the queue."""
         return key in self.queues or 0 <= key.queue_id < self._count(key.topic)
 
+    def may_exist(self, topic: str) -> bool:
+        """Say whether topics.json, if there is one, still names the topic: a deleted one is not in it."""
+        return not self.configs or topic in self.configs
+
     def _count(self, topic: str) -> int:
         """Return how many queues topics.json gives a topic. Raises DamageError for a count that no broker has."""
         config = self.configs.get(topic)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
@@ -27,7 +28,7 @@ from rmq_spark.store.format.config_json import QUEUE_TYPE, TopicConfig, TopicsFi
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS, parse
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT, decode_units, encode_units
-from rmq_spark.store.format.record import Record, encode_record
+from rmq_spark.store.format.record import BLANK_BYTES, Record, decode_record, encode_record
 from rmq_spark.store.testing.appender_files import (
     FileRun,
     blank_for,
@@ -77,8 +78,10 @@ class Appender:
         random: Random,
         settings: AppenderSettings | None = None,
         pause: Callable[[float], None] = time.sleep,
+        lock: Callable[[int], None] = lambda descriptor: os.lockf(descriptor, os.F_TLOCK, 1),
     ) -> None:
-        self._root, self._history, self._random, self._pause = Path(path), history, random, pause
+        self._root, self._history, self._random = Path(path), history, random
+        self._pause, self._take_lock = pause, lock
         self._settings = settings or AppenderSettings()
         self._log = FileRun(self._root / filenames.COMMIT_LOG, self._settings.segment_bytes, self._step)
         self._queues: dict[QueueKey, FileRun] = {}
@@ -86,6 +89,7 @@ class Appender:
         self._units: dict[QueueKey, int] = {}  # next unit number: differs from it in batch consume queues
         self._lock = -1
         self._now_ms = FIRST_STORE_MS
+        self._logged_ms = self._dispatched_ms = 0  # store times of the last record, and of the last with a unit
         self._end = 0
         self._topics: set[str] = set()
         largest = self._settings.segment_bytes // 4
@@ -98,17 +102,17 @@ class Appender:
         self._maker.skip_to(len(self._topics))
         self._lock = os.open(self._root / filenames.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.pwrite(self._lock, b"lock", 0)
-        os.lockf(self._lock, os.F_TLOCK, 1)  # byte 0, as DefaultMessageStore#start does
+        self._take_lock(self._lock)  # byte 0, as DefaultMessageStore#start does
         (self._root / filenames.ABORT).write_bytes(encode_abort(os.getpid()))
 
     def act(self) -> None:
         """Append one message or a few, or do what else a broker does meanwhile."""
         dice = self._random.random()
-        if dice < 0.002:
+        if dice < 0.02:
             self._expire()
-        elif dice < 0.01:
+        elif dice < 0.03:
             self._write_checkpoint()
-        elif dice < 0.01 + self._settings.batch_chance:
+        elif dice < 0.03 + self._settings.batch_chance:
             self.append([self._maker.make() for _ in range(self._random.randint(2, 12))])
         else:
             self.append([self._maker.make()])
@@ -165,6 +169,7 @@ class Appender:
             self._history.written(written)
         self._log.write(self._end, self._cut(encode_record(record)))
         self._end += record.total_size
+        self._logged_ms = record.store_timestamp
         return record
 
     def _cut(self, data: bytes) -> list[tuple[int, bytes]]:
@@ -184,6 +189,7 @@ class Appender:
         self._queue(key).write(number * len(unit), unit_pieces(unit))
         self._units[key] = number + 1
         self._next[key] = messages[-1].offset + 1
+        self._dispatched_ms = record.store_timestamp
         for message in messages:
             self._history.acknowledged(message)
 
@@ -229,7 +235,7 @@ class Appender:
         self._topics.add(topic)
 
     def _write_checkpoint(self) -> None:
-        page = encode_checkpoint(Checkpoint(self._now_ms, self._now_ms, 0, 0, self._end))
+        page = encode_checkpoint(Checkpoint(self._logged_ms, self._dispatched_ms, 0, 0, self._end))
         descriptor = os.open(self._root / filenames.CHECKPOINT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             for at, data in ((8, page[8:]), (0, page[:8])):
@@ -272,14 +278,29 @@ class Appender:
                 break
             written += 1
         rest = recovered.records[written:]
-        broken = self._random.random() < 0.5
-        if broken and rest:
+        if rest and self._random.random() < 0.5:
             self._end = rest[0].physical_offset
+            self._break(rest[0])
+            rest = []
+        if recovered.records[:written]:
+            self._logged_ms = self._dispatched_ms = recovered.records[written - 1].store_timestamp
         # What was cut off in the middle of being written never was, however the rest is taken.
         self._history.truncated(self._end)
         truncate_log(self._log, self._end)
-        for record in [] if broken else rest:
+        for record in rest:
+            self._logged_ms = record.store_timestamp
             self._dispatch(record)
+
+    def _break(self, record: Record) -> None:
+        """Zero a part of a record, as if that page had not reached the disk before the power went."""
+        begin = self._random.randrange(record.total_size)
+        count = self._random.randint(1, record.total_size - begin)
+        data = bytearray(encode_record(record))
+        data[begin : begin + count] = bytes(count)
+        left = decode_record(bytes(data))
+        if isinstance(left, Record) and left.crc_matches:
+            begin, count = 0, BLANK_BYTES  # it would still do: then its beginning is gone
+        self._log.write(record.physical_offset, [(begin, bytes(count))])
 
     def _find_queues(self) -> None:
         for tree in (filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE):
@@ -324,15 +345,16 @@ def run_appender(
     settings: AppenderSettings | None = None,
     *,
     close: bool = True,
+    **given: Any,
 ) -> tuple[int, int]:
     """Append until `until(number of acts)` is true, through as many lives as it takes; return acts and lives.
 
-    The last life stops in order with `close`, else it just ends.
+    The last life stops in order with `close`, else it just ends. `given` goes to every Appender.
     """
     random = Random(seed)
     acts = lives = 0
     while True:
-        appender = Appender(path, history, random, settings)
+        appender = Appender(path, history, random, settings, **given)
         lives += 1
         try:
             appender.open()
