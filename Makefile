@@ -1,0 +1,51 @@
+# Every target makes .venv ready by itself (.ci/setup), from a shell with no environment activated.
+# Another Python: make PYTHON=python3.12 test. Some tests: make test TESTS=tests/store
+
+TESTS ?=
+BIN := .venv/bin
+export PYTHON
+export PYTHONUNBUFFERED := 1
+# Settings of another Spark or Python installation must not reach into .venv.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint torture bench wheel clean
+
+help: ## this list
+	@echo "Targets, each with its own set-up:"
+	@sed -n 's/^\([a-z]*\): .*## /  make \1#/p' Makefile | awk -F'#' '{ printf "%-15s %s\n", $$1, $$2 }'
+
+demo: setup ## stream a store that a real RocketMQ wrote to the console (under a minute)
+	@$(BIN)/python notebooks/demo.py
+
+test: lint ## lint, then the default tests
+	@$(BIN)/python -P -m pytest $(TESTS)
+
+lint: setup ## style, format, types
+	@echo "Lint: ruff check, ruff format, mypy ..."
+	@$(BIN)/ruff check --output-format concise .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+torture: setup ## the long random runs
+	@$(BIN)/python -P -m pytest -m torture $(TESTS)
+
+bench: setup ## measure speed
+	@$(BIN)/python benchmarks/run.py
+
+wheel: setup ## build the wheel and run the tests marked `wheel` against it
+	@.ci/wheel
+
+clean: ## remove what the other targets made
+	@rm -rf .venv build dist rmq_spark.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup: ## make .venv ready (the others do it)
+	@.ci/setup
+
+.DEFAULT:
+	@echo "There is no target '$@'." >&2
+	@$(MAKE) --no-print-directory help >&2
+	@exit 2

@@ -1,0 +1,75 @@
+"""Apache RocketMQ's on-disk store as a PySpark data source.
+
+    import rmq_spark
+
+    spark = rmq_spark.session()        # or rmq_spark.register(a_session_of_yours)
+    messages = spark.read.format("rmq").option("path", "store").option("subscribe", "orders").load()
+
+    query = spark.readStream.format("rmq")...start()
+    rmq_spark.stop_at_end(query)       # with endingOffsets: deliver all of it, then stop
+
+Without Spark, `open_reader` gives the same messages as Arrow batches.
+
+Nothing is computed here, and importing this loads neither Spark nor numpy: each name is fetched
+from its module when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rmq_spark.spark_session import register, session
+    from rmq_spark.stop import stop_at_end
+    from rmq_spark.store import COLUMNS, open_reader
+    from rmq_spark.store.errors import (
+        DamageError,
+        DataLossError,
+        NotFoundError,
+        OffsetRangeError,
+        OptionError,
+        RmqError,
+        StoreChangedError,
+        StoreError,
+        StorePathError,
+    )
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "COLUMNS",
+    "DamageError",
+    "DataLossError",
+    "NotFoundError",
+    "OffsetRangeError",
+    "OptionError",
+    "RmqError",
+    "StoreChangedError",
+    "StoreError",
+    "StorePathError",
+    "open_reader",
+    "register",
+    "session",
+    "stop_at_end",
+]
+
+# Where a name that is no error lives. No function has the name of its module: the import system
+# binds a module to its name here, and would hide the function.
+_HOMES = {
+    "COLUMNS": "rmq_spark.store",
+    "open_reader": "rmq_spark.store",
+    "register": "rmq_spark.spark_session",
+    "session": "rmq_spark.spark_session",
+    "stop_at_end": "rmq_spark.stop",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'rmq_spark' has no attribute {name!r}; it has {__dir__()}")
+    value: object = getattr(import_module(_HOMES.get(name, "rmq_spark.store.errors")), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,57 @@
+"""A Spark session that knows `format("rmq")`: a new one for one machine, or one that you have."""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.java import check_java
+
+# Names by which Spark calls a cluster that is this machine.
+_LOCAL_MASTERS = ("local", "local[", "local-cluster[")
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("rmq")` known to the session, for reading and streaming.
+
+    Once per session is enough, and again does no harm. Python workers import `rmq_spark` by name,
+    so it must be installed for the interpreter that `PYSPARK_PYTHON` names on every machine.
+    """
+    spark.dataSource.register(RmqDataSource)
+
+
+def session(
+    app_name: str = "rmq-spark",
+    *,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a Spark session with the source registered: the one that runs already, or a new one.
+
+    For scripts and notebooks on one machine. It works from a shell without an activated
+    environment, because Python workers run this interpreter unless PYSPARK_PYTHON is set. A local
+    master listens on the loopback address only, and there is no web UI; `conf` (names and values as
+    Spark takes them) overrides both. Where something else starts Spark, take its session and call
+    `register`.
+
+    Raises OptionError when a new session would find no Java, or one older than 17.
+    """
+    if SparkSession.getActiveSession() is None:
+        check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    settings = {"spark.ui.enabled": "false"}
+    if master.startswith(_LOCAL_MASTERS):
+        # Without it Spark looks for an outside address first, and warns when it finds two.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.driver.host"] = "127.0.0.1"
+    settings.update(conf or {})
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

@@ -1,0 +1,102 @@
+"""What the documents say is true: paths exist, commands exist, code runs."""
+
+import ast
+import configparser
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rmq_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+# A path of ours in backticks: with a folder of ours in front, or a file at the top.
+PATH = re.compile(
+    r"`((?:store|datasource|rmq_spark|tests|docs|notebooks|benchmarks|\.ci)/[\w./*-]*"
+    r"|(?:README|CHANGELOG|CONTRIBUTING)\.md|setup\.cfg|pyproject\.toml|Makefile|pyspark_rmq\.py)`"
+)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+# A reason in a comment just before a block says why it is not run.
+CODE = re.compile(r"(<!-- not run: .*?-->\s*)?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+@each_document
+def test_a_path_in_backticks_exists(document: Path) -> None:
+    for path in PATH.findall(document.read_text()):
+        found = list(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()
+        assert found, f"{document.name} names {path}"
+
+
+@each_document
+def test_a_link_leads_somewhere(document: Path) -> None:
+    for target in LINK.findall(document.read_text()):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@each_document
+def test_a_make_target_that_is_named_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^    |`)make ([a-z]+)", document.read_text(), re.MULTILINE))
+    assert named <= targets, f"{document.name}: {named - targets}"
+
+
+@each_document
+def test_python_code_is_valid_and_is_run_or_says_why_not(document: Path) -> None:
+    for reason, code in CODE.findall(document.read_text()):
+        if not reason:
+            assert document.name == "README.md", (
+                f"{document.name}: only the README's code is run. Put `<!-- not run: reason -->` before\n{code}"
+            )
+        ast.parse(code)
+
+
+@pytest.mark.spark
+def test_the_readme_s_examples_run_in_order(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)  # their path is relative
+    namespace: dict[str, object] = {"__name__": "readme"}
+    blocks = [code for reason, code in CODE.findall(DOCUMENTS[0].read_text()) if not reason]
+    assert len(blocks) >= 2
+    for code in blocks:
+        exec(compile(code, "README.md", "exec"), namespace)
+    printed = capfd.readouterr().out
+    assert re.search(r"\|queueId\| *tags\|count\|", printed), "the batch example shows counts"
+    assert "|queueId|queueOffset|" in printed, "the streaming example shows messages"
+
+
+def test_the_readme_lists_every_column() -> None:
+    section = DOCUMENTS[0].read_text().split("## Columns")[1].split("\n## ")[0]
+    listed = {name for line in section.split("\n") for name in re.findall(r"`(\w+)`", line)}
+    assert set(rmq_spark.COLUMNS) <= listed
+
+
+def test_the_readme_and_setup_cfg_ask_for_the_same_python() -> None:
+    cfg = configparser.ConfigParser(interpolation=None)
+    cfg.read(ROOT / "setup.cfg")
+    assert cfg["options"]["python_requires"] == ">=3.11"
+    assert "Python 3.11 or newer" in DOCUMENTS[0].read_text()
+
+
+def test_the_changelog_says_what_is_coming() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    unreleased = text.split("## Unreleased")[1].split("\n## ")[0]
+    assert re.search(r"^- \w", unreleased, re.MULTILINE), "Unreleased lists nothing"
+
+
+def test_the_licence_is_the_whole_apache_licence() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text

@@ -1,0 +1,195 @@
+"""The import rules of docs/ARCHITECTURE.md as a test: it reads our files and imports none."""
+
+import ast
+import graphlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Folder on disk -> dotted name once installed; setup.cfg's package_dir says the same.
+PACKAGES = {
+    "rmq_spark": "rmq_spark",
+    "store": "rmq_spark.store",
+    "datasource": "rmq_spark.datasource",
+}
+
+# The modules of the data source that Spark calls. What else is in the folder is pure planning.
+SPARK_MODULES = (
+    "=datasource datasource.source datasource.batch_reader datasource.stream_reader datasource.partition "
+    "datasource.partition_reader"
+)
+
+# In both tables a name stands for itself and all below it, and after "=" for itself alone; the
+# longest that fits decides.
+
+# Lowest first. A module imports its own row and the rows before it. What fits no name is facade.
+LAYERS = {
+    "words": "store.errors store.units store.options",
+    "format": "store.format",
+    "disk": "store.disk",
+    "log": "store.log",
+    "door": "store",
+    "testing": "store.testing",
+    "plan": "datasource",
+    "spark": SPARK_MODULES,
+    "facade": "",
+}
+
+# What the Spark side and the facade may see of the engine.
+DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options")}
+
+# What only some may import: packages from outside, and the parts of the standard library by which a
+# module touches the machine, the clock's neighbours or chance.
+ONLY = {
+    "numpy": "store",
+    "pyarrow": "=store store.format store.log store.testing datasource",
+    "pyspark": f"{SPARK_MODULES} spark_session stop",
+    "hypothesis": "store.testing",
+    "random": "store.testing",
+    "ctypes": "store.disk",
+    "fcntl": "store.disk",
+    "io": "store.disk store.testing",
+    "mmap": "store.disk",
+    "os": "store.disk store.testing java spark_session",
+    "shutil": "store.testing java",
+    "signal": "store.disk",
+    "socket": "",
+    "subprocess": "store.testing java",
+    "tempfile": "store.testing",
+    "threading": "datasource store.testing",
+    "multiprocessing": "",
+    "concurrent": "",
+    "json": "store.format store.testing datasource stop",
+}
+
+
+def fit(module: str, names: str) -> int:
+    """Return how long the longest of the names is that the module fits, 0 for none."""
+    inner = module.removeprefix("rmq_spark").removeprefix(".")
+    return max(
+        (
+            len(name)
+            for name in names.split()
+            if (inner == name[1:] if name[0] == "=" else f"{inner}.".startswith(f"{name}."))
+        ),
+        default=0,
+    )
+
+
+def row(module: str) -> int:
+    """Return the number of the module's layer."""
+    fits = [fit(module, names) for names in LAYERS.values()]
+    return fits.index(max(fits)) if any(fits) else len(LAYERS) - 1
+
+
+def read_imports(source: str, modules: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each import; `from package import module` names the module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in modules else base
+
+
+def find_modules() -> dict[str, Path]:
+    """Return every module of ours by its dotted name."""
+    modules = {}
+    for folder, package in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            modules[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return modules
+
+
+MODULES = find_modules()
+IMPORTS = {name: list(read_imports(path.read_text(), set(MODULES))) for name, path in MODULES.items()}
+
+
+def breach(module: str, name: str) -> str | None:
+    """Say why the module may not import that name; None when it may."""
+    top = name.split(".")[0]
+    if top == "rmq_spark":
+        if row(name) > row(module):
+            return f"{list(LAYERS)[row(name)]} is a layer above {list(LAYERS)[row(module)]}"
+        # The kit for tests is no part of the engine behind the door; it may use the door too.
+        if fit(module, "store") and not fit(module, "store.testing"):
+            if name == "rmq_spark.store":
+                return "inside the engine, name the module it comes from"
+        elif not fit(module, "store") and fit(name, "store") and name not in DOOR:
+            return f"go through the door: {sorted(DOOR)}"
+    elif top in ONLY:
+        if not fit(module, ONLY[top]):
+            return f"only {ONLY[top] or 'nobody'} may"
+    elif top not in sys.stdlib_module_names:
+        return "not absolute, or a new dependency"
+    return None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
+    for line, name in IMPORTS[module]:
+        why = breach(module, name)
+        assert why is None, f"{MODULES[module].relative_to(ROOT)}:{line} imports {name}: {why}"
+
+
+def test_the_architecture_lists_the_same_layers_in_the_same_order() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    section = text.split(" Layers\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in section.split("\n") if line.startswith("| ")]
+    assert rows[2:] == list(LAYERS), "after the head and the line below it"
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    graph = {module: {name for _, name in imports if name != module} for module, imports in IMPORTS.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the detour
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("rmq_spark.store.errors", "rmq_spark.store.format.record"),
+        ("rmq_spark.store.format.record", "rmq_spark.store.disk"),
+        ("rmq_spark.store.format.record", "os"),
+        ("rmq_spark.store.disk.local_disk", "rmq_spark.store.log.end"),
+        ("rmq_spark.store.disk.local_disk", "pyarrow"),
+        ("rmq_spark.store.log.end", "rmq_spark.store"),
+        ("rmq_spark.store.log.end", "mmap"),
+        ("rmq_spark.store.log.end", "threading"),
+        ("rmq_spark.store", "rmq_spark.store.testing.samples"),
+        ("rmq_spark.store", "rmq_spark.datasource.options"),
+        ("rmq_spark.store", "pyspark"),
+        ("rmq_spark.datasource.planning", "pyspark.sql"),
+        ("rmq_spark.datasource.planning", "rmq_spark.datasource.source"),
+        ("rmq_spark.datasource.source", "rmq_spark.store.log.end"),
+        ("rmq_spark.datasource.source", "store.errors"),
+        ("rmq_spark.datasource.source", ".options"),
+        ("rmq_spark.datasource.source", "rmq_spark"),
+        ("rmq_spark.datasource.source", "pandas"),
+        ("rmq_spark.stop", "rmq_spark.store.log.end"),
+    ],
+)
+def test_the_tables_refuse_a_planted_breach(module: str, name: str) -> None:
+    assert breach(module, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("rmq_spark.store.format.record", "rmq_spark.store.errors"),
+        ("rmq_spark.store.log.end", "rmq_spark.store.disk.local_disk"),
+        ("rmq_spark.store", "rmq_spark.store.log.end"),
+        ("rmq_spark.store.testing.samples", "rmq_spark.store"),
+        ("rmq_spark.datasource.stream_reader", "rmq_spark.store"),
+        ("rmq_spark.datasource.stream_reader", "pyspark.sql.datasource"),
+        ("rmq_spark.spark_session", "rmq_spark.datasource.source"),
+    ],
+)
+def test_the_tables_allow_what_is_meant(module: str, name: str) -> None:
+    assert breach(module, name) is None

@@ -1,0 +1,77 @@
+"""What `rmq_spark` shows is what exists, what the type checker sees and what the README lists."""
+
+import ast
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rmq_spark
+from rmq_spark.store import errors
+
+pytestmark = pytest.mark.wheel
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.RmqError)]
+
+
+def test_all_names_are_sorted_and_dir_lists_them() -> None:
+    assert rmq_spark.__all__ == sorted(rmq_spark.__all__)
+    assert dir(rmq_spark) == sorted([*rmq_spark.__all__, "__version__"])
+
+
+@pytest.mark.parametrize("name", rmq_spark.__all__)
+def test_every_name_is_there_and_explains_itself(name: str) -> None:
+    value = getattr(rmq_spark, name)
+    assert value is getattr(rmq_spark, name)
+    assert name == name.upper() or value.__doc__, f"{name} has no docstring"
+
+
+def test_the_type_checker_sees_the_same_names() -> None:
+    tree = ast.parse(Path(rmq_spark.__file__).read_text())
+    seen = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.If)
+        for line in node.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
+    assert seen == set(rmq_spark.__all__)
+
+
+def test_every_error_is_public_and_says_where_users_find_it() -> None:
+    for error in ERRORS:
+        assert getattr(rmq_spark, error.__name__) is error
+        assert error.__module__ == "rmq_spark"
+        assert pickle.loads(pickle.dumps(error)) is error
+
+
+def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"'sesion'.*'session'"):
+        rmq_spark.sesion  # noqa: B018
+
+
+def test_no_function_has_the_name_of_a_module() -> None:
+    # Importing rmq_spark.x binds the module to `rmq_spark.x`, over whatever was there.
+    modules = {path.stem for path in Path(rmq_spark.__file__).parent.glob("*.py")}
+    assert not modules & set(rmq_spark.__all__)
+
+
+def test_importing_it_loads_neither_spark_nor_numpy() -> None:
+    code = (
+        "import sys, rmq_spark; dir(rmq_spark); rmq_spark.__version__; "
+        "print([m for m in ('pyspark', 'numpy', 'pyarrow', 'rmq_spark.store') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_the_readme_lists_every_public_name() -> None:
+    section = (ROOT / "README.md").read_text().split("## Python names")[1].split("\n## ")[0]
+    listed = {name.split(".")[-1] for name in re.findall(r"`(?:rmq_spark\.)?(\w+)[`(]", section)}
+    assert set(rmq_spark.__all__) <= listed, set(rmq_spark.__all__) - listed
