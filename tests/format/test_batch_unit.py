@@ -1,0 +1,49 @@
+"""Units of a batch consume queue, from a store that RocketMQ wrote and of our own."""
+
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.format.batch_unit import (
+    BATCH_UNIT,
+    decode_batch_units,
+    encode_batch_units,
+    is_written,
+)
+
+PATH = "batchcq-cqext/batchconsumequeue/TopicIB/0/00000000000000000000"
+
+
+def test_the_units_of_three_batches_are_where_rocketmq_put_them(golden: Path) -> None:
+    units = decode_batch_units((golden / PATH).read_bytes())
+    assert len(units) == 50
+    written = units[is_written(units)]
+    assert written["physical_offset"].tolist() == [0, 247, 545]
+    assert written["record_size"].tolist() == [247, 298, 349]
+    assert written["base_offset"].tolist() == [0, 2, 5]
+    assert written["message_count"].tolist() == [2, 3, 4]
+    assert written["compacted_offset"].tolist() == [-1, -1, -1]
+    assert written["tags_code"].tolist() == [0, 0, 0]
+    assert written["store_timestamp"].tolist() == [1795223890795, 1795223890822, 1795223890822]
+
+
+def test_the_golden_units_are_written_again_byte_for_byte(golden: Path) -> None:
+    data = (golden / PATH).read_bytes()[: 3 * BATCH_UNIT.itemsize]
+    units = decode_batch_units(data)
+    assert encode_batch_units(*(units[name] for name in (BATCH_UNIT.names or ())[:6])) == data
+
+
+@pytest.mark.parametrize("size", range(2 * 46 + 1))
+def test_of_a_cut_file_the_whole_units_are_read(size: int) -> None:
+    data = encode_batch_units([1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [1, 1])
+    assert decode_batch_units(data[:size])["base_offset"].tolist() == [9, 10][: size // 46]
+
+
+def test_a_unit_that_recovery_would_not_take_is_not_written() -> None:
+    units = decode_batch_units(
+        encode_batch_units([-1, 0, 0, 0], [9, 0, 9, 9], [0] * 4, [0] * 4, [0, 0, -1, 0], [1] * 4)
+    )
+    assert is_written(units).tolist() == [False, False, False, True]
+    units = units.copy()
+    units["message_count"] = 0
+    assert not is_written(units).any()

@@ -1,0 +1,43 @@
+"""The checkpoint: its page, cut anywhere, and the time that recovery takes from it."""
+
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+
+STORES = ["basic", "propcrc", "crashed", "preblank", "truncated-stale", "batchcq-cqext", "timer"]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_golden_page_is_written_again_byte_for_byte(golden: Path, store: str) -> None:
+    page = (golden / store / "checkpoint").read_bytes()
+    assert len(page) == 4096
+    assert encode_checkpoint(decode_checkpoint(page)) == page
+
+
+def test_a_golden_page_says_when_and_how_far(golden: Path) -> None:
+    found = decode_checkpoint((golden / "truncated-stale/checkpoint").read_bytes())
+    assert found == Checkpoint(0x1A1FBB1F411, 0x1A1FBB1F411, 0, 0, 0xC366)
+
+
+@pytest.mark.parametrize("size", range(49))
+def test_what_a_short_page_lacks_reads_as_zero(size: int) -> None:
+    whole = Checkpoint(1, 2, 3, 4, 5)
+    page = encode_checkpoint(whole)
+    found = decode_checkpoint(page[:size])
+    padded = page[:size].ljust(4096, b"\0")
+    assert encode_checkpoint(found)[:40] == padded[:40]
+    assert decode_checkpoint(page + b"more") == whole
+
+
+@pytest.mark.parametrize(
+    ("physic", "logics", "index", "least", "with_index"),
+    [(0, 0, 0, 0, 0), (2999, 9000, 0, 0, 0), (5000, 4000, 9000, 1000, 1000), (4000, 5000, 7, 1000, 7)],
+)
+def test_recovery_goes_back_three_seconds_before_the_older_time(
+    physic: int, logics: int, index: int, least: int, with_index: int
+) -> None:
+    checkpoint = Checkpoint(physic, logics, index)
+    assert checkpoint.min_timestamp == least
+    assert checkpoint.min_timestamp_with_index == with_index
