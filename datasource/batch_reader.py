@@ -1,0 +1,111 @@
+"""`spark.read`: one plan over the queues of a query, made when Spark asks for partitions."""
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.options import ReadOptions
+from rmq_spark.datasource.partition import Piece, RmqPartition
+from rmq_spark.datasource.planning import Loss, clip_ranges, refuse_losses, resolve_positions
+from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.splitting import join_offsets, split_ranges
+from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.timestamps import find_ends, find_starts
+from rmq_spark.datasource.values import EARLIEST, LATEST
+from rmq_spark.store.units import QueueKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+class RmqBatchReader(DataSourceReader):
+    """Reads what startingOffsets and endingOffsets leave of the queues, or only keys or ids in there.
+
+    `partitions` runs once on the driver, `read` in the tasks, on a copy that knows nothing but the settings.
+    """
+
+    def __init__(self, options: ReadOptions, settings: ReadSettings) -> None:
+        self._options = options
+        self._settings = settings
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_settings": self._settings}
+
+    def partitions(self) -> list[InputPartition]:
+        view = StoreView(self._options)
+        try:
+            view.look()
+            ranges = self._ranges(view)
+            if self._options.keys is None and self._options.message_ids is None:
+                pieces = split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
+                return [plan_partition(view, [piece]) for piece in pieces]
+            return self._found_partitions(view, ranges)
+        finally:
+            view.close()
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        return read_planned(partition, self._settings)
+
+    def _ranges(self, view: StoreView) -> list[QueueRange]:
+        """Return what the options leave of each queue, sorted, none empty."""
+        options, bounds = self._options, view.bounds
+        clip = not options.fail_on_data_loss
+        by_time = find_starts(view.store, bounds, options.starting_times, options.strategy)
+        begins, losses = resolve_positions(bounds, options.starting_offsets, by_time, EARLIEST, "startingOffsets", clip)
+        by_time = find_ends(view.store, bounds, options.ending_times)
+        ends, _ = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
+        report_losses(losses, options.fail_on_data_loss)
+        ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in bounds]
+        return clip_ranges((part for part in ranges if part.count > 0), bounds)[0]
+
+    def _found_partitions(self, view: StoreView, ranges: list[QueueRange]) -> list[InputPartition]:
+        """Return a partition for each queue that has messages with the wanted keys or ids in its range."""
+        found: dict[QueueKey, set[int]] = {}
+        topics = sorted({part.queue.topic for part in ranges})
+        hits: list[tuple[QueueKey, int]] = []
+        for key in self._options.keys or ():
+            for topic in topics:
+                hits += view.store.find_key(topic, key)
+        for message_id in self._options.message_ids or ():
+            hits += view.store.find_message_id(message_id, topics)
+        for queue, offset in hits:
+            found.setdefault(queue, set()).add(offset)
+        partitions = []
+        for part in ranges:
+            offsets = sorted(offset for offset in found.get(part.queue, ()) if part.begin <= offset < part.end)
+            pieces = [QueueRange(part.queue, begin, end) for begin, end in join_offsets(offsets)]
+            if pieces:
+                partitions.append(plan_partition(view, pieces))
+        return partitions
+
+
+def plan_partition(view: StoreView, ranges: list[QueueRange]) -> InputPartition:
+    """Return ranges of one queue as a partition, with proof of each one's first and last message."""
+    pieces = []
+    for part in ranges:
+        first = view.proof(part.queue, part.begin)
+        last = first if part.count == 1 else view.proof(part.queue, part.end - 1)
+        pieces.append(Piece(part.queue, part.begin, part.end, first, last))
+    return RmqPartition(view.path, view.commit_log_path, tuple(pieces))
+
+
+def read_planned(partition: InputPartition, settings: ReadSettings) -> "Iterator[pa.RecordBatch]":
+    """Return the rows of a partition; none for the empty one that Spark puts in where a plan has none."""
+    if not isinstance(partition, RmqPartition):
+        return iter(())
+    from rmq_spark.datasource.partition_reader import read_partition  # the engine: only tasks need it
+
+    return read_partition(partition, settings)
+
+
+def report_losses(losses: list[Loss], fail: bool) -> None:
+    """Raise DataLossError if losses are to fail the query, else log each as a warning."""
+    if fail:
+        refuse_losses(losses)
+    for loss in losses:
+        _LOG.warning("rmq: skipped, failOnDataLoss=false: %s", loss)

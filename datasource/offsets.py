@@ -1,0 +1,118 @@
+"""The offset of a stream: what stands in Spark's checkpoint, as JSON.
+
+    {"orders": {"0": 5, "1": 7}, "@": {"v": 1}}
+
+Topic, queue, next queue offset: what was before it has been delivered. So progress can be pasted into
+startingOffsets. The key "@", which no topic can have, keeps what belongs to no queue:
+
+| key | meaning |
+| --- | --- |
+| v | version of this text; another one is refused |
+| start | where each queue begins that the offset before this one does not name |
+| ending | true if the query has endingOffsets or endingTimestamp |
+| ended | true if every queue has reached its bound |
+| lost | messages that were skipped with failOnDataLoss=false, by queue, since the query began |
+| turn | the queue that was served last when a limit was too small for all: the next one goes first |
+
+Spark compares offsets as text. So the text is canonical: topics sorted, queues sorted by number, "@" last and its
+keys in the order above; and what has not moved is repeated as it stands, `start` included.
+
+The first offset of a query is not kept by Spark until a batch exists. So it is a constant that names no queue,
+and the first batch, which may be empty, fixes under `start` where the query began.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from rmq_spark.datasource.values import MARK
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """One offset, parsed. `starts` is None where the text has no `start`, which only offsets without news have."""
+
+    positions: Mapping[QueueKey, int]
+    starts: Mapping[QueueKey, int] | None = None
+    ending: bool = False
+    ended: bool = False
+    lost: Mapping[QueueKey, int] = field(default_factory=dict)
+    turn: QueueKey | None = None
+
+    def is_initial(self) -> bool:
+        """Say whether this is the constant before the first batch."""
+        return not self.positions and self.starts is None
+
+
+def initial_offset() -> dict[str, Any]:
+    """Return the JSON of the constant before the first batch."""
+    return {MARK: {"v": VERSION}}
+
+
+def encode_offset(offset: StreamOffset) -> dict[str, Any]:
+    """Return the canonical JSON. It is never the constant of `initial_offset`."""
+    mark: dict[str, Any] = {"v": VERSION}
+    if offset.starts or not offset.positions:
+        mark["start"] = encode_queues(offset.starts or {})
+    if offset.ending:
+        mark["ending"] = True
+    if offset.ended:
+        mark["ended"] = True
+    if offset.lost:
+        mark["lost"] = encode_queues(offset.lost)
+    if offset.turn is not None:
+        mark["turn"] = str(offset.turn)
+    return {**encode_queues(offset.positions), MARK: mark}
+
+
+def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
+    """Return numbers by queue as JSON: topic, queue id as text, number; both sorted."""
+    return {
+        topic: {str(queue.queue_id): numbers[queue] for queue in queues}
+        for topic, queues in groupby(sorted(numbers), key=lambda queue: queue.topic)
+    }
+
+
+def decode_offset(value: Mapping[str, Any]) -> StreamOffset:
+    """Return the offset that a JSON object is. Raises OptionError for a text of another version or shape."""
+    mark = value.get(MARK)
+    version = mark.get("v") if isinstance(mark, dict) else None
+    if version != VERSION:
+        raise OptionError(
+            f"the checkpoint holds an offset of version {version!r}; this release reads version {VERSION}. Use the "
+            "release that wrote it, or another checkpointLocation, with the wanted startingOffsets."
+        )
+    assert isinstance(mark, dict)
+    try:
+        turn = mark.get("turn")
+        return StreamOffset(
+            _decode_queues({topic: queues for topic, queues in value.items() if topic != MARK}),
+            _decode_queues(mark["start"]) if "start" in mark else None,
+            bool(mark.get("ending", False)),
+            bool(mark.get("ended", False)),
+            _decode_queues(mark.get("lost", {})),
+            None if turn is None else _decode_queue(turn),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise OptionError(
+            f"the checkpoint holds an offset that is none of ours: {error}. Give the query a checkpointLocation of "
+            "its own."
+        ) from None
+
+
+def _decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
+    return {
+        QueueKey(topic, int(queue_id)): int(number)
+        for topic, queues in value.items()
+        for queue_id, number in queues.items()
+    }
+
+
+def _decode_queue(text: str) -> QueueKey:
+    topic, _, queue_id = text.rpartition("/")
+    return QueueKey(topic, int(queue_id))

@@ -1,0 +1,84 @@
+"""The one table of options: names, kinds, defaults and meanings, as documentation and `options` need them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_spark.datasource import values
+
+BATCH, STREAM = "batch", "stream"
+READ_MODES = ("auto", "mmap", "pread")
+STRATEGIES = ("error", "latest", "earliest")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table. `parse` takes the text, and the clock too where `timed`."""
+
+    name: str
+    kind: str
+    parse: Callable[..., Any]
+    default: str  # as documentation shows it; ReadOptions has the value
+    meaning: str
+    example: str
+    where: tuple[str, ...] = (BATCH, STREAM)
+    alias: str | None = None
+    timed: bool = False
+
+
+_OFFSETS = "earliest, latest or JSON"
+_TIME = "time or JSON"
+OPTIONS = (
+    Option("path", "path", values.parse_path, "required", "the store's folder, a broker's storePathRootDir; "
+           "a relative path counts from the driver's working directory", "/data/store"),
+    Option("commitLogPath", "paths", values.parse_paths, "in path", "folder or folders of the commit log where "
+           "they lie elsewhere (a broker's storePathCommitLog)", "/disk1/log,/disk2/log"),
+    Option("subscribe", "topics", values.parse_topics, "one of three", "topics to read, by name", "orders,payments",
+           alias="topic"),
+    Option("subscribePattern", "regular expression", values.parse_pattern, "one of three", "topics to read, by "
+           "Python regular expression over the whole name; RocketMQ's own topics match only if the pattern, or one "
+           "of its alternatives, is their full name", "orders-.*"),
+    Option("assign", "JSON", values.parse_assignment, "one of three", "queues to read, by topic and queue id",
+           '{"orders": [0, 1]}'),
+    Option("startingOffsets", _OFFSETS, values.parse_positions, "batch earliest, stream latest", "where to begin. "
+           "JSON may leave queues out, which begin at the default, and -1 is latest, -2 earliest. A stream heeds it "
+           "only before its first batch; queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
+    Option("startingTimestamp", _TIME, values.parse_times, "none", "begin at the first message stored at or after a "
+           "time: ms, ISO 8601 with a zone, or before now (-10m); for all queues, by topic, or by topic and queue",
+           "-10m", timed=True),
+    Option("startingOffsetsByTimestampStrategy", "word", values.parse_words(*STRATEGIES), "error", "for a queue in "
+           "which nothing was stored since startingTimestamp: error, latest (begin at its end) or earliest", "latest"),
+    Option("endingOffsets", _OFFSETS.replace("earliest, ", ""), values.parse_positions, "batch latest, stream none",
+           "where to end, exclusive. JSON may leave queues out, which end at latest; -1 is latest. A stream takes "
+           "latest when it starts, and idles at the end unless it is stopped", '{"orders": {"0": 100}}'),
+    Option("endingTimestamp", _TIME, values.parse_times, "none", "end before the first message stored at or after a "
+           "time, written as for startingTimestamp; where there is none, at latest", "2026-01-31T12:00:00Z",
+           timed=True),
+    Option("failOnDataLoss", "true or false", values.parse_flag, "true", "false: skip messages that are gone, count "
+           "them and log a warning, instead of failing", "false"),
+    Option("maxOffsetsPerTrigger", "count", values.parse_count, "none", "most messages in one micro-batch, shared out "
+           "over queues by backlog; no queue starves", "10000", (STREAM,)),
+    Option("maxBytesPerTrigger", "size", values.parse_size, "none", "most bytes of records, as the log has them, in "
+           "one micro-batch; only a record that is bigger by itself goes beyond", "64m", (STREAM,)),
+    Option("maxOffsetsPerQueue", "count", values.parse_count, "none", "most messages of each queue in one "
+           "micro-batch", "1000", (STREAM,)),
+    Option("minOffsetsPerTrigger", "count", values.parse_count, "none", "wait until so many messages are there, or "
+           "maxTriggerDelay is over; AvailableNow does not wait", "1000", (STREAM,)),
+    Option("maxTriggerDelay", "duration", values.parse_duration, "15m", "longest wait for minOffsetsPerTrigger",
+           "1m", (STREAM,)),
+    Option("minPartitions", "count", values.parse_count, "one task a queue", "split the biggest queues until there "
+           "are about so many tasks; order holds within a task", "16"),
+    Option("maxRecordsPerPartition", "count", values.parse_count, "none", "split queues so that no task has more "
+           "messages", "100000"),
+    Option("columns", "names", values.parse_names, "the default ones", "columns to read, in this order, or * for "
+           "all; what is not asked for is not decoded", "queueOffset,body"),
+    Option("checkCrc", "true or false", values.parse_flag, "false", "compare every body with its checksum", "true"),
+    Option("maxDecompressedBytes", "size", values.parse_size, "64m", "a compressed body that grows beyond is an "
+           "error, not a memory problem", "256m"),
+    Option("readMode", "word", values.parse_words(*READ_MODES), "auto", "how files are read: mmap, pread (for "
+           "network and FUSE mounts), or auto, which looks at the mount", "pread"),
+    Option("keys", "words", values.parse_search_words, "none", "only messages that have one of these keys (blanks "
+           "separate them), found by the store's key index", "order-4711", (BATCH,)),
+    Option("msgId", "words", values.parse_search_words, "none", "only messages with one of these ids (blanks separate "
+           "them): the producer's or the broker's", "7F0000010A2F18B4AAC20001BBC60000", (BATCH,)),
+)  # fmt: skip

@@ -1,0 +1,251 @@
+"""The options of one query, parsed by the table in `option_table` and checked against each other.
+
+`parse_options` turns what Spark hands over into a frozen ReadOptions; everything that can be refused without
+looking at a store is refused there. Names do not depend on case. Options that only one kind of query has are
+passed over by the other kind, as Kafka's source does, unless that would give other rows than the user asked
+for: see ReadOptions.check_batch and check_stream.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_spark.datasource.option_table import OPTIONS, Option
+from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics
+from rmq_spark.datasource.values import EARLIEST, LATEST, Positions, Times, Unacceptable
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
+
+_SHOWN_CHARACTERS = 120  # of a bad value: a pasted offset of thousands of queues would hide the rest
+
+_BY_NAME = {name.lower(): option for option in OPTIONS for name in (option.name, option.alias) if name}
+
+MAX_TRIGGER_DELAY_MS = 15 * 60_000
+
+# What users set for all their readers, or set on the reader instead of on the writer: not ours, no harm.
+_SPARK_OPTIONS = {"checkpointlocation", "queryname", "outputmode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch may take: messages, bytes, messages a queue; and what it waits for."""
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    max_offsets_per_queue: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = MAX_TRIGGER_DELAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of one query, checked against each other. Without `path` or `subscription` it cannot read."""
+
+    path: str | None = None
+    commit_log_path: tuple[str, ...] | None = None
+    subscription: Subscription | None = None
+    starting_offsets: Positions | None = None
+    starting_times: Times | None = None
+    strategy: str = "error"
+    ending_offsets: Positions | None = None
+    ending_times: Times | None = None
+    fail_on_data_loss: bool = True
+    limits: Limits = Limits()
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    columns: tuple[str, ...] | None = None
+    check_crc: bool = False
+    max_decompressed_bytes: int = 64 << 20
+    read_mode: str = "auto"
+    keys: tuple[str, ...] | None = None
+    message_ids: tuple[str, ...] | None = None
+
+    def check_complete(self) -> "tuple[str, Subscription]":
+        """Return path and subscription; raises OptionError where one was not given."""
+        if self.path is None:
+            raise OptionError(
+                'path is required: the store\'s folder, as in .option("path", "/data/store") or .load("/data/store"). '
+                "(A table in Spark's catalog hands a Python source no options; use a temporary view.)"
+            )
+        if self.subscription is None:
+            raise OptionError(
+                "exactly one of subscribe, subscribePattern and assign is required, none was given. Examples: "
+                'subscribe=orders,payments; subscribePattern=orders-.*; assign={"orders": [0, 1]}.'
+            )
+        return self.path, self.subscription
+
+    def check_batch(self) -> None:
+        """Raise OptionError for what a batch query cannot have: a start at latest, as in Kafka's source."""
+        start = self.starting_offsets
+        if start is not None and (start.default == LATEST or LATEST in start.queues.values()):
+            raise OptionError(
+                "startingOffsets: latest (-1) is where a batch query ends, so it would be empty. Accepted in a batch "
+                'query: earliest (-2), {"TopicA": {"0": 42}}.'
+            )
+
+    def check_stream(self) -> None:
+        """Raise OptionError for what a stream cannot have: keys and msgId, without which it would read all."""
+        for name, value in (("keys", self.keys), ("msgId", self.message_ids)):
+            if value is not None:
+                raise OptionError(
+                    f"{name} works in batch queries only (spark.read), not in a stream. In a stream, read the column "
+                    f'"{name}" and filter it.'
+                )
+
+
+def parse_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+    """Return the options that were given, in whatever case; relative times count back from `now_ms`.
+
+    Raises OptionError for an unknown name, a value that is not acceptable, and values that contradict each
+    other. That path and subscription are there is left to `check_complete`: a writer has neither.
+    """
+    found: dict[str, Any] = {}
+    for name, text in _without_spark(given).items():
+        option = _BY_NAME.get(name.lower())
+        if option is None:
+            raise OptionError(_unknown(name))
+        if option.name in found:
+            raise OptionError(f"{option.name} and its alias {option.alias} are both given. Give one of them.")
+        found[option.name] = _parse(option, text, now_ms)
+    options = ReadOptions(
+        path=found.get("path"),
+        commit_log_path=found.get("commitLogPath"),
+        subscription=_subscription(found),
+        starting_offsets=found.get("startingOffsets"),
+        starting_times=found.get("startingTimestamp"),
+        strategy=found.get("startingOffsetsByTimestampStrategy", "error"),
+        ending_offsets=found.get("endingOffsets"),
+        ending_times=found.get("endingTimestamp"),
+        fail_on_data_loss=found.get("failOnDataLoss", True),
+        limits=Limits(
+            found.get("maxOffsetsPerTrigger"),
+            found.get("maxBytesPerTrigger"),
+            found.get("maxOffsetsPerQueue"),
+            found.get("minOffsetsPerTrigger"),
+            found.get("maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
+        ),
+        min_partitions=found.get("minPartitions"),
+        max_records_per_partition=found.get("maxRecordsPerPartition"),
+        columns=found.get("columns"),
+        check_crc=found.get("checkCrc", False),
+        max_decompressed_bytes=found.get("maxDecompressedBytes", 64 << 20),
+        read_mode=found.get("readMode", "auto"),
+        keys=found.get("keys"),
+        message_ids=found.get("msgId"),
+    )
+    _check_together(options)
+    return options
+
+
+def _without_spark(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without those that are Spark's own, and with `paths` as the one path it must be."""
+    rest = {name: text for name, text in given.items() if name.lower() not in _SPARK_OPTIONS}
+    if "provider" in {name.lower() for name in rest}:
+        raise OptionError(
+            "a table in Spark's catalog hands its options to a Python source when it is created, not when it is read. "
+            'Use CREATE TEMPORARY VIEW … USING rmq OPTIONS (…), or spark.read.format("rmq").'
+        )
+    paths = rest.pop("paths", None)
+    if paths is not None:
+        listed = json.loads(paths)
+        if len(listed) != 1:
+            raise OptionError(f"load() was given {len(listed)} paths. Give one store, and union what several give.")
+        rest["path"] = listed[0]
+    return rest
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), _BY_NAME, 1)
+    hint = ""
+    if near:
+        option = _BY_NAME[near[0]]
+        hint = f" Did you mean {option.alias if option.alias == near[0] else option.name}?"
+    accepted = ", ".join(option.name + (f" (or {option.alias})" if option.alias else "") for option in OPTIONS)
+    return f'unknown option "{name}".{hint} Accepted are: {accepted}.'
+
+
+def _parse(option: Option, text: str, now_ms: int) -> Any:
+    try:
+        return option.parse(text, now_ms) if option.timed else option.parse(text)
+    except Unacceptable as error:
+        shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+        raise OptionError(f'{option.name}="{shown}" {error} Example: {option.name}={option.example}') from None
+
+
+def _subscription(found: Mapping[str, Any]) -> Subscription | None:
+    kinds: dict[str, Callable[[Any], Subscription]] = {
+        "subscribe": Topics,
+        "subscribePattern": Pattern,
+        "assign": Assignment,
+    }
+    given = [name for name in kinds if name in found]
+    if len(given) > 1:
+        raise OptionError(
+            f"exactly one of subscribe, subscribePattern and assign is required, found {' and '.join(given)}. Keep one."
+        )
+    return kinds[given[0]](found[given[0]]) if given else None
+
+
+def _check_together(options: ReadOptions) -> None:
+    """Raise OptionError where two options contradict each other, whatever kind of query it is."""
+    _check_one_kind("starting", options.starting_offsets, options.starting_times)
+    _check_one_kind("ending", options.ending_offsets, options.ending_times)
+    start, end = options.starting_offsets, options.ending_offsets
+    if end is not None and (end.default == EARLIEST or EARLIEST in end.queues.values()):
+        raise OptionError(
+            "endingOffsets: earliest (-2) is where a query begins, so it would read nothing. Accepted: latest (-1), "
+            '{"TopicA": {"0": 100}}.'
+        )
+    for queue, begin in start.queues.items() if start else ():
+        until = end.queues.get(queue, LATEST) if end else LATEST
+        if 0 <= until < begin:
+            raise OptionError(f"queue {queue}: startingOffsets={begin} lies after endingOffsets={until}. Swap them.")
+    first, last = options.starting_times, options.ending_times
+    if first and last and None not in (first.default_ms, last.default_ms) and first.default_ms > last.default_ms:  # type: ignore[operator]
+        raise OptionError(
+            f"startingTimestamp ({first.default_ms} ms) lies after endingTimestamp ({last.default_ms} ms). Swap them."
+        )
+    limits = options.limits
+    if limits.min_offsets is not None and limits.min_offsets > (limits.max_offsets or limits.min_offsets):
+        raise OptionError(
+            f"minOffsetsPerTrigger={limits.min_offsets} is more than maxOffsetsPerTrigger={limits.max_offsets}. "
+            "Accepted: at most as many."
+        )
+    if options.keys is not None and options.message_ids is not None:
+        raise OptionError(
+            "keys and msgId are both given. Give one of them; each may name several, with blanks between."
+        )
+    _check_covered(options)
+
+
+def _check_one_kind(side: str, offsets: Positions | None, times: Times | None) -> None:
+    """Raise where offsets and times both speak of the same queues: a word beside times by topic does not."""
+    if offsets is None or times is None:
+        return
+    if offsets.queues or times.default_ms is not None:
+        raise OptionError(
+            f"{side}Offsets and {side}Timestamp are both given. Give one of them. (A word such as latest may stand "
+            f"beside a {side}Timestamp in JSON: it is for the queues that the JSON leaves out.)"
+        )
+
+
+def _check_covered(options: ReadOptions) -> None:
+    """Raise where offsets or times are given for what the query does not read."""
+    if options.subscription is None:
+        return
+    read = options.subscription
+    topics = {queue.topic for queue in read.queues} if isinstance(read, Assignment) else None
+    for name, wanted in (
+        ("startingOffsets", options.starting_offsets),
+        ("endingOffsets", options.ending_offsets),
+        ("startingTimestamp", options.starting_times),
+        ("endingTimestamp", options.ending_times),
+    ):
+        for queue in wanted.queues if wanted else ():
+            if not read.covers(queue):
+                raise OptionError(f"{name} names the queue {queue}, which {read} does not cover.")
+        for topic in wanted.topics if isinstance(wanted, Times) else ():
+            if not (topic in topics if topics is not None else read.covers(QueueKey(topic, 0))):
+                raise OptionError(f"{name} names the topic {topic}, which {read} does not cover.")

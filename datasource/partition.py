@@ -1,0 +1,60 @@
+"""What one task reads, as it travels from the driver to an executor: small, and nothing in it is open."""
+
+from typing import NamedTuple
+
+from pyspark.sql.datasource import InputPartition
+
+from rmq_spark.store.units import QueueKey, RecordProof
+
+
+class Piece(NamedTuple):
+    """The messages [begin, end) of one queue, and where the planner saw the first and the last of them.
+
+    A proof is None where the message was gone when it was asked for; the executor will meet that too.
+    """
+
+    queue: QueueKey
+    begin: int
+    end: int
+    first: RecordProof | None
+    last: RecordProof | None
+
+
+class RmqPartition(InputPartition):
+    """Some pieces of one queue, in order; nearly always one. Both paths are absolute."""
+
+    def __init__(self, path: str, commit_log_path: str | None, pieces: tuple[Piece, ...]) -> None:
+        self.path = path
+        self.commit_log_path = commit_log_path
+        self.pieces = pieces
+
+    def __reduce__(self) -> tuple[object, ...]:
+        flat = tuple(
+            (*_key(piece.queue), piece.begin, piece.end, _flat(piece.first), _flat(piece.last)) for piece in self.pieces
+        )
+        return _unpickle, (self.path, self.commit_log_path, flat)
+
+
+def _key(queue: QueueKey) -> tuple[str, int]:
+    return queue.topic, queue.queue_id
+
+
+def _flat(proof: RecordProof | None) -> tuple[int, int] | None:
+    return None if proof is None else (proof.physical_offset, proof.store_time_ms)
+
+
+_FlatPiece = tuple[str, int, int, int, tuple[int, int] | None, tuple[int, int] | None]
+
+
+def _unpickle(path: str, commit_log_path: str | None, flat: tuple[_FlatPiece, ...]) -> RmqPartition:
+    pieces = tuple(
+        Piece(
+            QueueKey(topic, queue_id),
+            begin,
+            end,
+            None if first is None else RecordProof(*first),
+            None if last is None else RecordProof(*last),
+        )
+        for topic, queue_id, begin, end, first, last in flat
+    )
+    return RmqPartition(path, commit_log_path, pieces)

@@ -1,0 +1,109 @@
+"""The executor's side: from a planned partition to rows, and what happens when the store is not the planned one.
+
+Invariants:
+- rows come in queue order, each queue offset of the plan once, or an error says which are missing;
+- a store that is not the one the driver planned with never gives a row: its records do not lie where the proofs
+  say;
+- what retention deleted between plan and read is loss of data, and failOnDataLoss decides.
+"""
+
+import logging
+import platform
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from rmq_spark.datasource.partition import Piece, RmqPartition
+from rmq_spark.datasource.planning import EXPIRED, Loss, refuse_losses
+from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.store import StoreReader, open_reader
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
+from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    """Yield the partition's messages in order, as batches of the columns asked for.
+
+    Raises StoreChangedError where this machine sees another store or none, DataLossError where messages expired
+    meanwhile and failOnDataLoss is true, DamageError. Any number of tasks may read at once.
+    """
+    for piece in partition.pieces:
+        yield from _read_piece(partition, piece, settings)
+
+
+def _read_piece(partition: RmqPartition, piece: Piece, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    """Yield one piece. A file that goes away on the way is looked into once, then it is an error."""
+    begin = piece.begin
+    failed_at = None
+    while begin < piece.end:
+        with _open(partition, settings.read_mode) as store:
+            try:
+                _check_proofs(store, partition, piece, begin)
+                for batch in store.read(
+                    piece.queue,
+                    begin,
+                    piece.end,
+                    settings.columns,
+                    check_crc=settings.check_crc,
+                    max_decompressed_bytes=settings.max_decompressed_bytes,
+                ):
+                    begin += batch.num_rows
+                    yield batch
+                return
+            except OffsetRangeError as error:
+                if error.min_offset <= begin:
+                    raise _changed(partition, piece.queue, str(error)) from None
+                begin = _skip(piece, begin, store.bounds(piece.queue), settings.fail_on_data_loss)
+            except NotFoundError as error:
+                raise _changed(partition, piece.queue, str(error)) from None
+            except StoreChangedError:
+                # A segment that retention deletes looks like this too: a second look tells the two apart.
+                if failed_at == begin:
+                    raise
+                failed_at = begin
+
+
+def _open(partition: RmqPartition, read_mode: str) -> StoreReader:
+    try:
+        return open_reader(partition.path, commit_log_path=partition.commit_log_path, read_mode=read_mode)
+    except StorePathError as error:
+        raise _changed(partition, None, str(error)) from None
+
+
+def _check_proofs(store: StoreReader, partition: RmqPartition, piece: Piece, begin: int) -> None:
+    """Raise StoreChangedError unless the last message, and the first if it is still wanted, lie where planned."""
+    checks: list[tuple[int, RecordProof | None]] = [(piece.end - 1, piece.last)]
+    if begin == piece.begin:
+        checks.append((begin, piece.first))
+    for offset, planned in checks:
+        if planned is None:
+            continue
+        seen = store.proof(piece.queue, offset)
+        if seen != planned:
+            raise _changed(
+                partition,
+                piece.queue,
+                f"the message at queue offset {offset} lies at physical offset {seen.physical_offset}, stored at "
+                f"{seen.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
+                f"{planned.store_time_ms} ms",
+            )
+
+
+def _skip(piece: Piece, begin: int, there: QueueBounds, fail: bool) -> int:
+    """Return where to go on behind what expired; raises DataLossError instead if that is to `fail`."""
+    loss = Loss(piece.queue, begin, min(there.min_offset, piece.end), EXPIRED.format(there))
+    if fail:
+        refuse_losses([loss])
+    _LOG.warning("rmq: skipped while reading, failOnDataLoss=false: %s", loss)
+    return loss.end
+
+
+def _changed(partition: RmqPartition, queue: QueueKey | None, found: str) -> StoreChangedError:
+    where = f" in queue {queue}" if queue else ""
+    return StoreChangedError(
+        f'the store at "{partition.path}" on host {platform.node()} is not the one that the driver planned with'
+        f"{where}: {found}. On a cluster the path must be storage that the driver and all executors share, mounted at "
+        "the same path. If the store was replaced or rebuilt meanwhile, start the query again."
+    )

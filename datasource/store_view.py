@@ -1,0 +1,92 @@
+"""What the driver knows of a store: the queues that a query reads and their bounds, as of the last look.
+
+Looking is cheap while nothing moves, whatever the number of queues. A queue counts as gone only if a second look,
+with everything opened anew, does not see it either: a broker overwrites its configuration in place.
+"""
+
+from collections.abc import Collection, Mapping
+
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.options import ReadOptions
+from rmq_spark.store import StoreReader, open_reader
+from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
+from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
+
+
+class StoreView:
+    """The driver's look at the store of one query. One thread at a time. Nothing is opened before the first look."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.path, self._subscription = options.check_complete()
+        self.commit_log_path = ",".join(options.commit_log_path) if options.commit_log_path else None
+        self._read_mode = options.read_mode
+        self._store: StoreReader | None = None
+        self._moved = False  # seen by a refresh, not yet in the bounds
+        self.has_looked = False
+        self._seen: set[QueueKey] = set()
+        self.bounds: Mapping[QueueKey, QueueBounds] = {}
+
+    @property
+    def store(self) -> StoreReader:
+        """The store, opened if it is not. Raises StorePathError."""
+        if self._store is None:
+            self._store = open_reader(self.path, commit_log_path=self.commit_log_path, read_mode=self._read_mode)
+        return self._store
+
+    def has_moved(self) -> bool:
+        """Say whether `bounds` may be out of date; cheap if they are not. Raises DamageError."""
+        try:
+            moved = self.store.refresh()
+        except StoreChangedError:  # a file went away between listing and reading: nothing kept is of use
+            self.close()
+            moved = self.store.refresh()
+        self._moved = self._moved or moved
+        return self._moved
+
+    def look(self, known: Collection[QueueKey] = ()) -> None:
+        """Bring `bounds` up to date, sorted by queue. What is `known` is missing only if it is really gone.
+
+        Raises StorePathError, NotFoundError for a topic that is not there and of which nothing was known, and
+        DamageError.
+        """
+        if not self._moved and not self.has_moved():
+            return
+        self._seen.update(known)
+        self._read_bounds()
+        if any(queue not in self.bounds for queue in self._seen if self._subscription.covers(queue)):
+            self.close()
+            self.store.refresh()
+            self._read_bounds()
+        self._moved = False
+        self.has_looked = True
+
+    def _read_bounds(self) -> None:
+        queues = self._subscription.find_queues(self.store, self._seen)
+        self.bounds = {queue: self.store.bounds(queue) for queue in queues}
+        self._seen.update(queues)
+
+    def unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Return those of the queues that the query does not read, whether they are there or not."""
+        return {queue for queue in queues if queue not in self.bounds and not self._subscription.covers(queue)}
+
+    def measure(self, part: QueueRange) -> int:
+        """Return the bytes of the records in a range."""
+        return self.store.record_bytes(part.queue, part.begin, part.end)
+
+    def fit(self, part: QueueRange, max_bytes: int) -> int:
+        """Return how far the records of a range go within some bytes, as a queue offset."""
+        return self.store.offset_within_bytes(part.queue, part.begin, part.end, max_bytes)
+
+    def proof(self, queue: QueueKey, offset: int) -> RecordProof | None:
+        """Return where a message lies, None if it is gone since the last look."""
+        try:
+            return self.store.proof(queue, offset)
+        except OffsetRangeError:
+            return None
+
+    def close(self) -> None:
+        """Close the store. The next look opens it again."""
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+        self._moved = False

@@ -1,0 +1,227 @@
+"""`spark.readStream`: what Spark asks in each micro-batch, and what we answer.
+
+Spark keeps one instance in one process on the driver for the life of a query, and calls it one call at a time; tasks
+get a copy that knows nothing but the settings. What Spark 4.3 does, and what follows from it:
+
+- `initialOffset` is asked again after a restart until a batch was committed, so it is a constant, and the end of
+  the first batch says where the query began. See `offsets`.
+- After a restart `partitions` may come first, to repeat a planned batch: it needs nothing but the two offsets.
+- Offsets are compared as text. While nothing moves, `latestOffset` returns what it was given, and looks at no
+  queue: only the store says whether anything moved.
+- `commit` lags a batch behind and never sees the last one, `stop` is not called at a normal end: nothing hangs on
+  either.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from rmq_spark.datasource.batch_reader import plan_partition, read_planned, report_losses
+from rmq_spark.datasource.limits import must_wait
+from rmq_spark.datasource.offsets import (
+    StreamOffset,
+    decode_offset,
+    encode_offset,
+    encode_queues,
+    initial_offset,
+)
+from rmq_spark.datasource.options import Limits, ReadOptions
+from rmq_spark.datasource.planning import (
+    Bounds,
+    Loss,
+    Progress,
+    check_progress,
+    clip_ranges,
+    count_new,
+    is_same,
+    plan_batch,
+    ranges_between,
+    resolve_positions,
+)
+from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.splitting import split_ranges
+from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.stream_end import StreamEnd
+from rmq_spark.datasource.timestamps import find_starts
+from rmq_spark.datasource.values import LATEST
+from rmq_spark.store.errors import RmqError
+from rmq_spark.store.units import QueueKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One run of one query. `options` is complete; `now_ms` is the clock, in ms since the epoch."""
+
+    def __init__(self, options: ReadOptions, settings: ReadSettings, now_ms: Callable[[], int]) -> None:
+        self._options = options
+        self._settings = settings
+        self._now_ms = now_ms
+        self._view = StoreView(options)
+        self._end = StreamEnd(options)
+        self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: where the queues ended
+        self._starts: dict[QueueKey, int] | None = None  # where the query begins, once resolved
+        self._start_losses: list[Loss] = []
+        self._idle_at: dict[str, Any] | None = None  # the offset behind which nothing was, as of the last look
+        self._idle_until_ms: int | None = None  # when the clock alone may change that
+        self._last_batch_ms = -(2**62)  # the first batch never waits
+        self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last answer, in both forms
+        self._report: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_settings": self._settings}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # A hint that some limit is set, by which Trigger.Once, which has none, can be told from other triggers.
+        # The limits themselves come from the options: Spark knows no combination of them.
+        limits = self._options.limits
+        most = limits.max_offsets or limits.max_offsets_per_queue
+        if most is not None:
+            return ReadMaxRows(most)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._look(())
+        self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        now_ms = self._now_ms()
+        is_idle = not self._view.has_moved() and start == self._idle_at
+        if is_idle and (self._idle_until_ms is None or now_ms < self._idle_until_ms):
+            return start
+        before = self._decode(start)
+        self._look(before.positions)
+        self._end.look(self._view.store, self._view.bounds, now_ms)
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
+        after, until_ms = self._plan(before, limits, now_ms)
+        if is_same(before, after):
+            self._idle_at, self._idle_until_ms = start, until_ms
+            return start
+        self._idle_at = None
+        answer = encode_offset(after)
+        self._last = answer, after
+        return answer
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        before, after = self._decode(start), self._decode(end)
+        ranges = ranges_between(before, after)
+        if not ranges:
+            return []
+        if not self._view.has_looked:
+            self._look([part.queue for part in ranges])
+        unsubscribed = self._view.unsubscribed([part.queue for part in ranges])
+        kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
+        report_losses(losses, self._options.fail_on_data_loss)
+        pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
+        return [plan_partition(self._view, [piece]) for piece in pieces]
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if self._report is None and self._view.has_looked:
+            ends = {queue: there.max_offset for queue, there in self._view.bounds.items()}
+            self._report = {**encode_queues(ends), **initial_offset()}
+        return self._report
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        return read_planned(partition, self._settings)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint alone says what was delivered."""
+
+    def stop(self) -> None:
+        self._view.close()
+
+    def _decode(self, offset: dict[str, Any]) -> StreamOffset:
+        if self._last is not None and offset == self._last[0]:
+            return self._last[1]
+        return decode_offset(offset)
+
+    def _look(self, known: Collection[QueueKey]) -> None:
+        bounds = self._view.bounds
+        self._view.look(known)
+        if self._view.bounds is not bounds:
+            self._report = None
+
+    def _plan(self, before: StreamOffset, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
+        """Return the end of the next batch, and when the clock alone could change it, if ever."""
+        bounds = {
+            queue: there
+            for queue, there in self._view.bounds.items()
+            if self._is_read(queue) or queue in before.positions
+        }
+        progress = self._check_progress(before, bounds)
+        targets = {
+            queue: self._end.limit(queue, there.max_offset if self._snapshot is None else self._snapshot[queue])
+            for queue, there in bounds.items()
+            if self._is_read(queue)
+        }
+        until_ms = self._end.closes_at_ms
+        if limits.min_offsets is not None and self._snapshot is None:
+            if must_wait(count_new(progress, targets), limits, now_ms - self._last_batch_ms):
+                targets = {}
+            else:
+                self._last_batch_ms = now_ms
+            delay_over_ms = self._last_batch_ms + limits.max_delay_ms
+            until_ms = delay_over_ms if until_ms is None else min(until_ms, delay_over_ms)
+        after = plan_batch(before, progress, targets, limits, self._view.measure, self._view.fit)
+        if self._end.is_wanted:
+            after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
+        return after, until_ms
+
+    def _is_read(self, queue: QueueKey) -> bool:
+        """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
+        return self._end.covers(queue) and (self._snapshot is None or queue in self._snapshot)
+
+    def _check_progress(self, before: StreamOffset, bounds: Bounds) -> Progress:
+        """Return where the queues stand, after the losses were raised or logged."""
+        fail = self._options.fail_on_data_loss
+        if not before.is_initial():
+            progress = check_progress(before, bounds, {}, self._view.unsubscribed(before.positions))
+            report_losses(progress.losses, fail)
+            return progress
+        if self._starts is None:
+            by_time = find_starts(self._view.store, bounds, self._options.starting_times, self._options.strategy)
+            wanted = self._options.starting_offsets
+            self._starts, self._start_losses = resolve_positions(
+                bounds, wanted, by_time, LATEST, "startingOffsets", clip=not fail
+            )
+            report_losses(self._start_losses, fail)
+        progress = check_progress(before, bounds, self._starts)
+        return replace(progress, losses=progress.losses + self._start_losses)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """Raises an error at the first call that Spark makes.
+
+    An error that the constructor of a reader raises is shown with one of Spark's own behind it, which hides it.
+    """
+
+    def __init__(self, error: RmqError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        raise self._error

@@ -1,0 +1,120 @@
+"""Which queues a query reads: topics by name, topics by pattern, or queues one by one."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from rmq_spark.store.errors import NotFoundError
+from rmq_spark.store.units import QueueKey
+
+# TopicValidator (5.3): what brokers keep for themselves, and the retry and dead-letter topics of groups.
+_SYSTEM_TOPICS = {
+    "TBW102",
+    "SCHEDULE_TOPIC_XXXX",
+    "BenchmarkTest",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+}
+_SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%", "%LMQ%")
+
+
+def is_system_topic(topic: str) -> bool:
+    """Say whether a topic is one of RocketMQ's own, which a pattern must not catch by accident."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
+
+
+class Catalog(Protocol):
+    """Where topics and queues are listed: a StoreReader."""
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+
+    def queues(self, topic: str) -> list[QueueKey]:
+        """Return the topic's queues; raises NotFoundError for a topic that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """All queues of the topics with these names."""
+
+    names: tuple[str, ...]
+
+    def covers(self, queue: QueueKey) -> bool:
+        """Say whether the query reads this queue, if it is there."""
+        return queue.topic in self.names
+
+    def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
+        """Return the queues that are there, sorted.
+
+        Raises NotFoundError for a topic that is not there, unless a queue of it is `known`: then it has
+        vanished, and the caller decides about it.
+        """
+        found = []
+        for name in self.names:
+            try:
+                found += catalog.queues(name)
+            except NotFoundError:
+                if not any(queue.topic == name for queue in known):
+                    raise
+        return sorted(found)
+
+    def __str__(self) -> str:
+        return f'subscribe="{",".join(self.names)}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """All queues of the topics whose whole name matches; system topics only where it spells them out."""
+
+    text: str
+
+    def covers(self, queue: QueueKey) -> bool:
+        """Say whether the query reads this queue, if it is there."""
+        return self._matches(queue.topic)
+
+    def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
+        """Return the queues that are there, sorted: none if no topic matches."""
+        topics = [topic for topic in catalog.topics() if self._matches(topic)]
+        return sorted(queue for topic in topics for queue in catalog.queues(topic))
+
+    def _matches(self, topic: str) -> bool:
+        if is_system_topic(topic) and topic not in self.text.split("|"):
+            return False
+        return re.fullmatch(self.text, topic) is not None
+
+    def __str__(self) -> str:
+        return f'subscribePattern="{self.text}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """These queues and no others."""
+
+    queues: tuple[QueueKey, ...]
+
+    def covers(self, queue: QueueKey) -> bool:
+        """Say whether the query reads this queue, if it is there."""
+        return queue in self.queues
+
+    def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
+        """Return the queues that are there, sorted.
+
+        Raises NotFoundError for a queue that is not there and not `known`, as `Topics.find_queues` does.
+        """
+        topics = Topics(tuple(dict.fromkeys(queue.topic for queue in self.queues)))
+        there = set(topics.find_queues(catalog, known))
+        for queue in self.queues:
+            if queue not in there and queue not in known:
+                ids = ", ".join(str(other.queue_id) for other in sorted(there) if other.topic == queue.topic)
+                raise NotFoundError(
+                    f'topic "{queue.topic}" has no queue {queue.queue_id}, which assign names. Its queues are: {ids}.'
+                )
+        return [queue for queue in self.queues if queue in there]
+
+    def __str__(self) -> str:
+        return f"assign={', '.join(map(str, self.queues))}"
+
+
+Subscription = Topics | Pattern | Assignment

@@ -1,0 +1,269 @@
+"""Options as a whole: names in any case, what contradicts, and what an error says."""
+
+import pickle
+
+import pytest
+
+from rmq_spark.datasource.option_table import OPTIONS
+from rmq_spark.datasource.options import Limits, ReadOptions, parse_options
+from rmq_spark.datasource.subscription import Assignment, Pattern, Topics
+from rmq_spark.datasource.values import EARLIEST, LATEST, Positions, Times
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
+
+NOW_MS = 1_700_000_000_000
+NEEDED = {"path": "/data/store", "subscribe": "orders"}
+
+
+def parse(**given):
+    return parse_options(NEEDED | given, NOW_MS)
+
+
+def refusal(given):
+    with pytest.raises(OptionError) as caught:
+        parse_options(given, NOW_MS)
+    return str(caught.value)
+
+
+def test_without_options_everything_has_its_default():
+    options = parse()
+    assert options == ReadOptions(path="/data/store", subscription=Topics(("orders",)))
+    assert options.limits == Limits(max_delay_ms=900_000)
+    assert options.fail_on_data_loss
+    assert options.max_decompressed_bytes == 64 << 20
+
+
+def test_every_option_reaches_its_field():
+    options = parse_options(
+        {
+            "path": "file:///data/store",
+            "commitLogPath": "/a,/b",
+            "topic": "orders,payments",
+            "startingOffsets": "earliest",
+            "startingTimestamp": '{"orders": "-10m"}',
+            "startingOffsetsByTimestampStrategy": "LATEST",
+            "endingOffsets": '{"orders": {"0": 7}}',
+            "failOnDataLoss": "false",
+            "maxOffsetsPerTrigger": "100",
+            "maxBytesPerTrigger": "1m",
+            "maxOffsetsPerQueue": "10",
+            "minOffsetsPerTrigger": "5",
+            "maxTriggerDelay": "1m",
+            "minPartitions": "8",
+            "maxRecordsPerPartition": "1000",
+            "columns": "body,tags",
+            "checkCrc": "true",
+            "maxDecompressedBytes": "1g",
+            "readMode": "pread",
+            "keys": "a b",
+        },
+        NOW_MS,
+    )
+    assert options == ReadOptions(
+        path="/data/store",
+        commit_log_path=("/a", "/b"),
+        subscription=Topics(("orders", "payments")),
+        starting_offsets=Positions(EARLIEST),
+        starting_times=Times(None, {"orders": NOW_MS - 600_000}),
+        strategy="latest",
+        ending_offsets=Positions(None, {QueueKey("orders", 0): 7}),
+        fail_on_data_loss=False,
+        limits=Limits(100, 1 << 20, 10, 5, 60_000),
+        min_partitions=8,
+        max_records_per_partition=1000,
+        columns=("body", "tags"),
+        check_crc=True,
+        max_decompressed_bytes=1 << 30,
+        read_mode="pread",
+        keys=("a", "b"),
+    )
+    assert parse(msgId="A B").message_ids == ("A", "B")
+    assert parse(endingTimestamp="-1s").ending_times == Times(NOW_MS - 1000)
+
+
+def test_the_options_survive_pickling_because_spark_carries_them():
+    options = parse(startingOffsets='{"orders": {"0": 5}}', keys="a")
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize("change", [str.lower, str.upper, str.title])
+def test_names_do_not_depend_on_case(change):
+    options = parse_options({change("path"): "/x", change("subscribe"): "a", change("maxOffsetsPerTrigger"): "3"}, 0)
+    assert options.limits.max_offsets == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("startingoffset", "startingOffsets"),
+        ("topics", "topic"),
+        ("maxoffsetspertriger", "maxOffsetsPerTrigger"),
+        ("subscribepatern", "subscribePattern"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_and_all(name, near):
+    message = refusal(NEEDED | {name: "x"})
+    assert f'unknown option "{name}". Did you mean {near}?' in message
+    assert all(option.name in message for option in OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["consumerGroup", "tags", "sql92", "longPollingMs", "commitOffsets", "orderly"])
+def test_what_does_not_exist_yet_is_unknown(name):
+    assert f'unknown option "{name}"' in refusal(NEEDED | {name: "x"})
+
+
+def test_something_like_nothing_gets_no_suggestion():
+    assert "Did you mean" not in refusal(NEEDED | {"zzzzzzzz": "x"})
+
+
+def test_what_spark_and_its_users_pass_along_is_passed_over():
+    assert parse(checkpointLocation="/c", queryName="q", outputMode="append") == parse()
+
+
+def test_a_bad_value_is_shown_with_what_is_accepted_and_an_example():
+    message = refusal(NEEDED | {"startingOffsets": "earlyest"})
+    assert message == (
+        'startingOffsets="earlyest" is none of: earliest, latest, {"TopicA": {"0": 42}}. '
+        'Example: startingOffsets={"orders": {"0": 42}}'
+    )
+
+
+def test_a_long_value_is_cut_in_the_message():
+    message = refusal(NEEDED | {"startingOffsets": "x" * 10_000})
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_example_is_accepted_and_every_empty_text_is_not(option):
+    given = {option.name: option.example}
+    parse_options(given, NOW_MS)
+    assert f'{option.name}=""' in refusal({option.name: ""})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "maxOffsetsPerTrigger",
+        "maxBytesPerTrigger",
+        "maxOffsetsPerQueue",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minPartitions",
+        "maxRecordsPerPartition",
+        "maxDecompressedBytes",
+    ],
+)
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_a_limit_is_positive(name, text):
+    message = refusal(NEEDED | {name: text})
+    assert message.startswith(f'{name}="{text}" is no ')
+    assert "from 1" in message
+    assert f"Example: {name}=" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, ["exactly one", "subscribe and assign"]),
+        ({"topic": "a", "subscribePattern": "a.*"}, ["exactly one", "subscribe and subscribePattern"]),
+        ({"subscribe": "a", "topic": "a"}, ["subscribe and its alias topic"]),
+        (
+            {"startingOffsets": '{"orders": {"0": 1}}', "startingTimestamp": "-1m"},
+            ["startingOffsets and startingTimestamp", "Give one"],
+        ),
+        ({"startingOffsets": "latest", "startingTimestamp": "-1m"}, ["startingOffsets and startingTimestamp"]),
+        (
+            {"startingOffsets": '{"orders": {"0": 1}}', "startingTimestamp": '{"orders": "-1m"}'},
+            ["startingOffsets and startingTimestamp"],
+        ),
+        ({"endingOffsets": "latest", "endingTimestamp": "-1m"}, ["endingOffsets and endingTimestamp"]),
+        ({"endingOffsets": "earliest"}, ["endingOffsets: earliest", "Accepted: latest"]),
+        ({"endingOffsets": '{"orders": {"0": -2}}'}, ["endingOffsets: earliest"]),
+        (
+            {"startingOffsets": '{"orders": {"0": 9}}', "endingOffsets": '{"orders": {"0": 8}}'},
+            ["orders/0", "startingOffsets=9", "endingOffsets=8"],
+        ),
+        ({"startingTimestamp": "-1m", "endingTimestamp": "-2m"}, ["startingTimestamp", "after endingTimestamp"]),
+        (
+            {"minOffsetsPerTrigger": "11", "maxOffsetsPerTrigger": "10"},
+            ["minOffsetsPerTrigger=11", "maxOffsetsPerTrigger=10"],
+        ),
+        ({"keys": "a", "msgId": "b"}, ["keys and msgId"]),
+        ({"startingOffsets": '{"other": {"0": 1}}'}, ["startingOffsets", "other/0", 'subscribe="orders"']),
+        ({"endingOffsets": '{"other": {"0": 1}}'}, ["endingOffsets", "other/0"]),
+        ({"startingTimestamp": '{"other": "-1m"}'}, ["startingTimestamp", "topic other"]),
+        ({"endingTimestamp": '{"other": {"0": "-1m"}}'}, ["endingTimestamp", "other/0"]),
+    ],
+)
+def test_contradictions_are_refused_with_both_sides(given, parts):
+    base = {"path": "/x"} if {"subscribe", "topic"} & given.keys() else NEEDED
+    message = refusal(base | given)
+    for part in parts:
+        assert part in message
+
+
+def test_what_looks_like_a_contradiction_and_is_none_is_accepted():
+    parse(startingOffsets="earliest", startingTimestamp='{"orders": "-1m"}')
+    parse(startingOffsets='{"orders": {"0": 9}}', endingOffsets='{"orders": {"0": 9, "1": -1}}')
+    parse(startingOffsets='{"orders": {"0": 9}}', endingOffsets='{"orders": {"0": -1}}')
+    parse(minOffsetsPerTrigger="10", maxOffsetsPerTrigger="10")
+    parse(startingTimestamp="-1m", endingTimestamp="-1m")
+
+
+def test_offsets_of_an_assignment_or_a_pattern_must_be_covered_too():
+    assigned = {"path": "/x", "assign": '{"orders": [0, 1]}'}
+    parse_options(assigned | {"startingOffsets": '{"orders": {"1": 5}}'}, 0)
+    parse_options(assigned | {"startingTimestamp": '{"orders": 5}'}, 0)
+    assert "orders/2" in refusal(assigned | {"startingOffsets": '{"orders": {"2": 5}}'})
+    assert "topic others" in refusal(assigned | {"startingTimestamp": '{"others": 5}'})
+    pattern = {"path": "/x", "subscribePattern": "orders-.*"}
+    parse_options(pattern | {"endingOffsets": '{"orders-eu": {"1": 5}}'}, 0)
+    assert "payments/1" in refusal(pattern | {"endingOffsets": '{"payments": {"1": 5}}'})
+
+
+def test_path_and_subscription_are_missed_only_by_who_reads():
+    options = parse_options({}, 0)
+    with pytest.raises(OptionError, match="path is required"):
+        options.check_complete()
+    with pytest.raises(OptionError, match="exactly one of subscribe, subscribePattern and assign"):
+        parse_options({"path": "/x"}, 0).check_complete()
+    assert parse().check_complete() == ("/data/store", Topics(("orders",)))
+
+
+def test_each_way_to_subscribe_becomes_its_kind():
+    assert parse_options({"subscribePattern": "a|b"}, 0).subscription == Pattern("a|b")
+    assert parse_options({"assign": '{"a": [1]}'}, 0).subscription == Assignment((QueueKey("a", 1),))
+
+
+@pytest.mark.parametrize("text", ["latest", '{"orders": {"0": -1}}'])
+def test_a_batch_query_cannot_start_at_its_end(text):
+    options = parse(startingOffsets=text)
+    options.check_stream()
+    with pytest.raises(OptionError, match="startingOffsets: latest"):
+        options.check_batch()
+
+
+def test_a_batch_query_passes_over_the_limits_of_a_stream_as_kafka_does():
+    parse(maxOffsetsPerTrigger="5", minOffsetsPerTrigger="5", maxTriggerDelay="1m").check_batch()
+
+
+@pytest.mark.parametrize("name", ["keys", "msgId"])
+def test_a_stream_refuses_what_it_would_have_to_pass_over(name):
+    options = parse(**{name: "x"})
+    options.check_batch()
+    with pytest.raises(OptionError, match=f"{name} works in batch queries only"):
+        options.check_stream()
+
+
+def test_load_with_several_paths_is_refused_and_with_one_in_a_list_is_not():
+    assert parse_options({"paths": '["/data/store"]'}, 0).path == "/data/store"
+    assert "2 paths" in refusal({"paths": '["/a", "/b"]'})
+
+
+def test_a_table_in_the_catalog_is_refused_because_it_could_not_be_read():
+    message = refusal(NEEDED | {"provider": "rmq", "owner": "me", "option.subscribe": "orders"})
+    assert "TEMPORARY VIEW" in message
+
+
+def test_latest_and_earliest_are_kafkas_numbers():
+    assert (LATEST, EARLIEST) == (-1, -2)

@@ -1,0 +1,186 @@
+"""The task's side: rows in order, and no row of a store that is not the planned one."""
+
+import pickle
+import shutil
+
+import pytest
+
+from rmq_spark.datasource import partition_reader
+from rmq_spark.datasource.batch_reader import plan_partition
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.options import parse_options
+from rmq_spark.datasource.partition import Piece, RmqPartition
+from rmq_spark.datasource.partition_reader import read_partition
+from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.store.errors import DamageError, DataLossError, StoreChangedError
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
+from rmq_spark.store.units import QueueKey, RecordProof
+
+QUEUE = QueueKey("orders", 0)
+SETTINGS = ReadSettings(("queueOffset",), False, 64 << 20, "auto", True)
+LENIENT = ReadSettings(("queueOffset",), False, 64 << 20, "auto", False)
+
+
+def plan(path, begin, end):
+    view = StoreView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
+    view.look()
+    try:
+        return plan_partition(view, [QueueRange(QUEUE, begin, end)])
+    finally:
+        view.close()
+
+
+def offsets(partition, settings=SETTINGS):
+    return [offset for batch in read_partition(partition, settings) for offset in batch["queueOffset"].to_pylist()]
+
+
+def build(path, count, *, size=300, first_ms=1_600_000_000_000, topic="orders"):
+    messages = [SampleMessage(topic, 0, b"x" * size, store_timestamp=first_ms + n) for n in range(count)]
+    build_store(path, messages, segment_bytes=4096)
+    return path
+
+
+def oldest_segment(path):
+    return min((path / "commitlog").iterdir())
+
+
+def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path):
+    partition = plan(build(tmp_path / "store", 5), 1, 4)
+    data = pickle.dumps(partition)
+    again = pickle.loads(data)
+    assert (again.path, again.commit_log_path, again.pieces) == (partition.path, None, partition.pieces)
+    assert len(data) < 200 + len(partition.path)
+    empty = RmqPartition("/x", "/y", (Piece(QUEUE, 0, 1, None, RecordProof(1, 2)),))
+    assert pickle.loads(pickle.dumps(empty)).pieces == empty.pieces
+
+
+def test_rows_of_a_piece_come_in_queue_order(tmp_path):
+    assert offsets(plan(build(tmp_path / "store", 40), 3, 37)) == list(range(3, 37))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
+def test_another_store_at_the_path_gives_no_row(tmp_path, settings):
+    partition = plan(build(tmp_path / "store", 10), 0, 10)
+    shutil.rmtree(tmp_path / "store")
+    for other in ({"first_ms": 1_600_000_000_001}, {"size": 301}):
+        build(tmp_path / "store", 10, **other)
+        with pytest.raises(StoreChangedError, match="is not the one that the driver planned with") as caught:
+            offsets(partition, settings)
+        assert "storage that the driver and all executors share" in str(caught.value)
+        assert "queue offset 9" in str(caught.value)
+        shutil.rmtree(tmp_path / "store")
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
+def test_a_store_that_differs_only_in_the_last_message_gives_no_row(tmp_path, settings):
+    partition = plan(build(tmp_path / "store", 10), 0, 10)
+    shutil.rmtree(tmp_path / "store")
+    messages = [SampleMessage("orders", 0, b"x" * 300, store_timestamp=1_600_000_000_000 + n) for n in range(9)]
+    messages.append(SampleMessage("orders", 0, b"x" * 300, store_timestamp=1_600_000_000_500))
+    build_store(tmp_path / "store", messages, segment_bytes=4096)
+    with pytest.raises(StoreChangedError):
+        next(read_partition(partition, settings))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
+def test_no_store_a_shorter_one_or_one_without_the_queue_is_another_store(tmp_path, settings):
+    path = build(tmp_path / "store", 10)
+    partition = plan(path, 0, 10)
+    shutil.rmtree(path)
+    with pytest.raises(StoreChangedError, match="does not exist"):
+        offsets(partition, settings)
+    build(path, 5)
+    with pytest.raises(StoreChangedError, match=r"holds the queue offsets \[0, 5\)"):
+        offsets(partition, settings)
+    shutil.rmtree(path)
+    build(path, 5, topic="payments")
+    with pytest.raises(StoreChangedError, match='no topic "orders"'):
+        offsets(partition, settings)
+
+
+def test_what_expired_before_the_read_is_data_loss_or_is_skipped(tmp_path, caplog):
+    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    oldest_segment(tmp_path / "store").unlink()
+    with pytest.raises(DataLossError) as caught:
+        offsets(partition)
+    lost = caught.value
+    assert (lost.begin, lost.topic, lost.queue_id) == (0, "orders", 0)
+    assert offsets(partition, LENIENT) == list(range(lost.end, 40))
+    assert f"{lost.end} messages of queue orders/0, queue offsets [0, {lost.end})" in caplog.text
+
+
+def test_a_piece_of_which_nothing_is_left_is_skipped_whole(tmp_path):
+    partition = plan(build(tmp_path / "store", 40), 0, 3)
+    oldest_segment(tmp_path / "store").unlink()
+    assert offsets(partition, LENIENT) == []
+    with pytest.raises(DataLossError) as caught:
+        offsets(partition)
+    assert (caught.value.begin, caught.value.end) == (0, 3)
+
+
+class Interrupted:
+    """A store whose read fails after some batches, as when a file goes away under it."""
+
+    def __init__(self, store, after, then):
+        self._store, self._after, self._then = store, after, then
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._store.close()
+
+    def proof(self, queue, offset):
+        return self._store.proof(queue, offset)
+
+    def read(self, queue, begin, end, columns, **limits):
+        yield from self._store.read(queue, begin, min(end, begin + self._after), columns, **limits)
+        self._then()
+        raise StoreChangedError("a file vanished")
+
+
+def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_twice(tmp_path, monkeypatch):
+    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    real, opened = partition_reader.open_reader, []
+
+    def open_once_interrupted(path, **given):
+        store = real(path, **given)
+        opened.append(store)
+        if len(opened) > 1:
+            return store
+        return Interrupted(store, 2, oldest_segment(tmp_path / "store").unlink)
+
+    monkeypatch.setattr(partition_reader, "open_reader", open_once_interrupted)
+    rows = offsets(partition, LENIENT)
+    assert rows[:2] == [0, 1]
+    assert rows[2:] == list(range(rows[2], 40))
+    assert rows[2] > 2
+
+
+def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch):
+    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    real, opened = partition_reader.open_reader, []
+
+    def open_interrupted(path, **given):
+        opened.append(1)
+        return Interrupted(real(path, **given), 0, lambda: None)
+
+    monkeypatch.setattr(partition_reader, "open_reader", open_interrupted)
+    with pytest.raises(StoreChangedError, match="a file vanished"):
+        offsets(partition, LENIENT)
+    assert len(opened) == 2
+
+
+def test_damage_is_an_error_with_its_place_whatever_fail_on_data_loss_says(tmp_path):
+    path = build(tmp_path / "store", 10)
+    partition = plan(path, 0, 10)
+    segment = oldest_segment(path)
+    with open(segment, "r+b") as file:
+        file.seek(partition.pieces[0].first.physical_offset + 2 * 400)
+        file.write(b"\xff" * 500)
+    for settings in (SETTINGS, LENIENT):
+        with pytest.raises(DamageError) as caught:
+            offsets(partition, settings)
+        assert str(segment) in str(caught.value)

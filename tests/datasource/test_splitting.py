@@ -1,0 +1,69 @@
+"""Ranges to tasks: exact cover, Kafka's rule for how many."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.splitting import join_offsets, split, split_ranges
+from rmq_spark.store.units import QueueKey
+
+
+def ranges_of(*counts, begin=1000):
+    return [QueueRange(QueueKey("orders", n), begin, begin + count) for n, count in enumerate(counts)]
+
+
+def counts_of(pieces):
+    return [(piece.queue.queue_id, piece.count) for piece in pieces]
+
+
+def test_without_options_a_queue_is_a_task_and_an_empty_one_is_none():
+    assert counts_of(split_ranges(ranges_of(5, 0, 7))) == [(0, 5), (2, 7)]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=8), st.none() | st.integers(7, 500), st.none() | st.integers(1, 60))
+def test_pieces_cover_the_ranges_exactly_in_order(counts, max_records, min_partitions):
+    ranges = ranges_of(*counts)
+    pieces = split_ranges(ranges, max_records, min_partitions)
+    assert all(piece.count > 0 for piece in pieces)
+    for part in ranges:
+        own = [piece for piece in pieces if piece.queue == part.queue]
+        edges = [part.begin] if part.count == 0 else [own[0].begin, *(piece.end for piece in own)]
+        assert edges == sorted(edges)
+        assert (edges[0], edges[-1]) == (part.begin, part.end)
+        assert all(one.end == other.begin for one, other in zip(own, own[1:], strict=False))
+    if max_records:
+        assert all(piece.count <= max_records for piece in pieces)
+    if min_partitions and sum(counts) >= 100 * min_partitions:
+        assert len(pieces) >= min_partitions // 2  # "about": small ranges stay whole
+
+
+@pytest.mark.parametrize(
+    ("counts", "max_records", "min_partitions", "pieces"),
+    [
+        ((5,), None, 3, [(0, 1), (0, 2), (0, 2)]),
+        ((5, 5), None, 1, [(0, 5), (1, 5)]),
+        ((1, 5), None, 3, [(0, 1), (1, 2), (1, 3)]),
+        ((10, 20), 5, None, [(0, 5), (0, 5), (1, 5), (1, 5), (1, 5), (1, 5)]),
+        ((10, 20), 5, 3, [(0, 5), (0, 5), (1, 5), (1, 5), (1, 5), (1, 5)]),
+        ((4, 4), 4, 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ((1, 1), None, 10, [(0, 1), (1, 1)]),
+        ((100_000, 1, 1), None, 5, [(0, 33_333), (0, 33_333), (0, 33_334), (1, 1), (2, 1)]),
+    ],
+)
+def test_the_biggest_are_split_first(counts, max_records, min_partitions, pieces):
+    assert counts_of(split_ranges(ranges_of(*counts), max_records, min_partitions)) == pieces
+
+
+@given(st.integers(1, 10_000), st.integers(1, 50))
+def test_pieces_of_one_range_differ_by_one_at_most(count, parts):
+    sizes = [piece.count for piece in split(ranges_of(count)[0], parts)]
+    assert len(sizes) == min(parts, count)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_offsets_are_joined_into_the_longest_ranges(found):
+    ranges = join_offsets(sorted(found))
+    assert {offset for begin, end in ranges for offset in range(begin, end)} == found
+    assert all(one[1] < other[0] for one, other in zip(ranges, ranges[1:], strict=False))

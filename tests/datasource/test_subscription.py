@@ -1,0 +1,87 @@
+"""Which queues a query reads, and that a pattern does not catch RocketMQ's own topics by accident."""
+
+import pytest
+
+from rmq_spark.datasource.subscription import Assignment, Pattern, Topics, is_system_topic
+from rmq_spark.store.errors import NotFoundError
+from rmq_spark.store.units import QueueKey
+
+
+class FakeCatalog:
+    def __init__(self, **topics):
+        self._topics = {name.replace("RETRY_", "%RETRY%"): count for name, count in topics.items()}
+
+    def topics(self):
+        return sorted(self._topics)
+
+    def queues(self, topic):
+        if topic not in self._topics:
+            raise NotFoundError(f'no topic "{topic}"')
+        return [QueueKey(topic, n) for n in range(self._topics[topic])]
+
+
+CATALOG = FakeCatalog(orders=2, payments=1, RETRY_billing=1, SCHEDULE_TOPIC_XXXX=1, RMQ_SYS_TRACE_TOPIC=1)
+
+
+def topics_of(queues):
+    return sorted({queue.topic for queue in queues})
+
+
+def test_topics_by_name_give_all_their_queues_sorted():
+    found = Topics(("payments", "orders")).find_queues(CATALOG)
+    assert found == [QueueKey("orders", 0), QueueKey("orders", 1), QueueKey("payments", 0)]
+    assert topics_of(Topics(("%RETRY%billing",)).find_queues(CATALOG)) == ["%RETRY%billing"]
+
+
+def test_a_topic_that_is_not_there_is_an_error_unless_it_was_known():
+    topics = Topics(("orders", "gone"))
+    with pytest.raises(NotFoundError, match="gone"):
+        topics.find_queues(CATALOG)
+    assert topics_of(topics.find_queues(CATALOG, {QueueKey("gone", 3)})) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        (".*", ["orders", "payments"]),
+        ("ord.*", ["orders"]),
+        ("ord", []),
+        ("orders|payments", ["orders", "payments"]),
+        ("orders|%RETRY%billing", ["%RETRY%billing", "orders"]),
+        ("%RETRY%.*", []),
+        ("SCHEDULE_TOPIC_XXXX", ["SCHEDULE_TOPIC_XXXX"]),
+        ("SCHEDULE.*", []),
+        ("RMQ_SYS_TRACE_TOPIC|x", ["RMQ_SYS_TRACE_TOPIC"]),
+    ],
+)
+def test_a_pattern_matches_whole_names_and_system_topics_only_spelt_out(pattern, found):
+    assert topics_of(Pattern(pattern).find_queues(CATALOG)) == found
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["TBW102", "%RETRY%g", "%DLQ%g", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "OFFSET_MOVED_EVENT"],
+)
+def test_system_topics_are_known(topic):
+    assert is_system_topic(topic)
+    assert not is_system_topic("orders")
+
+
+def test_an_assignment_gives_just_its_queues():
+    assert Assignment((QueueKey("orders", 1),)).find_queues(CATALOG) == [QueueKey("orders", 1)]
+
+
+def test_an_assigned_queue_that_is_not_there_is_an_error_that_lists_those_there():
+    wanted = Assignment((QueueKey("orders", 0), QueueKey("orders", 7)))
+    with pytest.raises(NotFoundError, match=r"no queue 7, which assign names. Its queues are: 0, 1\."):
+        wanted.find_queues(CATALOG)
+    assert wanted.find_queues(CATALOG, {QueueKey("orders", 7)}) == [QueueKey("orders", 0)]
+
+
+def test_each_kind_says_what_it_covers():
+    assert Topics(("a",)).covers(QueueKey("a", 9))
+    assert not Topics(("a",)).covers(QueueKey("b", 0))
+    assert Pattern("a.*").covers(QueueKey("ab", 9))
+    assert not Pattern(".*").covers(QueueKey("%RETRY%a", 0))
+    assert Assignment((QueueKey("a", 1),)).covers(QueueKey("a", 1))
+    assert not Assignment((QueueKey("a", 1),)).covers(QueueKey("a", 2))
