@@ -78,7 +78,7 @@ class Chain:
                 self.end = int(places[last] + sizes[last])
                 continue
             record = self._log.record_at(self.end)
-            if isinstance(record, Record):
+            if isinstance(record, Record) and record.crc_matches:  # else it is half written, or torn by a power cut
                 self.unitless.append(record)
                 self.end += record.total_size
             elif isinstance(record, Blank):

@@ -67,7 +67,7 @@ class StoreReader:
     def close(self) -> None:
         """Close every file. The reader can be used again and opens them anew."""
         self._log.close()
-        for queue in self._topics.queues.values():
+        for queue in self._topics.opened():
             queue.run.close()
 
     def topics(self) -> list[str]:
@@ -218,7 +218,7 @@ class StoreReader:
 
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:
         """Return the queue's files, None if only topics.json knows it."""
-        found = self._topics.queues.get(key)
+        found = self._topics.find(key)
         if found is None and key not in self._tail.faults and not self._topics.has(key):
             known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
             raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')

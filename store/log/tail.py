@@ -132,15 +132,20 @@ class LogTail:
             seen[key] = begin, queues[key].read(begin, end)
         flags, chained = self._chain(base, seen, closing)
         self.end = chained.end
+        unconfirmed: dict[QueueKey, int] = {}
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
-            self.ends[key] = begin + self._confirm(key, units, last, closing)
-        self._remember(chained)
+            confirmed = self._confirm(key, units, last, closing)
+            self.ends[key] = begin + confirmed
+            if confirmed < last:
+                unconfirmed[key] = int(units.physical_offsets[confirmed])
+        self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
         self._waiting = [record for record in self._waiting if record.physical_offset < base] + chained.unitless
         self._judge_waiting(chained, queues, closing)
+        self.pending |= unconfirmed.keys()
         self._looked = True
 
     def _live_begin(self, closing: Closing) -> int:
@@ -274,9 +279,12 @@ class LogTail:
         unit = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"
         return _no_unit(record, queue.key, path, position, unit)
 
-    def _remember(self, chained: Chain) -> None:
-        """Keep the place behind the last record with a unit, and its head, by which a rewritten log is noticed."""
-        live = np.flatnonzero(chained.physical_offsets < chained.end)
+    def _remember(self, chained: Chain, before: int) -> None:
+        """Keep the place behind the last record `before` a place that has a unit, and its head.
+
+        A later look starts there, and notices by the head that the log was written anew.
+        """
+        live = np.flatnonzero(chained.physical_offsets < min(before, chained.end))
         if len(live):
             place = int(chained.physical_offsets[live[-1]])
             self._last_record = place, self._log.bytes_at(place, RECORD_HEAD.itemsize)

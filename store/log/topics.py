@@ -47,27 +47,59 @@ def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[
         raise DamageError("not the JSON of topics", path + ".bak", 0, "JSON", str(error)) from error
 
 
+_TREES = ((filenames.CONSUME_QUEUE, ConsumeQueue), (filenames.BATCH_CONSUME_QUEUE, BatchConsumeQueue))
+
+
 class TopicTable:
-    """Topics and queues as of the last `look`. One thread at a time."""
+    """Topics and queues as of the last `look`, which the first question for all of them makes by itself.
+
+    One thread at a time. Who only reads a queue that it knows (`find`) pays for no other.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.configs: dict[str, TopicConfig] = {}
-        self.queues: dict[QueueKey, ConsumeQueue] = {}  # those with a folder
-        self.look()
+        self._looked = False
+        self._configs: dict[str, TopicConfig] = {}
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
+
+    @property
+    def queues(self) -> dict[QueueKey, ConsumeQueue]:
+        """The queues that have a folder."""
+        self._look_once()
+        return self._queues
+
+    @property
+    def configs(self) -> dict[str, TopicConfig]:
+        """What topics.json says, by topic."""
+        self._look_once()
+        return self._configs
+
+    def _look_once(self) -> None:
+        if not self._looked:
+            self.look()
+
+    def find(self, key: QueueKey) -> ConsumeQueue | None:
+        """Return the queue's files, None for one without a folder."""
+        if key not in self._queues and not self._looked:
+            for tree, kind in _TREES:
+                folder = files.join(self._root, filenames.queue_folder(key.topic, key.queue_id, tree))
+                if files.is_folder(folder):
+                    self._queues[key] = kind(key, folder)
+        return self._queues.get(key)
+
+    def opened(self) -> list[ConsumeQueue]:
+        """Return the queues that may have a file open."""
+        return list(self._queues.values())
 
     def look(self) -> None:
         """Read topics.json and list the folders again; queues that are still there keep their object."""
-        self.configs = read_topics(self._root)
+        self._configs = read_topics(self._root)
         found: dict[QueueKey, ConsumeQueue] = {}
-        for tree, kind in (
-            (filenames.CONSUME_QUEUE, ConsumeQueue),
-            (filenames.BATCH_CONSUME_QUEUE, BatchConsumeQueue),
-        ):
+        for tree, kind in _TREES:
             for topic, is_folder in files.list_folder(files.join(self._root, tree)):
                 if is_folder and not topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
                     self._look_at_topic(tree, topic, kind, found)
-        self.queues = found
+        self._queues, self._looked = found, True
 
     def _look_at_topic(
         self, tree: str, topic: str, kind: type[ConsumeQueue], found: dict[QueueKey, ConsumeQueue]
@@ -76,7 +108,7 @@ class TopicTable:
             if not is_folder or not (name.isascii() and name.isdigit()):
                 continue
             key = QueueKey(topic, int(name))
-            known = self.queues.get(key)
+            known = self._queues.get(key)
             if known is None:
                 folder = files.join(self._root, tree, topic, name)
                 found[key] = kind(key, folder)

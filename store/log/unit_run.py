@@ -15,7 +15,7 @@ from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 
 
 class UnitRun:
-    """Units of layout `layout` in `folder`, as its files were at the last `look`.
+    """Units of layout `layout` in `folder`, as its files were when they were first needed after the last `look`.
 
     One thread at a time. Keeps at most one file open, the one it read last.
     """
@@ -23,21 +23,30 @@ class UnitRun:
     def __init__(self, folder: str, layout: np.dtype[np.void]) -> None:
         self.folder, self.layout = folder, layout
         self._file: OpenFile | None = None
-        self._run = SegmentRun((), 0)
-        self.look()
+        self._listed: SegmentRun | None = None
 
     def look(self) -> None:
-        """List the files again."""
-        self._run = list_segments(self.folder)
-        if self._run.size % self.layout.itemsize:
+        """Have the files listed anew when they are next needed: a store has thousands of queues."""
+        self._listed = None
+        self.close()
+
+    @property
+    def _run(self) -> SegmentRun:
+        if self._listed is None:
+            self._listed = self._list()
+        return self._listed
+
+    def _list(self) -> SegmentRun:
+        run = list_segments(self.folder)
+        if run.size % self.layout.itemsize:
             raise DamageError(
                 "a file of units has a length that units do not fill",
-                self._run.segments[0].path,
+                run.segments[0].path,
                 0,
                 f"a multiple of {self.layout.itemsize} bytes",
-                self._run.size,
+                run.size,
             )
-        self.close()
+        return run
 
     def close(self) -> None:
         """Close the file that is open, if any; reading opens it again."""

@@ -3,6 +3,7 @@
 sample_message.py      one message to be written, with everything that a record can say of it
 sample_store.py        a whole store at once: any messages, or millions of equally shaped ones (uniform_records.py)
 appender.py            a writer beside which readers are tried, also as a process of its own
+appender_settings.py   how it behaves and how it dies
 appender_messages.py   what it appends
 appender_files.py      how its bytes reach the files, and its recovery
 appender_log.py        what it wrote, for who judges a reader

@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -38,31 +37,12 @@ from rmq_spark.store.testing.appender_files import (
 )
 from rmq_spark.store.testing.appender_log import AppenderLog
 from rmq_spark.store.testing.appender_messages import MessageMaker, batch_topic, messages_of, queue_of
+from rmq_spark.store.testing.appender_settings import AppenderSettings, WriterDeathError
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import FIRST_STORE_MS
 from rmq_spark.store.units import QueueKey
 
 _RESTART_MS = 2000
-
-
-class WriterDeathError(Exception):
-    """The writer dies here: what is written stays, what is not is not, the lock goes with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppenderSettings:
-    """How an appender behaves. Sizes in bytes, waits in seconds, chances per step (a step is a piece written)."""
-
-    segment_bytes: int = 1 << 16
-    queue_file_bytes: int = 50 * QUEUE_UNIT.itemsize
-    batch_queue_file_bytes: int = 30 * BATCH_UNIT.itemsize
-    topics: int = 5  # of which the last has batch consume queues; one more is used every few hundred messages
-    queues: int = 3
-    segments_kept: int = 8
-    death_chance: float = 1e-4
-    pause_chance: float = 0.03
-    pause_seconds: float = 0.002  # at most
-    batch_chance: float = 0.2
 
 
 class Appender:
@@ -227,11 +207,13 @@ class Appender:
         path.parent.mkdir(exist_ok=True)
         if path.exists():
             path.with_name(path.name + filenames.BACKUP_SUFFIX).write_bytes(path.read_bytes())
-        with open(path, "wb", buffering=0) as file:
-            self._step()
-            file.write(text[: len(text) // 2])
-            self._step()
-            file.write(text[len(text) // 2 :])
+            with open(path, "wb", buffering=0) as file:
+                self._step()
+                file.write(text[: len(text) // 2])
+                self._step()
+                file.write(text[len(text) // 2 :])
+        else:
+            path.write_bytes(text)
         self._topics.add(topic)
 
     def _write_checkpoint(self) -> None:
