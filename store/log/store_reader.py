@@ -93,7 +93,10 @@ class StoreReader:
         """
         if self._looked and self._tail.is_idle():
             return False
+        begin = self._log.segments.begin
         self._log.look()
+        if begin != self._log.segments.begin:
+            self._min_units.clear()  # retention moved the log's begin, and with it that of queues
         touched = None
         if self._looked and not self._tail.is_rewritten():
             touched = self._tail.appended(_FEW_RECORDS)
@@ -108,10 +111,11 @@ class StoreReader:
         else:
             # What was judged before stays judged unless the log was written anew.
             whole = not self._looked or self._tail.is_rewritten()
+            if whole:
+                self._min_units.clear()
             self._tail.look(queues, queues, whole=whole)
         for queue in queues.values():
             queue.run.close()
-        self._min_units.clear()
         self._looked = True
         return True
 
