@@ -23,11 +23,13 @@ demo: setup ## stream a store that a real RocketMQ wrote to the console (under a
 test: lint ## lint, then the default tests
 	@$(BIN)/python -P -m pytest $(TESTS)
 
-lint: setup ## style, format, types
+lint: setup ## style, format, types: all three, also when the first finds something
 	@echo "Lint: ruff check, ruff format, mypy ..."
-	@$(BIN)/ruff check --output-format concise .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@bad=0; \
+	$(BIN)/ruff check --output-format concise . || bad=1; \
+	$(BIN)/ruff format --check . || bad=1; \
+	$(BIN)/mypy || bad=1; \
+	exit $$bad
 
 torture: setup ## the long random runs
 	@$(BIN)/python -P -m pytest -m torture $(TESTS)
