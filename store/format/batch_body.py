@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.heads import gather
+from rmq_spark.store.format.properties import INNER_NUM, parse
 from rmq_spark.store.format.ragged import Bytes, Positions
+from rmq_spark.store.format.record import INNER_BATCH, Blank, Record, Torn
 
 ITEM_HEAD = np.dtype(
     [
@@ -190,3 +192,13 @@ def _read_few(
             found.append((row, *places))
             position = places[-1]
     return list(np.array(found, np.int64).reshape(-1, 6).T)
+
+
+def message_count(record: Record | Blank | Torn) -> int:
+    """Return how many messages a record says that it holds: INNER_NUM of an inner batch, else 1; 0 for no record."""
+    if not isinstance(record, Record):
+        return 0
+    if not record.sys_flag & INNER_BATCH:
+        return 1
+    text = parse(record.properties).get(INNER_NUM, "1")
+    return int(text) if text.isascii() and text.isdigit() else 1

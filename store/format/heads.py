@@ -32,6 +32,19 @@ def _swapped(number: int) -> np.uint32:
     return np.uint32(int.from_bytes((number & 0xFFFFFFFF).to_bytes(4, "big"), sys.byteorder))
 
 
+# A magic as it lies in a word -> the size of the topic's length in its record.
+_TOPIC_LENGTH_BYTES = {int(_swapped(MAGIC_V1)): 1, int(_swapped(MAGIC_V2)): 2}
+
+
+def _one_value(column: NDArray[np.uint32]) -> int | None:
+    """Return the value that all elements have; None if they differ, or there are none."""
+    return int(column[0]) if len(column) and (column == column[0]).all() else None
+
+
+def _are_magics(magics: NDArray[Any]) -> bool:
+    return bool(((magics == MAGIC_V1) | (magics == MAGIC_V2)).all())
+
+
 class RecordFault(ValueError):
     """Record number `row` of a run is not what its unit promised: what, expected, found.
 
@@ -85,8 +98,17 @@ class RecordHeads:
         assert not len(run) or int(run.sizes.min()) >= MIN_RECORD_BYTES
         self._count = len(run)
         rows = gather(run.buffer, run.positions, RECORD_HEAD)
-        self._check(run, rows)
-        host_bits = rows["sys_flag"] & HOST_BITS
+        words = rows.view(np.uint32).reshape(len(rows), -1)
+        magics = _one_value(words[:, _WORD["magic"]])
+        self._check(run, rows, words, magics)
+        flags = _one_value(words[:, _WORD["sys_flag"]])
+        # Mostly all alike: then one number stands for a field that is spread over the rows.
+        self.sys_flags = (
+            rows["sys_flag"].astype(np.int32)
+            if flags is None
+            else np.full(len(rows), np.uint32(flags).byteswap().view(np.int32))
+        )
+        host_bits = self.sys_flags & HOST_BITS
         self._groups: list[tuple[NDArray[np.intp] | None, NDArray[np.void]]] = [(None, rows)]
         if host_bits.any():
             self._groups = list(self._by_hosts(run, rows, host_bits))
@@ -94,9 +116,10 @@ class RecordHeads:
         for chosen, group in self._groups:
             if chosen is not None:
                 self.begins[chosen] = run.positions[chosen] + group.dtype.itemsize
-        self.body_sizes = self.field("body_size")
-        v1 = rows["magic"] == MAGIC_V1
-        self.topic_length_bytes = 1 if v1.all() else np.where(v1, 1, 2)
+        self.body_sizes = self.field("body_size").astype(np.int64)
+        self.topic_length_bytes = (
+            np.where(rows["magic"] == MAGIC_V1, 1, 2) if magics is None else _TOPIC_LENGTH_BYTES[magics]
+        )
         self._check_bodies(run)
 
     @staticmethod
@@ -117,17 +140,14 @@ class RecordHeads:
             else:
                 yield chosen, rows[chosen]
 
-    def _check(self, run: RecordRun, rows: NDArray[np.void]) -> None:
+    def _check(self, run: RecordRun, rows: NDArray[np.void], words: NDArray[np.uint32], magics: int | None) -> None:
         """Compare each head with its unit: length, magic, queue, queue offset, physical offset."""
-        words = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)
-        places = np.stack([run.queue_offsets, run.physical_offsets], 1).astype(">i8").view(np.uint32)
-        magics = words[:, _WORD["magic"]]
-        at = _WORD["queue_offset"]
         if (
-            all((words[:, at + column] == places[:, column]).all() for column in range(4))
-            and (words[:, _WORD["total_size"]] == run.sizes.astype(">i4").view(np.uint32)).all()
+            np.array_equal(rows["physical_offset"].astype(np.int64), run.physical_offsets)
+            and np.array_equal(rows["queue_offset"].astype(np.int64), run.queue_offsets)
+            and np.array_equal(rows["total_size"].astype(np.int64), run.sizes)
             and (words[:, _WORD["queue_id"]] == _swapped(run.queue_id)).all()
-            and ((magics == _swapped(MAGIC_V1)) | (magics == _swapped(MAGIC_V2))).all()
+            and (magics in _TOPIC_LENGTH_BYTES if magics is not None else _are_magics(rows["magic"]))
         ):
             return
         self._name_fault(run, rows)
@@ -150,11 +170,10 @@ class RecordHeads:
         raise RecordFault(row, "the record's magic", accepted, f"{int(magics[row]):#010x}")
 
     def _check_bodies(self, run: RecordRun) -> None:
-        topic_bytes = len(run.topic.encode())
-        room = run.positions + run.sizes - self.begins - self.topic_length_bytes - topic_bytes - 2
-        bad = (self.body_sizes < 0) | (self.body_sizes > room)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
+        heads = self.begins - run.positions if self._groups[0][0] is not None else RECORD_HEAD.itemsize
+        room = run.sizes - (heads + self.topic_length_bytes + len(run.topic.encode()) + 2)
+        if len(room) and (int(self.body_sizes.min()) < 0 or (self.body_sizes > room).any()):
+            row = int(np.flatnonzero((self.body_sizes < 0) | (self.body_sizes > room))[0])
             raise RecordFault(row, "body length", f"0 to {int(room[row])}", int(self.body_sizes[row]))
 
     def field(self, name: str) -> NDArray[Any]:

@@ -45,7 +45,7 @@ class Rows:
         self.want_bodies = want_bodies
         if limits.check_crc:
             self._check_crcs()
-        self.sys_flags = self.heads.field("sys_flag")
+        self.sys_flags = self.heads.sys_flags
         if want_bodies and (self.sys_flags & COMPRESSED).any():
             fitting = self._decompress(limits)
             if fitting < len(run):

@@ -144,7 +144,7 @@ class Chain:
         Unless the broker that closed it had ended its log just there (checkpoint.confirmPhyOffset, 5.x).
         """
         beyond = self.physical_offsets >= self.end
-        if checkpoint.confirm_phy_offset == self.end:
+        if checkpoint.confirm_phy_offset == self.end > 0:
             return
         if not beyond.any():
             self._refuse_early_end(checkpoint)

@@ -8,12 +8,11 @@ from contextlib import ExitStack
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.format import filenames
+from rmq_spark.store.format.batch_body import message_count
 from rmq_spark.store.format.index_file import IndexFile
 from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.message_id import may_be_offset_message_id, parse_offset_message_id
-from rmq_spark.store.format.properties import INNER_NUM, parse
 from rmq_spark.store.format.record import (
-    INNER_BATCH,
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
     Record,
@@ -68,9 +67,5 @@ def _hit(record: Record) -> Hit | None:
     """Return where a record's messages are in its queue, None for one that no queue names."""
     if record.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
         return None
-    count = 1
-    if record.sys_flag & INNER_BATCH:
-        text = parse(record.properties).get(INNER_NUM, "1")
-        count = int(text) if text.isascii() and text.isdigit() else 1
     key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
-    return key, record.queue_offset, record.queue_offset + count
+    return key, record.queue_offset, record.queue_offset + message_count(record)

@@ -16,7 +16,7 @@ from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.log.commit_log import CommitLog, Stretch
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 
-BATCH_ROWS = 16_384
+BATCH_ROWS = 8_192
 BATCH_BYTES = 16 << 20  # of records as stored
 
 
@@ -43,8 +43,9 @@ def read_range(
         if not len(units):
             path, position = queue.run.path_of(unit)
             raise DamageError(f"no unit for queue offset {begin} of {queue.key}", path, position)
-        fitting = int(np.searchsorted(np.cumsum(units.sizes), BATCH_BYTES, side="right"))
-        units = units.part(0, max(fitting, 1))
+        if int(units.sizes.sum()) > BATCH_BYTES:
+            fitting = int(np.searchsorted(np.cumsum(units.sizes), BATCH_BYTES, side="right"))
+            units = units.part(0, max(fitting, 1))
         _refuse_disorder(queue, unit, units)
         for stretch in log.stretches(units.physical_offsets, units.sizes):
             part = units.part(stretch.first, stretch.last)
@@ -61,6 +62,13 @@ def read_range(
 def _refuse_disorder(queue: ConsumeQueue, first: int, units: Units) -> None:
     """Raise DamageError unless records ascend as they do in every queue."""
     ends = units.physical_offsets + units.sizes
+    if (
+        units.message_counts is None
+        and int(units.sizes.min()) > 0
+        and units.physical_offsets[0] >= 0
+        and (units.physical_offsets[1:] >= ends[:-1]).all()
+    ):
+        return  # nothing to name
     bad = np.flatnonzero((units.sizes <= 0) | (np.diff(units.physical_offsets, prepend=-1) <= 0))
     overlapping = np.flatnonzero(units.physical_offsets[1:] < ends[:-1])
     if units.message_counts is not None and not len(bad) and not len(overlapping):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
+from rmq_spark.store.format.batch_body import message_count
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.java import string_hash
@@ -140,6 +141,9 @@ class LogTail:
             self.ends[key] = begin + confirmed
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
+            if closing is Closing.CLEAN and confirmed < len(units):
+                doubted = units.part(confirmed, confirmed + 1)
+                self._refuse_lost(queues[key], begin + confirmed, doubted, chained, agreed=confirmed < last)
         self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
@@ -147,6 +151,27 @@ class LogTail:
         self._judge_waiting(chained, queues, closing)
         self.pending |= unconfirmed.keys()
         self._looked = True
+
+    def _refuse_lost(self, queue: ConsumeQueue, unit: int, units: Units, chained: Chain, *, agreed: bool) -> None:
+        """Raise DamageError for the first unit not believed in a store closed in order, unless it may be stale.
+
+        A truncation leaves units that point into newer records of other queues, or behind the end at whole
+        records that are older than the newest message before it. A unit whose head `agreed` is stale only if
+        the record is another topic's. One that was damaged itself has left a record without a unit.
+        """
+        place = int(units.physical_offsets[0])
+        record = self._log.record_at(place)
+        if agreed:
+            fine = isinstance(record, Record) and record.topic.decode("utf-8", "replace") != queue.key.topic
+        elif place < chained.end or self._checkpoint().confirm_phy_offset == chained.end > 0:
+            fine = True
+        else:
+            fine = isinstance(record, Record) and record.store_timestamp < chained.newest_ms()
+        if fine:
+            return
+        path, position = queue.run.path_of(unit)
+        found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
+        raise DamageError(f"a unit of queue {queue.key}", path, position, f"one for the record at {place}", found)
 
     def _live_begin(self, closing: Closing) -> int:
         """Return where a segment begins whose records before it are beyond doubt.
@@ -229,7 +254,12 @@ class LogTail:
         while last:
             record = self._log.record_at(int(units.physical_offsets[last - 1]))
             same = isinstance(record, Record) and record.topic.decode("utf-8", "replace") == key.topic
-            if same and (closing is Closing.CLEAN or _tags_agree(key, int(units.tags_codes[last - 1]), record)):
+            counted = units.message_counts is None or int(units.message_counts[last - 1]) == message_count(record)
+            if (
+                same
+                and counted
+                and (closing is Closing.CLEAN or _tags_agree(key, int(units.tags_codes[last - 1]), record))
+            ):
                 break
             last -= 1
         return last
@@ -270,10 +300,8 @@ class LogTail:
         written = len(found) > 0 and int(found.sizes[0]) > 0
         if closing is Closing.CRASHED and not written:
             return None
-        if written and (int(found.physical_offsets[0]), int(found.sizes[0])) == (
-            record.physical_offset,
-            record.total_size,
-        ):
+        same = (record.physical_offset, record.total_size, record.queue_offset)
+        if written and (found.physical_offsets[0], found.sizes[0], found.queue_offsets[0]) == same:
             return None  # it came just now, or its writer died before its tags code
         path, position = queue.run.path_of(end)
         unit = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"

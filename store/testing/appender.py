@@ -141,6 +141,7 @@ class Appender:
         if blank is not None:
             self._log.write(self._end, [(0, blank[:4]), (4, blank[4:])])
             self._end = (self._end // self._log.file_bytes + 1) * self._log.file_bytes
+        self._log.make(self._end // self._log.file_bytes * self._log.file_bytes)
         if self._random.random() < 0.3:  # the allocator makes the segment after this one in advance
             self._log.make((self._end // self._log.file_bytes + 1) * self._log.file_bytes)
         self._now_ms += self._random.choice((0, 0, 0, 1, 1, 3))
@@ -153,11 +154,12 @@ class Appender:
         return record
 
     def _cut(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Cut a record into pieces; mostly they come in order, as memcpy goes."""
+        """Cut a record into pieces; mostly they come in order, as memcpy goes, else the first, with the magic, last."""
         cuts = {0, len(data), *(self._random.randrange(len(data)) for _ in range(self._random.randrange(4)))}
         pieces = [(begin, data[begin:end]) for begin, end in pairwise(sorted(cuts))]
         if self._random.random() < 0.2:
             self._random.shuffle(pieces)
+            pieces.sort(key=lambda piece: piece[0] == 0)
         return pieces
 
     def _dispatch(self, record: Record) -> None:
@@ -245,9 +247,11 @@ class Appender:
 
     def _recover(self) -> None:
         """Find the ends; then dispatch what has no unit, or move the log's end back to before it."""
+        self._find_queues()
+        for run in (self._log, *self._queues.values()):
+            run.drop_empty()
         recovered = recover_log(self._log)
         self._end = recovered.end
-        self._find_queues()
         log_begin = (self._log.begins() or [0])[0]
         for key, run in self._queues.items():
             self._next[key], self._units[key] = _expired_end(run, log_begin, batch=self._is_batch(key))

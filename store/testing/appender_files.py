@@ -62,6 +62,12 @@ class FileRun:
             self.close()
         (self.folder / segment_name(begin)).unlink()
 
+    def drop_empty(self) -> None:
+        """Delete a last file that a death left empty, as MappedFileQueue#doLoad does."""
+        last = self.begins()[-1:]
+        if last and (self.folder / segment_name(last[0])).stat().st_size == 0:
+            self.delete(last[0])
+
     def close(self) -> None:
         """Close the file that is open; writing opens it again."""
         if self._open is not None:
@@ -103,6 +109,8 @@ def recover_log(log: FileRun) -> RecoveredLog:
             break
         if records and found.store_timestamp < records[-1].store_timestamp:
             break
+        if b"\0" in found.topic:
+            break  # written up to the middle of its topic, and without properties: its lengths agree all the same
         records.append(found)
         at += found.total_size
     return RecoveredLog(records, base + at)
