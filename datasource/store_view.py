@@ -81,7 +81,7 @@ class StoreView:
         """Return where a message lies, None if it is gone since the last look."""
         try:
             return self.store.proof(queue, offset)
-        except OffsetRangeError:
+        except (OffsetRangeError, StoreChangedError):
             return None
 
     def close(self) -> None:

@@ -133,6 +133,7 @@ class StoreReader:
         if held.min_offset > held.max_offset:
             path, position = files_of.run.path_of(first)
             raise DamageError(f"first unit of {queue}", path, position, f"up to {held.max_offset}", held.min_offset)
+        files_of.run.close()  # there may be more queues than a process may have files open
         return held
 
     def offset_at_time(self, queue: QueueKey, time_ms: int, rule: str = "lower") -> int:

@@ -67,6 +67,7 @@ class LogTail:
         self._may_exist = may_exist
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
+        self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit
         self.faults: dict[QueueKey, DamageError] = {}
         self.pending: set[QueueKey] = set()  # queues with a logged message that has no unit yet
         # Where the next look starts: behind the last record that has a unit. What has none yet may still be
@@ -125,20 +126,25 @@ class LogTail:
     ) -> None:
         if whole:
             self._base, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
-            self._waiting, self._newest_ms = [], -1
+            self._waiting, self._newest_ms, self._last_places = [], -1, {}
         base = self._base
         seen: dict[QueueKey, tuple[int, Units]] = {}
         for key in among:
             begin, end = self._unread(queues[key], base, whole=whole)
             seen[key] = begin, queues[key].read(begin, end)
+            queues[key].run.close()  # there may be more queues than a process may have files open
         flags, chained = self._chain(base, seen, closing)
         self.end = chained.end
         unconfirmed: dict[QueueKey, int] = {}
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
+            if whole and not len(units) and closing is not Closing.LIVE:
+                self._check_older_end(queues[key], begin)
             confirmed = self._confirm(key, units, last, closing)
             self.ends[key] = begin + confirmed
+            if confirmed:
+                self._last_places[key] = int(units.physical_offsets[confirmed - 1])
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
             if closing is Closing.CLEAN and confirmed < len(units):
@@ -151,6 +157,18 @@ class LogTail:
         self._judge_waiting(chained, queues, closing)
         self.pending |= unconfirmed.keys()
         self._looked = True
+
+    def _check_older_end(self, queue: ConsumeQueue, end: int) -> None:
+        """Raise DamageError if the last unit of a queue that has none in the last segment is not its record's."""
+        units = queue.read(max(end - 1, queue.run.begin), end)
+        if not len(units) or int(units.physical_offsets[0]) < self._log.segments.begin:
+            return  # nothing there, or expired
+        if self._confirm(queue.key, units, 1, Closing.CLEAN):
+            return
+        record = self._log.record_at(int(units.physical_offsets[0]))
+        path, position = queue.run.path_of(end - 1)
+        found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
+        raise DamageError(f"the last unit of queue {queue.key}", path, position, "one for its record", found)
 
     def _refuse_lost(self, queue: ConsumeQueue, unit: int, units: Units, chained: Chain, *, agreed: bool) -> None:
         """Raise DamageError for the first unit not believed in a store closed in order, unless it may be stale.
@@ -189,10 +207,16 @@ class LogTail:
     def _unread(self, queue: ConsumeQueue, base: int, *, whole: bool) -> tuple[int, int]:
         """Return the range of written units that this look has to judge."""
         known = self.ends.get(queue.key)
-        if whole or known is None:
+        if whole or known is None or self._is_another(queue, known):
             end = queue.search_written_end()
             return queue.first_from(base, end), end
         return known, queue.written_end(known)
+
+    def _is_another(self, queue: ConsumeQueue, known: int) -> bool:
+        """Say whether the queue was made anew since the last look: its topic was deleted and created again."""
+        place = self._last_places.get(queue.key)
+        units = queue.read(known - 1, known) if known > queue.run.begin else None
+        return place is not None and units is not None and (not len(units) or int(units.physical_offsets[0]) != place)
 
     def _chain(
         self, base: int, seen: Mapping[QueueKey, tuple[int, Units]], closing: Closing
@@ -301,8 +325,8 @@ class LogTail:
         if closing is Closing.CRASHED and not written:
             return None
         same = (record.physical_offset, record.total_size, record.queue_offset)
-        if written and (found.physical_offsets[0], found.sizes[0], found.queue_offsets[0]) == same:
-            return None  # it came just now, or its writer died before its tags code
+        if closing is Closing.CRASHED and (found.physical_offsets[0], found.sizes[0], found.queue_offsets[0]) == same:
+            return None  # its writer died before the rest of it
         path, position = queue.run.path_of(end)
         unit = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"
         return _no_unit(record, queue.key, path, position, unit)
