@@ -2,7 +2,7 @@
 
 May import every folder of the engine. What lives where: `format/` turns bytes into values and back, `disk/` is the
 only place that touches files, `log/` knows how RocketMQ keeps messages in them. Outside the engine only this door
-and the words beside it (`errors`, `units`, `options`) are seen.
+and the words beside it (`errors`, `units`) are seen.
 """
 
 from rmq_spark.store.format.columns import COLUMNS

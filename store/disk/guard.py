@@ -44,15 +44,22 @@ class Watch:
 
     def shrank(self) -> bool:
         """Say whether the file is, or once was, too short for the mapping: what was read may be zeros."""
-        return self._zeroed or os.fstat(self._descriptor).st_size < self._end
+        return self._zeroed or self._is_short()
+
+    def _is_short(self) -> bool:
+        try:
+            return os.fstat(self._descriptor).st_size < self._end
+        except OSError:
+            return True  # the file cannot even be asked: what is mapped of it is not to be believed
 
     def release(self) -> None:
         """Stop watching; call before the mapping or the descriptor is closed."""
-        _watched.pop(self._address, None)
+        if _watched.get(self._address) is self:
+            del _watched[self._address]
 
     def zero(self) -> bool:
         """Put zero pages in the mapping's place if its file is too short; say whether that was done."""
-        if self._zeroed or os.fstat(self._descriptor).st_size >= self._end:
+        if self._zeroed or not self._is_short():
             return False
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         _libc.mmap(self._address, self._size, mmap.PROT_READ, flags, -1, 0)
@@ -61,8 +68,12 @@ class Watch:
 
 
 def _on_bus_error(number: int) -> None:
+    global _installed
     if not any([watch.zero() for watch in list(_watched.values())]):
-        _libc.signal(number, None)  # not ours: the instruction runs again and meets the default action
+        # Not ours, or the file has grown again: the instruction runs once more, and if it fails once more it meets
+        # the default action. The next watch puts the handler back.
+        _libc.signal(number, None)
+        _installed = False
 
 
 _handler = _HANDLER(_on_bus_error)  # kept: a collected callback would be called all the same

@@ -20,6 +20,8 @@ def is_locked(path: str) -> bool:
     try:
         wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
+    except OSError:
+        return False  # a file system without locks: no broker could hold one there either
     finally:
         os.close(descriptor)
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

@@ -29,6 +29,7 @@ class Window:
         self._file = file
         self._watch: Watch | None = None
         self._mapping: mmap.mmap | None = None
+        self._is_closed = False
         if file.size() < end:
             raise self._shrunk()
         if not mapped:
@@ -37,7 +38,10 @@ class Window:
             return
         aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
         self._aligned = aligned
-        self._mapping = mmap.mmap(file.descriptor, end - aligned, prot=mmap.PROT_READ, offset=aligned)
+        try:
+            self._mapping = mmap.mmap(file.descriptor, end - aligned, prot=mmap.PROT_READ, offset=aligned)
+        except ValueError:  # it shrank since it was asked for its size
+            raise self._shrunk() from None
         whole = np.frombuffer(self._mapping, np.uint8)
         self._watch = Watch(whole.ctypes.data, len(whole), file.descriptor, end)
         self.data = whole[begin - aligned :]
@@ -65,7 +69,12 @@ class Window:
                 self._mapping.madvise(_MADV_POPULATE_READ, start, end - self._aligned - start)
 
     def check(self) -> None:
-        """Raise StoreChangedError if the file shrank since the window was opened."""
+        """Raise StoreChangedError if the file shrank since the window was opened, or the window is closed."""
+        if self._is_closed:
+            raise StoreChangedError(
+                f"{self._file.path} was closed while a read of it went on: finish or drop a read before you refresh or "
+                "close its reader."
+            )
         if self._watch is not None and self._watch.shrank():
             raise self._shrunk()
 
@@ -74,8 +83,12 @@ class Window:
         if self._watch is not None:
             self._watch.release()
             self._watch = None
-        self._mapping = None
+        self._mapping, self._is_closed = None, True
         self.data = np.empty(0, np.uint8)
+
+    def __del__(self) -> None:
+        if getattr(self, "_watch", None) is not None:  # dropped without close: the address is about to be another's
+            self.close()
 
     def _shrunk(self) -> StoreChangedError:
         return StoreChangedError(

@@ -21,6 +21,7 @@ from rmq_spark.store.format.record import (
     MAGIC_V2,
     MIN_RECORD_BYTES,
     RECORD_HEAD,
+    body_crc,
 )
 
 # Where a field stands in a head seen as four-byte words: compared as they lie, without a swap for every record.
@@ -256,3 +257,24 @@ def gather(buffer: Bytes, positions: Positions, layout: np.dtype[np.void]) -> ND
     size = layout.itemsize
     view: NDArray[np.void] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
     return view[positions].view(layout)
+
+
+def first_torn_body(buffer: Bytes, positions: Positions) -> int | None:
+    """Return the first record whose body has another CRC than its head says, None if all have it.
+
+    The caller has compared the heads' lengths with the units'. A body that would leave the buffer is torn.
+    """
+    flags = gather(buffer, positions, RECORD_HEAD)["sys_flag"] & HOST_BITS
+    torn = []
+    for bits, layout in HEADS.items():
+        rows = np.flatnonzero(flags == bits)
+        rows = rows[positions[rows] + layout.itemsize <= len(buffer)]
+        heads = gather(buffer, positions[rows], layout)
+        begins = positions[rows] + layout.itemsize
+        ends = begins + heads["body_size"]
+        crcs = heads["body_crc"].tolist()
+        for row, begin, end, crc in zip(rows.tolist(), begins.tolist(), ends.tolist(), crcs, strict=True):
+            if not begin <= end <= len(buffer) or (end > begin and body_crc(buffer[begin:end].data) != crc):
+                torn.append(row)
+                break
+    return min(torn, default=None)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.checkpoint import Checkpoint
+from rmq_spark.store.format.heads import first_torn_body
 from rmq_spark.store.format.record import Blank, Record
 from rmq_spark.store.log.commit_log import CommitLog
 
@@ -30,10 +31,14 @@ class Closing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """How the store was left, and when its writers last said so (ms): two looks at it differ if one came between."""
+    """How the store was left, and when its writers last said so: two looks at it differ if one came between.
+
+    `started_ms` is when the last writer started, by `abort`, which it made then; -1 without one. Both in ms.
+    """
 
     closing: Closing
     stamp_ms: int
+    started_ms: int = -1
 
 
 class Chain:
@@ -57,13 +62,13 @@ class Chain:
         self._known_ms = known_ms  # the newest store time before `base`, -1 if nobody looked there
         self.unitless: list[Record] = []
 
-    def settle(self, closing: Closing, checkpoint: Callable[[], Checkpoint]) -> None:
+    def settle(self, left: Left, checkpoint: Callable[[], Checkpoint]) -> None:
         """Find `end`. Raises DamageError if the store was closed in order and yet newer messages follow a hole."""
         self._follow()
-        self._cut_stale(closing, checkpoint)
-        if closing is Closing.CRASHED:
+        self._cut_stale(left, checkpoint)
+        if left.closing is Closing.CRASHED:
             self._cut_torn(checkpoint().physic_msg_timestamp)
-        elif closing is Closing.CLEAN:
+        elif left.closing is Closing.CLEAN:
             self._refuse_hole(checkpoint())
 
     def _follow(self) -> None:
@@ -107,12 +112,13 @@ class Chain:
         self.end = end
         self.unitless = [record for record in self.unitless if record.physical_offset < end]
 
-    def _cut_stale(self, closing: Closing, checkpoint: Callable[[], Checkpoint]) -> None:
+    def _cut_stale(self, left: Left, checkpoint: Callable[[], Checkpoint]) -> None:
         """End before records that a truncation left behind and whose lengths happen to continue the chain.
 
         They are all older than what was appended after the restart that truncated. So time steps back where
-        they begin and never comes up again. A clock that was set back looks alike until it has caught up; the
-        checkpoint, which knows the last message's time, and the length of the step tell the two apart.
+        they begin and never comes up again. A clock that was set back looks alike until it has caught up. Three
+        witnesses tell the two apart: the start of the writer, whose own messages are not stale, the checkpoint,
+        which knows the last message's time, and the length of the step.
         """
         places, times = self._times()
         if len(times) < 2:
@@ -123,19 +129,26 @@ class Chain:
             return  # it came up again: a clock was set back, nothing is stale
         first = int(np.flatnonzero(~behind)[-1]) + 1
         step_ms = int(newest[first - 1] - times[first])
-        last_ms = checkpoint().physic_msg_timestamp
-        if closing is Closing.CLEAN and last_ms == int(times[-1]) and last_ms != int(newest[first - 1]):
+        page = checkpoint()
+        last_ms = page.physic_msg_timestamp or page.logics_msg_timestamp
+        is_clean = left.closing is Closing.CLEAN
+        if is_clean and last_ms == int(times[-1]) and last_ms != int(newest[first - 1]):
             return  # the checkpoint names the last of them as the last message
-        if step_ms >= _RESTART_MS or (closing is Closing.CLEAN and last_ms == int(newest[first - 1])):
+        if not is_clean and 0 <= left.started_ms <= int(times[first]):
+            return  # stored since the writer started: nothing of its own is stale
+        if step_ms >= _RESTART_MS or (is_clean and last_ms == int(newest[first - 1])):
             self._cut_back(int(places[first]))
 
     def _cut_torn(self, flushed_ms: int) -> None:
         """After a crash: end before the first message newer than the checkpoint whose body was not written whole."""
-        places, times = self._times()
-        for place in places[times > flushed_ms].tolist():
-            record = self._log.record_at(place)
-            if not isinstance(record, Record) or not record.crc_matches:
-                self._cut_back(place)
+        young = (self.store_times > flushed_ms) & (self.physical_offsets < self.end)
+        places, sizes = self.physical_offsets[young], self.sizes[young]
+        distinct = np.flatnonzero(np.diff(places, prepend=-1) > 0)
+        for stretch in self._log.stretches(places[distinct], sizes[distinct]):
+            torn = first_torn_body(stretch.buffer, stretch.positions)
+            stretch.check()
+            if torn is not None:
+                self._cut_back(int(places[distinct][stretch.first + torn]))
                 return
 
     def _refuse_hole(self, checkpoint: Checkpoint) -> None:
@@ -146,12 +159,10 @@ class Chain:
         beyond = self.physical_offsets >= self.end
         if checkpoint.confirm_phy_offset == self.end > 0:
             return
-        if not beyond.any():
-            self._refuse_early_end(checkpoint)
-            return
         # What a truncation left behind is older by a broker's restart; the same millisecond is no restart.
         newer = self.store_times[beyond] >= self.newest_ms()
         if not newer.any():
+            self._refuse_early_end(checkpoint)
             return
         segment = self._log.segments.holding(self.end)
         found = self._log.record_at(self.end)

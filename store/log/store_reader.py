@@ -149,10 +149,12 @@ class StoreReader:
             return 0
         first, end = self._unit_bounds(files_of)
         unit = TimeSearch(self._log, files_of, first, end).unit_at(time_ms, rule)
-        return files_of.offset_of(unit, end)
+        offset = files_of.offset_of(unit, end)
+        files_of.run.close()
+        return offset
 
     def record_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
-        """Return the bytes that the records of the queue offsets [begin, end) take in the log."""
+        """Return the bytes of the records that begin in the queue offsets [begin, end), as they lie in the log."""
         return sum(int(sizes.sum()) for _, sizes in self._sizes(queue, begin, end))
 
     def offset_within_bytes(self, queue: QueueKey, begin: int, end: int, max_bytes: int) -> int:
@@ -175,6 +177,7 @@ class StoreReader:
         if not isinstance(record, Record):
             path, position = files_of.run.path_of(unit)
             raise DamageError(f"unit of queue offset {offset} of {queue}", path, position, "a record", place)
+        files_of.run.close()
         return RecordProof(place, record.store_timestamp)
 
     def find_key(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[tuple[QueueKey, int]]:
@@ -190,7 +193,7 @@ class StoreReader:
     def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
         """Return queue and queue offset of the message with this id, an offsetMsgId or a UNIQ_KEY, in these topics.
 
-        Raises OptionError for a text that is no id.
+        [] for an id that no message there has.
         """
         hits = find_by_id(self.path, self._log, message_id, topics)
         return self._messages_with(hits, ("msgId", "offsetMsgId"), message_id)
@@ -269,8 +272,10 @@ class StoreReader:
         unit, last = queue.unit_of(begin, units_end), queue.unit_of(end - 1, units_end) + 1
         while unit < last:
             units = queue.read(unit, min(unit + (1 << 16), last))
-            yield units.queue_offsets, units.sizes
+            # A batch that the range begins inside of was counted where its first message was.
+            yield units.queue_offsets, np.where(units.queue_offsets < begin, 0, units.sizes)
             unit += len(units)
+        queue.run.close()
 
     def _messages_with(
         self, hits: list[tuple[QueueKey, int, int]], columns: tuple[str, str], wanted: str
@@ -295,11 +300,12 @@ class StoreReader:
 
     def _left(self) -> Left:
         if is_locked(files.join(self.path, filenames.LOCK)):
-            return Left(Closing.LIVE, 0)
+            return Left(Closing.LIVE, 0, files.modified_ms(files.join(self.path, filenames.ABORT)))
         names = (filenames.ABORT, filenames.LOCK, filenames.CHECKPOINT)
         stamp_ms = sum(files.modified_ms(files.join(self.path, name)) for name in names)
         clean = files.file_size(files.join(self.path, filenames.ABORT)) < 0
-        return Left(Closing.CLEAN if clean else Closing.CRASHED, stamp_ms)
+        started_ms = files.modified_ms(files.join(self.path, filenames.ABORT))
+        return Left(Closing.CLEAN if clean else Closing.CRASHED, stamp_ms, started_ms)
 
     def _checkpoint(self) -> Checkpoint:
         page = files.read_small(files.join(self.path, filenames.CHECKPOINT))

@@ -13,6 +13,7 @@ Readers end where the units end: what was logged and has no unit yet belongs to 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,26 +107,24 @@ class LogTail:
     def is_rewritten(self) -> bool:
         """Say whether the last record seen is no longer what stands there: look at everything again."""
         place, head = self._last_record
-        return self._log.bytes_at(place, RECORD_HEAD.itemsize) != head
+        return bool(head) and self._log.bytes_at(place, RECORD_HEAD.itemsize) != head
 
     def look(self, queues: Mapping[QueueKey, ConsumeQueue], among: Iterable[QueueKey], *, whole: bool) -> None:
         """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all."""
         left = self._left()
         try:
-            self._look(queues, list(among), left.closing, whole=whole)
+            self._look(queues, list(among), left, whole=whole)
             if not self.faults or self._left() == left:
                 return
         except DamageError:
             if self._left() == left:
                 raise
         # A writer came while we looked: what seemed to be missing from a store at rest may only be late.
-        self._look(queues, list(among), Closing.LIVE, whole=whole)
+        self._look(queues, list(among), replace(left, closing=Closing.LIVE), whole=whole)
 
-    def _look(
-        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], closing: Closing, *, whole: bool
-    ) -> None:
+    def _look(self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], left: Left, *, whole: bool) -> None:
         if whole:
-            self._base, self.ends, self._last_record = self._live_begin(closing), {}, (0, b"")
+            self._base, self.ends, self._last_record = self._live_begin(left.closing), {}, (0, b"")
             self._waiting, self._newest_ms, self._last_places = [], -1, {}
         base = self._base
         seen: dict[QueueKey, tuple[int, Units]] = {}
@@ -133,28 +132,27 @@ class LogTail:
             begin, end = self._unread(queues[key], base, whole=whole)
             seen[key] = begin, queues[key].read(begin, end)
             queues[key].run.close()  # there may be more queues than a process may have files open
-        flags, chained = self._chain(base, seen, closing)
+        flags, chained = self._chain(base, seen, left)
         self.end = chained.end
         unconfirmed: dict[QueueKey, int] = {}
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
-            if whole and not len(units) and closing is not Closing.LIVE:
+            if whole and not len(units) and left.closing is not Closing.LIVE:
                 self._check_older_end(queues[key], begin)
-            confirmed = self._confirm(key, units, last, closing)
+            confirmed = self._confirm(key, units, last, left.closing)
             self.ends[key] = begin + confirmed
             if confirmed:
                 self._last_places[key] = int(units.physical_offsets[confirmed - 1])
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
-            if closing is Closing.CLEAN and confirmed < len(units):
-                doubted = units.part(confirmed, confirmed + 1)
-                self._refuse_lost(queues[key], begin + confirmed, doubted, chained, agreed=confirmed < last)
+                if left.closing is Closing.CLEAN:
+                    self._refuse_lost(queues[key], begin + confirmed, units.part(confirmed, confirmed + 1))
         self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
         self._waiting = [record for record in self._waiting if record.physical_offset < base] + chained.unitless
-        self._judge_waiting(chained, queues, closing)
+        self._judge_waiting(chained, queues, left.closing)
         self.pending |= unconfirmed.keys()
         self._looked = True
 
@@ -170,26 +168,18 @@ class LogTail:
         found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
         raise DamageError(f"the last unit of queue {queue.key}", path, position, "one for its record", found)
 
-    def _refuse_lost(self, queue: ConsumeQueue, unit: int, units: Units, chained: Chain, *, agreed: bool) -> None:
-        """Raise DamageError for the first unit not believed in a store closed in order, unless it may be stale.
+    def _refuse_lost(self, queue: ConsumeQueue, unit: int, units: Units) -> None:
+        """Raise DamageError for a unit that agrees with the head of its record and is not believed all the same.
 
-        A truncation leaves units that point into newer records of other queues, or behind the end at whole
-        records that are older than the newest message before it. A unit whose head `agreed` is stale only if
-        the record is another topic's. One that was damaged itself has left a record without a unit.
+        In a store closed in order only a stale unit may: if the record is another topic's. (Units behind the end
+        are not asked: a power cut and a recovery leave some that point at zeros.)
         """
-        place = int(units.physical_offsets[0])
-        record = self._log.record_at(place)
-        if agreed:
-            fine = isinstance(record, Record) and record.topic.decode("utf-8", "replace") != queue.key.topic
-        elif place < chained.end or self._checkpoint().confirm_phy_offset == chained.end > 0:
-            fine = True
-        else:
-            fine = isinstance(record, Record) and record.store_timestamp < chained.newest_ms()
-        if fine:
+        record = self._log.record_at(int(units.physical_offsets[0]))
+        if isinstance(record, Record) and record.topic.decode("utf-8", "replace") != queue.key.topic:
             return
         path, position = queue.run.path_of(unit)
         found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
-        raise DamageError(f"a unit of queue {queue.key}", path, position, f"one for the record at {place}", found)
+        raise DamageError(f"a unit of queue {queue.key}", path, position, "one for a whole record", found)
 
     def _live_begin(self, closing: Closing) -> int:
         """Return where a segment begins whose records before it are beyond doubt.
@@ -219,7 +209,7 @@ class LogTail:
         return place is not None and units is not None and (not len(units) or int(units.physical_offsets[0]) != place)
 
     def _chain(
-        self, base: int, seen: Mapping[QueueKey, tuple[int, Units]], closing: Closing
+        self, base: int, seen: Mapping[QueueKey, tuple[int, Units]], left: Left
     ) -> tuple[dict[QueueKey, NDArray[np.bool_]], Chain]:
         """Check all units against their records and follow the chain of those that agree."""
         keys = list(seen)
@@ -232,7 +222,7 @@ class LogTail:
         agree, times = self._compare(places[order], sizes[order], offsets[order], queue_ids[order])
         chosen = order[agree]
         chained = Chain(self._log, places[chosen], sizes[chosen], times[agree], base, self._newest_ms)
-        chained.settle(closing, self._checkpoint)
+        chained.settle(left, self._checkpoint)
         flags = np.zeros(len(places), np.bool_)
         flags[chosen] = True
         parts = np.split(flags, np.cumsum(lengths)[:-1]) if keys else []

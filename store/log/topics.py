@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import TopicConfig, decode_topics
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
@@ -108,6 +108,11 @@ class TopicTable:
             if not is_folder or not (name.isascii() and name.isdigit()):
                 continue
             key = QueueKey(topic, int(name))
+            if key in found:
+                raise StorePathError(
+                    f"queue {key} lies in {filenames.CONSUME_QUEUE}/ and in {filenames.BATCH_CONSUME_QUEUE}/: a broker "
+                    "refuses to load that. Move the one that is not of the topic's queue.type away."
+                )
             known = self._queues.get(key)
             if known is None:
                 folder = files.join(self._root, tree, topic, name)
