@@ -54,7 +54,7 @@ from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import RmqError, StoreChangedError
 from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
@@ -101,6 +101,13 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        try:
+            return self._latest(start, limit)
+        except StoreChangedError:  # retention deleted a file between two looks: one look with everything anew
+            self._view.close()
+            return self._latest(start, limit)
+
+    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         now_ms = self._now_ms()
         is_idle = not self._view.has_moved() and start == self._idle_at
         if is_idle and (self._idle_until_ms is None or now_ms < self._idle_until_ms):

@@ -314,8 +314,8 @@ class LogTail:
         written = len(found) > 0 and int(found.sizes[0]) > 0
         if closing is Closing.CRASHED and not written:
             return None
-        same = (record.physical_offset, record.total_size, record.queue_offset)
-        if closing is Closing.CRASHED and (found.physical_offsets[0], found.sizes[0], found.queue_offsets[0]) == same:
+        same = (record.physical_offset, record.total_size)
+        if closing is Closing.CRASHED and (found.physical_offsets[0], found.sizes[0]) == same:
             return None  # its writer died before the rest of it
         path, position = queue.run.path_of(end)
         unit = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"
