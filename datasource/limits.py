@@ -10,7 +10,6 @@ Invariants, for every limit and all of them together:
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 from rmq_spark.datasource.options import Limits
 from rmq_spark.store.units import QueueKey
@@ -128,10 +127,9 @@ def _prorate(sizes: list[int], limit: int) -> list[int]:
     total = sum(sizes)
     if total <= limit:
         return sizes
-    exact = [Fraction(size * limit, total) for size in sizes]
-    shares = [int(share) for share in exact]
+    shares = [size * limit // total for size in sizes]
     left = limit - sum(shares)
-    largest = sorted(range(len(sizes)), key=lambda number: (shares[number] - exact[number], number))
+    largest = sorted(range(len(sizes)), key=lambda number: -(sizes[number] * limit % total))  # stable: ties in order
     for number in largest[:left]:
         shares[number] += 1
     return shares

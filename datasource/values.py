@@ -145,8 +145,8 @@ def check_topic(name: str) -> str:
     """Return a topic's name if it is legal, as TopicValidator#validateTopic has it (5.x)."""
     if not _TOPIC.fullmatch(name) or len(name) > TOPIC_LENGTH_MAX:
         raise Unacceptable(
-            f'names the topic "{name[:80]}", which no topic can be called: letters, digits, %, |, - and _ make up a '
-            f"topic's name, at most {TOPIC_LENGTH_MAX} of them."
+            f'names the topic "{name[:80]}", which no topic can be called. Accepted: up to {TOPIC_LENGTH_MAX} letters, '
+            "digits, %, |, - and _."
         )
     return name
 

@@ -159,6 +159,19 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
     assert rows[2] > 2
 
 
+def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, monkeypatch):
+    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    real, opened = partition_reader.open_reader, []
+
+    def open_interrupted_twice(path, **given):
+        opened.append(1)
+        store = real(path, **given)
+        return Interrupted(store, 3, lambda: None) if len(opened) < 3 else store
+
+    monkeypatch.setattr(partition_reader, "open_reader", open_interrupted_twice)
+    assert offsets(partition) == list(range(40))
+
+
 def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch):
     partition = plan(build(tmp_path / "store", 40), 0, 40)
     real, opened = partition_reader.open_reader, []

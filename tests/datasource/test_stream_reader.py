@@ -297,8 +297,9 @@ def test_available_now_leaves_a_queue_that_appeared_meanwhile_to_the_next_run(gr
 
 
 def test_available_now_does_not_wait_for_a_minimum(store):
-    query = Query(store.path, startingOffsets="earliest", available_now=True, minOffsetsPerTrigger="100")
-    assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]
+    given = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "2", "maxOffsetsPerTrigger": "2"}
+    assert Query(store.path, available_now=True, **given).drain() == [[(0, 0), (0, 1)], [(0, 2)]]
+    assert Query(store.path, **given).drain() == [[(0, 0), (0, 1)]]
 
 
 def test_available_now_on_an_empty_store_comes_to_rest(grow):
@@ -477,9 +478,10 @@ def test_a_bound_in_a_queue_that_is_not_there_is_an_error(store):
 
 def test_an_ending_time_that_lies_behind_is_an_offset(tmp_path):
     path = write(tmp_path / "store", 10, first_ms=1_600_000_000_000)
-    query = Query(path, startingOffsets="earliest", endingTimestamp="1600000000004")
-    assert query.drain() == [[(0, 0), (0, 1), (0, 2), (0, 3)]]
-    assert query.offset().ended
+    for clock in (Clock(), Clock(1_500_000_000_000)):  # a message tells, whatever the clock says
+        query = Query(path, clock, startingOffsets="earliest", endingTimestamp="1600000000004")
+        assert query.drain() == [[(0, 0), (0, 1), (0, 2), (0, 3)]]
+        assert query.offset().ended
 
 
 def test_an_ending_time_that_lies_ahead_ends_by_a_message_or_by_the_clock(grow):
@@ -490,6 +492,7 @@ def test_an_ending_time_that_lies_ahead_ends_by_a_message_or_by_the_clock(grow):
     assert query.drain() == [[(0, 0), (0, 1)]]
     assert not query.offset().ended
     clock.now_ms += 60_000
+    store.append("payments", 0, 1)
     assert query.trigger() is None  # a broker may still make visible what it stored in time
     clock.now_ms += 1_000
     assert query.trigger() == []

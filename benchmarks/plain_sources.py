@@ -1,0 +1,137 @@
+"""What Spark costs without us: sources that do nothing but what the measurement needs.
+
+`Ready` hands over one Arrow batch that it has, again and again: the limit of Spark's way from a Python source to
+its own rows. `Counting` is a stream of numbers, one a micro-batch. `CountedRmq` is `format("rmq")` whose looks for
+new messages are counted as those of `Counting` are.
+
+Spark's Python workers import this module by name: `spark_for_benchmarks` puts its folder on their path.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmq_spark.datasource.source import RmqDataSource
+
+# The file in which a stream keeps the number of its looks: eight bytes, little-endian. Inherited by the workers.
+LOOKS_FILE = "RMQ_SPARK_BENCHMARK_LOOKS"
+
+
+class Ready(DataSource):
+    """Options: batch (an Arrow file with one batch), rows (of all partitions), partitions."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _ReadyReader(self.options)
+
+
+class _Rows(InputPartition):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+class _ReadyReader(DataSourceReader):
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._file = options["batch"]
+        self._rows, self._partitions = int(options["rows"]), int(options["partitions"])
+
+    def partitions(self) -> list[InputPartition]:
+        cuts = [self._rows * part // self._partitions for part in range(self._partitions + 1)]
+        return [_Rows(end - begin) for begin, end in pairwise(cuts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Rows)
+        batch = read_batch(self._file)
+        for _ in range(partition.count // batch.num_rows):
+            yield batch
+        if partition.count % batch.num_rows:
+            yield batch.slice(0, partition.count % batch.num_rows)
+
+
+def write_batch(file: str, batch: pa.RecordBatch) -> None:
+    """Keep one batch as an Arrow file."""
+    with pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write(batch)
+
+
+def read_batch(file: str) -> pa.RecordBatch:
+    """Return the batch that `write_batch` kept, in memory of its own."""
+    with open(file, "rb") as data:
+        return pa.ipc.open_file(pa.py_buffer(data.read())).get_batch(0)
+
+
+class Counting(DataSource):
+    """A stream whose micro-batches have one row each; with the option idle=true it has none."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "counting"
+
+    def schema(self) -> str:
+        return "n long"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _CountingReader(idle=self.options.get("idle") == "true")
+
+
+class _CountingReader(DataSourceStreamReader):
+    def __init__(self, *, idle: bool) -> None:
+        self._idle = idle
+        self._note_look = look_counter()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"n": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        self._note_look()
+        return start if self._idle else {"n": start["n"] + 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(start["n"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+
+class CountedRmq(RmqDataSource):
+    """The real source; each look for new messages is counted, which costs a microsecond."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "counted_rmq"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        reader = super().streamReader(schema)
+        note_look, look = look_counter(), reader.latestOffset
+
+        def latest_offset(start: dict[str, Any], limit: Any) -> dict[str, Any]:
+            note_look()
+            return look(start, limit)
+
+        reader.latestOffset = latest_offset  # type: ignore[method-assign]
+        return reader
+
+
+def look_counter() -> Callable[[], None]:
+    """Return a function that adds one to the number in the looks file, which starts again at zero."""
+    descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    count = 0
+
+    def note_look() -> None:
+        nonlocal count
+        count += 1
+        os.pwrite(descriptor, struct.pack("<q", count), 0)
+
+    return note_look

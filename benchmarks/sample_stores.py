@@ -1,0 +1,73 @@
+"""The stores that are measured: built once into a folder and kept there, by what they hold.
+
+A store's folder is named by its shape and by a checksum of the code that wrote it, so that no run measures a store
+of another make. A build that was interrupted leaves a folder with another name, which the next one replaces.
+"""
+
+import inspect
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmq_spark.store.format import record
+from rmq_spark.store.testing import sample_store, uniform_records
+from rmq_spark.store.testing.sample_store import build_uniform_store
+
+TOPIC = "bench"
+BODY_BYTES = 200
+RECORD_BYTES = 380  # at most: for the space that is needed
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a store holds. `interleave` is "message" or "batch" (runs of 32), as in build_uniform_store."""
+
+    messages: int
+    queues: int = 4
+    interleave: str = "batch"
+    segment_bytes: int = 1 << 30
+
+    def name(self) -> str:
+        """Return a folder name that says all of it."""
+        return f"{self.messages}-in-{self.queues}-by-{self.interleave}-{self.segment_bytes >> 10}k"
+
+
+class SampleStores:
+    """Stores in `folder`, made when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        sources = [inspect.getsource(module) for module in (record, sample_store, uniform_records)]
+        self._make = f"{zlib.crc32(''.join(sources).encode()):08x}"
+
+    def path(self, shape: Shape) -> Path:
+        """Return the store of that shape. Raises OSError where its disk has no room for it."""
+        path = self._folder / f"{shape.name()}-{self._make}"
+        if path.exists():
+            return path
+        self._folder.mkdir(parents=True, exist_ok=True)
+        needed = shape.messages * RECORD_BYTES
+        if shutil.disk_usage(self._folder).free < needed + (1 << 30):
+            raise OSError(f"{self._folder} has no room for {needed >> 20} MiB: name another folder with --data")
+        print(f"building {path.name} in {self._folder} ...", flush=True)
+        building = path.with_suffix(".building")
+        shutil.rmtree(building, ignore_errors=True)
+        build_uniform_store(
+            building,
+            topic=TOPIC,
+            queue_count=shape.queues,
+            message_count=shape.messages,
+            body_bytes=BODY_BYTES,
+            interleave=shape.interleave,
+            segment_bytes=shape.segment_bytes,
+        )
+        building.rename(path)
+        return path
+
+    def scratch(self, name: str) -> Path:
+        """Return an empty folder for what one measurement writes."""
+        path = self._folder / "scratch" / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path

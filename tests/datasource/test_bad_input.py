@@ -1,0 +1,253 @@
+"""Walks the table of docs/ERRORS.md: every bad input against real Spark, with its class and its message."""
+
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WITHIN_S = 5
+SEGMENT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Row:
+    situation: str
+    error: str
+    parts: list[str]
+
+
+def read_table() -> list[Row]:
+    section = (ROOT / "docs" / "ERRORS.md").read_text().split("## What happens when")[1]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    quoted = re.compile(r"`([^`]+)`")
+    return [Row(row[0].strip(), quoted.findall(row[2])[0], quoted.findall(row[3])) for row in rows[2:]]
+
+
+@dataclass
+class Case:
+    """What a situation is made of: a Spark, a folder, and a store with 40 messages in it."""
+
+    spark: "SparkSession"
+    folder: Path
+    began: float = 0.0  # when the last query began: what is prepared before it does not count
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def segment(self, number: int) -> Path:
+        return sorted((self.store / "commitlog").iterdir())[number]
+
+    def read(self, path: Any = None, schema: str | None = None, **given: str) -> None:
+        """Run a batch query over topic orders, unless the options say otherwise, to its last row."""
+        self.began = time.monotonic()
+        reader = self.spark.read.format("rmq").options(**({"subscribe": "orders"} | given))
+        if schema:
+            reader = reader.schema(schema)
+        reader.load(path or str(self.store)).collect()
+
+    def stream(self, during: "Callable[[], object]" = lambda: None, **given: str) -> None:
+        """Run a stream until all is read; `during` happens between the plan of each batch and its read."""
+
+        def collect(frame: "DataFrame", _: int) -> None:
+            during()
+            frame.collect()
+
+        self.began = time.monotonic()
+        options = {"subscribe": "orders", "startingOffsets": "earliest"} | given
+        frame = self.spark.readStream.format("rmq").options(**options).load(str(self.store))
+        writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
+        try:
+            assert query.awaitTermination(4 * WITHIN_S), "hangs"
+        finally:
+            query.stop()
+
+    def overwrite(self, file: Path, position: int, data: bytes) -> None:
+        with open(file, "r+b") as opened:
+            opened.seek(position)
+            opened.write(data)
+
+    def build(self, count: int = 40, size: int = 300, body: bytes | None = None, **given: Any) -> None:
+        messages = [SampleMessage("orders", 0, b"x" * size if body is None else body, **given) for _ in range(count)]
+        build_store(self.store, messages, segment_bytes=SEGMENT_BYTES if body is None else 16 << 20)
+
+
+def other_version(case: Case) -> None:
+    case.stream()
+    offsets = case.folder / "checkpoint" / "offsets" / "0"
+    offsets.write_text(offsets.read_text().replace('"v": 1', '"v": 2'))
+    (offsets.parent / f".{offsets.name}.crc").unlink(missing_ok=True)
+    case.stream()
+
+
+def rebuilt_shorter(case: Case) -> None:
+    case.stream()
+    shutil.rmtree(case.store)
+    case.build(5)
+    case.stream()
+
+
+def overtaken(case: Case) -> None:
+    case.stream(endingOffsets='{"orders": {"0": 5}}')
+    case.segment(0).unlink()
+    case.stream()
+
+
+def replace_store(case: Case) -> None:
+    shutil.rmtree(case.store)
+    case.build(size=301)
+
+
+def table_in_catalog(case: Case) -> None:
+    case.spark.sql(f"CREATE TABLE rmq_orders USING rmq OPTIONS (subscribe 'orders', path '{case.store}')")
+
+
+def bomb(case: Case) -> None:
+    shutil.rmtree(case.store)
+    packer = zlib.compressobj(1)
+    data = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1 << 10)) + packer.flush()
+    case.build(1, body=data, sys_flag=1)
+    case.read()
+
+
+def then(*steps: Callable[[Case], object]) -> Callable[[Case], None]:
+    def provoke(case: Case) -> None:
+        for step in steps:
+            step(case)
+
+    return provoke
+
+
+def expire(case: Case) -> None:
+    case.segment(0).unlink()
+
+
+PROVOKE: dict[str, Callable[[Case], object]] = {
+    "an unknown option": lambda case: case.read(startingOffset="earliest"),
+    "an option of a later version": lambda case: case.read(consumerGroup="billing"),
+    "a value that is none of the words": lambda case: case.read(startingOffsets="earlyest"),
+    "a value of a wrong type": lambda case: case.stream(maxOffsetsPerTrigger="many"),
+    "a zero limit": lambda case: case.stream(maxOffsetsPerTrigger="0"),
+    "a negative limit": lambda case: case.stream(maxBytesPerTrigger="-64m"),
+    "a time without a zone": lambda case: case.read(startingTimestamp="2026-01-31T12:00:00"),
+    "bad JSON": lambda case: case.read(startingOffsets='{"orders": {"0": 5}'),
+    "no subscription": lambda case: case.spark.read.format("rmq").load(str(case.store)).collect(),
+    "contradictory options": lambda case: case.read(assign='{"orders": [0]}'),
+    "two starts": lambda case: case.read(startingTimestamp="-10m", startingOffsets='{"orders": {"0": 5}}'),
+    "more at least than at most": lambda case: case.stream(minOffsetsPerTrigger="11", maxOffsetsPerTrigger="10"),
+    "a batch query that starts at its end": lambda case: case.read(startingOffsets="latest"),
+    "a search in a stream": lambda case: case.stream(keys="order-1"),
+    "a topic name with a path in it": lambda case: case.read(subscribe="../../etc"),
+    "a pattern that does not compile": lambda case: (
+        case.spark.read.format("rmq").option("subscribePattern", "orders-(").load(str(case.store))
+    ),
+    "a column that does not exist": lambda case: case.read(columns="bodi"),
+    "a column of another type": lambda case: case.read(schema="body string"),
+    "a table in Spark's catalog": table_in_catalog,
+    "several paths": lambda case: case.read(["one", "two"]),
+    "a path that is no local one": lambda case: case.read("s3://bucket/store"),
+    "writing": lambda case: case.spark.range(1).write.format("rmq").mode("append").save(str(case.store)),
+    "a checkpoint of another version": other_version,
+    "no such path": lambda case: case.read("/nowhere"),
+    "a path that is a file": lambda case: case.read(str(case.segment(0))),
+    "a path that is no store": then(
+        lambda case: (case.folder / "other").mkdir(),
+        lambda case: (case.folder / "other" / "notes.txt").touch(),
+        lambda case: case.read(str(case.folder / "other")),
+    ),
+    "a store of DLedger": then(lambda case: (case.store / "dledger-n0").mkdir(), Case.read),
+    "a store with queues in RocksDB": then(
+        lambda case: (case.store / "consumequeue" / "MANIFEST-000004").touch(), Case.read
+    ),
+    "a store with tiered storage": then(
+        lambda case: (case.store / "config" / "tieredStoreMetadata.json").write_text("{}"), Case.read
+    ),
+    "a foreign file in the log": then(lambda case: (case.store / "commitlog" / "notes.txt").touch(), Case.read),
+    "a topic that is not there": lambda case: case.read(subscribe="order"),
+    "a queue that is not there": lambda case: (
+        case.spark.read.format("rmq").option("assign", '{"orders": [7]}').load(str(case.store)).collect()
+    ),
+    "offsets of a queue that is not there": lambda case: case.read(startingOffsets='{"orders": {"7": 1}}'),
+    "an offset beyond the end": lambda case: case.read(startingOffsets='{"orders": {"0": 99}}'),
+    "an offset that retention deleted": then(expire, lambda case: case.read(startingOffsets='{"orders": {"0": 0}}')),
+    "retention that overtakes a stream": overtaken,
+    "a store that was rebuilt shorter": rebuilt_shorter,
+    "no message since a time": lambda case: case.read(startingTimestamp="2100-01-01T00:00:00Z"),
+    "a damaged record": then(lambda case: case.overwrite(case.segment(1), 4, b"\1\2\3\4"), Case.read),
+    "a damaged body": then(
+        lambda case: case.overwrite(case.segment(1), 200, b"y"), lambda case: case.read(checkCrc="true")
+    ),
+    "a damaged queue unit": then(
+        lambda case: case.overwrite(
+            next((case.store / "consumequeue/orders/0").iterdir()), 100, b"\0" * 6 + b"\xff\xff"
+        ),
+        Case.read,
+    ),
+    "a truncated segment": then(lambda case: os.truncate(case.segment(1), 1000), Case.read),
+    "a segment that shrinks while it is read": lambda case: case.stream(lambda: os.truncate(case.segment(1), 1000)),
+    "a segment that vanishes while it is read": lambda case: case.stream(lambda: expire(case)),
+    "another store on the executor": lambda case: case.stream(lambda: replace_store(case)),
+    "no store on the executor": lambda case: case.stream(lambda: shutil.rmtree(case.store)),
+    "a body that decompresses to gigabytes": bomb,
+}
+
+ROWS = read_table()
+# Advice must be something that a reader can follow: an option, a call, a file; no command line of ours exists.
+COMMAND = re.compile(r"\b(?:rmq [a-z]+|python -m \S+|make [a-z]+)")
+
+
+def test_the_table_and_this_test_name_the_same_situations() -> None:
+    assert [row.situation for row in ROWS] == list(PROVOKE)
+
+
+@pytest.fixture(scope="module")
+def warm(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "SparkSession":
+    """A Spark that has read and streamed once, so that a time below is not that of a start."""
+    case = Case(spark, tmp_path_factory.mktemp("warm"))
+    case.build()
+    case.read()
+    case.stream()
+    return spark
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)
+def test_a_bad_input_is_answered_as_the_table_says(row: Row, warm: "SparkSession", tmp_path: Path) -> None:
+    message, seconds = provoke(row, Case(warm, tmp_path / "first", time.monotonic()))
+    for part in row.parts:
+        assert part in message, f"{part!r} is not in: {message}"
+    assert not COMMAND.search(message), message
+    if seconds >= WITHIN_S:  # once may be the machine's fault
+        seconds = min(seconds, provoke(row, Case(warm, tmp_path / "second", time.monotonic()))[1])
+    assert seconds < WITHIN_S, f"took {seconds:.1f} s"
+
+
+def provoke(row: Row, case: Case) -> tuple[str, float]:
+    """Return our message at the end of Spark's, and how long it took to come."""
+    case.build()
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        PROVOKE[row.situation](case)
+    seconds = time.monotonic() - case.began
+    text = str(caught.value)
+    assert f"rmq_spark.{row.error}: " in text, text
+    # Spark shows errors of its own around ours; ours is the last one that Python raised.
+    ours = text[text.index(f"rmq_spark.{row.error}: ") :]
+    assert "\nTraceback" not in ours
+    assert "During handling" not in ours
+    return ours.split("SQLSTATE")[0], seconds

@@ -1,0 +1,39 @@
+"""docs/OPTIONS.md says what the table of options says, and the README names no option that is not in it."""
+
+import re
+from pathlib import Path
+
+from rmq_spark.datasource.option_table import OPTIONS, Option
+from rmq_spark.datasource.schema import DEFAULT_COLUMNS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENT = (ROOT / "docs" / "OPTIONS.md").read_text()
+
+
+def row(option: Option) -> str:
+    """Return the option's line in the document's table."""
+    name = f"`{option.name}`" + (f" (or `{option.alias}`)" if option.alias else "")
+    cells = [name, option.kind, option.default, " and ".join(option.where), option.meaning, f"`{option.example}`"]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def test_the_document_has_the_table_line_by_line() -> None:
+    lines = [line for line in DOCUMENT.splitlines() if line.startswith("| `")]
+    assert lines == [row(option) for option in OPTIONS]
+
+
+def test_the_document_lists_the_default_columns() -> None:
+    listed = DOCUMENT.split("## Which columns")[1].split(": ", 1)[1].split(".", 1)[0]
+    assert tuple(listed.replace("\n", " ").split(", ")) == DEFAULT_COLUMNS
+
+
+def test_the_readme_names_only_options_that_exist() -> None:
+    section = (ROOT / "README.md").read_text().split("## Options")[1].split("\n## ")[0]
+    named = {
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line[: line.index(" | ")])
+    }
+    assert named <= {option.name for option in OPTIONS}
+    assert len(named) > 10
