@@ -103,10 +103,11 @@ class Chain:
         """Return place and store time of every record of the chain, in order."""
         live = self.physical_offsets < self.end
         extra = [record for record in self.unitless if record.physical_offset < self.end]
-        places = np.append(self.physical_offsets[live], [record.physical_offset for record in extra])
-        times = np.append(self.store_times[live], [record.store_timestamp for record in extra])
+        more = np.array([(record.physical_offset, record.store_timestamp) for record in extra], np.int64).reshape(-1, 2)
+        places = np.append(self.physical_offsets[live], more[:, 0])
+        times = np.append(self.store_times[live], more[:, 1])
         order = np.argsort(places, kind="stable")
-        return places[order].astype(np.int64), times[order].astype(np.int64)
+        return places[order], times[order]
 
     def _cut_back(self, end: int) -> None:
         self.end = end

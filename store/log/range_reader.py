@@ -17,6 +17,7 @@ from rmq_spark.store.log.commit_log import CommitLog, Stretch
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 
 BATCH_ROWS = 8_192
+_MAX_PLACE = 1 << 62  # no log is as long; beyond it sums of offsets and sizes would wrap around
 BATCH_BYTES = 16 << 20  # of records as stored
 
 
@@ -66,10 +67,12 @@ def _refuse_disorder(queue: ConsumeQueue, first: int, units: Units) -> None:
         units.message_counts is None
         and int(units.sizes.min()) > 0
         and units.physical_offsets[0] >= 0
+        and int(units.physical_offsets.max()) <= _MAX_PLACE
         and (units.physical_offsets[1:] >= ends[:-1]).all()
     ):
         return  # nothing to name
-    bad = np.flatnonzero((units.sizes <= 0) | (np.diff(units.physical_offsets, prepend=-1) <= 0))
+    beyond = units.physical_offsets > _MAX_PLACE
+    bad = np.flatnonzero(beyond | (units.sizes <= 0) | (np.diff(units.physical_offsets, prepend=-1) <= 0))
     overlapping = np.flatnonzero(units.physical_offsets[1:] < ends[:-1])
     if units.message_counts is not None and not len(bad) and not len(overlapping):
         next_offsets = units.queue_offsets + units.message_counts

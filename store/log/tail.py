@@ -147,7 +147,7 @@ class LogTail:
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
                 if left.closing is Closing.CLEAN:
-                    self._refuse_lost(queues[key], begin + confirmed, units.part(confirmed, confirmed + 1))
+                    self._refuse_lost(queues, queues[key], begin + confirmed, units.part(confirmed, confirmed + 1))
         self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
@@ -168,15 +168,23 @@ class LogTail:
         found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
         raise DamageError(f"the last unit of queue {queue.key}", path, position, "one for its record", found)
 
-    def _refuse_lost(self, queue: ConsumeQueue, unit: int, units: Units) -> None:
+    def _refuse_lost(
+        self, queues: Mapping[QueueKey, ConsumeQueue], queue: ConsumeQueue, unit: int, units: Units
+    ) -> None:
         """Raise DamageError for a unit that agrees with the head of its record and is not believed all the same.
 
-        In a store closed in order only a stale unit may: if the record is another topic's. (Units behind the end
-        are not asked: a power cut and a recovery leave some that point at zeros.)
+        In a store closed in order only a stale unit may: if the record is another queue's, which has a unit for it.
+        (Units behind the end are not asked: a power cut and a recovery leave some that point at zeros.)
         """
-        record = self._log.record_at(int(units.physical_offsets[0]))
-        if isinstance(record, Record) and record.topic.decode("utf-8", "replace") != queue.key.topic:
-            return
+        place = int(units.physical_offsets[0])
+        record = self._log.record_at(place)
+        if isinstance(record, Record):
+            owner = queues.get(QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id))
+            if owner is not None and owner is not queue and record.queue_offset >= owner.run.begin:
+                end = owner.search_written_end()
+                at = owner.unit_of(record.queue_offset, end) if record.queue_offset < owner.offset_of(end, end) else end
+                if place in owner.read(at, at + 1).physical_offsets:
+                    return
         path, position = queue.run.path_of(unit)
         found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
         raise DamageError(f"a unit of queue {queue.key}", path, position, "one for a whole record", found)
@@ -243,7 +251,8 @@ class LogTail:
             return agree, times
         holding = np.searchsorted(begins, places, side="right") - 1
         segment_ends = np.where(holding >= 0, begins[holding] + self._log.segments.size, 0)
-        possible = (sizes >= MIN_RECORD_BYTES) & (sizes <= MAX_RECORD_BYTES) & (places + sizes <= segment_ends)
+        possible = (sizes >= MIN_RECORD_BYTES) & (sizes <= MAX_RECORD_BYTES) & (holding >= 0)
+        possible &= sizes <= segment_ends - places  # a sum could pass the largest number
         rows = np.flatnonzero(possible)
         # Stale units may overlap live ones: then records do not end in the order in which they begin.
         for chosen in _split_disordered(places[rows] + sizes[rows], rows):
@@ -291,7 +300,7 @@ class LogTail:
             if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
                 continue  # later messages have units: this one had its own until its topic was deleted
             if queue is None and closing is Closing.CLEAN and self._may_exist(key.topic):
-                self.faults.setdefault(key, _no_unit(record, key, filenames.queue_folder(key.topic, key.queue_id), 0))
+                self.faults.setdefault(key, _no_unit(record, key, f"{filenames.CONSUME_QUEUE}/{key}", 0))
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come

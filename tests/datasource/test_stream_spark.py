@@ -81,16 +81,19 @@ def queue(number: int, begin: int, end: int) -> list[tuple[int, int]]:
     return [(number, offset) for offset in range(begin, end)]
 
 
-def test_a_first_batch_that_fails_begins_again_where_it_first_began(streams: Streams, grow: Grow) -> None:
+@pytest.mark.parametrize(("first", "rows"), [("earliest", queue(0, 0, 5)), ("latest", queue(0, 3, 5))])
+def test_a_first_batch_that_fails_begins_again_where_it_first_began(
+    streams: Streams, grow: Grow, first: str, rows: list[tuple[int, int]]
+) -> None:
     store = grow()
     store.append("orders", 0, 3)
     streams.sink.dies_at = 0
     with pytest.raises(Exception, match="the sink dies"):
-        streams.run(store.path)
+        streams.run(store.path, startingOffsets=first)
     store.append("orders", 0, 2)
     streams.sink.dies_at = None
-    streams.run(store.path)
-    assert streams.sink.rows == queue(0, 3, 5)
+    streams.run(store.path, startingOffsets="latest")
+    assert streams.sink.rows == rows
 
 
 def test_an_idle_latest_query_that_ends_before_its_first_row_loses_nothing(streams: Streams, grow: Grow) -> None:
@@ -131,6 +134,7 @@ def test_a_batch_that_failed_comes_again_with_the_same_rows(streams: Streams, gr
 def test_an_idle_query_plans_no_empty_batches(streams: Streams, grow: Grow) -> None:
     store = grow(queues=3)
     store.append("orders", 0, 3)
+    streams.sink.dies_at = 3  # so that endless empty batches come to an end
     query = streams.start(store.path, {"processingTime": "10 milliseconds"}, startingOffsets="earliest")
     for _ in range(5):
         query.processAllAvailable()  # each sees at least one more trigger

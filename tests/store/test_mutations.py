@@ -148,7 +148,8 @@ class Found:
 
 def read_all(path: Path, read_mode: str) -> tuple[Found, list[str]]:
     """Read everything; return it, and what is wrong with the bounds as such."""
-    found, faults = Found(), []
+    found = Found()
+    faults: list[str] = []
     try:
         with open_reader(str(path), read_mode=read_mode) as reader:
             reader.refresh()
@@ -252,7 +253,7 @@ class Judge:
             return False
         first, units = decoder.joined(folder)
         place, size = struct.unpack_from(">qi", units, (begin - 1) * 20 - first)
-        return size > 0 and 0 <= place < max(self.bytes.begin, 1 if size == decoder.FILL_SIZE else 0)
+        return bool(size > 0 and 0 <= place < max(self.bytes.begin, 1 if size == decoder.FILL_SIZE else 0))
 
 
 def first_file(store: Path, queue: QueueKey) -> int:

