@@ -16,7 +16,7 @@ from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.log.commit_log import CommitLog, Stretch
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 
-BATCH_ROWS = 8_192
+BATCH_ROWS = 32_768
 _MAX_PLACE = 1 << 62  # no log is as long; beyond it sums of offsets and sizes would wrap around
 BATCH_BYTES = 16 << 20  # of records as stored
 
@@ -36,6 +36,9 @@ def read_range(
     with its record or a record that does not decode, StoreChangedError for files that go while they are read;
     everything yielded before is right.
     """
+    # Freeing a block as large as a batch teaches the allocator to keep what the columns of a batch are made of:
+    # else every batch gives its pages back to the kernel and the next one faults them in again.
+    np.empty(BATCH_BYTES, np.uint8)
     yielded = 0
     unit = queue.unit_of(begin, units_end)
     last_unit = queue.unit_of(end - 1, units_end) + 1

@@ -210,7 +210,7 @@ class StoreReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages with queue offsets [begin, end) in order, as batches of just these columns.
 
-        A batch has at most 16,384 records and about 16 MiB of the log. The range need not lie within the last
+        A batch has at most 32,768 records and about 16 MiB of the log. The range need not lie within the last
         `bounds`, only within what is there: a plan may have been made elsewhere. Raises OptionError for an
         unknown column, OffsetRangeError for a range that is not there, DamageError, StoreChangedError; all rows
         yielded before are right.
