@@ -20,11 +20,8 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.batch_body import message_count
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.heads import gather
-from rmq_spark.store.format.java import string_hash
-from rmq_spark.store.format.properties import TAGS, parse
 from rmq_spark.store.format.ragged import Bytes
 from rmq_spark.store.format.record import (
     BLANK_BYTES,
@@ -42,10 +39,10 @@ from rmq_spark.store.format.record import (
     Record,
     Torn,
 )
-from rmq_spark.store.format.unit_ext import is_address
 from rmq_spark.store.log.chain import Chain, Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.log.unit_judge import UnitJudge, no_unit
 from rmq_spark.store.units import QueueKey
 
 _BLOCK_RECORDS = 1 << 13  # whose heads stay in the processor's cache while they are compared
@@ -66,6 +63,7 @@ class LogTail:
     ) -> None:
         self._log, self._left, self._checkpoint = log, left, checkpoint
         self._may_exist = may_exist
+        self._judge = UnitJudge(log, checkpoint)
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit
@@ -135,59 +133,32 @@ class LogTail:
         flags, chained = self._chain(base, seen, left)
         self.end = chained.end
         unconfirmed: dict[QueueKey, int] = {}
+        doubted: dict[QueueKey, DamageError] = {}
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
             if whole and not len(units) and left.closing is not Closing.LIVE:
-                self._check_older_end(queues[key], begin)
-            confirmed = self._confirm(key, units, last, left.closing)
+                self._judge.check_older_end(queues[key], begin)
+            confirmed = self._judge.confirm(key, units, last, left.closing)
             self.ends[key] = begin + confirmed
             if confirmed:
                 self._last_places[key] = int(units.physical_offsets[confirmed - 1])
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
                 if left.closing is Closing.CLEAN:
-                    self._refuse_lost(queues, queues[key], begin + confirmed, units.part(confirmed, confirmed + 1))
+                    self._judge.refuse_lost(
+                        queues, queues[key], begin + confirmed, units.part(confirmed, confirmed + 1)
+                    )
+            elif left.closing is Closing.CLEAN and last < len(units):
+                self._judge.doubt(queues[key], begin + last, int(units.physical_offsets[last]), chained, doubted)
         self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
         self._waiting = [record for record in self._waiting if record.physical_offset < base] + chained.unitless
         self._judge_waiting(chained, queues, left.closing)
         self.pending |= unconfirmed.keys()
+        self.faults.update(doubted)
         self._looked = True
-
-    def _check_older_end(self, queue: ConsumeQueue, end: int) -> None:
-        """Raise DamageError if the last unit of a queue that has none in the last segment is not its record's."""
-        units = queue.read(max(end - 1, queue.run.begin), end)
-        if not len(units) or int(units.physical_offsets[0]) < self._log.segments.begin:
-            return  # nothing there, or expired
-        if self._confirm(queue.key, units, 1, Closing.CLEAN):
-            return
-        record = self._log.record_at(int(units.physical_offsets[0]))
-        path, position = queue.run.path_of(end - 1)
-        found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
-        raise DamageError(f"the last unit of queue {queue.key}", path, position, "one for its record", found)
-
-    def _refuse_lost(
-        self, queues: Mapping[QueueKey, ConsumeQueue], queue: ConsumeQueue, unit: int, units: Units
-    ) -> None:
-        """Raise DamageError for a unit that agrees with the head of its record and is not believed all the same.
-
-        In a store closed in order only a stale unit may: if the record is another queue's, which has a unit for it.
-        (Units behind the end are not asked: a power cut and a recovery leave some that point at zeros.)
-        """
-        place = int(units.physical_offsets[0])
-        record = self._log.record_at(place)
-        if isinstance(record, Record):
-            owner = queues.get(QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id))
-            if owner is not None and owner is not queue and record.queue_offset >= owner.run.begin:
-                end = owner.search_written_end()
-                at = owner.unit_of(record.queue_offset, end) if record.queue_offset < owner.offset_of(end, end) else end
-                if place in owner.read(at, at + 1).physical_offsets:
-                    return
-        path, position = queue.run.path_of(unit)
-        found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
-        raise DamageError(f"a unit of queue {queue.key}", path, position, "one for a whole record", found)
 
     def _live_begin(self, closing: Closing) -> int:
         """Return where a segment begins whose records before it are beyond doubt.
@@ -267,26 +238,6 @@ class LogTail:
                 stretch.check()
         return agree, times
 
-    def _confirm(self, key: QueueKey, units: Units, last: int, closing: Closing) -> int:
-        """Step back from the last believed units that are another queue's record or only half written.
-
-        The columns compare no topic: in a queue that a broker truncated, a stale unit could meet a newer record
-        of another topic with the same queue id and offset. And a unit that is being written may show its
-        position before its tags code.
-        """
-        while last:
-            record = self._log.record_at(int(units.physical_offsets[last - 1]))
-            same = isinstance(record, Record) and record.topic.decode("utf-8", "replace") == key.topic
-            counted = units.message_counts is None or int(units.message_counts[last - 1]) == message_count(record)
-            if (
-                same
-                and counted
-                and (closing is Closing.CLEAN or _tags_agree(key, int(units.tags_codes[last - 1]), record))
-            ):
-                break
-            last -= 1
-        return last
-
     def _judge_waiting(self, chained: Chain, queues: Mapping[QueueKey, ConsumeQueue], closing: Closing) -> None:
         """Sort the messages without a unit: still to come, or, in a store closed in order, a sign of damage."""
         self.faults, self.pending = {}, set()
@@ -300,7 +251,7 @@ class LogTail:
             if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
                 continue  # later messages have units: this one had its own until its topic was deleted
             if queue is None and closing is Closing.CLEAN and self._may_exist(key.topic):
-                self.faults.setdefault(key, _no_unit(record, key, f"{filenames.CONSUME_QUEUE}/{key}", 0))
+                self.faults.setdefault(key, no_unit(record, key, f"{filenames.CONSUME_QUEUE}/{key}", 0))
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come
@@ -308,27 +259,10 @@ class LogTail:
             if closing is not Closing.CLEAN:
                 self.pending.add(key)
             if queue is not None and end is not None and key not in self.faults:
-                fault = self._fault(queue, record, closing)
+                fault = self._judge.fault(queue, end, record, closing)
                 if fault is not None:
                     self.faults[key] = fault
         self._waiting = waiting
-
-    def _fault(self, queue: ConsumeQueue, record: Record, closing: Closing) -> DamageError | None:
-        """Return what is wrong if the unit that the record should have cannot be merely late."""
-        end = self.ends[queue.key]
-        late = record.queue_offset - queue.offset_of(end, end)
-        if closing is Closing.LIVE or (late and closing is Closing.CRASHED):
-            return None
-        found = queue.read(end, end + 1)
-        written = len(found) > 0 and int(found.sizes[0]) > 0
-        if closing is Closing.CRASHED and not written:
-            return None
-        same = (record.physical_offset, record.total_size)
-        if closing is Closing.CRASHED and (found.physical_offsets[0], found.sizes[0]) == same:
-            return None  # its writer died before the rest of it
-        path, position = queue.run.path_of(end)
-        unit = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"
-        return _no_unit(record, queue.key, path, position, unit)
 
     def _remember(self, chained: Chain, before: int) -> None:
         """Keep the place behind the last record `before` a place that has a unit, and its head.
@@ -340,25 +274,6 @@ class LogTail:
             place = int(chained.physical_offsets[live[-1]])
             self._last_record = place, self._log.bytes_at(place, RECORD_HEAD.itemsize)
             self._base = max(self._base, place + int(chained.sizes[live[-1]]))
-
-
-def _no_unit(record: Record, key: QueueKey, path: str, position: int, found: str = "nothing") -> DamageError:
-    return DamageError(
-        f"the unit of queue offset {record.queue_offset} of {key}, whose record lies at physical offset "
-        f"{record.physical_offset}",
-        path,
-        position,
-        f"({record.physical_offset}, {record.total_size})",
-        found,
-    )
-
-
-def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
-    """Say whether a unit's tags code is that of its record's tags (MessageExtBrokerInner#tagsString2tagsCode)."""
-    if key.topic == filenames.SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):
-        return True  # a due time, or an address
-    tags = parse(record.properties).get(TAGS)
-    return tags_code == (string_hash(tags) if tags else 0)
 
 
 def _heads_agree(
