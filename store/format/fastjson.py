@@ -171,8 +171,12 @@ class _Reader:
             self._fail("a value")
         if len(match[0]) > _MAX_NUMBER_CHARS:
             self._fail(f"a number of at most {_MAX_NUMBER_CHARS} characters")
+        try:
+            number = float(match[0]) if match[1] or match[2] else int(match[0])
+        except ValueError:
+            self._fail("a whole number")
         self._at = match.end()
-        return float(match[0]) if match[1] or match[2] else int(match[0])
+        return number
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]

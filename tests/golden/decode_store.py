@@ -181,7 +181,7 @@ def queue_dirs(store: Path, tree: str) -> Iterator[tuple[str, int, Path]]:
 
 def joined(folder: Path) -> tuple[int, bytes]:
     """The files of a queue as one run of bytes, and where in the queue it starts."""
-    files = sorted(folder.iterdir(), key=lambda f: int(f.name))
+    files = sorted((f for f in folder.iterdir() if f.is_file()), key=lambda f: int(f.name))
     begin = end = int(files[0].name)
     parts = []
     for file in files:

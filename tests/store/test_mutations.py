@@ -16,6 +16,8 @@ built on the independent decoder (`tests/golden/decode_store.py`). It accepts a 
      messages without a unit in the last segment only, as a broker's recovery does;
    - its queue's first file is gone, and the log does not begin at 0: retention deletes just so; or a later unit of the
      queue is fill or points before the log's begin: then all before it is taken for expired;
+   - its record's store time was set back, and another message has the time of the last one, which the checkpoint
+     names: then the record is older than the end of the log, as stale ones are;
    - the log's file is another store's: whole records, newer than the checkpoint;
    - another queue of its topic gives an error: a queue id may be damaged, and nobody reads half a topic by accident;
 5. `find_key` names only messages that have the key, `offset_at_time` an offset within the bounds, and the right one
@@ -242,9 +244,26 @@ class Judge:
                 continue
             if offset < begin and shortened:
                 continue
+            if offset >= end and 0 < self.confirmed() <= place:
+                continue  # bytes that end just where the broker says that its log ended, as after a truncation
+            if offset >= end and self.looks_stale(row, found):
+                continue
             lost.append(offset)
         if lost:
             yield f"{queue}: offsets {lost} are silently missing, bounds {found.bounds.get(queue)}"
+
+    def confirmed(self) -> int:
+        """Return the checkpoint's confirmPhyOffset, 0 without one."""
+        page = self.damaged / "checkpoint"
+        data = page.read_bytes()[32:40] if page.is_file() else b""
+        return int.from_bytes(data, "big", signed=True) if len(data) == 8 else 0
+
+    def looks_stale(self, row: Row, found: Found) -> bool:
+        """Say whether the row's record was set back in time, without a gap to the time of the last message."""
+        record = self.bytes.record(row["commitLogOffset"])
+        last = max(other["storeTimestamp"] for rows in self.truth.rows.values() for other in rows.values())
+        there = any(other["storeTimestamp"] >= last for rows in found.rows.values() for other in rows)
+        return record is not None and wrapped(record.store_ms) < row["storeTimestamp"] and there
 
     def looks_expired(self, queue: QueueKey, begin: int) -> bool:
         """Say whether the unit before a queue's first offset is fill, or points before the log."""
