@@ -16,9 +16,14 @@ _LOCAL_MASTERS = ("local", "local[", "local-cluster[")
 def register(spark: SparkSession) -> None:
     """Make `format("rmq")` known to the session, for reading and streaming.
 
-    Once per session is enough, and again does no harm. Python workers import `rmq_spark` by name,
-    so it must be installed for the interpreter that `PYSPARK_PYTHON` names on every machine.
+    Once per session is enough, and again does no harm (Spark says that the source "replaced" itself).
+    Python workers import `rmq_spark` by name, so it must be installed for the interpreter that
+    `PYSPARK_PYTHON` names on every machine. On one machine, where nothing names any, they get this one.
     """
+    context = spark.sparkContext
+    named = "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python")
+    if (context.master or "").startswith(_LOCAL_MASTERS) and not named:
+        context.pythonExec = sys.executable  # else "python3", whatever that finds
     spark.dataSource.register(RmqDataSource)
 
 

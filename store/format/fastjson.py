@@ -18,7 +18,7 @@ _MAX_NUMBER_CHARS = 400  # bounds the time that a number takes to convert; a dou
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
-_NUMBER = re.compile(r"-?\d++(\.\d++)?([eE][+-]?\d++)?+", re.ASCII)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _WORD = re.compile(r"true|false|null")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _PLAIN_ESCAPES = {

@@ -293,9 +293,14 @@ class StoreReader:
         return sorted(found)
 
     def _no_topic(self, topic: str) -> str:
-        known = self.topics()
-        near = difflib.get_close_matches(topic, known, 3) or known[:8]
-        there = f"Topics there: {', '.join(near)}{' …' if len(known) > len(near) else ''}." if near else "It has none."
+        known = sorted(self.topics(), key=filenames.is_system_topic)  # the user's own first
+        near = difflib.get_close_matches(topic, known, 3)
+        shown = known[:12]
+        there = (
+            f"Topics there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}." if shown else "It has none."
+        )
+        if near:
+            there = f"Did you mean {' or '.join(near)}? {there}"
         return f'no topic "{topic}" in the store at "{self.path}". {there}'
 
     def _left(self) -> Left:
