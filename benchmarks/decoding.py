@@ -41,10 +41,10 @@ def measure_decoding(stores: SampleStores, messages: int, repeats: int) -> Itera
 
     copy_rate()
     for interleave, layout in LAYOUTS.items():
-        with open_reader(str(stores.path(Shape(messages, interleave=interleave)))) as reader:
+        with open_reader(str(stores.read_into_cache(Shape(messages, interleave=interleave)))) as reader:
             for name, columns, required in COLUMN_SETS:
                 scan = _Scan(reader, columns)
-                scan.rate()  # warms the page cache and whatever is made once
+                scan.rate()  # what is made once is made now
                 # Two copies around each scan would be no better than one: neighbours differ little.
                 rates, copies = take_turns(repeats, scan.rate, copy_rate)
                 yield ratio_figure(

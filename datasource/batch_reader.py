@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.partition import Piece, RmqPartition
+from rmq_spark.datasource.partition_reader import read_partition
 from rmq_spark.datasource.planning import Loss, clip_ranges, refuse_losses, resolve_positions
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.splitting import join_offsets, split_ranges
@@ -16,9 +18,6 @@ from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import find_ends, find_starts
 from rmq_spark.datasource.values import EARLIEST, LATEST
 from rmq_spark.store.units import QueueKey
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _LOG = logging.getLogger("rmq_spark")
 
@@ -39,16 +38,19 @@ class RmqBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         view = StoreView(self._options)
         try:
-            view.look()
-            ranges = self._ranges(view)
-            if self._options.keys is None and self._options.message_ids is None:
-                pieces = split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
-                return [plan_partition(view, [piece]) for piece in pieces]
-            return self._found_partitions(view, ranges)
+            return view.plan(lambda: self._plan(view))
         finally:
             view.close()
 
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+    def _plan(self, view: StoreView) -> list[InputPartition]:
+        view.look()
+        ranges = self._ranges(view)
+        if self._options.keys is not None or self._options.message_ids is not None:
+            return self._found_partitions(view, ranges)
+        pieces = split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
+        return [plan_partition(view, [piece]) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
 
     def _ranges(self, view: StoreView) -> list[QueueRange]:
@@ -94,12 +96,10 @@ def plan_partition(view: StoreView, ranges: list[QueueRange]) -> InputPartition:
     return RmqPartition(view.path, view.commit_log_path, tuple(pieces))
 
 
-def read_planned(partition: InputPartition, settings: ReadSettings) -> "Iterator[pa.RecordBatch]":
+def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     """Return the rows of a partition; none for the empty one that Spark puts in where a plan has none."""
     if not isinstance(partition, RmqPartition):
         return iter(())
-    from rmq_spark.datasource.partition_reader import read_partition  # the engine: only tasks need it
-
     return read_partition(partition, settings)
 
 

@@ -9,8 +9,12 @@ from typing import NoReturn
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from rmq_spark.datasource.batch_reader import RmqBatchReader
 from rmq_spark.datasource.options import ReadOptions, parse_options
+from rmq_spark.datasource.schema import Field, check_schema, columns_ddl, resolve_columns
 from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.stream_reader import RefusedStream, RmqStreamReader
 from rmq_spark.store.errors import OptionError, RmqError
 
 
@@ -37,24 +41,17 @@ class RmqDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns that the option `columns` asks for, as DDL; asked by load() without a schema."""
-        from rmq_spark.datasource.schema import columns_ddl, resolve_columns
-        from rmq_spark.datasource.store_view import StoreView
-
         StoreView(self._options).store.close()
         return columns_ddl(resolve_columns(self._options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        from rmq_spark.datasource.batch_reader import RmqBatchReader
-
         self._options.check_complete()
         self._options.check_batch()
         return RmqBatchReader(self._options, self._settings(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream, or one that raises what is wrong when Spark first asks it something."""
-        from rmq_spark.datasource.stream_reader import RefusedStream, RmqStreamReader
-
         try:
             self._options.check_complete()
             self._options.check_stream()
@@ -71,8 +68,6 @@ class RmqDataSource(DataSource):
         raise OptionError(_ONLY_READS)
 
     def _settings(self, schema: StructType) -> ReadSettings:
-        from rmq_spark.datasource.schema import Field, check_schema
-
         fields = [Field(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]
         options = self._options
         return ReadSettings(

@@ -4,13 +4,17 @@ Looking is cheap while nothing moves, whatever the number of queues. A queue cou
 with everything opened anew, does not see it either: a broker overwrites its configuration in place.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.store import StoreReader, open_reader
 from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
+
+T = TypeVar("T")
+_PLANS_MAX = 3  # a file that is gone at every look is no matter of chance
 
 
 class StoreView:
@@ -35,12 +39,7 @@ class StoreView:
 
     def has_moved(self) -> bool:
         """Say whether `bounds` may be out of date; cheap if they are not. Raises DamageError."""
-        try:
-            moved = self.store.refresh()
-        except StoreChangedError:  # a file went away between listing and reading: nothing kept is of use
-            self.close()
-            moved = self.store.refresh()
-        self._moved = self._moved or moved
+        self._moved = self.store.refresh() or self._moved
         return self._moved
 
     def look(self, known: Collection[QueueKey] = ()) -> None:
@@ -84,9 +83,21 @@ class StoreView:
         except (OffsetRangeError, StoreChangedError):
             return None
 
+    def plan(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns; do it again, with everything opened anew, if a file went away under it.
+
+        Retention deletes files while they are looked at. What keeps going away is raised as StoreChangedError.
+        """
+        for _ in range(_PLANS_MAX - 1):
+            try:
+                return work()
+            except StoreChangedError:
+                self.close()
+        return work()
+
     def close(self) -> None:
         """Close the store. The next look opens it again."""
         if self._store is not None:
             self._store.close()
         self._store = None
-        self._moved = False
+        self._moved = self.has_looked = False

@@ -14,8 +14,9 @@ get a copy that knows nothing but the settings. What Spark 4.3 does, and what fo
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -54,11 +55,8 @@ from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST
-from rmq_spark.store.errors import RmqError, StoreChangedError
+from rmq_spark.store.errors import RmqError
 from rmq_spark.store.units import QueueKey
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,17 +95,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._look(())
+        self._view.plan(lambda: self._look(()))
         self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        try:
-            return self._latest(start, limit)
-        except StoreChangedError:  # retention deleted a file between two looks: one look with everything anew
-            self._view.close()
-            return self._latest(start, limit)
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
+        return self._view.plan(lambda: self._latest_offset(start, limits))
 
-    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         now_ms = self._now_ms()
         is_idle = not self._view.has_moved() and start == self._idle_at
         if is_idle and (self._idle_until_ms is None or now_ms < self._idle_until_ms):
@@ -115,7 +110,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = self._decode(start)
         self._look(before.positions)
         self._end.look(self._view.store, self._view.bounds, now_ms)
-        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         after, until_ms = self._plan(before, limits, now_ms)
         if is_same(before, after):
             self._idle_at, self._idle_until_ms = start, until_ms
@@ -126,6 +120,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return answer
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return self._view.plan(lambda: self._partitions(start, end))
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = self._decode(start), self._decode(end)
         ranges = ranges_between(before, after)
         if not ranges:
@@ -144,7 +141,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._report = {**encode_queues(ends), **initial_offset()}
         return self._report
 
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -230,5 +227,5 @@ class RefusedStream(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         raise self._error
 
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         raise self._error

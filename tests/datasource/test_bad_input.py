@@ -75,7 +75,7 @@ class Case:
         writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
         try:
-            assert query.awaitTermination(4 * WITHIN_S), "hangs"
+            assert query.awaitTermination(12 * WITHIN_S), "hangs"
         finally:
             query.stop()
 
@@ -229,13 +229,17 @@ def warm(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Sp
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)
 def test_a_bad_input_is_answered_as_the_table_says(row: Row, warm: "SparkSession", tmp_path: Path) -> None:
-    message, seconds = provoke(row, Case(warm, tmp_path / "first", time.monotonic()))
+    message, seconds = provoke(row, Case(warm, tmp_path / "bad", time.monotonic()))
     for part in row.parts:
         assert part in message, f"{part!r} is not in: {message}"
     assert not COMMAND.search(message), message
-    if seconds >= WITHIN_S:  # once may be the machine's fault
-        seconds = min(seconds, provoke(row, Case(warm, tmp_path / "second", time.monotonic()))[1])
-    assert seconds < WITHIN_S, f"took {seconds:.1f} s"
+    if seconds >= WITHIN_S:
+        # A busy machine: what is in order takes longer too, at this very moment.
+        good = Case(warm, tmp_path / "good")
+        good.build()
+        good.stream()
+        seconds -= time.monotonic() - good.began
+    assert seconds < WITHIN_S, f"took {seconds:.1f} s longer than a query without an error"
 
 
 def provoke(row: Row, case: Case) -> tuple[str, float]:

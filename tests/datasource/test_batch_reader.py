@@ -11,11 +11,13 @@ from rmq_spark.datasource.batch_reader import RmqBatchReader
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.store import StoreReader
 from rmq_spark.store.errors import (
     DataLossError,
     NotFoundError,
     OffsetRangeError,
     OptionError,
+    StoreChangedError,
     StorePathError,
 )
 from rmq_spark.store.testing.sample_message import SampleMessage
@@ -59,7 +61,7 @@ def read(path, **given):
 ALL = [(0, n) for n in range(10)] + [(1, 4), (1, 5)]
 
 
-def test_without_options_everything_is_read_with_one_task_a_queue(store):
+def test_without_options_everything_is_read_with_one_task_a_queue(store) -> None:
     assert read(store) == ALL
     assert len(reader_of(store).partitions()) == 2
 
@@ -87,11 +89,11 @@ def test_without_options_everything_is_read_with_one_task_a_queue(store):
         ),
     ],
 )
-def test_bounds_are_half_open_and_what_is_not_named_is_read_whole(store, given, rows):
+def test_bounds_are_half_open_and_what_is_not_named_is_read_whole(store, given, rows) -> None:
     assert read(store, **given) == rows
 
 
-def test_a_start_time_behind_the_last_message_is_decided_by_the_strategy(store):
+def test_a_start_time_behind_the_last_message_is_decided_by_the_strategy(store) -> None:
     late = {"startingTimestamp": str(FIRST_MS + 50)}
     with pytest.raises(OptionError, match="nothing was stored in queue orders/0") as caught:
         read(store, **late)
@@ -100,7 +102,7 @@ def test_a_start_time_behind_the_last_message_is_decided_by_the_strategy(store):
     assert read(store, startingOffsetsByTimestampStrategy="earliest", **late) == ALL
 
 
-def test_offsets_out_of_range_follow_fail_on_data_loss(store):
+def test_offsets_out_of_range_follow_fail_on_data_loss(store) -> None:
     cases = [
         ({"startingOffsets": '{"orders": {"1": 2}}'}, DataLossError, ALL),
         ({"startingOffsets": '{"orders": {"0": 11}}'}, OffsetRangeError, [(1, 4), (1, 5)]),
@@ -114,7 +116,7 @@ def test_offsets_out_of_range_follow_fail_on_data_loss(store):
         assert read(store, failOnDataLoss="false", **given) == rows
 
 
-def test_what_is_not_there_is_said_by_name(store):
+def test_what_is_not_there_is_said_by_name(store) -> None:
     with pytest.raises(NotFoundError, match='no topic "order"'):
         read(store, subscribe="order")
     with pytest.raises(NotFoundError, match="orders/7"):
@@ -125,7 +127,7 @@ def test_what_is_not_there_is_said_by_name(store):
         read(store / "nowhere")
 
 
-def test_a_big_queue_is_split_and_every_piece_has_its_proof(store):
+def test_a_big_queue_is_split_and_every_piece_has_its_proof(store) -> None:
     partitions = reader_of(store, maxRecordsPerPartition="4").partitions()
     assert [(piece.begin, piece.end) for part in partitions for piece in part.pieces] == [
         (0, 3),
@@ -137,11 +139,11 @@ def test_a_big_queue_is_split_and_every_piece_has_its_proof(store):
     assert read(store, minPartitions="6") == ALL
 
 
-def test_spark_s_empty_partition_has_no_rows(store):
+def test_spark_s_empty_partition_has_no_rows(store) -> None:
     assert list(reader_of(store).read(InputPartition(None))) == []
 
 
-def test_the_reader_in_a_task_knows_only_how_to_read(store):
+def test_the_reader_in_a_task_knows_only_how_to_read(store) -> None:
     assert len(pickle.dumps(reader_of(store))) < 500
 
 
@@ -152,20 +154,20 @@ def found(**given):
     return read(GOLDEN / "basic", subscribePattern=".*", **given)
 
 
-def test_keys_are_found_by_the_index_within_topics_and_bounds():
+def test_keys_are_found_by_the_index_within_topics_and_bounds() -> None:
     assert found(keys="k1") == found(keys="k2 k1 nothing") == [(0, 0)]
     assert found(keys="nothing") == []
     assert found(keys="k1", startingOffsets='{"TopicA": {"0": 1}}') == []
     assert read(GOLDEN / "basic", subscribe="TopicB", keys="k1") == []
 
 
-def test_ids_are_found_by_producer_s_and_by_broker_s():
+def test_ids_are_found_by_producer_s_and_by_broker_s() -> None:
     assert found(msgId="7F000001ABCD18B4AAC200000000") == [(0, 0)]
     assert found(msgId="7F00000100002A9F0000000000000000") == [(0, 0)]
     assert found(msgId="7F00000100002A9F0000000000000001") == []
 
 
-def test_found_messages_of_a_queue_are_one_task_however_scattered(store):
+def test_found_messages_of_a_queue_are_one_task_however_scattered(store) -> None:
     reader = reader_of(store, keys="x")
     hits = [(QueueKey("orders", 0), offset) for offset in (7, 1, 2, 8, 9)]
 
@@ -178,3 +180,17 @@ def test_found_messages_of_a_queue_are_one_task_however_scattered(store):
     (partition,) = reader._found_partitions(view, [QueueRange(QueueKey("orders", 0), 0, 9)])
     assert [(piece.begin, piece.end) for piece in partition.pieces] == [(1, 3), (7, 9)]
     assert [batch["queueOffset"].to_pylist() for batch in reader.read(partition)] == [[1, 2], [7, 8]]
+
+
+def test_a_file_that_goes_away_while_a_batch_is_planned_is_planned_again(store, monkeypatch) -> None:
+    real, calls = StoreReader.bounds, []
+
+    def fail_once(self, queue):
+        calls.append(queue)
+        if len(calls) == 2:
+            raise StoreChangedError("a segment is gone")
+        return real(self, queue)
+
+    monkeypatch.setattr(StoreReader, "bounds", fail_once)
+    assert read(store) == ALL
+    assert len(calls) > 3

@@ -46,7 +46,7 @@ def counts_of(backlog, found):
     return [found.ends[part.queue] - part.begin for part in backlog]
 
 
-def test_without_limit_everything_is_taken():
+def test_without_limit_everything_is_taken() -> None:
     backlog = backlog_of([5, 7], begin=100)
     assert take(backlog).ends == {key(0): 105, key(1): 107}
 
@@ -63,7 +63,7 @@ def test_without_limit_everything_is_taken():
         ([3], 2, [2]),
     ],
 )
-def test_messages_are_shared_by_backlog_with_one_at_least(counts, limit, shares):
+def test_messages_are_shared_by_backlog_with_one_at_least(counts, limit, shares) -> None:
     backlog = backlog_of(counts)
     found = take(backlog, max_offsets=limit)
     assert counts_of(backlog, found) == shares
@@ -71,7 +71,7 @@ def test_messages_are_shared_by_backlog_with_one_at_least(counts, limit, shares)
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30), st.integers(1, 10**6), st.integers(0, 10**9))
-def test_the_sum_is_exactly_the_limit_or_all_there_is(counts, limit, begin):
+def test_the_sum_is_exactly_the_limit_or_all_there_is(counts, limit, begin) -> None:
     backlog = backlog_of(counts, begin)
     shares = counts_of(backlog, take(backlog, max_offsets=limit))
     assert sum(shares) == min(limit, sum(counts))
@@ -89,7 +89,7 @@ def test_the_sum_is_exactly_the_limit_or_all_there_is(counts, limit, begin):
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 11), st.integers(1, 9)), max_size=20),
 )
-def test_with_fewer_than_one_message_a_queue_all_take_turns(counts, limit, arrivals):
+def test_with_fewer_than_one_message_a_queue_all_take_turns(counts, limit, arrivals) -> None:
     """Whatever arrives meanwhile, a queue with a backlog waits at most for one round of all queues."""
     ends = dict(enumerate(counts))
     positions = dict.fromkeys(ends, 0)
@@ -108,7 +108,7 @@ def test_with_fewer_than_one_message_a_queue_all_take_turns(counts, limit, arriv
         turn = found.turn
 
 
-def test_a_turn_is_a_pure_function_of_what_came_before():
+def test_a_turn_is_a_pure_function_of_what_came_before() -> None:
     backlog = backlog_of([5, 5, 5])
     first = take(backlog, None, max_offsets=2)
     assert first == take(backlog, None, max_offsets=2)
@@ -117,19 +117,19 @@ def test_a_turn_is_a_pure_function_of_what_came_before():
     assert (second.ends, second.turn) == ({key(0): 1, key(1): 0, key(2): 1}, key(0))
 
 
-def test_a_turn_may_name_a_queue_that_is_gone():
+def test_a_turn_may_name_a_queue_that_is_gone() -> None:
     assert take(backlog_of([5, 0, 5]), key(1), max_offsets=1).ends == {key(0): 0, key(2): 1}
     assert take(backlog_of([5, 5]), key(9), max_offsets=1).ends == {key(0): 1, key(1): 0}
 
 
-def test_the_limit_of_each_queue_caps_before_the_shares():
+def test_the_limit_of_each_queue_caps_before_the_shares() -> None:
     backlog = backlog_of([100, 100, 3])
     assert counts_of(backlog, take(backlog, max_offsets_per_queue=10)) == [10, 10, 3]
     assert counts_of(backlog, take(backlog, max_offsets_per_queue=10, max_offsets=13)) == [6, 5, 2]
     assert counts_of(backlog, take(backlog, max_offsets_per_queue=1, max_offsets=100)) == [1, 1, 1]
 
 
-def test_bytes_are_shared_by_bytes():
+def test_bytes_are_shared_by_bytes() -> None:
     sizes = Sizes({0: [10] * 100, 1: [30] * 100})
     backlog = backlog_of([100, 100])
     found = take(backlog, sizes=sizes, max_bytes=400)
@@ -137,7 +137,7 @@ def test_bytes_are_shared_by_bytes():
     assert counts_of(backlog, take(backlog, sizes=sizes, max_bytes=10_000)) == [100, 100]
 
 
-def test_a_record_bigger_than_the_limit_is_taken_alone():
+def test_a_record_bigger_than_the_limit_is_taken_alone() -> None:
     sizes = Sizes({0: [1000, 10], 1: [10, 10]})
     backlog = backlog_of([2, 2])
     found = take(backlog, sizes=sizes, max_bytes=50)
@@ -147,7 +147,7 @@ def test_a_record_bigger_than_the_limit_is_taken_alone():
     assert counts_of(second, take(second, found.turn, sizes=sizes, max_bytes=50)) == [1, 2]
 
 
-def test_a_record_that_does_not_fit_any_more_is_first_the_next_time():
+def test_a_record_that_does_not_fit_any_more_is_first_the_next_time() -> None:
     sizes = Sizes({0: [10] * 9, 1: [95] * 9, 2: [10] * 9})
     backlog = backlog_of([9, 9, 9])
     found = take(backlog, sizes=sizes, max_bytes=100)
@@ -163,7 +163,7 @@ def test_a_record_that_does_not_fit_any_more_is_first_the_next_time():
     st.integers(91, 5000),
     st.none() | st.integers(1, 40),
 )
-def test_bytes_stay_within_the_limit_and_all_is_read_in_the_end(sizes_by_queue, limit, max_offsets):
+def test_bytes_stay_within_the_limit_and_all_is_read_in_the_end(sizes_by_queue, limit, max_offsets) -> None:
     sizes = Sizes(dict(enumerate(sizes_by_queue)))
     positions = dict.fromkeys(sizes.sizes, 0)
     turn, waited = None, dict.fromkeys(positions, 0)
@@ -190,13 +190,13 @@ def test_bytes_stay_within_the_limit_and_all_is_read_in_the_end(sizes_by_queue, 
         turn = found.turn
 
 
-def test_a_limit_of_bytes_measures_no_more_of_a_queue_than_the_limit():
+def test_a_limit_of_bytes_measures_no_more_of_a_queue_than_the_limit() -> None:
     sizes = Sizes({0: [100] * 100_000, 1: [100] * 5})
     take(backlog_of([100_000, 5]), sizes=sizes, max_bytes=1000)
     assert sizes.measured <= 4 * 1000
 
 
-def test_shares_of_one_message_a_queue_go_by_queue_order():
+def test_shares_of_one_message_a_queue_go_by_queue_order() -> None:
     assert [part.queue for part in share_messages(backlog_of([9] * 4), 2, key(2))] == [key(3), key(0)]
 
 
@@ -204,9 +204,9 @@ def test_shares_of_one_message_a_queue_go_by_queue_order():
     ("new", "waited_ms", "waits"),
     [(0, 0, True), (9, 59_999, True), (10, 0, False), (9, 60_000, False), (0, 60_000, False)],
 )
-def test_a_minimum_waits_for_messages_or_for_the_delay(new, waited_ms, waits):
+def test_a_minimum_waits_for_messages_or_for_the_delay(new, waited_ms, waits) -> None:
     assert must_wait(new, Limits(min_offsets=10, max_delay_ms=60_000), waited_ms) is waits
 
 
-def test_without_a_minimum_nothing_waits():
+def test_without_a_minimum_nothing_waits() -> None:
     assert not must_wait(0, Limits(), 0)

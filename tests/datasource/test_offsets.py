@@ -30,13 +30,13 @@ offsets = st.builds(
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_version_1_wrote_is_read_and_written_again_to_the_letter(line):
+def test_what_version_1_wrote_is_read_and_written_again_to_the_letter(line) -> None:
     offset = decode_offset(json.loads(line))
     if line != json.dumps(initial_offset()):
         assert json.dumps(encode_offset(offset)) == line
 
 
-def test_the_golden_lines_mean_what_they_say():
+def test_the_golden_lines_mean_what_they_say() -> None:
     offset = decode_offset(json.loads(LINES[5]))
     assert offset == StreamOffset(
         {QueueKey("orders", 0): 5, QueueKey("payments", 3): 4},
@@ -48,13 +48,13 @@ def test_the_golden_lines_mean_what_they_say():
     )
 
 
-def test_the_initial_offset_is_constant_and_names_no_queue():
+def test_the_initial_offset_is_constant_and_names_no_queue() -> None:
     assert json.dumps(initial_offset()) == LINES[0]
     assert decode_offset(initial_offset()).is_initial()
 
 
 @given(offsets)
-def test_an_offset_comes_back_and_is_never_the_initial_one(offset):
+def test_an_offset_comes_back_and_is_never_the_initial_one(offset) -> None:
     encoded = encode_offset(offset)
     assert encoded != initial_offset()
     decoded = decode_offset(json.loads(json.dumps(encoded)))
@@ -70,13 +70,13 @@ def test_an_offset_comes_back_and_is_never_the_initial_one(offset):
 
 
 @given(numbers, st.randoms(use_true_random=False))
-def test_the_text_does_not_depend_on_the_order_in_which_queues_came(positions, shuffle: random.Random):
+def test_the_text_does_not_depend_on_the_order_in_which_queues_came(positions, shuffle: random.Random) -> None:
     shuffled = list(positions.items())
     shuffle.shuffle(shuffled)
     assert json.dumps(encode_offset(StreamOffset(positions))) == json.dumps(encode_offset(StreamOffset(dict(shuffled))))
 
 
-def test_queues_are_sorted_by_number_and_the_mark_is_last():
+def test_queues_are_sorted_by_number_and_the_mark_is_last() -> None:
     positions = {QueueKey("b", 10): 1, QueueKey("b", 9): 2, QueueKey("a", 0): 3, QueueKey("Z", 0): 4}
     assert json.dumps(encode_offset(StreamOffset(positions))) == (
         '{"Z": {"0": 4}, "a": {"0": 3}, "b": {"9": 2, "10": 1}, "@": {"v": 1}}'
@@ -84,18 +84,18 @@ def test_queues_are_sorted_by_number_and_the_mark_is_last():
 
 
 @given(offsets)
-def test_an_offset_can_be_pasted_into_starting_offsets(offset):
+def test_an_offset_can_be_pasted_into_starting_offsets(offset) -> None:
     assert parse_positions(json.dumps(encode_offset(offset))).queues == offset.positions
 
 
 @pytest.mark.parametrize("mark", [{"v": 2}, {"v": "1"}, {}, None, 7])
-def test_another_version_is_refused_with_what_to_do(mark):
+def test_another_version_is_refused_with_what_to_do(mark) -> None:
     with pytest.raises(OptionError, match="this release reads version 1") as caught:
         decode_offset({"orders": {"0": 1}, "@": mark})
     assert "checkpointLocation" in str(caught.value)
 
 
-def test_an_offset_without_mark_is_of_no_version():
+def test_an_offset_without_mark_is_of_no_version() -> None:
     with pytest.raises(OptionError, match="version None"):
         decode_offset({"orders": {"0": 1}})
 
@@ -110,15 +110,15 @@ def test_an_offset_without_mark_is_of_no_version():
         {"@": {"v": 1, "turn": "orders"}},
     ],
 )
-def test_an_offset_of_another_shape_is_refused(value):
+def test_an_offset_of_another_shape_is_refused(value) -> None:
     with pytest.raises(OptionError, match="none of ours"):
         decode_offset(value)
 
 
-def test_what_a_later_release_adds_to_version_1_is_passed_over():
+def test_what_a_later_release_adds_to_version_1_is_passed_over() -> None:
     assert decode_offset({"orders": {"0": 1}, "@": {"v": 1, "group": "g"}}).positions == {QueueKey("orders", 0): 1}
 
 
-def test_numbers_by_queue_are_nested_by_topic():
+def test_numbers_by_queue_are_nested_by_topic() -> None:
     assert encode_queues({QueueKey("a", 1): 2, QueueKey("a", 0): 1}) == {"a": {"0": 1, "1": 2}}
     assert encode_queues({}) == {}

@@ -23,12 +23,12 @@ def refusal(parse, *arguments):
 @pytest.mark.parametrize(
     ("text", "number"), [("1", 1), (" 42 ", 42), ("1_000_000", 10**6), (str(2**63 - 1), 2**63 - 1)]
 )
-def test_a_count_is_a_whole_number_from_1_on(text, number):
+def test_a_count_is_a_whole_number_from_1_on(text, number) -> None:
     assert values.parse_count(text) == number
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "-5", "1.5", "", "ten", "1e3", str(2**63), "٣"])
-def test_what_is_no_count_is_refused(text):
+def test_what_is_no_count_is_refused(text) -> None:
     assert "whole number from 1" in refusal(values.parse_count, text)
 
 
@@ -36,12 +36,12 @@ def test_what_is_no_count_is_refused(text):
     ("text", "size"),
     [("64m", 64 << 20), ("1g", 1 << 30), ("512", 512), ("8 KB", 8192), ("3kib", 3072), ("2B", 2), ("1T", 1 << 40)],
 )
-def test_a_size_is_bytes_or_has_a_unit(text, size):
+def test_a_size_is_bytes_or_has_a_unit(text, size) -> None:
     assert values.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["0", "-1m", "64x", "m", "", "1.5g", "99999999999t"])
-def test_what_is_no_size_is_refused_with_an_example(text):
+def test_what_is_no_size_is_refused_with_an_example(text) -> None:
     assert "such as 64m" in refusal(values.parse_size, text)
 
 
@@ -49,22 +49,22 @@ def test_what_is_no_size_is_refused_with_an_example(text):
     ("text", "duration_ms"),
     [("15m", 900_000), ("500ms", 500), ("2 h", 7_200_000), ("10S", 10_000), ("1d", 86_400_000), ("7", 7)],
 )
-def test_a_duration_is_ms_or_has_a_unit(text, duration_ms):
+def test_a_duration_is_ms_or_has_a_unit(text, duration_ms) -> None:
     assert values.parse_duration(text) == duration_ms
 
 
 @pytest.mark.parametrize("text", ["0", "-1m", "15 parsecs", "", "m"])
-def test_what_is_no_duration_is_refused_with_an_example(text):
+def test_what_is_no_duration_is_refused_with_an_example(text) -> None:
     assert "such as 15m" in refusal(values.parse_duration, text)
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False), (" TRUE ", True)])
-def test_a_flag_is_true_or_false_in_any_case(text, value):
+def test_a_flag_is_true_or_false_in_any_case(text, value) -> None:
     assert values.parse_flag(text) is value
 
 
 @pytest.mark.parametrize("text", ["yes", "1", ""])
-def test_another_word_than_true_or_false_is_refused(text):
+def test_another_word_than_true_or_false_is_refused(text) -> None:
     assert refusal(values.parse_flag, text) == "is none of: true, false."
 
 
@@ -79,49 +79,49 @@ def test_another_word_than_true_or_false_is_refused(text):
         ("a:b", "a:b"),  # one letter is no scheme of Spark's
     ],
 )
-def test_a_path_may_be_a_file_uri(text, path):
+def test_a_path_may_be_a_file_uri(text, path) -> None:
     assert values.parse_path(text) == path
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/store", "hdfs:///store", "dbfs:/store", "s3a://b"])
-def test_a_path_on_no_file_system_is_refused_with_what_to_do(text):
+def test_a_path_on_no_file_system_is_refused_with_what_to_do(text) -> None:
     message = refusal(values.parse_path, text)
     assert text.split(":")[0] in message
     assert "Mount" in message
 
 
-def test_a_file_uri_with_a_host_is_refused():
+def test_a_file_uri_with_a_host_is_refused() -> None:
     assert "three slashes" in refusal(values.parse_path, "file://data/store")
 
 
-def test_an_empty_path_is_refused():
+def test_an_empty_path_is_refused() -> None:
     assert refusal(values.parse_path, "  ") == "is empty."
 
 
-def test_topics_are_separated_by_commas():
+def test_topics_are_separated_by_commas() -> None:
     assert values.parse_topics(" orders ,%RETRY%billing,a-b_c|d") == ("orders", "%RETRY%billing", "a-b_c|d")
 
 
 @pytest.mark.parametrize("text", ["../etc/passwd", "a/b", "orders .", "a,b/../c", "ärger", "a" * 256, "@"])
-def test_what_can_be_no_topic_is_refused_by_name(text):
+def test_what_can_be_no_topic_is_refused_by_name(text) -> None:
     assert "which no topic can be called" in refusal(values.parse_topics, text)
 
 
-def test_an_empty_or_repeated_topic_is_refused():
+def test_an_empty_or_repeated_topic_is_refused() -> None:
     assert "empty name" in refusal(values.parse_topics, "a,,b")
     assert 'names "a" twice' in refusal(values.parse_topics, "a,b,a")
 
 
-def test_a_pattern_that_does_not_compile_is_refused():
+def test_a_pattern_that_does_not_compile_is_refused() -> None:
     assert "is no regular expression" in refusal(values.parse_pattern, "orders-(")
     assert values.parse_pattern("orders-.*") == "orders-.*"
 
 
-def test_search_words_are_separated_by_blanks_because_keys_may_have_commas():
+def test_search_words_are_separated_by_blanks_because_keys_may_have_commas() -> None:
     assert values.parse_search_words(" a,b  c a,b ") == ("a,b", "c")
 
 
-def test_an_assignment_names_queues():
+def test_an_assignment_names_queues() -> None:
     assert values.parse_assignment('{"b": [1, 0], "a": [2, 2]}') == (
         QueueKey("a", 2),
         QueueKey("b", 0),
@@ -143,23 +143,23 @@ def test_an_assignment_names_queues():
         ('{"../a": [0]}', "which no topic can be called"),
     ],
 )
-def test_a_bad_assignment_is_refused_with_an_example(text, part):
+def test_a_bad_assignment_is_refused_with_an_example(text, part) -> None:
     message = refusal(values.parse_assignment, text)
     assert part in message
 
 
 @pytest.mark.parametrize(("text", "default"), [("earliest", EARLIEST), (" Latest ", LATEST)])
-def test_positions_may_be_a_word(text, default):
+def test_positions_may_be_a_word(text, default) -> None:
     assert values.parse_positions(text).default == default
 
 
-def test_positions_may_be_json_with_sentinels_and_a_mark_that_is_passed_over():
+def test_positions_may_be_json_with_sentinels_and_a_mark_that_is_passed_over() -> None:
     found = values.parse_positions('{"a": {"0": 5, "11": -1}, "b": {"0": -2}, "@": {"v": 1, "start": {}}}')
     assert found.default is None
     assert found.queues == {QueueKey("a", 0): 5, QueueKey("a", 11): LATEST, QueueKey("b", 0): EARLIEST}
 
 
-def test_a_misspelt_word_is_answered_with_what_is_accepted():
+def test_a_misspelt_word_is_answered_with_what_is_accepted() -> None:
     assert refusal(values.parse_positions, "earlyest") == 'is none of: earliest, latest, {"TopicA": {"0": 42}}.'
 
 
@@ -179,7 +179,7 @@ def test_a_misspelt_word_is_answered_with_what_is_accepted():
         (f'{{"a": {{"0": {2**63}}}}}', "Accepted: 0 and up"),
     ],
 )
-def test_bad_positions_are_refused_by_name(text, part):
+def test_bad_positions_are_refused_by_name(text, part) -> None:
     assert part in refusal(values.parse_positions, text)
 
 
@@ -197,7 +197,7 @@ def test_bad_positions_are_refused_by_name(text, part):
         ("-9999999d", 0),
     ],
 )
-def test_a_time_is_ms_or_iso_or_relative_to_the_clock_that_is_given(text, time_ms):
+def test_a_time_is_ms_or_iso_or_relative_to_the_clock_that_is_given(text, time_ms) -> None:
     assert values.parse_time(text, NOW_MS) == time_ms
 
 
@@ -214,20 +214,20 @@ def test_a_time_is_ms_or_iso_or_relative_to_the_clock_that_is_given(text, time_m
         (str(2**63), "is no time"),
     ],
 )
-def test_a_bad_time_is_refused_with_examples(text, part):
+def test_a_bad_time_is_refused_with_examples(text, part) -> None:
     message = refusal(values.parse_time, text, NOW_MS)
     assert part in message
     assert "-10m" in message
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(9998, 1, 1)))
-def test_an_iso_time_is_the_moment_it_names(moment):
+def test_an_iso_time_is_the_moment_it_names(moment) -> None:
     moment = moment.replace(microsecond=moment.microsecond // 1000 * 1000, tzinfo=UTC)
     expected = round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
     assert values.parse_time(moment.isoformat(), NOW_MS) == expected
 
 
-def test_times_are_for_all_for_a_topic_or_for_a_queue_and_the_nearest_goes_first():
+def test_times_are_for_all_for_a_topic_or_for_a_queue_and_the_nearest_goes_first() -> None:
     found = values.parse_times('{"a": "-1s", "b": {"0": 5, "1": "-2s"}}', NOW_MS)
     assert found.of(QueueKey("a", 7)) == NOW_MS - 1000
     assert found.of(QueueKey("b", 0)) == 5
@@ -238,12 +238,12 @@ def test_times_are_for_all_for_a_topic_or_for_a_queue_and_the_nearest_goes_first
 
 
 @pytest.mark.parametrize("text", ["{}", '{"@": {"v": 1}}', '{"a": {"0": "soon"}}', '{"a": true}', '{"a": null}'])
-def test_bad_times_by_topic_are_refused(text):
+def test_bad_times_by_topic_are_refused(text) -> None:
     assert refusal(values.parse_times, text, NOW_MS)
 
 
 @given(st.text(max_size=30))
-def test_no_text_makes_a_parser_fail_in_another_way(text):
+def test_no_text_makes_a_parser_fail_in_another_way(text) -> None:
     timeless = (
         values.parse_count,
         values.parse_size,

@@ -25,7 +25,7 @@ def refusal(given):
     return str(caught.value)
 
 
-def test_without_options_everything_has_its_default():
+def test_without_options_everything_has_its_default() -> None:
     options = parse()
     assert options == ReadOptions(path="/data/store", subscription=Topics(("orders",)))
     assert options.limits == Limits(max_delay_ms=900_000)
@@ -33,7 +33,7 @@ def test_without_options_everything_has_its_default():
     assert options.max_decompressed_bytes == 64 << 20
 
 
-def test_every_option_reaches_its_field():
+def test_every_option_reaches_its_field() -> None:
     options = parse_options(
         {
             "path": "file:///data/store",
@@ -81,13 +81,13 @@ def test_every_option_reaches_its_field():
     assert parse(endingTimestamp="-1s").ending_times == Times(NOW_MS - 1000)
 
 
-def test_the_options_survive_pickling_because_spark_carries_them():
+def test_the_options_survive_pickling_because_spark_carries_them() -> None:
     options = parse(startingOffsets='{"orders": {"0": 5}}', keys="a")
     assert pickle.loads(pickle.dumps(options)) == options
 
 
 @pytest.mark.parametrize("change", [str.lower, str.upper, str.title])
-def test_names_do_not_depend_on_case(change):
+def test_names_do_not_depend_on_case(change) -> None:
     options = parse_options({change("path"): "/x", change("subscribe"): "a", change("maxOffsetsPerTrigger"): "3"}, 0)
     assert options.limits.max_offsets == 3
 
@@ -101,26 +101,26 @@ def test_names_do_not_depend_on_case(change):
         ("subscribepatern", "subscribePattern"),
     ],
 )
-def test_an_unknown_option_is_answered_with_the_nearest_and_all(name, near):
+def test_an_unknown_option_is_answered_with_the_nearest_and_all(name, near) -> None:
     message = refusal(NEEDED | {name: "x"})
     assert f'unknown option "{name}". Did you mean {near}?' in message
     assert all(option.name in message for option in OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["consumerGroup", "tags", "sql92", "longPollingMs", "commitOffsets", "orderly"])
-def test_what_does_not_exist_yet_is_unknown(name):
+def test_what_does_not_exist_yet_is_unknown(name) -> None:
     assert f'unknown option "{name}"' in refusal(NEEDED | {name: "x"})
 
 
-def test_something_like_nothing_gets_no_suggestion():
+def test_something_like_nothing_gets_no_suggestion() -> None:
     assert "Did you mean" not in refusal(NEEDED | {"zzzzzzzz": "x"})
 
 
-def test_what_spark_and_its_users_pass_along_is_passed_over():
+def test_what_spark_and_its_users_pass_along_is_passed_over() -> None:
     assert parse(checkpointLocation="/c", queryName="q", outputMode="append") == parse()
 
 
-def test_a_bad_value_is_shown_with_what_is_accepted_and_an_example():
+def test_a_bad_value_is_shown_with_what_is_accepted_and_an_example() -> None:
     message = refusal(NEEDED | {"startingOffsets": "earlyest"})
     assert message == (
         'startingOffsets="earlyest" is none of: earliest, latest, {"TopicA": {"0": 42}}. '
@@ -128,13 +128,13 @@ def test_a_bad_value_is_shown_with_what_is_accepted_and_an_example():
     )
 
 
-def test_a_long_value_is_cut_in_the_message():
+def test_a_long_value_is_cut_in_the_message() -> None:
     message = refusal(NEEDED | {"startingOffsets": "x" * 10_000})
     assert len(message) < 400
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_example_is_accepted_and_every_empty_text_is_not(option):
+def test_every_example_is_accepted_and_every_empty_text_is_not(option) -> None:
     given = {option.name: option.example}
     parse_options(given, NOW_MS)
     assert f'{option.name}=""' in refusal({option.name: ""})
@@ -154,7 +154,7 @@ def test_every_example_is_accepted_and_every_empty_text_is_not(option):
     ],
 )
 @pytest.mark.parametrize("text", ["0", "-1", "many"])
-def test_a_limit_is_positive(name, text):
+def test_a_limit_is_positive(name, text) -> None:
     message = refusal(NEEDED | {name: text})
     assert message.startswith(f'{name}="{text}" is no ')
     assert "from 1" in message
@@ -195,14 +195,14 @@ def test_a_limit_is_positive(name, text):
         ({"endingTimestamp": '{"other": {"0": "-1m"}}'}, ["endingTimestamp", "other/0"]),
     ],
 )
-def test_contradictions_are_refused_with_both_sides(given, parts):
+def test_contradictions_are_refused_with_both_sides(given, parts) -> None:
     base = {"path": "/x"} if {"subscribe", "topic"} & given.keys() else NEEDED
     message = refusal(base | given)
     for part in parts:
         assert part in message
 
 
-def test_what_looks_like_a_contradiction_and_is_none_is_accepted():
+def test_what_looks_like_a_contradiction_and_is_none_is_accepted() -> None:
     parse(startingOffsets="earliest", startingTimestamp='{"orders": "-1m"}')
     parse(startingOffsets='{"orders": {"0": 9}}', endingOffsets='{"orders": {"0": 9, "1": -1}}')
     parse(startingOffsets='{"orders": {"0": 9}}', endingOffsets='{"orders": {"0": -1}}')
@@ -210,7 +210,7 @@ def test_what_looks_like_a_contradiction_and_is_none_is_accepted():
     parse(startingTimestamp="-1m", endingTimestamp="-1m")
 
 
-def test_offsets_of_an_assignment_or_a_pattern_must_be_covered_too():
+def test_offsets_of_an_assignment_or_a_pattern_must_be_covered_too() -> None:
     assigned = {"path": "/x", "assign": '{"orders": [0, 1]}'}
     parse_options(assigned | {"startingOffsets": '{"orders": {"1": 5}}'}, 0)
     parse_options(assigned | {"startingTimestamp": '{"orders": 5}'}, 0)
@@ -221,7 +221,7 @@ def test_offsets_of_an_assignment_or_a_pattern_must_be_covered_too():
     assert "payments/1" in refusal(pattern | {"endingOffsets": '{"payments": {"1": 5}}'})
 
 
-def test_path_and_subscription_are_missed_only_by_who_reads():
+def test_path_and_subscription_are_missed_only_by_who_reads() -> None:
     options = parse_options({}, 0)
     with pytest.raises(OptionError, match="path is required"):
         options.check_complete()
@@ -230,40 +230,40 @@ def test_path_and_subscription_are_missed_only_by_who_reads():
     assert parse().check_complete() == ("/data/store", Topics(("orders",)))
 
 
-def test_each_way_to_subscribe_becomes_its_kind():
+def test_each_way_to_subscribe_becomes_its_kind() -> None:
     assert parse_options({"subscribePattern": "a|b"}, 0).subscription == Pattern("a|b")
     assert parse_options({"assign": '{"a": [1]}'}, 0).subscription == Assignment((QueueKey("a", 1),))
 
 
 @pytest.mark.parametrize("text", ["latest", '{"orders": {"0": -1}}'])
-def test_a_batch_query_cannot_start_at_its_end(text):
+def test_a_batch_query_cannot_start_at_its_end(text) -> None:
     options = parse(startingOffsets=text)
     options.check_stream()
     with pytest.raises(OptionError, match="startingOffsets: latest"):
         options.check_batch()
 
 
-def test_a_batch_query_passes_over_the_limits_of_a_stream_as_kafka_does():
+def test_a_batch_query_passes_over_the_limits_of_a_stream_as_kafka_does() -> None:
     parse(maxOffsetsPerTrigger="5", minOffsetsPerTrigger="5", maxTriggerDelay="1m").check_batch()
 
 
 @pytest.mark.parametrize("name", ["keys", "msgId"])
-def test_a_stream_refuses_what_it_would_have_to_pass_over(name):
+def test_a_stream_refuses_what_it_would_have_to_pass_over(name) -> None:
     options = parse(**{name: "x"})
     options.check_batch()
     with pytest.raises(OptionError, match=f"{name} works in batch queries only"):
         options.check_stream()
 
 
-def test_load_with_several_paths_is_refused_and_with_one_in_a_list_is_not():
+def test_load_with_several_paths_is_refused_and_with_one_in_a_list_is_not() -> None:
     assert parse_options({"paths": '["/data/store"]'}, 0).path == "/data/store"
     assert "2 paths" in refusal({"paths": '["/a", "/b"]'})
 
 
-def test_a_table_in_the_catalog_is_refused_because_it_could_not_be_read():
+def test_a_table_in_the_catalog_is_refused_because_it_could_not_be_read() -> None:
     message = refusal(NEEDED | {"provider": "rmq", "owner": "me", "option.subscribe": "orders"})
     assert "TEMPORARY VIEW" in message
 
 
-def test_latest_and_earliest_are_kafkas_numbers():
+def test_latest_and_earliest_are_kafkas_numbers() -> None:
     assert (LATEST, EARLIEST) == (-1, -2)

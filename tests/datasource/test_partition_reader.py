@@ -46,7 +46,7 @@ def oldest_segment(path):
     return min((path / "commitlog").iterdir())
 
 
-def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path):
+def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path) -> None:
     partition = plan(build(tmp_path / "store", 5), 1, 4)
     data = pickle.dumps(partition)
     again = pickle.loads(data)
@@ -56,12 +56,12 @@ def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path):
     assert pickle.loads(pickle.dumps(empty)).pieces == empty.pieces
 
 
-def test_rows_of_a_piece_come_in_queue_order(tmp_path):
+def test_rows_of_a_piece_come_in_queue_order(tmp_path) -> None:
     assert offsets(plan(build(tmp_path / "store", 40), 3, 37)) == list(range(3, 37))
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
-def test_another_store_at_the_path_gives_no_row(tmp_path, settings):
+def test_another_store_at_the_path_gives_no_row(tmp_path, settings) -> None:
     partition = plan(build(tmp_path / "store", 10), 0, 10)
     shutil.rmtree(tmp_path / "store")
     for other in ({"first_ms": 1_600_000_000_001}, {"size": 301}):
@@ -74,7 +74,7 @@ def test_another_store_at_the_path_gives_no_row(tmp_path, settings):
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
-def test_a_store_that_differs_only_in_the_last_message_gives_no_row(tmp_path, settings):
+def test_a_store_that_differs_only_in_the_last_message_gives_no_row(tmp_path, settings) -> None:
     partition = plan(build(tmp_path / "store", 10), 0, 10)
     shutil.rmtree(tmp_path / "store")
     messages = [SampleMessage("orders", 0, b"x" * 300, store_timestamp=1_600_000_000_000 + n) for n in range(9)]
@@ -85,7 +85,7 @@ def test_a_store_that_differs_only_in_the_last_message_gives_no_row(tmp_path, se
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
-def test_no_store_a_shorter_one_or_one_without_the_queue_is_another_store(tmp_path, settings):
+def test_no_store_a_shorter_one_or_one_without_the_queue_is_another_store(tmp_path, settings) -> None:
     path = build(tmp_path / "store", 10)
     partition = plan(path, 0, 10)
     shutil.rmtree(path)
@@ -100,7 +100,7 @@ def test_no_store_a_shorter_one_or_one_without_the_queue_is_another_store(tmp_pa
         offsets(partition, settings)
 
 
-def test_what_expired_before_the_read_is_data_loss_or_is_skipped(tmp_path, caplog):
+def test_what_expired_before_the_read_is_data_loss_or_is_skipped(tmp_path, caplog) -> None:
     partition = plan(build(tmp_path / "store", 40), 0, 40)
     oldest_segment(tmp_path / "store").unlink()
     with pytest.raises(DataLossError) as caught:
@@ -111,7 +111,7 @@ def test_what_expired_before_the_read_is_data_loss_or_is_skipped(tmp_path, caplo
     assert f"{lost.end} messages of queue orders/0, queue offsets [0, {lost.end})" in caplog.text
 
 
-def test_a_piece_of_which_nothing_is_left_is_skipped_whole(tmp_path):
+def test_a_piece_of_which_nothing_is_left_is_skipped_whole(tmp_path) -> None:
     partition = plan(build(tmp_path / "store", 40), 0, 3)
     oldest_segment(tmp_path / "store").unlink()
     assert offsets(partition, LENIENT) == []
@@ -141,7 +141,7 @@ class Interrupted:
         raise StoreChangedError("a file vanished")
 
 
-def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_twice(tmp_path, monkeypatch):
+def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_twice(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), 0, 40)
     real, opened = partition_reader.open_reader, []
 
@@ -159,7 +159,7 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
     assert rows[2] > 2
 
 
-def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), 0, 40)
     real, opened = partition_reader.open_reader, []
 
@@ -172,7 +172,7 @@ def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, m
     assert offsets(partition) == list(range(40))
 
 
-def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch):
+def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), 0, 40)
     real, opened = partition_reader.open_reader, []
 
@@ -186,7 +186,7 @@ def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_
     assert len(opened) == 2
 
 
-def test_damage_is_an_error_with_its_place_whatever_fail_on_data_loss_says(tmp_path):
+def test_damage_is_an_error_with_its_place_whatever_fail_on_data_loss_says(tmp_path) -> None:
     path = build(tmp_path / "store", 10)
     partition = plan(path, 0, 10)
     segment = oldest_segment(path)

@@ -43,21 +43,21 @@ def resolve(wanted=None, by_time=None, default=LATEST, clip=False):
         (Positions(None, {A0: 10, A1: 5, B0: 7}), EARLIEST, (10, 5, 7)),
     ],
 )
-def test_a_named_queue_goes_before_the_word_and_that_before_the_default(wanted, default, positions):
+def test_a_named_queue_goes_before_the_word_and_that_before_the_default(wanted, default, positions) -> None:
     assert resolve(wanted, default=default) == (dict(zip((A0, A1, B0), positions, strict=True)), [])
 
 
-def test_a_time_goes_before_the_word():
+def test_a_time_goes_before_the_word() -> None:
     assert resolve(Positions(EARLIEST), {A1: 9})[0] == {A0: 0, A1: 9, B0: 7}
 
 
-def test_an_offset_that_retention_deleted_is_a_loss_and_the_first_one_left_is_taken():
+def test_an_offset_that_retention_deleted_is_a_loss_and_the_first_one_left_is_taken() -> None:
     positions, losses = resolve(Positions(None, {A1: 2}))
     assert positions[A1] == 5
     assert [(loss.queue, loss.begin, loss.end) for loss in losses] == [(A1, 2, 5)]
 
 
-def test_an_offset_beyond_the_end_was_never_there():
+def test_an_offset_beyond_the_end_was_never_there() -> None:
     with pytest.raises(OffsetRangeError, match=r"queue a/0 holds the queue offsets \[0, 10\)") as caught:
         resolve(Positions(None, {A0: 11}))
     assert "startingOffsets names that offset" in caught.value.__notes__[0]
@@ -65,53 +65,53 @@ def test_an_offset_beyond_the_end_was_never_there():
     assert resolve(Positions(None, {A0: 11}), clip=True) == ({A0: 10, A1: 20, B0: 7}, [])
 
 
-def test_a_named_queue_that_is_not_there_is_an_error_that_lists_the_others():
+def test_a_named_queue_that_is_not_there_is_an_error_that_lists_the_others() -> None:
     with pytest.raises(NotFoundError, match=r'names the queue a/7.*Queues of topic "a": 0, 1\.'):
         resolve(Positions(None, {QueueKey("a", 7): 1}))
     with pytest.raises(NotFoundError, match='There is no topic "c"'):
         resolve(Positions(None, {QueueKey("c", 7): 1}))
 
 
-def test_a_queue_goes_on_where_it_stood_and_a_new_one_begins_at_its_earliest():
+def test_a_queue_goes_on_where_it_stood_and_a_new_one_begins_at_its_earliest() -> None:
     progress = check_progress(StreamOffset({A0: 3}), BOUNDS, {})
     assert progress.begins == {A0: 3, A1: 5, B0: 7}
     assert progress.starts == {A1: 5, B0: 7}
     assert progress.losses == []
 
 
-def test_the_first_batch_begins_where_the_start_was_resolved():
+def test_the_first_batch_begins_where_the_start_was_resolved() -> None:
     progress = check_progress(StreamOffset({}), BOUNDS, {A0: 10, A1: 12})
     assert progress.begins == progress.starts == {A0: 10, A1: 12, B0: 7}
 
 
-def test_retention_that_overtook_a_queue_is_a_loss():
+def test_retention_that_overtook_a_queue_is_a_loss() -> None:
     progress = check_progress(StreamOffset({A0: 3, A1: 2, B0: 7}), BOUNDS, {})
     assert progress.begins[A1] == 5
     assert [(loss.queue, loss.begin, loss.end) for loss in progress.losses] == [(A1, 2, 5)]
     assert "now begins at 5" in progress.losses[0].why
 
 
-def test_a_queue_that_ends_before_the_position_goes_on_at_its_end():
+def test_a_queue_that_ends_before_the_position_goes_on_at_its_end() -> None:
     progress = check_progress(StreamOffset({A0: 15, A1: 6, B0: 7}), BOUNDS, {})
     assert progress.begins[A0] == 10
     assert [(loss.queue, loss.begin, loss.end) for loss in progress.losses] == [(A0, 10, 15)]
     assert "ends at 10" in progress.losses[0].why
 
 
-def test_a_queue_that_vanished_is_left_out():
+def test_a_queue_that_vanished_is_left_out() -> None:
     progress = check_progress(StreamOffset({A0: 0, QueueKey("c", 1): 4}), BOUNDS, {})
     assert QueueKey("c", 1) not in progress.begins
     assert [(str(loss.queue), loss.count) for loss in progress.losses] == [("c/1", 0)]
     assert "no such queue any more" in progress.losses[0].why
 
 
-def test_a_queue_that_the_query_does_not_subscribe_to_any_more_is_told_apart():
+def test_a_queue_that_the_query_does_not_subscribe_to_any_more_is_told_apart() -> None:
     gone = QueueKey("c", 1)
     progress = check_progress(StreamOffset({gone: 4}), BOUNDS, {}, {gone})
     assert "not subscribe" in progress.losses[0].why
 
 
-def test_losses_are_refused_with_the_largest_and_how_many_more():
+def test_losses_are_refused_with_the_largest_and_how_many_more() -> None:
     refuse_losses([])
     with pytest.raises(DataLossError, match="and 1 more queues") as caught:
         refuse_losses([Loss(A0, 0, 3, "why"), Loss(A1, 0, 5, "why")])
@@ -130,23 +130,23 @@ def plan(before, bounds, targets=None, **limits):
     return plan_batch(before, progress, targets, Limits(**limits), never, never)
 
 
-def test_a_batch_ends_at_the_targets():
+def test_a_batch_ends_at_the_targets() -> None:
     after = plan(StreamOffset({A0: 3, A1: 6}), BOUNDS)
     assert after.positions == {A0: 10, A1: 20, B0: 7}
     assert after.starts == {B0: 7}
 
 
-def test_a_queue_without_target_or_with_one_behind_stays():
+def test_a_queue_without_target_or_with_one_behind_stays() -> None:
     after = plan(StreamOffset({A0: 3, A1: 6, B0: 7}), BOUNDS, {A0: 2})
     assert after.positions == {A0: 3, A1: 6, B0: 7}
 
 
-def test_losses_are_counted_on_and_on():
+def test_losses_are_counted_on_and_on() -> None:
     before = StreamOffset({A0: 3, A1: 2, B0: 7}, lost={A1: 10, QueueKey("z", 0): 1})
     assert plan(before, BOUNDS).lost == {A1: 13, QueueKey("z", 0): 1}
 
 
-def test_what_did_not_move_is_the_same_whatever_its_starts_and_turn():
+def test_what_did_not_move_is_the_same_whatever_its_starts_and_turn() -> None:
     before = StreamOffset({A0: 10}, starts={A0: 0}, turn=A0)
     assert is_same(before, StreamOffset({A0: 10}))
     assert not is_same(before, StreamOffset({A0: 11}))
@@ -156,13 +156,13 @@ def test_what_did_not_move_is_the_same_whatever_its_starts_and_turn():
     assert is_same(StreamOffset({}, starts={}), StreamOffset({}, starts={}))
 
 
-def test_a_batch_reads_from_one_offset_to_the_next():
+def test_a_batch_reads_from_one_offset_to_the_next() -> None:
     before = StreamOffset({A0: 3, B0: 9})
     after = StreamOffset({A0: 10, A1: 20, B0: 7}, starts={A1: 5})
     assert ranges_between(before, after) == [QueueRange(A0, 3, 10), QueueRange(A1, 5, 20)]
 
 
-def test_a_queue_that_neither_offset_gives_a_start_is_not_read():
+def test_a_queue_that_neither_offset_gives_a_start_is_not_read() -> None:
     assert ranges_between(StreamOffset({}), StreamOffset({A0: 10})) == []
 
 
@@ -177,13 +177,13 @@ def test_a_queue_that_neither_offset_gives_a_start_is_not_read():
         (1, 30, (5, 20), [(1, 5), (20, 30)]),
     ],
 )
-def test_a_range_is_clipped_to_what_is_there(begin, end, kept, lost):
+def test_a_range_is_clipped_to_what_is_there(begin, end, kept, lost) -> None:
     ranges, losses = clip_ranges([QueueRange(A1, begin, end)], BOUNDS)
     assert ranges == ([QueueRange(A1, *kept)] if kept else [])
     assert [(loss.begin, loss.end) for loss in losses] == lost
 
 
-def test_a_range_of_a_queue_that_vanished_is_all_lost():
+def test_a_range_of_a_queue_that_vanished_is_all_lost() -> None:
     gone = QueueKey("c", 0)
     assert clip_ranges([QueueRange(gone, 1, 4)], BOUNDS)[1][0].count == 3
 
@@ -193,7 +193,7 @@ def test_a_range_of_a_queue_that_vanished_is_all_lost():
     st.dictionaries(st.sampled_from([A0, A1, B0]), st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1),
     st.none() | st.integers(1, 40),
 )
-def test_batch_after_batch_reads_each_message_that_is_there_once(positions, spans, limit):
+def test_batch_after_batch_reads_each_message_that_is_there_once(positions, spans, limit) -> None:
     """From any offset to idle: the ranges of all batches join without gap or overlap, and it ends."""
     bounds = {queue: QueueBounds(min(span), max(span)) for queue, span in sorted(spans.items())}
     before = StreamOffset(positions, starts={})
@@ -215,6 +215,6 @@ def test_batch_after_batch_reads_each_message_that_is_there_once(positions, span
         assert read[queue] == list(range(first[queue], there.max_offset))
 
 
-def test_new_messages_are_counted_up_to_the_targets():
+def test_new_messages_are_counted_up_to_the_targets() -> None:
     progress = check_progress(StreamOffset({A0: 3}), BOUNDS, {})
     assert count_new(progress, {A0: 10, A1: 4}) == 7

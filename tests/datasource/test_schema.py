@@ -14,12 +14,12 @@ from rmq_spark.store import COLUMNS
 from rmq_spark.store.errors import OptionError
 
 
-def test_the_default_columns_are_the_cheap_ones_in_the_order_of_all():
+def test_the_default_columns_are_the_cheap_ones_in_the_order_of_all() -> None:
     assert resolve_columns(None) == DEFAULT_COLUMNS == tuple(COLUMNS)[:10]
     assert resolve_columns(("*",)) == tuple(COLUMNS)
 
 
-def test_every_column_has_sparks_type():
+def test_every_column_has_sparks_type() -> None:
     assert SPARK_TYPES["topic"] == "string"
     assert SPARK_TYPES["queueId"] == "int"
     assert SPARK_TYPES["queueOffset"] == "bigint"
@@ -29,7 +29,7 @@ def test_every_column_has_sparks_type():
     assert SPARK_TYPES.keys() == COLUMNS.keys()
 
 
-def test_ddl_keeps_the_order_that_was_asked_for():
+def test_ddl_keeps_the_order_that_was_asked_for() -> None:
     assert columns_ddl(resolve_columns(("body", "properties"))) == "body binary, properties map<string,string>"
 
 
@@ -39,7 +39,7 @@ def refusal(call, *arguments):
     return str(caught.value)
 
 
-def test_a_column_that_does_not_exist_is_answered_with_the_nearest_and_all():
+def test_a_column_that_does_not_exist_is_answered_with_the_nearest_and_all() -> None:
     message = refusal(resolve_columns, ("bodi", "tags"))
     assert 'columns="bodi,tags": there is no column "bodi". Did you mean body?' in message
     assert all(name in message for name in COLUMNS)
@@ -51,7 +51,7 @@ def fields(*names):
     return [Field(name, SPARK_TYPES[name], True) for name in names]
 
 
-def test_a_schema_may_be_any_columns_in_any_order():
+def test_a_schema_may_be_any_columns_in_any_order() -> None:
     assert check_schema(fields("tags", "body"), None) == ("tags", "body")
     assert check_schema(fields("tags", "body"), ("tags", "body")) == ("tags", "body")
     assert check_schema(fields(*COLUMNS), ("*",)) == tuple(COLUMNS)
@@ -70,5 +70,5 @@ def test_a_schema_may_be_any_columns_in_any_order():
         (fields("body", "tags"), ("tags", "body"), "Give one of them"),
     ],
 )
-def test_a_schema_that_the_source_does_not_have_is_refused(schema, asked, part):
+def test_a_schema_that_the_source_does_not_have_is_refused(schema, asked, part) -> None:
     assert part in refusal(check_schema, schema, asked)

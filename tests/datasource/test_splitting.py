@@ -19,12 +19,12 @@ def counts_of(pieces):
     return [(piece.queue.queue_id, piece.count) for piece in pieces]
 
 
-def test_without_options_a_queue_is_a_task_and_an_empty_one_is_none():
+def test_without_options_a_queue_is_a_task_and_an_empty_one_is_none() -> None:
     assert counts_of(split_ranges(ranges_of(5, 0, 7))) == [(0, 5), (2, 7)]
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=8), st.none() | st.integers(7, 500), st.none() | st.integers(1, 60))
-def test_pieces_cover_the_ranges_exactly_in_order(counts, max_records, min_partitions):
+def test_pieces_cover_the_ranges_exactly_in_order(counts, max_records, min_partitions) -> None:
     ranges = ranges_of(*counts)
     pieces = split_ranges(ranges, max_records, min_partitions)
     assert all(piece.count > 0 for piece in pieces)
@@ -57,19 +57,19 @@ def test_pieces_cover_the_ranges_exactly_in_order(counts, max_records, min_parti
         ((100_000, 1, 1), None, 5, [(0, 33_333), (0, 33_333), (0, 33_334), (1, 1), (2, 1)]),
     ],
 )
-def test_the_biggest_are_split_first(counts, max_records, min_partitions, pieces):
+def test_the_biggest_are_split_first(counts, max_records, min_partitions, pieces) -> None:
     assert sorted(counts_of(split_ranges(ranges_of(*counts), max_records, min_partitions))) == pieces
 
 
 @given(st.integers(1, 10_000), st.integers(1, 50))
-def test_pieces_of_one_range_differ_by_one_at_most(count, parts):
+def test_pieces_of_one_range_differ_by_one_at_most(count, parts) -> None:
     sizes = [piece.count for piece in split(ranges_of(count)[0], parts)]
     assert len(sizes) == min(parts, count)
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_offsets_are_joined_into_the_longest_ranges(found):
+def test_offsets_are_joined_into_the_longest_ranges(found) -> None:
     ranges = join_offsets(sorted(found))
     assert {offset for begin, end in ranges for offset in range(begin, end)} == found
     assert all(one[1] < other[0] for one, other in pairwise(ranges))

@@ -15,7 +15,14 @@ from rmq_spark.datasource.offsets import decode_offset, initial_offset
 from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.stream_reader import RefusedStream, RmqStreamReader
-from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
+from rmq_spark.store import StoreReader
+from rmq_spark.store.errors import (
+    DataLossError,
+    NotFoundError,
+    OffsetRangeError,
+    OptionError,
+    StoreChangedError,
+)
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueKey
@@ -88,7 +95,7 @@ def store(grow):
     return store
 
 
-def test_the_first_offset_is_constant_and_batch_0_fixes_the_start_even_if_it_is_empty(store):
+def test_the_first_offset_is_constant_and_batch_0_fixes_the_start_even_if_it_is_empty(store) -> None:
     query = Query(store.path)
     assert query.reader.initialOffset() == initial_offset() == query.reader.initialOffset()
     assert query.trigger() == []
@@ -96,7 +103,7 @@ def test_the_first_offset_is_constant_and_batch_0_fixes_the_start_even_if_it_is_
     assert query.trigger() is None
 
 
-def test_a_latest_query_that_dies_before_its_first_row_loses_nothing(store):
+def test_a_latest_query_that_dies_before_its_first_row_loses_nothing(store) -> None:
     query = Query(store.path)
     query.trigger()
     store.append("orders", 0, 2)
@@ -104,7 +111,7 @@ def test_a_latest_query_that_dies_before_its_first_row_loses_nothing(store):
     assert Query(store.path, checkpoint=query.committed).trigger() == [(0, 3), (0, 4), (1, 0)]
 
 
-def test_a_first_batch_that_was_planned_and_not_committed_is_repeated_with_the_start_it_had(store):
+def test_a_first_batch_that_was_planned_and_not_committed_is_repeated_with_the_start_it_had(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     end = query.plan()
     store.append("orders", 0, 2)
@@ -114,7 +121,7 @@ def test_a_first_batch_that_was_planned_and_not_committed_is_repeated_with_the_s
     assert again.trigger() == [(0, 3), (0, 4)]
 
 
-def test_the_start_is_resolved_once_in_a_process(store):
+def test_the_start_is_resolved_once_in_a_process(store) -> None:
     query = Query(store.path)
     first = query.plan()
     store.append("orders", 0, 2)
@@ -123,7 +130,7 @@ def test_the_start_is_resolved_once_in_a_process(store):
     assert query.rows(query.committed, second) == [(0, 3), (0, 4)]
 
 
-def test_what_has_not_moved_is_the_same_object_so_the_same_text(store):
+def test_what_has_not_moved_is_the_same_object_so_the_same_text(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.trigger()
     start = json.loads(query.committed)
@@ -132,7 +139,7 @@ def test_what_has_not_moved_is_the_same_object_so_the_same_text(store):
     assert restarted.reader.latestOffset(start, restarted.limit) is start
 
 
-def test_an_idle_trigger_looks_at_no_queue(store, monkeypatch):
+def test_an_idle_trigger_looks_at_no_queue(store, monkeypatch) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.drain()
     query.reader.reportLatestOffset()
@@ -142,14 +149,14 @@ def test_an_idle_trigger_looks_at_no_queue(store, monkeypatch):
     assert query.reader.reportLatestOffset() is query.reader.reportLatestOffset()
 
 
-def test_messages_of_other_topics_start_no_batch(store):
+def test_messages_of_other_topics_start_no_batch(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.drain()
     store.append("payments", 0, 5)
     assert query.trigger() is None
 
 
-def test_a_batch_in_the_middle_is_repeated_from_its_two_offsets_alone(store):
+def test_a_batch_in_the_middle_is_repeated_from_its_two_offsets_alone(store) -> None:
     query = Query(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
     query.trigger()
     start, end = query.committed, query.plan()
@@ -157,7 +164,7 @@ def test_a_batch_in_the_middle_is_repeated_from_its_two_offsets_alone(store):
     assert restarted.rows(start, end) == query.rows(start, end) == [(0, 2)]
 
 
-def test_messages_that_come_later_are_read_once_and_in_order(store):
+def test_messages_that_come_later_are_read_once_and_in_order(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     read = query.trigger()
     for _ in range(3):
@@ -167,7 +174,7 @@ def test_messages_that_come_later_are_read_once_and_in_order(store):
     assert sorted(read) == [(0, n) for n in range(9)] + [(1, n) for n in range(3)]
 
 
-def test_a_new_queue_and_a_new_topic_begin_at_their_earliest(grow):
+def test_a_new_queue_and_a_new_topic_begin_at_their_earliest(grow) -> None:
     store = grow(queues=1)
     store.append("orders", 0, 2)
     query = Query(store.path, subscribePattern="orders.*")
@@ -181,7 +188,7 @@ def test_a_new_queue_and_a_new_topic_begin_at_their_earliest(grow):
     assert query.trigger() == [(5, 0)]
 
 
-def test_a_pattern_that_matches_nothing_yet_waits(store):
+def test_a_pattern_that_matches_nothing_yet_waits(store) -> None:
     query = Query(store.path, subscribePattern="shop-.*", startingOffsets="latest")
     assert query.trigger() == []
     assert query.committed == '{"@": {"v": 1, "start": {}}}'
@@ -190,7 +197,7 @@ def test_a_pattern_that_matches_nothing_yet_waits(store):
     assert query.trigger() == [(0, 0)]
 
 
-def test_a_topic_that_is_not_there_is_an_error_in_the_first_batch(store):
+def test_a_topic_that_is_not_there_is_an_error_in_the_first_batch(store) -> None:
     with pytest.raises(NotFoundError, match='no topic "order"'):
         Query(store.path, subscribe="order").trigger()
 
@@ -204,19 +211,19 @@ def test_a_topic_that_is_not_there_is_an_error_in_the_first_batch(store):
         ('{"orders": {"0": -1, "1": -2}}', [(1, 0)]),
     ],
 )
-def test_a_stream_starts_where_it_is_told_and_at_latest_without_a_word(store, text, rows):
+def test_a_stream_starts_where_it_is_told_and_at_latest_without_a_word(store, text, rows) -> None:
     store.append("orders", 1, 1)
     assert Query(store.path, startingOffsets=text).trigger() == rows
 
 
-def test_a_checkpoint_goes_before_starting_offsets(store):
+def test_a_checkpoint_goes_before_starting_offsets(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.drain()
     store.append("orders", 0, 1)
     assert Query(store.path, checkpoint=query.committed, startingOffsets="earliest").drain() == [[(0, 3)]]
 
 
-def test_limits_share_a_batch_over_queues_and_nothing_is_left(store):
+def test_limits_share_a_batch_over_queues_and_nothing_is_left(store) -> None:
     store.append("orders", 0, 97)
     store.append("orders", 1, 10)
     batches = Query(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="22").drain()
@@ -225,7 +232,7 @@ def test_limits_share_a_batch_over_queues_and_nothing_is_left(store):
     assert sorted(row for rows in batches for row in rows) == [(0, n) for n in range(100)] + [(1, n) for n in range(10)]
 
 
-def test_a_limit_of_bytes_is_exact(grow):
+def test_a_limit_of_bytes_is_exact(grow) -> None:
     store = grow()
     store.append("orders", 0, 10, size=300)
     query = Query(store.path, startingOffsets="earliest", maxBytesPerTrigger="1000")
@@ -236,13 +243,13 @@ def test_a_limit_of_bytes_is_exact(grow):
     ]
 
 
-def test_the_limit_of_each_queue_holds(store):
+def test_the_limit_of_each_queue_holds(store) -> None:
     store.append("orders", 1, 1)
     batches = Query(store.path, startingOffsets="earliest", maxOffsetsPerQueue="2").drain()
     assert batches == [[(0, 0), (0, 1), (1, 0)], [(0, 2)]]
 
 
-def test_trigger_once_passes_over_every_limit(store):
+def test_trigger_once_passes_over_every_limit(store) -> None:
     query = Query(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="1", minOffsetsPerTrigger="1")
     query.limit = ReadAllAvailable()
     assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]
@@ -259,11 +266,11 @@ def test_trigger_once_passes_over_every_limit(store):
         ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "7"}, ReadMaxRows(7)),
     ],
 )
-def test_the_default_limit_lets_trigger_once_be_told_apart(store, given, limit):
+def test_the_default_limit_lets_trigger_once_be_told_apart(store, given, limit) -> None:
     assert Query(store.path, **given).limit == limit
 
 
-def test_a_minimum_waits_for_messages_or_for_the_delay(store):
+def test_a_minimum_waits_for_messages_or_for_the_delay(store) -> None:
     query = Query(store.path, minOffsetsPerTrigger="3", maxTriggerDelay="1m")
     assert query.trigger() == []  # the first batch never waits
     store.append("orders", 0, 2)
@@ -278,7 +285,7 @@ def test_a_minimum_waits_for_messages_or_for_the_delay(store):
     assert query.trigger() == [(0, 5), (0, 6), (0, 7)]
 
 
-def test_available_now_reads_up_to_its_snapshot_and_comes_to_rest(store):
+def test_available_now_reads_up_to_its_snapshot_and_comes_to_rest(store) -> None:
     query = Query(store.path, startingOffsets="earliest", available_now=True, maxOffsetsPerTrigger="2")
     store.append("orders", 0, 5)
     store.append("orders", 1, 5)
@@ -287,7 +294,7 @@ def test_available_now_reads_up_to_its_snapshot_and_comes_to_rest(store):
     assert following.drain() == [[(0, n) for n in range(3, 8)] + [(1, n) for n in range(5)]]
 
 
-def test_available_now_leaves_a_queue_that_appeared_meanwhile_to_the_next_run(grow):
+def test_available_now_leaves_a_queue_that_appeared_meanwhile_to_the_next_run(grow) -> None:
     store = grow(queues=1)
     store.append("orders", 0, 1)
     query = Query(store.path, startingOffsets="earliest", available_now=True)
@@ -296,18 +303,18 @@ def test_available_now_leaves_a_queue_that_appeared_meanwhile_to_the_next_run(gr
     assert Query(store.path, checkpoint=query.committed, available_now=True).drain() == [[(3, 0), (3, 1)]]
 
 
-def test_available_now_does_not_wait_for_a_minimum(store):
+def test_available_now_does_not_wait_for_a_minimum(store) -> None:
     given = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "2", "maxOffsetsPerTrigger": "2"}
     assert Query(store.path, available_now=True, **given).drain() == [[(0, 0), (0, 1)], [(0, 2)]]
     assert Query(store.path, **given).drain() == [[(0, 0), (0, 1)]]
 
 
-def test_available_now_on_an_empty_store_comes_to_rest(grow):
+def test_available_now_on_an_empty_store_comes_to_rest(grow) -> None:
     store = grow()
     assert Query(store.path, subscribePattern="x.*", available_now=True).drain() == [[]]
 
 
-def test_retention_that_overtook_the_stream_is_data_loss(grow):
+def test_retention_that_overtook_the_stream_is_data_loss(grow) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     query = Query(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
@@ -327,7 +334,7 @@ def test_retention_that_overtook_the_stream_is_data_loss(grow):
     assert f'"lost": {{"orders": {{"0": {lost.end - 2}}}}}' in lenient.committed
 
 
-def test_messages_that_expired_between_plan_and_read_are_data_loss_too(grow):
+def test_messages_that_expired_between_plan_and_read_are_data_loss_too(grow) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     query = Query(store.path, startingOffsets="earliest")
@@ -342,7 +349,7 @@ def test_messages_that_expired_between_plan_and_read_are_data_loss_too(grow):
     assert 10 < len(rows) < 30
 
 
-def test_a_replayed_batch_of_which_a_part_expired_is_data_loss_or_what_is_left(grow):
+def test_a_replayed_batch_of_which_a_part_expired_is_data_loss_or_what_is_left(grow) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     query = Query(store.path, startingOffsets="earliest")
@@ -363,7 +370,7 @@ def write(path, count, topic="orders", first_ms=None):
     return path
 
 
-def test_a_store_that_was_rebuilt_shorter_is_data_loss_or_goes_on_at_its_end(tmp_path):
+def test_a_store_that_was_rebuilt_shorter_is_data_loss_or_goes_on_at_its_end(tmp_path) -> None:
     query = Query(write(tmp_path / "long", 10), startingOffsets="earliest")
     query.drain()
     short = write(tmp_path / "short", 4)
@@ -376,7 +383,7 @@ def test_a_store_that_was_rebuilt_shorter_is_data_loss_or_goes_on_at_its_end(tmp
     assert lenient.offset().lost == {QueueKey("orders", 0): 6}
 
 
-def test_a_topic_that_vanished_is_data_loss_or_is_left_out(tmp_path):
+def test_a_topic_that_vanished_is_data_loss_or_is_left_out(tmp_path) -> None:
     query = Query(write(tmp_path / "one", 10), startingOffsets="earliest")
     query.drain()
     other = write(tmp_path / "other", 4, topic="payments")
@@ -387,7 +394,7 @@ def test_a_topic_that_vanished_is_data_loss_or_is_left_out(tmp_path):
     assert lenient.offset().positions == {QueueKey("payments", 0): 4}
 
 
-def test_a_queue_is_gone_only_if_a_second_look_says_so(store, monkeypatch):
+def test_a_queue_is_gone_only_if_a_second_look_says_so(store, monkeypatch) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.drain()
     store.append("orders", 0, 1)
@@ -403,7 +410,7 @@ def test_a_queue_is_gone_only_if_a_second_look_says_so(store, monkeypatch):
     assert len(looks) == 2
 
 
-def test_a_subscription_that_shrank_is_data_loss_or_drops_the_queue(store):
+def test_a_subscription_that_shrank_is_data_loss_or_drops_the_queue(store) -> None:
     store.append("payments", 0, 1)
     query = Query(store.path, subscribe="orders,payments", startingOffsets="earliest")
     query.drain()
@@ -414,7 +421,7 @@ def test_a_subscription_that_shrank_is_data_loss_or_drops_the_queue(store):
     assert lenient.committed == '{"orders": {"0": 3, "1": 0}, "@": {"v": 1}}'
 
 
-def test_a_start_beyond_the_end_never_was_and_one_that_expired_is_lost(grow):
+def test_a_start_beyond_the_end_never_was_and_one_that_expired_is_lost(grow) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     with pytest.raises(OffsetRangeError):
@@ -428,7 +435,7 @@ def test_a_start_beyond_the_end_never_was_and_one_that_expired_is_lost(grow):
     assert lenient.offset().lost == {QueueKey("orders", 0): 29 - len(rows)}
 
 
-def test_ending_latest_is_what_the_run_found_and_then_it_idles_and_says_so(store):
+def test_ending_latest_is_what_the_run_found_and_then_it_idles_and_says_so(store) -> None:
     query = Query(store.path, startingOffsets="earliest", endingOffsets="latest", maxOffsetsPerTrigger="2")
     assert query.trigger() == [(0, 0), (0, 1)]
     assert '"ending": true' in query.committed
@@ -439,7 +446,7 @@ def test_ending_latest_is_what_the_run_found_and_then_it_idles_and_says_so(store
     assert '"ending": true, "ended": true' in query.committed
 
 
-def test_an_ending_offset_may_lie_ahead(store):
+def test_an_ending_offset_may_lie_ahead(store) -> None:
     query = Query(store.path, startingOffsets="earliest", endingOffsets='{"orders": {"0": 5}}')
     assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]
     assert not query.offset().ended
@@ -449,7 +456,7 @@ def test_an_ending_offset_may_lie_ahead(store):
     assert query.offset().ended
 
 
-def test_available_now_ends_at_the_smaller_of_snapshot_and_bound(store):
+def test_available_now_ends_at_the_smaller_of_snapshot_and_bound(store) -> None:
     given = {"startingOffsets": "earliest", "endingOffsets": '{"orders": {"0": 2}}'}
     query = Query(store.path, available_now=True, **given)
     assert query.drain() == [[(0, 0), (0, 1)]]
@@ -460,7 +467,7 @@ def test_available_now_ends_at_the_smaller_of_snapshot_and_bound(store):
     assert not query.offset().ended
 
 
-def test_a_bound_that_is_behind_already_is_reported_by_one_empty_batch(store):
+def test_a_bound_that_is_behind_already_is_reported_by_one_empty_batch(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.drain()
     bounded = Query(store.path, checkpoint=query.committed, endingOffsets='{"orders": {"0": 1, "1": 0}}')
@@ -471,12 +478,12 @@ def test_a_bound_that_is_behind_already_is_reported_by_one_empty_batch(store):
     assert '"ended"' not in unbounded.committed
 
 
-def test_a_bound_in_a_queue_that_is_not_there_is_an_error(store):
+def test_a_bound_in_a_queue_that_is_not_there_is_an_error(store) -> None:
     with pytest.raises(NotFoundError, match="endingOffsets names the queue orders/7"):
         Query(store.path, endingOffsets='{"orders": {"7": 1}}').trigger()
 
 
-def test_an_ending_time_that_lies_behind_is_an_offset(tmp_path):
+def test_an_ending_time_that_lies_behind_is_an_offset(tmp_path) -> None:
     path = write(tmp_path / "store", 10, first_ms=1_600_000_000_000)
     for clock in (Clock(), Clock(1_500_000_000_000)):  # a message tells, whatever the clock says
         query = Query(path, clock, startingOffsets="earliest", endingTimestamp="1600000000004")
@@ -484,7 +491,7 @@ def test_an_ending_time_that_lies_behind_is_an_offset(tmp_path):
         assert query.offset().ended
 
 
-def test_an_ending_time_that_lies_ahead_ends_by_a_message_or_by_the_clock(grow):
+def test_an_ending_time_that_lies_ahead_ends_by_a_message_or_by_the_clock(grow) -> None:
     store = grow()
     store.append("orders", 0, 2)
     clock = Clock()
@@ -501,7 +508,7 @@ def test_an_ending_time_that_lies_ahead_ends_by_a_message_or_by_the_clock(grow):
     assert query.trigger() is None
 
 
-def test_a_start_time_is_the_first_message_at_or_after_it(tmp_path):
+def test_a_start_time_is_the_first_message_at_or_after_it(tmp_path) -> None:
     path = write(tmp_path / "store", 10, first_ms=1_600_000_000_000)
     assert Query(path, startingTimestamp="1600000000007").trigger() == [(0, 7), (0, 8), (0, 9)]
     assert Query(path, startingTimestamp="0").trigger() == [(0, n) for n in range(10)]
@@ -512,14 +519,14 @@ def test_a_start_time_is_the_first_message_at_or_after_it(tmp_path):
     assert len(Query(path, startingOffsetsByTimestampStrategy="earliest", **late).trigger()) == 10
 
 
-def test_a_relative_start_time_counts_from_the_clock_at_load(tmp_path):
+def test_a_relative_start_time_counts_from_the_clock_at_load(tmp_path) -> None:
     path = write(tmp_path / "store", 10, first_ms=1_600_000_000_000)
     query = Query(path, Clock(1_600_000_000_000 + 60_005), startingTimestamp='{"orders": {"0": "-1m"}}')
     query.clock.now_ms += 10**9
     assert query.trigger() == [(0, n) for n in range(5, 10)]
 
 
-def test_the_latest_offset_is_reported_with_what_lies_behind_a_limit(store):
+def test_the_latest_offset_is_reported_with_what_lies_behind_a_limit(store) -> None:
     query = Query(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="1")
     assert query.reader.reportLatestOffset() is None
     query.trigger()
@@ -529,7 +536,7 @@ def test_the_latest_offset_is_reported_with_what_lies_behind_a_limit(store):
     assert query.reader.reportLatestOffset() == {"orders": {"0": 3, "1": 2}, "@": {"v": 1}}
 
 
-def test_splitting_a_queue_changes_no_row(store):
+def test_splitting_a_queue_changes_no_row(store) -> None:
     store.append("orders", 0, 97)
     query = Query(store.path, startingOffsets="earliest", minPartitions="7", maxRecordsPerPartition="30")
     end = query.plan()
@@ -537,7 +544,7 @@ def test_splitting_a_queue_changes_no_row(store):
     assert query.trigger() == [(0, n) for n in range(100)]
 
 
-def test_commit_and_stop_do_no_harm_at_any_time(store):
+def test_commit_and_stop_do_no_harm_at_any_time(store) -> None:
     query = Query(store.path, startingOffsets="earliest")
     query.reader.stop()
     query.reader.commit({})
@@ -548,7 +555,7 @@ def test_commit_and_stop_do_no_harm_at_any_time(store):
     assert query.trigger() == [(0, 3)]
 
 
-def test_what_goes_to_the_tasks_is_small(grow):
+def test_what_goes_to_the_tasks_is_small(grow) -> None:
     store = grow(queues=50)
     for queue_id in range(50):
         store.append("orders", queue_id, 3)
@@ -559,7 +566,7 @@ def test_what_goes_to_the_tasks_is_small(grow):
     assert max(len(pickle.dumps(partition)) for partition in partitions) < 200 + len(str(store.path))
 
 
-def test_a_refused_stream_raises_its_error_whatever_is_asked_first():
+def test_a_refused_stream_raises_its_error_whatever_is_asked_first() -> None:
     refused = RefusedStream(OptionError("why"))
     for call in (
         refused.initialOffset,
@@ -571,6 +578,36 @@ def test_a_refused_stream_raises_its_error_whatever_is_asked_first():
             call()
 
 
-def test_a_checkpoint_of_another_source_is_refused(store):
+def test_a_checkpoint_of_another_source_is_refused(store) -> None:
     with pytest.raises(OptionError, match="version"):
         Query(store.path, checkpoint='{"orders": {"0": 1}}').trigger()
+
+
+@pytest.mark.parametrize("name", ["refresh", "bounds", "record_bytes", "offset_within_bytes"])
+def test_a_file_that_goes_away_while_a_batch_is_planned_is_planned_again(store, monkeypatch, name) -> None:
+    real, calls = getattr(StoreReader, name), []
+
+    def fail_once(self, *arguments):
+        calls.append(name)
+        if len(calls) == 1:
+            raise StoreChangedError("a segment is gone")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(StoreReader, name, fail_once)
+    query = Query(store.path, startingOffsets="earliest", maxBytesPerTrigger="1m")
+    assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]
+    assert calls
+
+
+def test_a_file_that_keeps_going_away_is_an_error_and_no_hang(store, monkeypatch) -> None:
+    calls = []
+
+    def fail(self):
+        calls.append(1)
+        raise StoreChangedError("a segment is gone")
+
+    query = Query(store.path, startingOffsets="earliest")
+    monkeypatch.setattr(StoreReader, "refresh", fail)
+    with pytest.raises(StoreChangedError, match="a segment is gone"):
+        query.trigger()
+    assert len(calls) == 3

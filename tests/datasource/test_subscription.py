@@ -27,13 +27,13 @@ def topics_of(queues):
     return sorted({queue.topic for queue in queues})
 
 
-def test_topics_by_name_give_all_their_queues_sorted():
+def test_topics_by_name_give_all_their_queues_sorted() -> None:
     found = Topics(("payments", "orders")).find_queues(CATALOG)
     assert found == [QueueKey("orders", 0), QueueKey("orders", 1), QueueKey("payments", 0)]
     assert topics_of(Topics(("%RETRY%billing",)).find_queues(CATALOG)) == ["%RETRY%billing"]
 
 
-def test_a_topic_that_is_not_there_is_an_error_unless_it_was_known():
+def test_a_topic_that_is_not_there_is_an_error_unless_it_was_known() -> None:
     topics = Topics(("orders", "gone"))
     with pytest.raises(NotFoundError, match="gone"):
         topics.find_queues(CATALOG)
@@ -54,7 +54,7 @@ def test_a_topic_that_is_not_there_is_an_error_unless_it_was_known():
         ("RMQ_SYS_TRACE_TOPIC|x", ["RMQ_SYS_TRACE_TOPIC"]),
     ],
 )
-def test_a_pattern_matches_whole_names_and_system_topics_only_spelt_out(pattern, found):
+def test_a_pattern_matches_whole_names_and_system_topics_only_spelt_out(pattern, found) -> None:
     assert topics_of(Pattern(pattern).find_queues(CATALOG)) == found
 
 
@@ -62,23 +62,23 @@ def test_a_pattern_matches_whole_names_and_system_topics_only_spelt_out(pattern,
     "topic",
     ["TBW102", "%RETRY%g", "%DLQ%g", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "OFFSET_MOVED_EVENT"],
 )
-def test_system_topics_are_known(topic):
+def test_system_topics_are_known(topic) -> None:
     assert is_system_topic(topic)
     assert not is_system_topic("orders")
 
 
-def test_an_assignment_gives_just_its_queues():
+def test_an_assignment_gives_just_its_queues() -> None:
     assert Assignment((QueueKey("orders", 1),)).find_queues(CATALOG) == [QueueKey("orders", 1)]
 
 
-def test_an_assigned_queue_that_is_not_there_is_an_error_that_lists_those_there():
+def test_an_assigned_queue_that_is_not_there_is_an_error_that_lists_those_there() -> None:
     wanted = Assignment((QueueKey("orders", 0), QueueKey("orders", 7)))
     with pytest.raises(NotFoundError, match=r"no queue 7, which assign names. Its queues are: 0, 1\."):
         wanted.find_queues(CATALOG)
     assert wanted.find_queues(CATALOG, {QueueKey("orders", 7)}) == [QueueKey("orders", 0)]
 
 
-def test_each_kind_says_what_it_covers():
+def test_each_kind_says_what_it_covers() -> None:
     assert Topics(("a",)).covers(QueueKey("a", 9))
     assert not Topics(("a",)).covers(QueueKey("b", 0))
     assert Pattern("a.*").covers(QueueKey("ab", 9))
