@@ -80,10 +80,14 @@ def _timestamp(name: str) -> Callable[[Rows], pa.Array]:
     return lambda rows: pa.array(rows.field(name) * 1000).view(_TIME)
 
 
-@lru_cache(maxsize=16)
 def _repeated(text: str, count: int) -> pa.Array:
     """Return one text `count` times; batches of a queue mostly ask for the same again."""
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+    return _power_of_two_times(text, max(count - 1, 0).bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=4)  # a text may be long
+def _power_of_two_times(text: str, power: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), 1 << power)
 
 
 def _physical_topic(rows: Rows) -> pa.Array:
@@ -111,7 +115,10 @@ def _body(rows: Rows) -> pa.Array:
 def _sys_flag(rows: Rows) -> pa.Array:
     """The stored flags; a body that comes out decompressed is not announced as compressed (MessageDecoder#decode)."""
     flags = rows.field("sys_flag")
-    return pa.array(flags & ~np.int32(COMPRESSED) if rows.want_bodies else flags)
+    if not rows.want_bodies:
+        return pa.array(flags)
+    unpacked = rows.of_record(rows.heads.body_sizes) > 0  # nothing stays as it is, whatever it is announced as
+    return pa.array(np.where(unpacked, flags & ~np.int32(COMPRESSED), flags))
 
 
 def _message_id(rows: Rows) -> pa.Array:

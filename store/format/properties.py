@@ -212,9 +212,14 @@ class PropertyPairs:
             seen.add(name)
 
 
-@lru_cache(maxsize=8)  # one producer's batches are alike: the same array serves them all
 def _tiled(names: tuple[bytes, ...], count: int) -> pa.StringArray:
     """Return the names again and again, `count` times."""
+    return _power_of_two_times(names, max(count - 1, 0).bit_length()).slice(0, len(names) * count)
+
+
+@lru_cache(maxsize=2)  # one producer's batches are alike: the same array serves them all
+def _power_of_two_times(names: tuple[bytes, ...], power: int) -> pa.StringArray:
+    count = 1 << power
     joined = np.frombuffer(b"".join(names), np.uint8)
     ends = np.cumsum([len(name) for name in names])
     offsets = np.zeros(len(names) * count + 1, np.int32)

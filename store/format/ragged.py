@@ -11,8 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+# Copies of one size come and go: malloc keeps their room, where Arrow's own pool takes new room beside it.
+_POOL = pa.system_memory_pool()
 _INLINE_BYTES = 12  # a view holds shorter values itself
 
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -37,7 +40,7 @@ def take_ranges(buffer: Bytes, begins: Positions, ends: Positions) -> pa.BinaryA
         views[:, 0] = sizes  # the first four bytes of the value, above them, are not needed here
         np.left_shift(begins, 32, out=views[:, 1])  # above the number of the buffer, 0
         parts = [None, pa.py_buffer(views), pa.py_buffer(buffer)]
-        return pa.Array.from_buffers(pa.binary_view(), count, parts).cast(pa.binary())
+        return pa.Array.from_buffers(pa.binary_view(), count, parts).cast(pa.binary(), memory_pool=_POOL)
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0:-1:2] = begins
     offsets[1::2] = ends
@@ -46,7 +49,7 @@ def take_ranges(buffer: Bytes, begins: Positions, ends: Positions) -> pa.BinaryA
         pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
     )
     size_class = max(count - 1, 0).bit_length()
-    return everything.take(_even_indices(size_class)[:count])
+    return pc.take(everything, _even_indices(size_class)[:count], boundscheck=False, memory_pool=_POOL)
 
 
 def is_text(data: Bytes) -> bool:

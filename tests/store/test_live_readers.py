@@ -78,6 +78,47 @@ def test_followers_between_any_two_steps_of_many_writers_see_each_message_once(t
     assert_faultless(seed, follow_step_by_step(tmp_path, seed))
 
 
+def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
+    contents = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        history = AppenderLog(tmp_path / name / "history")
+        run_appender(tmp_path / name / "store", history, 7, lambda acts: acts >= 60, DENSE, pause=lambda _: None)
+        history.close()
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        contents.append([(path.relative_to(tmp_path / name), path.read_bytes()) for path in files])
+    assert contents[0] == contents[1]
+
+
+W0, W1 = "w\tt\t0\t0\t0\tone\n", "w\tt\t0\t1\t99\ttwo\n"
+A0, A1 = "a" + W0[1:], "a" + W1[1:]
+
+
+@pytest.mark.parametrize(
+    ("history", "notes", "fault"),
+    [
+        (W0 + A0, "r\tt\t0\t0\tone\n", None),
+        (W0 + A0, "r\tt\t0\t0\ttorn\n", "read torn, written were ['one']"),
+        (W0 + A0, "", "acknowledged, never read"),
+        (W0 + A0, "r\tt\t0\t0\tone\nr\tt\t0\t0\tone\n", "offset 0 after 0"),
+        (W0 + A0 + W1 + A1, "r\tt\t0\t1\ttwo\n", "offset 1 after -1"),
+        (W0 + A0, "r\tt\t0\t0\tone\nr\tt\t0\t1\tmade up\n", "written were none"),
+        (W0 + A0 + W1 + "t\t99\n", "r\tt\t0\t0\tone\nr\tt\t0\t1\ttwo\n", "written were none"),
+        (W0 + A0 + W1 + "t\t99\n", "r\tt\t0\t0\tone\n", None),
+        (W0 + A0 + W1 + "t\t99\n" + A1, "r\tt\t0\t0\tone\nr\tt\t0\t1\ttwo\n", None),
+        (W0 + A0 + W1 + A1 + "x\t99\n", "l\tt\t0\t0\t1\nr\tt\t0\t1\ttwo\n", None),
+        (W0 + A0 + W1 + A1, "l\tt\t0\t0\t1\nr\tt\t0\t1\ttwo\n", "offset 0 at 0: acknowledged, never read"),
+        (W0 + A0, "r\tt\t0\t0\tone\nb\tt\t0\t1\t0\n", "stepped back"),
+        (W0 + A0, "r\tt\t0\t0\tone\ne\tDamageError why\n", "DamageError why"),
+    ],
+)
+def test_the_judge_finds_what_is_wrong(tmp_path: Path, history: str, notes: str, fault: str | None) -> None:
+    (tmp_path / "history").write_text(history)
+    (tmp_path / "notes").write_text(notes)
+    found = judge(tmp_path / "notes", read_history(tmp_path / "history")).faults
+    assert (fault is None and not found) or (fault is not None and fault in found[0]), found
+
+
 class SideBySide:
     """An appender and followers as processes on one store."""
 

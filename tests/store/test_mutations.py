@@ -488,6 +488,22 @@ def test_an_undamaged_store_gives_all_rows(name: str, read_mode: str) -> None:
     }
 
 
+def test_a_damaged_store_becomes_whole_again_and_its_origin_stays_whole(tmp_path: Path) -> None:
+    """A damage that stayed, or reached the pristine files through a hard link, would spoil every case after it."""
+    origin = Path(shutil.copytree(GOLDEN / "demo", tmp_path / "origin"))
+    store = MutableStore(origin, tmp_path / "work", [GOLDEN / "basic"])
+    for seed in range(150):
+        store.mutate(Random(seed))
+        store.restore()
+        for path in (origin, store.path):
+            assert contents_of(path) == contents_of(GOLDEN / "demo"), f"seed {seed}"
+
+
+def contents_of(folder: Path) -> dict[Path, bytes]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
 def test_two_thousand_damaged_stores_are_read_right_or_refused() -> None:
     faults = run_workers(range(2_000))
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:20]])
