@@ -180,7 +180,7 @@ class Chain:
     def _refuse_early_end(self, checkpoint: Checkpoint) -> None:
         """The checkpoint of a store closed in order names the time of its last message that has a unit."""
         newest = self.newest_ms()
-        if checkpoint.logics_msg_timestamp <= newest:
+        if checkpoint.logics_msg_timestamp <= max(newest, 0):  # 0 says that there never was one
             return
         segment = self._log.segments.holding(self.end)
         raise DamageError(
