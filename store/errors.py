@@ -8,7 +8,10 @@
         ├── NotFoundError          no such topic or queue
         ├── OffsetRangeError       the queue exists, the offset asked for does not
         ├── DamageError            bytes on disk break the format: evidence in the message
-        └── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
+        ├── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
+        ├── LockTimeoutError       somebody else holds the store: wait, or stop the holder
+        ├── DiskFullError          no room: nothing was lost, make room and write again
+        └── BatchConflictError     a batch does not follow what its query wrote before: decide
 
 Classes differ where a caller would act differently; the message is for people and says which thing,
 what was found, what is accepted and what to do next. All of them survive pickling, because Spark
@@ -111,3 +114,22 @@ class DamageError(StoreError):
 
 class StoreChangedError(StoreError):
     """A file vanished, shrank or was replaced while it was being read: plan the read again."""
+
+
+class LockTimeoutError(StoreError):
+    """The store's lock was not to be had: a broker holds it, or a writer that makes no progress. Nothing was written."""
+
+
+class DiskFullError(StoreError):
+    """The file system has no room, or the user's quota is used up.
+
+    What was begun stays invisible or is finished by the next writer once there is room; nothing acknowledged is lost.
+    """
+
+
+class BatchConflictError(StoreError):
+    """A batch of a query does not follow what the store knows of that query. Nothing of it was written.
+
+    The same batch with other rows (a checkpoint that was copied or rolled back; `onBatchConflict`), or one beyond the
+    next (the store was restored from a backup; `onBatchGap`).
+    """
