@@ -1,16 +1,28 @@
-"""A store that grows while a test looks, written by the appender as a broker would."""
+"""Stores that grow while a test looks, and a query that does with our stream reader what Spark does."""
 
+import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadLimit
 
+from rmq_spark.datasource.offsets import StreamOffset, decode_offset
+from rmq_spark.datasource.options import parse_options
+from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.stream_reader import RmqStreamReader
 from rmq_spark.store.testing.appender import Appender, AppenderSettings
 from rmq_spark.store.testing.appender_log import AppenderLog
 from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
 
 SEGMENT_BYTES = 4096
+NOW_MS = 1_700_000_000_000
+COLUMNS = ("queueId", "queueOffset", "body")
+
+Rows = list[tuple[int, int]]  # queue id and queue offset of each
 
 
 class GrowingStore:
@@ -55,3 +67,97 @@ def grow(tmp_path: Path) -> Iterator[Callable[..., GrowingStore]]:
     yield make
     for store in stores:
         store.close()
+
+
+@pytest.fixture
+def store(grow: Callable[..., GrowingStore]) -> GrowingStore:
+    """A store of the topic orders, with 3 messages in queue 0 and none in queue 1."""
+    store = grow(queues=2)
+    store.append("orders", 0, 3)
+    return store
+
+
+@pytest.fixture
+def write_store() -> Callable[..., Path]:
+    """A function that writes a store at once: messages of one queue, stored at `first_ms` and each ms after it."""
+
+    def write(path: Path, count: int, topic: str = "orders", first_ms: int | None = None) -> Path:
+        times = [None if first_ms is None else first_ms + number for number in range(count)]
+        build_store(path, [SampleMessage(topic, 0, b"x", store_timestamp=time_ms) for time_ms in times])
+        return path
+
+    return write
+
+
+class Clock:
+    """A clock that stands still until somebody sets it, in ms since the epoch."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class Query:
+    """What Spark does with a stream: offsets go through JSON text, and a batch ends before the next is planned."""
+
+    def __init__(
+        self,
+        path: Path,
+        checkpoint: str | None = None,
+        available_now: bool = False,
+        now_ms: int = NOW_MS,
+        **given: str,
+    ) -> None:
+        self.clock = Clock(now_ms)
+        options = {"path": str(path), "subscribe": "orders"} | given
+        if {"assign", "subscribePattern"} & given.keys():
+            del options["subscribe"]
+        self.options = parse_options(options, now_ms)
+        settings = ReadSettings(COLUMNS, False, 64 << 20, "auto", self.options.fail_on_data_loss)
+        self.reader = RmqStreamReader(self.options, settings, self.clock)
+        if available_now:
+            self.reader.prepareForTriggerAvailableNow()
+        self.committed = checkpoint or json.dumps(self.reader.initialOffset())
+        self.limit: ReadLimit = self.reader.getDefaultReadLimit()
+
+    def plan(self) -> str:
+        """Return the text of the next end offset, which may be that of the start."""
+        return json.dumps(self.reader.latestOffset(json.loads(self.committed), self.limit))
+
+    def rows(self, start: str, end: str) -> Rows:
+        """Return the rows of a batch, read by a task's copy of the reader."""
+        task = pickle.loads(pickle.dumps(self.reader))
+        rows = []
+        for partition in self.reader.partitions(json.loads(start), json.loads(end)):
+            for batch in task.read(pickle.loads(pickle.dumps(partition))):
+                rows += [(row["queueId"], row["queueOffset"]) for row in batch.to_pylist()]
+        return rows
+
+    def trigger(self) -> Rows | None:
+        """Run one micro-batch if there is one; return its rows, None without one."""
+        end = self.plan()
+        if end == self.committed:
+            return None
+        rows = self.rows(self.committed, end)
+        self.committed = end
+        return rows
+
+    def offset(self) -> StreamOffset:
+        """Return the offset that was committed last."""
+        return decode_offset(json.loads(self.committed))
+
+    def drain(self, at_most: int = 100) -> list[Rows]:
+        """Run micro-batches until there is none, and return the rows of each."""
+        batches = []
+        while (rows := self.trigger()) is not None:
+            batches.append(rows)
+            assert len(batches) < at_most, "does not come to rest"
+        return batches
+
+
+@pytest.fixture
+def query_on() -> type[Query]:
+    """`query_on(path, **options)`: one run of a stream over a store, of the topic orders if nothing else is said."""
+    return Query

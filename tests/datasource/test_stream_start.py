@@ -1,0 +1,128 @@
+"""Where a stream begins, and that a replay begins there again."""
+
+import json
+
+import pytest
+
+from rmq_spark.datasource.offsets import decode_offset, initial_offset
+from rmq_spark.store.errors import NotFoundError, OptionError
+
+
+def test_the_first_offset_is_constant_and_batch_0_fixes_the_start_even_if_it_is_empty(store, query_on) -> None:
+    query = query_on(store.path)
+    assert query.reader.initialOffset() == initial_offset() == query.reader.initialOffset()
+    assert query.trigger() == []
+    assert query.committed == ('{"orders": {"0": 3, "1": 0}, "@": {"v": 1, "start": {"orders": {"0": 3, "1": 0}}}}')
+    assert query.trigger() is None
+
+
+def test_a_latest_query_that_dies_before_its_first_row_loses_nothing(store, query_on) -> None:
+    query = query_on(store.path)
+    query.trigger()
+    store.append("orders", 0, 2)
+    store.append("orders", 1, 1)
+    assert query_on(store.path, checkpoint=query.committed).trigger() == [(0, 3), (0, 4), (1, 0)]
+
+
+def test_a_first_batch_that_was_planned_and_not_committed_is_repeated_with_the_start_it_had(store, query_on) -> None:
+    query = query_on(store.path, startingOffsets="earliest")
+    end = query.plan()
+    store.append("orders", 0, 2)
+    again = query_on(store.path, startingOffsets="latest")  # a start that has moved meanwhile
+    assert again.rows(again.committed, end) == [(0, 0), (0, 1), (0, 2)]
+    again.committed = end
+    assert again.trigger() == [(0, 3), (0, 4)]
+
+
+def test_the_start_is_resolved_once_in_a_process(store, query_on) -> None:
+    query = query_on(store.path)
+    first = query.plan()
+    store.append("orders", 0, 2)
+    second = query.plan()
+    assert decode_offset(json.loads(second)).starts == decode_offset(json.loads(first)).starts
+    assert query.rows(query.committed, second) == [(0, 3), (0, 4)]
+
+
+def test_a_batch_in_the_middle_is_repeated_from_its_two_offsets_alone(store, query_on) -> None:
+    query = query_on(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    query.trigger()
+    start, end = query.committed, query.plan()
+    restarted = query_on(store.path, checkpoint=start)
+    assert restarted.rows(start, end) == query.rows(start, end) == [(0, 2)]
+
+
+def test_messages_that_come_later_are_read_once_and_in_order(store, query_on) -> None:
+    query = query_on(store.path, startingOffsets="earliest")
+    read = query.trigger()
+    for _ in range(3):
+        store.append("orders", 0, 2)
+        store.append("orders", 1, 1)
+        read += query.trigger()
+    assert sorted(read) == [(0, n) for n in range(9)] + [(1, n) for n in range(3)]
+
+
+def test_a_new_queue_and_a_new_topic_begin_at_their_earliest(grow, query_on) -> None:
+    store = grow(queues=1)
+    store.append("orders", 0, 2)
+    query = query_on(store.path, subscribePattern="orders.*")
+    assert query.trigger() == []
+    store.append("orders-eu", 0, 2)
+    assert query.trigger() == [(0, 0), (0, 1)]
+    assert query.committed == (
+        '{"orders": {"0": 2}, "orders-eu": {"0": 2}, "@": {"v": 1, "start": {"orders-eu": {"0": 0}}}}'
+    )
+    store.append("orders", 5, 1)  # a queue beyond what topics.json says, as after an update by an admin
+    assert query.trigger() == [(5, 0)]
+
+
+def test_a_pattern_that_matches_nothing_yet_waits(store, query_on) -> None:
+    query = query_on(store.path, subscribePattern="shop-.*", startingOffsets="latest")
+    assert query.trigger() == []
+    assert query.committed == '{"@": {"v": 1, "start": {}}}'
+    assert query.trigger() is None
+    store.append("shop-1", 0, 1)
+    assert query.trigger() == [(0, 0)]
+
+
+def test_a_topic_that_is_not_there_is_an_error_in_the_first_batch(store, query_on) -> None:
+    with pytest.raises(NotFoundError, match='no topic "order"'):
+        query_on(store.path, subscribe="order").trigger()
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("earliest", [(0, 0), (0, 1), (0, 2), (1, 0)]),
+        ("latest", []),
+        ('{"orders": {"0": 1}}', [(0, 1), (0, 2)]),
+        ('{"orders": {"0": -1, "1": -2}}', [(1, 0)]),
+    ],
+)
+def test_a_stream_starts_where_it_is_told_and_at_latest_without_a_word(store, text, rows, query_on) -> None:
+    store.append("orders", 1, 1)
+    assert query_on(store.path, startingOffsets=text).trigger() == rows
+
+
+def test_a_checkpoint_goes_before_starting_offsets(store, query_on) -> None:
+    query = query_on(store.path, startingOffsets="earliest")
+    query.drain()
+    store.append("orders", 0, 1)
+    assert query_on(store.path, checkpoint=query.committed, startingOffsets="earliest").drain() == [[(0, 3)]]
+
+
+def test_a_start_time_is_the_first_message_at_or_after_it(tmp_path, query_on, write_store) -> None:
+    path = write_store(tmp_path / "store", 10, first_ms=1_600_000_000_000)
+    assert query_on(path, startingTimestamp="1600000000007").trigger() == [(0, 7), (0, 8), (0, 9)]
+    assert query_on(path, startingTimestamp="0").trigger() == [(0, n) for n in range(10)]
+    late = {"startingTimestamp": "1600000000010"}
+    with pytest.raises(OptionError, match=r"nothing was stored in queue orders/0 at or after 2020-09-13T12:26:40.010"):
+        query_on(path, **late).trigger()
+    assert query_on(path, startingOffsetsByTimestampStrategy="latest", **late).trigger() == []
+    assert len(query_on(path, startingOffsetsByTimestampStrategy="earliest", **late).trigger()) == 10
+
+
+def test_a_relative_start_time_counts_from_the_clock_at_load(tmp_path, query_on, write_store) -> None:
+    path = write_store(tmp_path / "store", 10, first_ms=1_600_000_000_000)
+    query = query_on(path, now_ms=1_600_000_000_000 + 60_005, startingTimestamp='{"orders": {"0": "-1m"}}')
+    query.clock.now_ms += 10**9
+    assert query.trigger() == [(0, n) for n in range(5, 10)]
