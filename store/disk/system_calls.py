@@ -1,0 +1,94 @@
+"""The system calls that change a disk, one method each: where a disk for tests listens, tears or fails.
+
+Errors are the kernel's (OSError); what they mean for a store is said in `changing.py`. Nothing else in the engine
+calls the kernel to change anything, but for locks (`file_lock.py`), which leave nothing on a disk.
+"""
+
+import contextlib
+import errno
+import os
+
+# What open() answers where a file cannot be made without a name: NFS, old kernels, some FUSE file systems.
+_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
+_FILE_MODE = 0o666  # less the umask, as Java creates files
+_NAMELESS = getattr(os, "O_TMPFILE", 0)
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+class SystemCalls:
+    """What the kernel does to files and folders. Safe for several threads."""
+
+    def make_folder(self, path: str) -> None:
+        """Make one folder in a folder that is there. FileExistsError if the name is taken."""
+        os.mkdir(path)
+
+    def create(self, path: str, size_bytes: int) -> None:
+        """Make a file of `size_bytes` zeros that take no room yet. FileExistsError if the name is taken.
+
+        The name comes last, so whoever sees the file sees its full size, after a crash too. Only on file systems
+        that know no nameless files a crash in between leaves it empty.
+        """
+        try:
+            if not _NAMELESS:
+                raise OSError(errno.EOPNOTSUPP, "no nameless files here")
+            descriptor = os.open(os.path.dirname(path) or ".", _NAMELESS | os.O_RDWR | os.O_CLOEXEC, _FILE_MODE)
+        except OSError as error:
+            if error.errno not in _NO_NAMELESS_FILES:
+                raise
+            _create_named(path, size_bytes)
+            return
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            # Without the folder's descriptor Python calls link(), which would link the link in /proc.
+            os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+        except FileNotFoundError:  # no /proc in this container
+            _create_named(path, size_bytes)
+        finally:
+            os.close(descriptor)
+
+    def open(self, path: str) -> int:
+        """Open a file that is there for reading and writing; return its descriptor. Changes nothing by itself."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def write(self, descriptor: int, position: int, data: memoryview) -> int:
+        """Write bytes at a position; return how many the kernel took, possibly fewer than given."""
+        return os.pwrite(descriptor, data, position)
+
+    def sync(self, descriptor: int) -> None:
+        """Return when everything written to the file so far, and its size, survives a power cut."""
+        _sync_data(descriptor)
+
+    def sync_folder(self, path: str) -> None:
+        """Return when all names in the folder, made and removed so far, survive a power cut."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some file systems keep no folder that could be synced
+                raise
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name in its folder; what had that name is gone. Others see the one or the other."""
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """Take away a file's name. FileNotFoundError if there is none."""
+        os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Take away an empty folder. OSError (ENOTEMPTY) if something is in it."""
+        os.rmdir(path)
+
+
+def _create_named(path: str, size_bytes: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
