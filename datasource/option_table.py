@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_spark.datasource import values
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 
 BATCH, STREAM = "batch", "stream"
-READ_MODES = ("auto", "mmap", "pread")
 STRATEGIES = ("error", "latest", "earliest")
 
 
@@ -73,8 +73,8 @@ OPTIONS = (
     Option("columns", "names", values.parse_names, "the default ones", "columns to read, in this order, or * for "
            "all; what is not asked for is not decoded", "queueOffset,body"),
     Option("checkCrc", "true or false", values.parse_flag, "false", "compare every body with its checksum", "true"),
-    Option("maxDecompressedBytes", "size", values.parse_size, "64m", "a compressed body that grows beyond is an "
-           "error, not a memory problem", "256m"),
+    Option("maxDecompressedBytes", "size", values.parse_size, f"{MAX_DECOMPRESSED_BYTES >> 20}m", "a compressed "
+           "body that grows beyond is an error, not a memory problem", "256m"),
     Option("readMode", "word", values.parse_words(*READ_MODES), "auto", "how files are read: mmap, pread (for "
            "network and FUSE mounts), or auto, which looks at the mount", "pread"),
     Option("keys", "words", values.parse_search_words, "none", "only messages that have one of these keys (blanks "

@@ -16,6 +16,7 @@ from rmq_spark.datasource.option_table import OPTIONS, Option
 from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics
 from rmq_spark.datasource.values import EARLIEST, LATEST, Positions, Times, Unacceptable
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey
 
 _SHOWN_CHARACTERS = 120  # of a bad value: a pasted offset of thousands of queues would hide the rest
@@ -57,7 +58,7 @@ class ReadOptions:
     max_records_per_partition: int | None = None
     columns: tuple[str, ...] | None = None
     check_crc: bool = False
-    max_decompressed_bytes: int = 64 << 20
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     read_mode: str = "auto"
     keys: tuple[str, ...] | None = None
     message_ids: tuple[str, ...] | None = None
@@ -95,6 +96,34 @@ class ReadOptions:
                 )
 
 
+# Option -> where its value goes. What was not given keeps the default that stands above.
+_LIMIT_FIELDS = {
+    "maxOffsetsPerTrigger": "max_offsets",
+    "maxBytesPerTrigger": "max_bytes",
+    "maxOffsetsPerQueue": "max_offsets_per_queue",
+    "minOffsetsPerTrigger": "min_offsets",
+    "maxTriggerDelay": "max_delay_ms",
+}
+_FIELDS = {
+    "path": "path",
+    "commitLogPath": "commit_log_path",
+    "startingOffsets": "starting_offsets",
+    "startingTimestamp": "starting_times",
+    "startingOffsetsByTimestampStrategy": "strategy",
+    "endingOffsets": "ending_offsets",
+    "endingTimestamp": "ending_times",
+    "failOnDataLoss": "fail_on_data_loss",
+    "minPartitions": "min_partitions",
+    "maxRecordsPerPartition": "max_records_per_partition",
+    "columns": "columns",
+    "checkCrc": "check_crc",
+    "maxDecompressedBytes": "max_decompressed_bytes",
+    "readMode": "read_mode",
+    "keys": "keys",
+    "msgId": "message_ids",
+}
+
+
 def parse_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     """Return the options that were given, in whatever case; relative times count back from `now_ms`.
 
@@ -109,32 +138,9 @@ def parse_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
         if option.name in found:
             raise OptionError(f"{option.name} and its alias {option.alias} are both given. Give one of them.")
         found[option.name] = _parse(option, text, now_ms)
-    options = ReadOptions(
-        path=found.get("path"),
-        commit_log_path=found.get("commitLogPath"),
-        subscription=_subscription(found),
-        starting_offsets=found.get("startingOffsets"),
-        starting_times=found.get("startingTimestamp"),
-        strategy=found.get("startingOffsetsByTimestampStrategy", "error"),
-        ending_offsets=found.get("endingOffsets"),
-        ending_times=found.get("endingTimestamp"),
-        fail_on_data_loss=found.get("failOnDataLoss", True),
-        limits=Limits(
-            found.get("maxOffsetsPerTrigger"),
-            found.get("maxBytesPerTrigger"),
-            found.get("maxOffsetsPerQueue"),
-            found.get("minOffsetsPerTrigger"),
-            found.get("maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
-        ),
-        min_partitions=found.get("minPartitions"),
-        max_records_per_partition=found.get("maxRecordsPerPartition"),
-        columns=found.get("columns"),
-        check_crc=found.get("checkCrc", False),
-        max_decompressed_bytes=found.get("maxDecompressedBytes", 64 << 20),
-        read_mode=found.get("readMode", "auto"),
-        keys=found.get("keys"),
-        message_ids=found.get("msgId"),
-    )
+    limits = Limits(**{field: found[name] for name, field in _LIMIT_FIELDS.items() if name in found})
+    fields = {field: found[name] for name, field in _FIELDS.items() if name in found}
+    options = ReadOptions(subscription=_subscription(found), limits=limits, **fields)
     _check_together(options)
     return options
 

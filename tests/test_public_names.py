@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark import store
 from rmq_spark.store import errors
 
 pytestmark = pytest.mark.wheel
@@ -75,3 +76,21 @@ def test_the_readme_lists_every_public_name() -> None:
     section = (ROOT / "README.md").read_text().split("## Python names")[1].split("\n## ")[0]
     listed = {name.split(".")[-1] for name in re.findall(r"`(?:rmq_spark\.)?(\w+)[`(]", section)}
     assert set(rmq_spark.__all__) <= listed, set(rmq_spark.__all__) - listed
+
+
+@pytest.mark.parametrize("words", ["errors", "options", "units"])
+def test_importing_a_word_of_the_engine_loads_nothing_else_of_it(words: str) -> None:
+    code = (
+        f"import sys, rmq_spark.store.{words}; "
+        "print([m for m in sys.modules if m.partition('.')[0] in ('numpy', 'pyarrow') or m.count('.') > 2])"
+    )
+    run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_the_engines_door_opens_at_the_first_use_and_lists_what_is_behind_it() -> None:
+    assert sorted(store.__all__) == dir(store)
+    for name in store.__all__:
+        assert getattr(store, name) is getattr(store, name)
+    with pytest.raises(AttributeError, match=r"'open_writer_'.*'open_reader'"):
+        store.open_writer_  # noqa: B018

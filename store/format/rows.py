@@ -20,6 +20,7 @@ from rmq_spark.store.format.heads import RecordFault, RecordHeads, RecordRun
 from rmq_spark.store.format.properties import WAIT, PropertyPairs
 from rmq_spark.store.format.ragged import Positions, take_ranges
 from rmq_spark.store.format.record import COMPRESSED, INNER_BATCH
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class DecodeLimits:
     """What one decoding may do: check body CRCs, and how large (bytes) decompressed bodies may become."""
 
     check_crc: bool = False
-    max_decompressed_bytes: int = 64 << 20  # one body: a bomb is an error
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES  # of one body
     result_decompressed_bytes: int = 32 << 20  # all bodies of one result: the rest comes in the next
 
 

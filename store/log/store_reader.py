@@ -28,9 +28,9 @@ from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
 from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
-READ_MODES = ("auto", "mmap", "pread")
 _FEW_RECORDS = 2048  # appended since the last look: fewer are walked one by one to learn whose they are
 
 
@@ -206,7 +206,7 @@ class StoreReader:
         columns: Sequence[str],
         *,
         check_crc: bool = False,
-        max_decompressed_bytes: int = 64 << 20,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages with queue offsets [begin, end) in order, as batches of just these columns.
 

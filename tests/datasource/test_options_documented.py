@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rmq_spark.datasource.option_table import OPTIONS, Option
+from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.schema import DEFAULT_COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -20,6 +23,20 @@ def row(option: Option) -> str:
 def test_the_document_has_the_table_line_by_line() -> None:
     lines = [line for line in DOCUMENT.splitlines() if line.startswith("| `")]
     assert lines == [row(option) for option in OPTIONS]
+
+
+# Options whose default is a value, not a word for people such as "required".
+WITH_DEFAULT = [
+    option
+    for option in OPTIONS
+    if option.kind in ("word", "true or false", "size", "duration") and option.default != "none"
+]
+
+
+@pytest.mark.parametrize("option", WITH_DEFAULT, ids=lambda option: option.name)
+def test_a_default_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
+    assert len(WITH_DEFAULT) == 6
+    assert parse_options({option.name: option.default}, 0) == parse_options({}, 0)
 
 
 def test_the_document_lists_the_default_columns() -> None:
