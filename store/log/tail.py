@@ -132,6 +132,7 @@ class LogTail:
             queues[key].run.close()  # there may be more queues than a process may have files open
         flags, chained = self._chain(base, seen, left)
         self.end = chained.end
+        unnamed = _messages_by_topic(chained.unitless) if left.closing is Closing.CLEAN else {}
         unconfirmed: dict[QueueKey, int] = {}
         doubted: dict[QueueKey, DamageError] = {}
         for key, (begin, units) in seen.items():
@@ -151,6 +152,9 @@ class LogTail:
                     )
             elif left.closing is Closing.CLEAN and last < len(units):
                 self._judge.doubt(queues[key], begin + last, int(units.physical_offsets[last]), chained, doubted)
+            if key.topic in unnamed:
+                behind = units.part(confirmed, len(units))
+                self._judge.doubt_misnamed(queues[key], begin + confirmed, behind, unnamed[key.topic], doubted)
         self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
@@ -244,8 +248,8 @@ class LogTail:
         last_unit_place = int(chained.physical_offsets[-1]) if len(chained.physical_offsets) else -1
         waiting = []
         for record in self._waiting:
-            if record.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
-                continue  # prepared and rolled back messages never get a unit
+            if not _gets_unit(record):
+                continue
             key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
             queue = queues.get(key)
             if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
@@ -274,6 +278,19 @@ class LogTail:
             place = int(chained.physical_offsets[live[-1]])
             self._last_record = place, self._log.bytes_at(place, RECORD_HEAD.itemsize)
             self._base = max(self._base, place + int(chained.sizes[live[-1]]))
+
+
+def _gets_unit(record: Record) -> bool:
+    """Say whether a queue names the message: prepared and rolled back ones never get a unit."""
+    return record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
+
+
+def _messages_by_topic(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
+    """Return those records that should have a unit, by topic and physical offset."""
+    found: dict[str, dict[int, Record]] = {}
+    for record in filter(_gets_unit, records):
+        found.setdefault(record.topic.decode("utf-8", "replace"), {})[record.physical_offset] = record
+    return found
 
 
 def _heads_agree(

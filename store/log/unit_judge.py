@@ -6,6 +6,8 @@ queue, and messages whose unit is not there.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_body import message_count
@@ -47,6 +49,36 @@ class UnitJudge:
                 f"one for the record at {place}",
                 found,
             )
+
+    def doubt_misnamed(
+        self,
+        queue: ConsumeQueue,
+        unit: int,
+        units: Units,
+        unnamed: Mapping[int, Record],
+        doubted: dict[QueueKey, DamageError],
+    ) -> None:
+        """Note the first unit behind a queue's end that names a message of its topic which calls itself another's.
+
+        `units` begin with number `unit`, `unnamed` are the topic's messages that no unit agrees with, by physical
+        offset. In a store closed in order every message has its unit, so that unit was this one's: record or unit has
+        been damaged. A stale unit that meets a newer record meets one that has a unit of its own.
+        """
+        for at in np.flatnonzero(np.isin(units.physical_offsets, list(unnamed))).tolist():
+            record = unnamed[int(units.physical_offsets[at])]
+            if int(units.sizes[at]) == record.total_size:
+                path, position = queue.run.path_of(unit + at)
+                doubted.setdefault(
+                    queue.key,
+                    DamageError(
+                        f"a unit of queue {queue.key} for the record at physical offset {record.physical_offset}",
+                        path,
+                        position,
+                        f"queue offset {int(units.queue_offsets[at])} of queue {queue.key.queue_id} in the record",
+                        f"queue offset {record.queue_offset} of queue {record.queue_id}",
+                    ),
+                )
+                return
 
     def refuse_lost(
         self, queues: Mapping[QueueKey, ConsumeQueue], queue: ConsumeQueue, unit: int, units: Units

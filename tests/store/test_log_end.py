@@ -8,6 +8,7 @@ import pytest
 from rmq_spark.store import open_reader
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
+from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueBounds, QueueKey
@@ -140,3 +141,30 @@ def test_messages_of_a_deleted_topic_do_not_stand_in_the_way(tmp_path: Path) -> 
 def test_the_chain_leads_from_segment_to_segment(tmp_path: Path) -> None:
     build_store(tmp_path / "s", messages(list(range(100))), segment_bytes=1024, preallocated=True)
     assert bounds(tmp_path / "s") == QueueBounds(0, 100)
+
+
+def field_of_record(store: Path, number: int, name: str, value: bytes) -> None:
+    """Overwrite a field in the head of one of the store's records, which are all of one length."""
+    size = int.from_bytes(log_file(store).read_bytes()[:4], "big")
+    overwrite(log_file(store), number * size + RECORD_HEAD.fields[name][1], value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("queue_offset", bytes(8)), ("queue_id", b"\0\0\0\1")])
+def test_a_record_that_calls_itself_anothers_is_damage_where_its_unit_still_names_it(
+    tmp_path: Path, name: str, value: bytes
+) -> None:
+    """The message is not that of another queue offset or queue, which have units of their own for other places."""
+    others = [SampleMessage("T", 1, b"a body%02d" % n, tags="t", store_timestamp=n) for n in range(4)]
+    build_store(tmp_path / "s", [*others, *messages([5, 6, 7])])
+    field_of_record(tmp_path / "s", 6, name, value)
+    with open_reader(str(tmp_path / "s")) as reader:
+        with pytest.raises(DamageError, match=r"position 40: a unit of queue T/0 .*expected queue offset 2 of queue 0"):
+            reader.bounds(QUEUE)
+        assert reader.bounds(QueueKey("T", 1)) == QueueBounds(0, 4)
+
+
+def test_a_stale_unit_for_a_record_that_has_another_is_not_believed_and_no_damage(tmp_path: Path) -> None:
+    build_store(tmp_path / "s", messages([1, 2, 3]))
+    units = queue_file(tmp_path / "s").read_bytes()
+    overwrite(queue_file(tmp_path / "s"), 3 * UNIT_BYTES, units[2 * UNIT_BYTES : 3 * UNIT_BYTES])
+    assert bounds(tmp_path / "s") == QueueBounds(0, 3)
