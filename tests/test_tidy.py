@@ -86,7 +86,18 @@ def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 OPENS_FILES = {"open", ".read_bytes", ".read_text", ".write_bytes", ".write_text"}
-DESTROYS_BYTES = {".truncate", ".ftruncate", ".unlink", ".rmtree", ".remove_file", ".rename"}
+DESTROYS_BYTES = {".ftruncate", ".unlink", ".rmtree", ".remove_file", ".rename"}
+# Calls of the disk, or of what stands on it, by which bytes of a store go; and who may call them, to take what away.
+TAKES_AWAY = {".remove", ".remove_folder", ".truncate"}
+MAY_TAKE_AWAY = {
+    "store/log/recovery": "what a writer that died left half-done",
+    "store/log/log_writer": "segments behind a torn tail",
+    "store/log/store_files": "`abort` of a store that is whole again",
+    "store/log/retention": "segments, queue files and index files that expired",
+    "store/log/key_index": "index files behind the watermark",
+    "store/log/store_lock": "the name of the holder, which is its own",
+    "store/commit/": "intents and staged files that the ledger has passed",
+}
 
 
 def may_touch_files(path: Path) -> bool:
@@ -104,7 +115,17 @@ def test_only_the_disk_opens_files(path: Path) -> None:
 def test_only_the_disk_destroys_bytes(path: Path) -> None:
     if not may_touch_files(path):
         for line, name in calls(ast.parse(path.read_text())):
-            assert name not in DESTROYS_BYTES, f"{where(path)}:{line} {name}(): reading changes nothing"
+            assert name not in DESTROYS_BYTES, f"{where(path)}:{line} {name}(): ask store/disk/changing.py for it"
+
+
+@every_module
+def test_only_who_is_named_here_takes_anything_away(path: Path) -> None:
+    if not may_touch_files(path) and not where(path).startswith(tuple(MAY_TAKE_AWAY)):
+        for line, name in calls(ast.parse(path.read_text())):
+            assert name not in TAKES_AWAY, (
+                f"{where(path)}:{line} {name}(): reading takes nothing away, and of those that write only "
+                f"{', '.join(MAY_TAKE_AWAY)}. For a list or a set write del or discard"
+            )
 
 
 def texts() -> list[Path]:

@@ -168,7 +168,7 @@ class ChangingFile:
         """
         assert position >= 0, position
         self._refuse_if_poisoned()
-        view = memoryview(data).cast("B")
+        view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
         done = 0
         with _explained(self.path):
             while done < len(view):

@@ -1,0 +1,122 @@
+"""A lock on a file that excludes other processes, other threads and Java alike.
+
+It is an open-file-description lock on byte [0, 1), exclusive. It conflicts with the process-wide locks that Java's
+FileChannel#tryLock takes, and unlike those it does not vanish when some other descriptor of the file is closed. It
+goes with its descriptor: when the process dies, however, the lock is free.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import weakref
+
+from rmq_spark.store.errors import StoreChangedError, StorePathError
+
+# struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
+_FLOCK = "hhqqi4x"
+_TAKEN = {errno.EAGAIN, errno.EACCES}
+_TRIES = 3  # a file that is replaced under every try is no file to lock
+
+
+class FileLock:
+    """The lock on byte 0 of the file at `path`, which must be there when it is tried.
+
+    For one thread; two objects exclude each other even in one process. A forked child never holds it: there the
+    descriptor is closed at once, and the parent's lock stays. It must not be held across a fork all the same, for what
+    the child does between fork and that moment nobody guards.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = -1
+        _all.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether this object holds the lock, in this process."""
+        return self._descriptor >= 0
+
+    def try_take(self) -> bool:
+        """Take the lock if nobody has it; say whether it was taken. Does not wait.
+
+        Raises StoreChangedError if there is no such file, StorePathError if it cannot be opened for writing or its
+        file system has no locks.
+        """
+        assert not self.is_held, f"{self.path} is locked already"
+        for _ in range(_TRIES):
+            descriptor = self._open()
+            try:
+                if not self._try_lock(descriptor):
+                    return False
+                if self._is_at_path(descriptor):
+                    self._descriptor, descriptor = descriptor, -1
+                    return True
+                # Somebody put another file there between the two calls: a lock on the old one excludes nobody.
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+        return False
+
+    def release(self) -> None:
+        """Let the lock go; nothing happens if it is not held."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            # Unlocked before it is closed: a child between fork and exec may still have the descriptor.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.release()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise StoreChangedError(
+                f"{self.path} is gone: the store was moved or removed. Open the store again."
+            ) from error
+        except OSError as error:
+            raise StorePathError(
+                f"{self.path} cannot be locked: {error.strerror}. Who appends to a store needs to write this file. "
+                "Give the user who runs Spark that right, or run as the user who owns the store."
+            ) from error
+
+    def _try_lock(self, descriptor: int) -> bool:
+        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise StorePathError(
+                f"{self.path} cannot be locked: {error.strerror}. Its file system has no working locks, and without "
+                "them two writers would destroy the store. Keep it on a local disk."
+            ) from error
+        return True
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _forget(self) -> None:
+        """Close a descriptor that came over a fork. Not unlocked: the lock is one with the parent's."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_all: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lock in _all:
+        lock._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
