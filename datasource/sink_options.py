@@ -1,0 +1,98 @@
+"""The options of one write, parsed by the table in `sink_option_table` and checked against each other.
+
+Everything that can be refused without looking at a store is refused here. Names do not depend on case.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rmq_spark.datasource.option_parsing import index_options, parse_given, strip_spark_options
+from rmq_spark.datasource.option_table import OPTIONS
+from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
+from rmq_spark.store.errors import OptionError
+
+# RocketMQ's own: DefaultMQProducer#defaultTopicQueueNums, #compressMsgBodyOverHowmuch (5.3).
+QUEUE_COUNT = 4
+COMPRESS_OVER_BYTES = 4096
+LOCK_TIMEOUT_MS = 60_000
+STAGING_RETENTION_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The options of one write. Without `path` it cannot write. Sizes are bytes, durations ms."""
+
+    path: str | None = None
+    commit_log_path: tuple[str, ...] | None = None
+    topic: str | None = None
+    queue_count: int = QUEUE_COUNT
+    create_topic: bool = True
+    flush: str = "sync"
+    compression: str = "none"
+    compress_over_bytes: int = COMPRESS_OVER_BYTES
+    on_batch_conflict: str = "fail"
+    on_batch_gap: str = "fail"
+    staging_retention_ms: int = STAGING_RETENTION_MS
+    lock_timeout_ms: int = LOCK_TIMEOUT_MS
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    allow_network_store: bool = False
+
+    def check_complete(self) -> str:
+        """Return the path; raises OptionError if none was given."""
+        if self.path is None:
+            raise OptionError(
+                'path is required: the store\'s folder, as in .option("path", "/data/store") or .save("/data/store"). '
+                "(A table in Spark's catalog hands a Python source no options.)"
+            )
+        return self.path
+
+    def check_stream(self) -> None:
+        """Raise OptionError for what a stream cannot have: a transaction that the user numbers."""
+        if self.txn_app_id is not None:
+            raise OptionError(
+                "txnAppId and txnVersion work in batch writes only, foreachBatch among them. A stream that writes "
+                "with writeStream needs neither: its query id and batch id do what they do."
+            )
+
+
+# Option -> where its value goes. What was not given keeps the default that stands above.
+_FIELDS = {
+    "path": "path",
+    "commitLogPath": "commit_log_path",
+    "topic": "topic",
+    "queues": "queue_count",
+    "createTopic": "create_topic",
+    "flush": "flush",
+    "compression": "compression",
+    "compressOver": "compress_over_bytes",
+    "onBatchConflict": "on_batch_conflict",
+    "onBatchGap": "on_batch_gap",
+    "stagingRetention": "staging_retention_ms",
+    "lockTimeout": "lock_timeout_ms",
+    "txnAppId": "txn_app_id",
+    "txnVersion": "txn_version",
+    "allowNetworkStore": "allow_network_store",
+}
+
+# Who copies the options of a load() to a write hears what is the matter, not only that a name is unknown.
+_OF_THE_SOURCE = dict.fromkeys(index_options(OPTIONS), "It is for reading; leave it out.") | {
+    "subscribe": "It is for reading; where to write says topic, the option or the column.",
+    "columns": "It is for reading; choose columns with select().",
+}
+
+
+def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """Return the options that were given, in whatever case.
+
+    Raises OptionError for an unknown name, a value that is not acceptable, and half a transaction.
+    """
+    found = parse_given(strip_spark_options(given), SINK_OPTIONS, 0, _OF_THE_SOURCE)
+    options = SinkOptions(**{field: found[name] for name, field in _FIELDS.items() if name in found})
+    if (options.txn_app_id is None) != (options.txn_version is None):
+        there, missing = ("txnAppId", "txnVersion") if options.txn_version is None else ("txnVersion", "txnAppId")
+        raise OptionError(
+            f"{there} is given without {missing}. Give both, as in "
+            '.option("txnAppId", "billing-to-orders").option("txnVersion", batch_id), or neither.'
+        )
+    return options

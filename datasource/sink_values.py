@@ -1,0 +1,32 @@
+"""Texts of single option values of the sink -> Python values, where the parsers of the source do not fit.
+
+As in `values`, a parser raises Unacceptable with the rest of a sentence that begins with the option and the text.
+"""
+
+import re
+
+from rmq_spark.datasource.values import COUNT_MAX, Unacceptable, check_topic, parse_count, parse_text
+
+# What a broker would still load: each queue of a topic is a folder, and a slip of the finger must not make millions.
+QUEUES_MAX = 1 << 16
+
+
+def parse_topic(text: str) -> str:
+    """Return one legal topic name."""
+    return check_topic(parse_text(text))
+
+
+def parse_queue_count(text: str) -> int:
+    """Return how many queues a topic gets: from 1 to QUEUES_MAX."""
+    count = parse_count(text)
+    if count > QUEUES_MAX:
+        raise Unacceptable(f"is more queues than a topic can have. Accepted: 1 to {QUEUES_MAX}.")
+    return count
+
+
+def parse_version(text: str) -> int:
+    """Return the number of a transaction: a whole number from 0 on, as Spark's batch ids are."""
+    stripped = text.strip()
+    if not re.fullmatch(r"[+]?\d+", stripped, re.ASCII) or int(stripped) > COUNT_MAX:
+        raise Unacceptable("is no whole number from 0 on.")
+    return int(stripped)

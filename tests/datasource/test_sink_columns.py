@@ -1,0 +1,118 @@
+"""From the types in which Spark hands rows over to the ones that the encoder takes, in pieces of bounded size."""
+
+import pyarrow as pa
+import pytest
+
+from rmq_spark.datasource.sink_columns import PIECE_BYTES, PIECE_ROWS, cut_pieces, normalise_columns
+from rmq_spark.store.errors import OptionError
+
+EXPECTED = {
+    "topic": pa.string(),
+    "body": pa.binary(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "queueId": pa.int32(),
+    "shardingKey": pa.string(),
+    "flag": pa.int32(),
+}
+VALUES = {
+    "topic": ["a", "b"],
+    "body": ["x", ""],
+    "tags": [None, "t"],
+    "keys": ["k1 k2", None],
+    "properties": [[("p", "q")], None],
+    "queueId": [None, 3],
+    "shardingKey": ["s", None],
+    "flag": [7, None],
+}
+
+
+def rows(types=None, **values):
+    types = EXPECTED | (types or {})
+    return pa.RecordBatch.from_pydict({name: pa.array(column, types[name]) for name, column in values.items()})
+
+
+def normalise(batch, topic=None, partition=0, first_row=0):
+    return normalise_columns(batch, topic, partition, first_row)
+
+
+def test_columns_that_have_their_types_come_out_as_they_are() -> None:
+    batch = rows(**VALUES)
+    assert normalise(batch).equals(batch)
+
+
+def test_text_bodies_and_large_types_come_out_in_the_one_type_that_the_encoder_takes() -> None:
+    large = {
+        "topic": pa.large_string(),
+        "body": pa.large_string(),
+        "tags": pa.large_string(),
+        "keys": pa.large_string(),
+        "properties": pa.map_(pa.large_string(), pa.field("value", pa.large_string(), nullable=False)),
+        "shardingKey": pa.large_string(),
+    }
+    out = normalise(rows(large, **VALUES))
+    assert out.equals(rows(**VALUES))
+    assert normalise(rows({"body": pa.string()}, **VALUES)).equals(out)
+    assert (
+        normalise(rows({"body": pa.large_binary()}, topic=["a"], body=[b"\xff"])).column("body")[0].as_py() == b"\xff"
+    )
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_lists_of_keys_stay_lists(text, kind) -> None:
+    given = rows(
+        {"keys": kind(pa.field("element", text))}, topic=["a"] * 3, body=[b""] * 3, keys=[["k", None], [], None]
+    )
+    out = normalise(given).column("keys")
+    assert out.type == pa.list_(pa.string())
+    assert out.to_pylist() == [["k", None], [], None]
+
+
+def test_the_option_topic_takes_the_place_of_the_column_nulls_and_all() -> None:
+    out = normalise(rows(topic=["a", None], body=[b"", b""]), topic="orders")
+    assert out.column("topic").to_pylist() == ["orders", "orders"]
+    assert normalise(rows(body=[b""]), topic="orders").column("topic").to_pylist() == ["orders"]
+
+
+@pytest.mark.parametrize("name", ["body", "topic"])
+def test_a_null_is_refused_with_its_row_and_partition(name) -> None:
+    values = {"topic": ["a", "b", "c"], "body": [b"1", b"2", b"3"]}
+    values[name] = [values[name][0], None, None]
+    with pytest.raises(OptionError, match=rf"{name} is null in row 41 of partition 7 \(the first row is 0\)"):
+        normalise(rows(**values), partition=7, first_row=40)
+
+
+def test_a_null_is_found_in_a_slice_at_its_own_row() -> None:
+    batch = rows(topic=["a"] * 4, body=[None, b"", b"", None])
+    assert normalise(batch.slice(1, 2)).num_rows == 2
+    with pytest.raises(OptionError, match="row 12 of partition 0"):
+        normalise(batch.slice(2), first_row=11)
+
+
+def test_pieces_have_all_rows_in_order_and_copy_nothing() -> None:
+    batch = rows(
+        topic=["a"] * (3 * PIECE_ROWS + 1), body=[b"x"] * (3 * PIECE_ROWS + 1), queueId=range(3 * PIECE_ROWS + 1)
+    )
+    pieces = list(cut_pieces(batch))
+    assert pa.Table.from_batches(pieces).column("queueId").to_pylist() == list(range(3 * PIECE_ROWS + 1))
+    assert max(piece.num_rows for piece in pieces) <= PIECE_ROWS
+    assert pieces[1].column("body").buffers()[2].address == batch.column("body").buffers()[2].address
+
+
+def test_big_bodies_make_small_pieces_but_a_row_is_never_cut() -> None:
+    sizes = [1, PIECE_BYTES // 2, PIECE_BYTES // 2, PIECE_BYTES * 2, 1, 1]
+    batch = rows(body=[bytes(size) for size in sizes], topic=["a"] * 6)
+    pieces = list(cut_pieces(batch))
+    assert [len(body) for piece in pieces for body in piece.column("body").to_pylist()] == sizes
+    assert all(piece.nbytes <= PIECE_BYTES or piece.num_rows == 1 for piece in pieces)
+
+
+def test_big_properties_count_too() -> None:
+    batch = rows(topic=["a"] * 64, body=[b""] * 64, properties=[[("p", "v" * (1 << 20))]] * 64)
+    assert max(piece.nbytes for piece in cut_pieces(batch)) <= PIECE_BYTES
+
+
+def test_no_rows_are_no_pieces() -> None:
+    assert list(cut_pieces(rows(topic=[], body=[]))) == []
