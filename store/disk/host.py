@@ -51,6 +51,11 @@ def start_ticks(pid: int) -> int:
     return int(fields[_START_FIELD])
 
 
+def command_name(pid: int) -> str:
+    """Return the name of the program that the process runs, at most 15 bytes of it; "" if no such process lives."""
+    return _read(f"{_PROC}/{pid}/comm").rstrip("\n")
+
+
 def boot_id() -> str:
     """Return what names the time from the machine's start to its next, "" if the system does not say."""
     return _read(f"{_PROC}/sys/kernel/random/boot_id").strip()

@@ -13,6 +13,7 @@
 | `checkpoint` | `checkpoint` |
 | `abort` | `abort_file` |
 | `config/*.json` | `config_json`, on top of `fastjson` |
+| `rmq/holder.json` | `holder_file` |
 | the names of all of them | `filenames` |
 | message ids, as text | `message_id` |
 | Java's hash of a text, host fields | `java` |

@@ -1,0 +1,220 @@
+"""The lock of a store: one writer at a time, among processes of ours and brokers.
+
+It is the lock on byte [0, 1) of the file `lock` that a broker takes when it starts and keeps while it lives
+(DefaultMessageStore#start, 4.9 and 5.3). Two files of ours in `rmq/` make waiting for it bearable:
+
+- `turn`, a second lock, belongs to whoever is next. Who wants the store takes the turn first and passes it on once it
+  has the store. So who releases and wants again comes behind whoever already waits, and cannot barge in.
+- `holder.json` says who holds the store, since when and how far it came. The holder writes it while it still has the
+  turn and takes it away before it releases. A change of it is progress, and waiting times out only without progress.
+
+Everything of this is given up by the kernel when a process dies; `holder.json` then names somebody dead.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from rmq_spark.store.disk import files, host
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.mounts import file_system, is_remote
+from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, StorePathError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.abort_file import decode_abort
+from rmq_spark.store.format.holder_file import Holder, decode_holder, encode_holder
+from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_waiters
+
+SIDE_FOLDER = "rmq"  # what RocketMQ does not know, below the store's folder
+TURN = "turn"
+HOLDER = "holder.json"
+_LOCK_CONTENT = b"lock"  # what a broker writes into it
+_BROKER_COMMAND = "java"
+_PROGRESS_EVERY_MS = 500  # nobody who waits looks at more
+_JUMP_MS = 1_000  # more than that in one short sleep is a clock that was set or a machine that slept
+
+
+class LockSettings(Protocol):
+    """What of a writer's settings the lock needs."""
+
+    @property
+    def application(self) -> str:
+        """Return the name by which others shall know this writer."""
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """Return how long to wait for a holder that makes no progress."""
+
+    @property
+    def allow_network_store(self) -> bool:
+        """Say whether the user vouches that one machine only writes to this network file system."""
+
+
+class StoreLock:
+    """The lock of the store in the folder `root`, which is made if it is missing. For one thread.
+
+    `now_ms` is the clock (ms since the epoch), `sleep` takes seconds. Do not fork while it is held.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        disk: Disk,
+        settings: LockSettings,
+        now_ms: Callable[[], int],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._root, self._disk, self._settings, self._now_ms, self._sleep = root, disk, settings, now_ms, sleep
+        self._lock = FileLock(files.join(root, filenames.LOCK))
+        self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN))
+        self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
+        self._holder: Holder | None = None
+        self._noted_ms = 0
+        self._is_checked = False
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether this object holds the lock. In a forked child it never does."""
+        return self._lock.is_held
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the store's lock in the body of `with`; waits for it, in turn with others.
+
+        Raises LockTimeoutError when a broker has the store, or a writer that makes no progress for `lock_timeout_ms`,
+        StorePathError for a network file system and for folders that cannot be written. Nothing is held after an error.
+        """
+        if not self._is_checked:
+            refuse_network(self._root, allowed=self._settings.allow_network_store)
+            self._is_checked = True
+        self._make_files()
+        try:
+            self._wait()
+            self._name_holder()
+            self._turn.release()
+            yield
+        finally:
+            self._turn.release()
+            self._release()
+
+    def note_progress(self) -> None:
+        """Tell those who wait that the holder is at work. Cheap: call it wherever something got done.
+
+        Raises StoreError if the lock is not held: this process was forked from the one that holds it.
+        """
+        if not self._lock.is_held or self._holder is None:
+            raise StoreError(
+                f"{self._lock.path} is not held by this process, which was forked from the one that writes to "
+                f"{self._root}. Open a writer of its own in the child."
+            )
+        now_ms = self._now_ms()
+        if abs(now_ms - self._noted_ms) >= _PROGRESS_EVERY_MS:
+            self._holder = replace(self._holder, progress=self._holder.progress + 1)
+            self._write_holder(now_ms)
+
+    def _make_files(self) -> None:
+        """Make the files that are locked where they are missing. Needs no lock: whoever comes second finds them."""
+        if files.file_size(self._turn.path) < 0:
+            side = files.join(self._root, SIDE_FOLDER)
+            self._disk.make_folder(side)
+            # What the folder is to hold must not be lost with its name. `turn` comes after this: where it is, the name
+            # is safe. A crash before leaves none, and the next writer does both again.
+            self._disk.sync_folder(self._root)
+            with contextlib.suppress(FileExistsError):
+                self._disk.create(self._turn.path, 0)
+        if files.file_size(self._lock.path) < len(_LOCK_CONTENT):
+            with contextlib.suppress(FileExistsError):
+                self._disk.create(self._lock.path, len(_LOCK_CONTENT))
+            with self._disk.open(self._lock.path) as file:
+                file.write(0, _LOCK_CONTENT)  # the same as anybody else writes, so it needs no lock
+
+    def _wait(self) -> None:
+        """Return with both the turn and the lock, or with the lock alone if whoever has the turn was stopped."""
+        wait, slept_ms = LockWait(self._settings.lock_timeout_ms), 0
+        while True:
+            has_turn = self._turn.is_held or self._turn.try_take()
+            if (has_turn or wait.is_turn_abandoned) and self._lock.try_take():
+                return
+            note = files.read_small(self._holder_path)
+            locked = has_turn or is_locked(self._lock.path)
+            wait.look(slept_ms, note, is_locked=locked)
+            if locked and wait.is_nameless(has_turn=has_turn) and _living(note) is None:
+                raise self._refuse_broker()
+            if wait.is_over:
+                # Whoever has the turn may be stopped. Better to barge in once than to fail beside a free lock.
+                if not locked and self._lock.try_take():
+                    return
+                raise self._refuse(note)
+            slept_ms = self._pause(wait.pause_ms(has_turn=has_turn))
+
+    def _pause(self, pause_ms: int) -> int:
+        """Sleep; return for how long, in ms. Clocks that are set while it sleeps count for little."""
+        before_ms = self._now_ms()
+        self._sleep(pause_ms / 1000)
+        return min(max(self._now_ms() - before_ms, pause_ms), pause_ms + _JUMP_MS)
+
+    def _refuse(self, note: bytes | None) -> LockTimeoutError:
+        holder, timeout_ms = _living(note), self._settings.lock_timeout_ms
+        if holder is None:
+            return refuse_waiters(self._root, self._lock.path, timeout_ms)
+        return refuse_holder(self._root, holder, timeout_ms)
+
+    def _refuse_broker(self) -> LockTimeoutError:
+        """Name the broker by the process id in `abort`, if that is a living Java process: ours stand there too."""
+        pid = decode_abort(files.read_small(files.join(self._root, filenames.ABORT)) or b"")
+        is_broker = pid is not None and host.command_name(pid) == _BROKER_COMMAND
+        return refuse_broker(self._root, self._lock.path, pid if is_broker else None)
+
+    def _name_holder(self) -> None:
+        process, now_ms = host.this_process(), self._now_ms()
+        self._holder = Holder(
+            host=process.host,
+            boot_id=process.boot_id,
+            pid_space=process.pid_space,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            application=self._settings.application,
+            since_ms=now_ms,
+        )
+        self._write_holder(now_ms)
+
+    def _write_holder(self, now_ms: int) -> None:
+        assert self._holder is not None
+        # On a full disk the lock is taken without a name: it may be retention that wants it, to make room.
+        with contextlib.suppress(DiskFullError):
+            self._disk.replace_unsynced(self._holder_path, encode_holder(self._holder))
+        self._noted_ms = now_ms
+
+    def _release(self) -> None:
+        if self._lock.is_held:  # else it was never taken, or this is a forked child: the note is the parent's
+            try:
+                if self._holder is not None:
+                    # What was done is done: a name that stays behind misleads those who wait, but does no harm.
+                    with contextlib.suppress(StoreError):
+                        self._disk.remove(self._holder_path)
+            finally:
+                self._lock.release()
+        self._holder = None
+
+
+def refuse_network(path: str, *, allowed: bool) -> None:
+    """Raise StorePathError if `path`, or the folder it is to be made in, lies on a network or FUSE file system."""
+    while not files.is_folder(path) and files.parent(path) != path:
+        path = files.parent(path) or "."
+    if not allowed and is_remote(path):
+        raise StorePathError(
+            f"{path} lies on a network file system ({file_system(path)}). There locks and the order of writes depend "
+            "on the server and on mount options, and two machines that append at once destroy the store. Append on a "
+            "local disk, or, if one machine at a time writes here, set allowNetworkStore=true."
+        )
+
+
+def _living(note: bytes | None) -> Holder | None:
+    """Return whom the note names, None if nobody or one who is known to be dead."""
+    holder = decode_holder(note or b"")
+    if holder is None:
+        return None
+    process = host.Process(holder.host, holder.boot_id, holder.pid_space, holder.pid, holder.start_ticks)
+    return None if host.is_alive(process) is False else holder
