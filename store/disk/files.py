@@ -5,9 +5,12 @@ one that cannot be read (a permission, a link that leads nowhere).
 """
 
 import os
+from collections.abc import Iterator
 from types import TracebackType
 
 from rmq_spark.store.errors import StoreChangedError, StorePathError
+
+_EXTENT_BYTES = 1 << 20
 
 
 def list_folder(path: str) -> list[tuple[str, bool]]:
@@ -58,6 +61,45 @@ def read_small(path: str) -> bytes | None:
 def join(*parts: str) -> str:
     """Join path parts."""
     return os.path.join(*parts)
+
+
+def parent(path: str) -> str:
+    """Return the folder that holds `path`."""
+    return os.path.dirname(path)
+
+
+def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of [begin, end) of a file (bytes) that may be anything but zeros; holes are passed over.
+
+    A part is at most 1 MiB. Bytes that are zero may be among them.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        at = begin
+        while at < end:
+            try:
+                at = os.lseek(descriptor, at, os.SEEK_DATA)
+            except OSError:
+                return  # nothing but a hole is left
+            until = min(os.lseek(descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
+            if at >= until:
+                return
+            if os.pread(descriptor, until - at, at).strip(b"\0"):
+                yield at, until
+            at = until
+    finally:
+        os.close(descriptor)
+
+
+def free_bytes(path: str) -> int:
+    """Return how much of the file system that holds `path` this user may still fill."""
+    held = os.statvfs(path)
+    return held.f_bavail * held.f_frsize
+
+
+def process_id() -> int:
+    """Return this process's id."""
+    return os.getpid()
 
 
 def absolute(path: str) -> str:

@@ -28,6 +28,7 @@ from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
 from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.log.watermark_file import is_at_work, read_watermark
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
@@ -310,6 +311,8 @@ class StoreReader:
         stamp_ms = sum(files.modified_ms(files.join(self.path, name)) for name in names)
         clean = files.file_size(files.join(self.path, filenames.ABORT)) < 0
         started_ms = files.modified_ms(files.join(self.path, filenames.ABORT))
+        if not clean and is_at_work(read_watermark(self.path)):
+            return Left(Closing.LIVE, 0, started_ms)
         return Left(Closing.CLEAN if clean else Closing.CRASHED, stamp_ms, started_ms)
 
     def _checkpoint(self) -> Checkpoint:

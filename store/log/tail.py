@@ -18,21 +18,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint
-from rmq_spark.store.format.heads import gather
-from rmq_spark.store.format.ragged import Bytes
 from rmq_spark.store.format.record import (
     BLANK_BYTES,
-    BORN_HOST_V6,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
-    MAX_RECORD_BYTES,
-    MIN_RECORD_BYTES,
     RECORD_HEAD,
-    RECORD_HEAD_BORN_V6,
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
     Blank,
@@ -42,10 +36,9 @@ from rmq_spark.store.format.record import (
 from rmq_spark.store.log.chain import Chain, Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.log.unit_agreement import compare_heads
 from rmq_spark.store.log.unit_judge import UnitJudge, no_unit
 from rmq_spark.store.units import QueueKey
-
-_BLOCK_RECORDS = 1 << 13  # whose heads stay in the processor's cache while they are compared
 
 
 class LogTail:
@@ -67,7 +60,8 @@ class LogTail:
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit
-        self.faults: dict[QueueKey, DamageError] = {}
+        self.faults: dict[QueueKey, DamageError | StorePathError] = {}
+        self._unreadable: dict[QueueKey, tuple[ConsumeQueue, DamageError | StorePathError]] = {}  # what files they have
         self.pending: set[QueueKey] = set()  # queues with a logged message that has no unit yet
         # Where the next look starts: behind the last record that has a unit. What has none yet may still be
         # taken back by the restart of a writer that died.
@@ -102,10 +96,33 @@ class LogTail:
                 place += record.total_size
         return None
 
+    @property
+    def newest_ms(self) -> int:
+        """Return the newest store time (ms) up to the end, -1 without a message."""
+        return self._newest_ms
+
+    @property
+    def last_record(self) -> tuple[int, bytes]:
+        """Return the place of the last record that has a unit, and its head; (0, b"") without one."""
+        return self._last_record
+
+    def first_unitless(self) -> int:
+        """Return the physical offset of the first message whose unit is missing, the end if none is."""
+        return min((record.physical_offset for record in self._waiting), default=self.end)
+
     def is_rewritten(self) -> bool:
-        """Say whether the last record seen is no longer what stands there: look at everything again."""
+        """Say whether what was seen is nothing to go on from: look at everything again.
+
+        Either the last record is no longer what stands there, or files that could not be read have been mended.
+        """
         place, head = self._last_record
-        return bool(head) and self._log.bytes_at(place, RECORD_HEAD.itemsize) != head
+        if head and self._log.bytes_at(place, RECORD_HEAD.itemsize) != head:
+            return True
+        for queue, fault in self._unreadable.values():
+            queue.run.look()
+            if str(queue.run.fault()) != str(fault):
+                return True
+        return False
 
     def look(self, queues: Mapping[QueueKey, ConsumeQueue], among: Iterable[QueueKey], *, whole: bool) -> None:
         """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all."""
@@ -125,11 +142,7 @@ class LogTail:
             self._base, self.ends, self._last_record = self._live_begin(left.closing), {}, (0, b"")
             self._waiting, self._newest_ms, self._last_places = [], -1, {}
         base = self._base
-        seen: dict[QueueKey, tuple[int, Units]] = {}
-        for key in among:
-            begin, end = self._unread(queues[key], base, whole=whole)
-            seen[key] = begin, queues[key].read(begin, end)
-            queues[key].run.close()  # there may be more queues than a process may have files open
+        seen = self._read_units(queues, among, whole=whole)
         flags, chained = self._chain(base, seen, left)
         self.end = chained.end
         unnamed = _messages_by_topic(chained.unitless) if left.closing is Closing.CLEAN else {}
@@ -138,23 +151,22 @@ class LogTail:
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
-            if whole and not len(units) and left.closing is not Closing.LIVE:
-                self._judge.check_older_end(queues[key], begin)
             confirmed = self._judge.confirm(key, units, last, left.closing)
             self.ends[key] = begin + confirmed
             if confirmed:
                 self._last_places[key] = int(units.physical_offsets[confirmed - 1])
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
-                if left.closing is Closing.CLEAN:
-                    self._judge.refuse_lost(
-                        queues, queues[key], begin + confirmed, units.part(confirmed, confirmed + 1)
-                    )
-            elif left.closing is Closing.CLEAN and last < len(units):
-                self._judge.doubt(queues[key], begin + last, int(units.physical_offsets[last]), chained, doubted)
-            if key.topic in unnamed:
+            fault = None
+            if left.closing is Closing.CLEAN:
                 behind = units.part(confirmed, len(units))
-                self._judge.doubt_misnamed(queues[key], begin + confirmed, behind, unnamed[key.topic], doubted)
+                fault = self._judge.fault_behind(
+                    queues, key, begin + confirmed, behind, last - confirmed, chained, unnamed.get(key.topic, {})
+                )
+            if whole and not len(units) and left.closing is not Closing.LIVE:
+                fault = self._judge.fault_of_older_end(queues[key], begin)
+            if fault is not None:
+                doubted[key] = fault
         self._remember(chained, min(unconfirmed.values(), default=chained.end))
         self._newest_ms = chained.newest_ms()
         # Records behind the last unit are met again by the next look; those before it are kept in mind.
@@ -162,7 +174,29 @@ class LogTail:
         self._judge_waiting(chained, queues, left.closing)
         self.pending |= unconfirmed.keys()
         self.faults.update(doubted)
+        self.faults.update({key: fault for key, (_, fault) in self._unreadable.items()})
         self._looked = True
+
+    def _read_units(
+        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], *, whole: bool
+    ) -> dict[QueueKey, tuple[int, Units]]:
+        """Return the number of the first unit that this look has to judge, and the units, where files can be read."""
+        if whole:
+            self._unreadable = {}
+        for gone in self._unreadable.keys() - queues.keys():
+            del self._unreadable[gone]
+        seen = {}
+        for key in among:
+            queue = queues[key]
+            fault = queue.run.fault()
+            if fault is not None:
+                self._unreadable[key] = queue, fault
+                self.ends.pop(key, None)
+                continue
+            begin, end = self._unread(queue, self._base, whole=whole)
+            seen[key] = begin, queue.read(begin, end)
+            queue.run.close()  # there may be more queues than a process may have files open
+        return seen
 
     def _live_begin(self, closing: Closing) -> int:
         """Return where a segment begins whose records before it are beyond doubt.
@@ -202,7 +236,7 @@ class LogTail:
         offsets = np.concatenate([np.zeros(0, np.int64), *(seen[key][1].queue_offsets for key in keys)])
         queue_ids = np.repeat(np.array([key.queue_id for key in keys], np.int64), lengths)
         order = np.argsort(places, kind="stable")
-        agree, times = self._compare(places[order], sizes[order], offsets[order], queue_ids[order])
+        agree, times = compare_heads(self._log, places[order], sizes[order], offsets[order], queue_ids[order])
         chosen = order[agree]
         chained = Chain(self._log, places[chosen], sizes[chosen], times[agree], base, self._newest_ms)
         chained.settle(left, self._checkpoint)
@@ -210,37 +244,6 @@ class LogTail:
         flags[chosen] = True
         parts = np.split(flags, np.cumsum(lengths)[:-1]) if keys else []
         return dict(zip(keys, parts, strict=True)), chained
-
-    def _compare(
-        self,
-        places: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        queue_ids: NDArray[np.int64],
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Return which units (ascending by record) agree with their records, and the records' store times (ms)."""
-        agree = np.zeros(len(places), np.bool_)
-        times = np.zeros(len(places), np.int64)
-        begins = np.array([segment.begin for segment in self._log.segments.segments], np.int64)
-        if not len(begins) or not len(places):
-            return agree, times
-        holding = np.searchsorted(begins, places, side="right") - 1
-        segment_ends = np.where(holding >= 0, begins[holding] + self._log.segments.size, 0)
-        possible = (sizes >= MIN_RECORD_BYTES) & (sizes <= MAX_RECORD_BYTES) & (holding >= 0)
-        possible &= sizes <= segment_ends - places  # a sum could pass the largest number
-        rows = np.flatnonzero(possible)
-        # Stale units may overlap live ones: then records do not end in the order in which they begin.
-        for chosen in _split_disordered(places[rows] + sizes[rows], rows):
-            for stretch in self._log.stretches(places[chosen], sizes[chosen]):
-                part = chosen[stretch.first : stretch.last]
-                for at in range(0, len(part), _BLOCK_RECORDS):
-                    block = part[at : at + _BLOCK_RECORDS]
-                    run = (places[block], sizes[block], offsets[block], queue_ids[block])
-                    agree[block], times[block] = _heads_agree(
-                        stretch.buffer, stretch.positions[at : at + _BLOCK_RECORDS], *run
-                    )
-                stretch.check()
-        return agree, times
 
     def _judge_waiting(self, chained: Chain, queues: Mapping[QueueKey, ConsumeQueue], closing: Closing) -> None:
         """Sort the messages without a unit: still to come, or, in a store closed in order, a sign of damage."""
@@ -260,7 +263,7 @@ class LogTail:
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come
             waiting.append(record)
-            if closing is not Closing.CLEAN:
+            if closing is not Closing.CLEAN and key not in self._unreadable:
                 self.pending.add(key)
             if queue is not None and end is not None and key not in self.faults:
                 fault = self._judge.fault(queue, end, record, closing)
@@ -291,35 +294,3 @@ def _messages_by_topic(records: Iterable[Record]) -> dict[str, dict[int, Record]
     for record in filter(_gets_unit, records):
         found.setdefault(record.topic.decode("utf-8", "replace"), {})[record.physical_offset] = record
     return found
-
-
-def _heads_agree(
-    buffer: Bytes,
-    positions: NDArray[np.int64],
-    places: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    queue_ids: NDArray[np.int64],
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which records are what their units say, and the store times (ms) of those."""
-    heads = gather(buffer, positions, RECORD_HEAD)
-    good = (
-        (heads["physical_offset"] == places)
-        & (heads["total_size"] == sizes)
-        & (heads["queue_offset"] == offsets)
-        & (heads["queue_id"] == queue_ids)
-        & ((heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2))
-    )
-    times = heads["store_timestamp"].astype(np.int64)
-    v6 = np.flatnonzero(good & (heads["sys_flag"] & BORN_HOST_V6 != 0))
-    if len(v6):
-        good[v6] = sizes[v6] >= RECORD_HEAD_BORN_V6.itemsize + 3
-        v6 = v6[good[v6]]
-        times[v6] = gather(buffer, positions[v6], RECORD_HEAD_BORN_V6)["store_timestamp"]
-    return good, times
-
-
-def _split_disordered(ends: NDArray[np.int64], rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Cut rows into pieces whose `ends` never step back."""
-    steps = np.flatnonzero(ends[1:] < ends[:-1]) + 1
-    return [piece for piece in np.split(rows, steps) if len(piece)]

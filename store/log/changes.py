@@ -1,0 +1,74 @@
+"""Which files of a store changed since it was last settled, so that settling syncs those and no others."""
+
+from collections.abc import Iterable
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+
+
+class Changes:
+    """Files and folders that may not be on disk for good. One thread, under the store's lock.
+
+    `known` is what a watermark named; None, "too many", has everything under `roots` synced once.
+    """
+
+    def __init__(self, disk: Disk, roots: Iterable[str], known: Iterable[str] | None = ()) -> None:
+        self._disk, self._roots = disk, tuple(roots)
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+        self._is_complete = known is not None
+        for name in known or ():
+            if name.endswith("/"):
+                self._folders.add(name[:-1])
+            else:
+                self._files.add(name)
+
+    def note_file(self, path: str) -> None:
+        """Note a file whose bytes changed."""
+        self._files.add(path)
+
+    def note_new_file(self, path: str) -> None:
+        """Note a file that was made: its name is part of its folder."""
+        self._files.add(path)
+        self._folders.add(files.parent(path))
+
+    def note_folder(self, path: str) -> None:
+        """Note a folder in which a name was made or removed."""
+        self._folders.add(path)
+
+    def note_new_folder(self, path: str, root: str) -> None:
+        """Note a folder that was made, maybe with others between it and `root`."""
+        while len(path) > len(root):
+            path = files.parent(path)
+            self._folders.add(path)
+
+    def names(self) -> tuple[str, ...] | None:
+        """Return what a watermark keeps: files, and folders with a slash at the end; None for "too many"."""
+        if not self._is_complete:
+            return None
+        return (*sorted(self._files), *sorted(f"{path}/" for path in self._folders))
+
+    def sync(self) -> None:
+        """Have all of it on disk for good. Raises what a failed sync raises; then nothing counts as synced."""
+        if not self._is_complete:
+            for root in self._roots:
+                self._note_all(root)
+        for path in sorted(self._files):
+            if files.file_size(path) >= 0:  # retention may have taken it since
+                with self._disk.open(path) as file:
+                    file.sync()
+        for path in sorted(self._folders):
+            if files.is_folder(path):
+                self._disk.sync_folder(path)
+        self._files.clear()
+        self._folders.clear()
+        self._is_complete = True
+
+    def _note_all(self, folder: str) -> None:
+        self._folders.add(folder)
+        for name, is_folder in files.list_folder(folder):
+            path = files.join(folder, name)
+            if is_folder:
+                self._note_all(path)
+            else:
+                self._files.add(path)

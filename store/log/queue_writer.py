@@ -1,0 +1,191 @@
+"""The queues of a store for a writer: where each ends, and units put behind its end.
+
+Only who holds the store's lock may use it. A unit says where a record lies, so it is written after the record.
+Units of one queue that are put together are one write for each file.
+
+Source: ConsumeQueue#putMessagePositionInfo, #fillPreBlank, BatchConsumeQueue#putBatchMessagePositionInfo (5.3).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.batch_unit import encode_batch_units
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT, encode_blank_fill, encode_units
+from rmq_spark.store.log.changes import Changes
+from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
+from rmq_spark.store.log.segments import Segment
+from rmq_spark.store.log.unit_run import UnitRun
+from rmq_spark.store.units import QueueKey
+
+
+@dataclass(frozen=True, slots=True)
+class NewUnits:
+    """Units to be put, in the order of their records; one element a record, all int64."""
+
+    physical_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    tags_codes: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]
+    store_times: NDArray[np.int64]  # ms
+    message_counts: NDArray[np.int64] | None = None  # None: one message a record
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def part(self, begin: int, end: int) -> "NewUnits":
+        """Return the units [begin, end) of these."""
+        counts = self.message_counts
+        return NewUnits(
+            self.physical_offsets[begin:end],
+            self.sizes[begin:end],
+            self.tags_codes[begin:end],
+            self.queue_offsets[begin:end],
+            self.store_times[begin:end],
+            None if counts is None else counts[begin:end],
+        )
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a queue goes on: its files, the number of its next unit and that unit's queue offset."""
+
+    queue: ConsumeQueue
+    unit: int
+    offset: int
+
+
+class QueueWriter:
+    """Ends of queues, found when first asked for and kept until `forget`. One thread, under the store's lock."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        changes: Changes,
+        file_bytes: Callable[[np.dtype[np.void]], int],
+        is_batch: Callable[[str], bool],
+    ) -> None:
+        self._disk, self._root, self._changes = disk, root, changes
+        self._file_bytes, self._is_batch = file_bytes, is_batch
+        self._ends: dict[QueueKey, _End] = {}
+
+    def forget(self) -> None:
+        """Believe nothing from before: somebody else may have written."""
+        self._ends.clear()
+
+    def next_offset(self, key: QueueKey) -> int:
+        """Return the queue offset that the queue's next message gets."""
+        return self._end(key).offset
+
+    def cut(self, key: QueueKey, unit: int) -> None:
+        """Take back all units from number `unit` on, for recovery: what stands there is made zero.
+
+        A broker leaves such bytes, and a later recovery may take them for units again.
+        """
+        end = self._end(key)
+        run = end.queue.run
+        for segment in run.segments:
+            begin = max(unit * run.layout.itemsize - segment.begin, 0)
+            if begin < segment.size and any(files.data_extents(segment.path, begin, segment.size)):
+                with self._disk.open(segment.path) as file:
+                    for first, last in files.data_extents(segment.path, begin, segment.size):
+                        file.write(first, bytes(last - first))
+                self._changes.note_file(segment.path)
+        end.unit, end.offset = unit, end.queue.offset_of(unit, unit)
+        run.look()
+
+    def has_files(self, key: QueueKey) -> bool:
+        """Say whether the queue has a file."""
+        return bool(self._end(key).queue.run.segments)
+
+    def begin_at(self, key: QueueKey, offset: int) -> None:
+        """Have a queue without a file begin at a queue offset above 0: what was before it has expired."""
+        end = self._end(key)
+        assert not end.queue.run.segments, key
+        end.offset = offset
+        end.unit = offset if end.queue.layout is QUEUE_UNIT else 0
+
+    def put(self, key: QueueKey, units: NewUnits) -> None:
+        """Put units behind the queue's end. Their offsets must go on where it ends.
+
+        A crash on the way leaves some of them, or half of one: the records are there, so the next writer writes
+        the same bytes again.
+        """
+        end = self._end(key)
+        assert int(units.queue_offsets[0]) == end.offset, (key, end.offset, units.queue_offsets[0])
+        run = end.queue.run
+        per_file = self._bytes_of(end.queue) // run.layout.itemsize
+        first = 0
+        while first < len(units):
+            number = end.unit + first
+            last = min(len(units), first + per_file - number % per_file)
+            self._write(end, number, units.part(first, last))
+            first = last
+        run.close()
+        end.unit += len(units)
+        counts = units.message_counts
+        end.offset = int(units.queue_offsets[-1]) + (1 if counts is None else int(counts[-1]))
+
+    def _write(self, end: _End, number: int, units: NewUnits) -> None:
+        run = end.queue.run
+        position = number * run.layout.itemsize
+        segment = _holding(run, position) or self._make_file(end, position)
+        with self._disk.open(segment.path) as file:
+            file.write(position - segment.begin, self._encode(end.queue, units))
+        self._changes.note_file(segment.path)
+
+    def _make_file(self, end: _End, position: int) -> Segment:
+        """Make the file for a position; in the first one of a queue, fill stands before the first unit."""
+        run = end.queue.run
+        size = self._bytes_of(end.queue)
+        is_first = not run.segments
+        if is_first:
+            self._disk.make_folder(run.folder)
+            self._changes.note_new_folder(run.folder, self._root)
+        begin = position // size * size
+        path = files.join(run.folder, filenames.segment_name(begin))
+        self._disk.create(path, size)
+        self._changes.note_new_file(path)
+        if is_first and position > begin and run.layout is QUEUE_UNIT:
+            with self._disk.open(path) as file:
+                file.write(0, encode_blank_fill((position - begin) // QUEUE_UNIT.itemsize))
+        run.look()
+        return Segment(begin, size, path)
+
+    @staticmethod
+    def _encode(queue: ConsumeQueue, units: NewUnits) -> bytes:
+        if queue.layout is QUEUE_UNIT:
+            return encode_units(units.physical_offsets, units.sizes, units.tags_codes)
+        counts = np.ones(len(units), np.int64) if units.message_counts is None else units.message_counts
+        return encode_batch_units(
+            units.physical_offsets, units.sizes, units.tags_codes, units.store_times, units.queue_offsets, counts
+        )
+
+    def _bytes_of(self, queue: ConsumeQueue) -> int:
+        """Return the length of the queue's files."""
+        segments = queue.run.segments
+        return segments[0].size if segments else self._file_bytes(queue.layout)
+
+    def _end(self, key: QueueKey) -> _End:
+        known = self._ends.get(key)
+        if known is None:
+            kind, tree = (
+                (BatchConsumeQueue, filenames.BATCH_CONSUME_QUEUE)
+                if self._is_batch(key.topic)
+                else (ConsumeQueue, filenames.CONSUME_QUEUE)
+            )
+            queue = kind(key, files.join(self._root, filenames.queue_folder(key.topic, key.queue_id, tree)))
+            unit = queue.search_written_end()
+            known = self._ends[key] = _End(queue, unit, queue.offset_of(unit, unit))
+            queue.run.close()
+        return known
+
+
+def _holding(run: UnitRun, position: int) -> Segment | None:
+    return next((segment for segment in reversed(run.segments) if segment.begin <= position < segment.end), None)

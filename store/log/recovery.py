@@ -1,0 +1,220 @@
+"""What a writer finds when it takes the lock, and how it makes the store whole again before it appends.
+
+Four cases, told apart by `abort`, by our watermark and by what stands where it points:
+
+| case | sign | what is done |
+| --- | --- | --- |
+| as we left it | the watermark agrees with the disk | nothing |
+| one of ours died | and a section is open, and the machine ran on | what it logged is dispatched, half a record goes |
+| crashed | `abort` is there | readers' end of the log holds: what is behind goes, missing units are made |
+| a broker's, or new | no `abort` | readers' end of the log holds; stale bytes behind it are made zero |
+
+Only this module takes bytes back. What it takes back was never acknowledged, or its body is torn.
+Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover, DefaultMessageStore#doReput (5.3).
+"""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from rmq_spark.store.disk.host import boot_id
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.batch_body import message_count
+from rmq_spark.store.format.java import index_key_hash
+from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
+from rmq_spark.store.format.record import (
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_HEAD,
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK,
+    Blank,
+    Record,
+)
+from rmq_spark.store.format.tags_code import tags_code_of
+from rmq_spark.store.format.watermark import Watermark
+from rmq_spark.store.log.chain import Closing, Left
+from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.store_files import StoreFiles, nothing_written
+from rmq_spark.store.log.tail import LogTail
+from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.log.watermark_file import read_watermark
+from rmq_spark.store.units import QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
+_BATCH_RECORDS = 10_000  # dispatched together: bounds memory
+
+
+def prepare(store: StoreFiles) -> None:
+    """Make the store whole and know where it ends. Raises DamageError for what no recovery may pass over."""
+    store.look()
+    note = read_watermark(store.root)
+    has_abort = store.has_abort()
+    if note is not None and _stands(store, note, has_abort):
+        store.believe(note)
+        if note.is_open:
+            _finish_section(store, note)
+        return
+    _take_over(store, Closing.CRASHED if has_abort else Closing.CLEAN)
+
+
+def _stands(store: StoreFiles, note: Watermark, has_abort: bool) -> bool:
+    """Say whether the note still tells the truth: nobody else has written since."""
+    if not note.is_settled and not has_abort:
+        return False  # a broker recovered the store and left it in order
+    if has_abort and not (note.boot and note.boot == boot_id()):
+        return False  # after a power cut the note may be ahead of what it speaks of
+    if store.read_checkpoint()[1] != note.checkpoint_crc:
+        return False  # a broker writes it whenever it runs
+    if note.last_place >= 0 and store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize) != note.last_head:
+        return False
+    return note.is_open or int.from_bytes(store.log.bytes_at(note.end, 8)[4:], "big") not in (
+        MAGIC_V1,
+        MAGIC_V2,
+        MAGIC_BLANK,
+    )
+
+
+def _finish_section(store: StoreFiles, note: Watermark) -> None:
+    """Dispatch what a dead writer of ours logged behind the watermark; take back what it wrote in part."""
+    begin = note.end
+    if not store.index.repair(note.index):
+        begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
+    # Units that it wrote whole count; one of which it wrote a part is written over with the same bytes.
+    end = _dispatch(store, begin)
+    cleared = store.log_writer.clear_from(end)
+    if end != note.end or cleared:
+        _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
+
+
+def _take_over(store: StoreFiles, closing: Closing) -> None:
+    """Find the end as a reader does, and make the files agree with it."""
+    checkpoint, page_crc = store.read_checkpoint()
+    table = TopicTable(store.root)
+    left = Left(closing, 0, store.started_ms())
+    tail = LogTail(store.log, lambda: left, lambda: checkpoint, table.may_exist)
+    tail.look(table.queues, table.queues, whole=True)
+    for fault in tail.faults.values():
+        raise fault
+    place, head = tail.last_record
+    store.believe(
+        replace(
+            nothing_written(),
+            end=tail.end,
+            last_ms=tail.newest_ms,
+            last_place=place if head else -1,
+            last_head=head,
+            checkpoint_crc=page_crc,
+            settled_end=tail.end if closing is Closing.CLEAN else -1,
+            dirty=() if closing is Closing.CLEAN else None,
+        )
+    )
+    begin = tail.first_unitless()
+    for key, queue in table.queues.items():
+        store.note_progress()
+        end = tail.ends.get(key, queue.run.begin)
+        if queue.run.end > end:
+            store.queues.cut(key, end)
+        queue.run.close()
+    cleared = store.log_writer.clear_from(tail.end)
+    if closing is Closing.CRASHED:
+        store.open_section()  # a crash of this recovery is recovered like the one before it
+        indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
+        _dispatch(store, min(begin, max(indexed, store.log.segments.begin)), end=tail.end)
+        _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
+        store.settle()
+
+
+def _dispatch(store: StoreFiles, begin: int, *, end: int | None = None) -> int:
+    """Make the units and keys that are missing for the records from `begin` on; return where the last one ends.
+
+    Goes up to `end`, or without it as far as whole records with a right CRC follow.
+    """
+    waiting: list[Record] = []
+    last: Record | None = None
+    place = begin
+    while end is None or place < end:
+        record = store.log.record_at(place)
+        if isinstance(record, Blank) and store.log.segments.holding(place + record.remaining_size) is not None:
+            place += record.remaining_size
+            continue
+        if not isinstance(record, Record) or not record.crc_matches:
+            break
+        waiting.append(record)
+        place += record.total_size
+        last = replace(record, body=b"")
+        if len(waiting) >= _BATCH_RECORDS:
+            _dispatch_records(store, waiting)
+            waiting = []
+    _dispatch_records(store, waiting)
+    note = store.note
+    if last is None:
+        store.close_section(note.end, note.last_ms, note.last_place, note.last_head)
+    else:
+        head = store.log.bytes_at(last.physical_offset, RECORD_HEAD.itemsize)
+        store.close_section(place, max(last.store_timestamp, note.last_ms), last.physical_offset, head)
+    return place
+
+
+def _dispatch_records(store: StoreFiles, records: list[Record]) -> None:
+    store.note_progress()
+    by_queue: dict[QueueKey, list[Record]] = {}
+    for record in records:
+        if record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
+            key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
+            by_queue.setdefault(key, []).append(record)
+    for key, of_queue in by_queue.items():
+        _put_missing(store, key, of_queue)
+    _index(store, records)
+
+
+def _put_missing(store: StoreFiles, key: QueueKey, records: list[Record]) -> None:
+    """Put the units of those records that have none yet."""
+    next_offset = store.queues.next_offset(key)
+    missing = [record for record in records if record.queue_offset >= next_offset]
+    if not missing:
+        return
+    if missing[0].queue_offset > next_offset:
+        if next_offset or store.queues.has_files(key):
+            segment = store.log.segments.holding(missing[0].physical_offset)
+            raise DamageError(
+                f"queue {key} ends at queue offset {next_offset}, and the next message in the log has "
+                f"{missing[0].queue_offset}",
+                segment.path if segment else store.root,
+                missing[0].physical_offset - (segment.begin if segment else 0),
+                next_offset,
+                missing[0].queue_offset,
+            )
+        store.queues.begin_at(key, missing[0].queue_offset)
+    counts = np.array([message_count(record) for record in missing], np.int64)
+    store.queues.put(
+        key,
+        NewUnits(
+            np.array([record.physical_offset for record in missing], np.int64),
+            np.array([record.total_size for record in missing], np.int64),
+            np.array([tags_code_of(record) for record in missing], np.int64),
+            np.array([record.queue_offset for record in missing], np.int64),
+            np.array([record.store_timestamp for record in missing], np.int64),
+            None if (counts == 1).all() else counts,
+        ),
+    )
+
+
+def _index(store: StoreFiles, records: list[Record]) -> None:
+    """Put the keys of records into the index; the index passes over those that it has (IndexService#buildIndex)."""
+    hashes, places, times = [], [], []
+    for record in records:
+        if record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
+            continue
+        topic, properties = record.topic.decode("utf-8", "replace"), parse(record.properties)
+        keys = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
+        keys += [key for key in properties.get(KEYS, "").split(" ") if key]
+        hashes += [index_key_hash(f"{topic}#{key}") for key in keys]
+        places += [record.physical_offset] * len(keys)
+        times += [record.store_timestamp] * len(keys)
+    store.index.put_many(
+        np.array(hashes, np.int32), np.array(places, np.int64), np.array(times, np.int64), skip_known=True
+    )

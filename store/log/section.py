@@ -1,0 +1,186 @@
+"""A critical section: what one writer does to a store while it holds the lock.
+
+The order of writes in a section, and what a crash leaves at each step:
+
+1. `abort` is there, on disk for good, before the first byte: whoever opens the store after a crash recovers it.
+2. The watermark says that a section is open: the next of our writers looks only behind its end.
+3. Records. Without units nobody sees them; half of one is taken back by the next writer.
+4. Units, then keys. A crash between two queues' units leaves messages that only the log knows; a broker would go on
+   behind the largest physical offset of any queue and lose the others for ever, if `abort` were not there.
+5. The watermark says that the section is closed, and where. From here the messages survive the death of any process.
+6. `settle`: everything is synced, then the checkpoint, then the watermark, then `abort` is taken away. From here they
+   survive a power cut, and a broker calls the store closed in order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.format.encoding import EncodedRecords
+from rmq_spark.store.format.record import BLANK_BYTES, RECORD_HEAD, Blank, Record
+from rmq_spark.store.log.placement import place_records
+from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.store_files import StoreFiles
+
+MAX_SECTION_BYTES = 64 << 20  # of log: bounds how long others wait for the lock
+
+_FIELDS: Any = RECORD_HEAD.fields
+_QUEUE_OFFSET_AT = _FIELDS["queue_offset"][1]
+_PHYSICAL_OFFSET_AT = _FIELDS["physical_offset"][1]
+_STORE_TIMESTAMP_AT = _FIELDS["store_timestamp"][1]  # behind a born host of IPv4, which the encoder writes
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where records went, an element each: queue offsets (messages), physical offsets (bytes); their store time (ms)."""
+
+    queue_offsets: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    store_time_ms: int
+
+
+class Section:
+    """What may be done under the lock. Made by StoreWriter, which has recovered the store; not to be kept behind it."""
+
+    def __init__(self, store: StoreFiles) -> None:
+        self._store = store
+
+    @property
+    def end(self) -> int:
+        """Return the physical offset where the log ends."""
+        return self._store.note.end
+
+    @property
+    def segment_bytes(self) -> int:
+        """Return the length of a segment, in bytes: a record may have 8 less."""
+        return self._store.log_writer.segment_bytes
+
+    def write_queues(self, topic: str) -> int | None:
+        """Return over how many queues the topic's messages are spread, None if there is no such topic.
+
+        Raises StorePathError for a topic that may not be written to.
+        """
+        return self._store.topics.write_queues(topic)
+
+    def ensure_topic(self, topic: str, queue_count: int) -> int:
+        """Return the topic's number of queues; make it, for good, with `queue_count` of them if it is not there.
+
+        Raises OptionError for a name that no broker would take.
+        """
+        return self._store.topics.ensure(topic, queue_count, self._store.now_ms())
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset that the next message of a queue will get."""
+        return self._store.next_offset(topic, queue_id)
+
+    def append(self, records: EncodedRecords) -> Appended:
+        """Append records, at most MAX_SECTION_BYTES of them, to the log, their queues and the key index.
+
+        Once it returns they survive the death of any process. `records.data` is changed: offsets and store time are
+        filled in. Raises OptionError for a record that no segment holds and DiskFullError where there is no room, both
+        before anything is written; after any other error the next section finds out what there is.
+        """
+        store = self._store
+        if not len(records):
+            nothing = np.zeros(0, np.int64)
+            return Appended(nothing, nothing, store.note.last_ms)
+        self._refuse_oversize(records)
+        store.refuse_full_disk(len(records.data), len(records))
+        placement = place_records(records.sizes, store.note.end, self.segment_bytes)
+        time_ms = max(store.now_ms(), store.note.last_ms)  # never runs back, whatever the clock does
+        order = np.argsort(records.queue_numbers, kind="stable")
+        offsets = self._number(records, order)
+        _fill_in(records, offsets, placement.physical_offsets, time_ms)
+        store.open_section()
+        store.log_writer.write(placement, records.data)
+        # From here the records are in the log; a crash before their units leaves them to the next writer.
+        self._dispatch(records, order, offsets, placement.physical_offsets, time_ms)
+        last_place = int(placement.physical_offsets[-1])
+        last_head = records.data[len(records.data) - int(records.sizes[-1]) :][: RECORD_HEAD.itemsize].tobytes()
+        store.close_section(placement.end, time_ms, last_place, last_head)
+        return Appended(offsets, placement.physical_offsets, time_ms)
+
+    def settle(self) -> None:
+        """Have everything that anybody appended on disk for good, and leave the store as one closed in order."""
+        self._store.settle()
+
+    def note_progress(self) -> None:
+        """Tell those who wait for the lock that its holder gets on: in long work that appends nothing."""
+        self._store.note_progress()
+
+    def records_from(self, physical_offset: int) -> Iterator[Record]:
+        """Yield the log's records from one on, in their order, to its end: for recovery, one by one."""
+        log, place = self._store.log, physical_offset
+        while place < self.end:
+            record = log.record_at(place)
+            if isinstance(record, Record):
+                yield record
+                place += record.total_size
+            elif isinstance(record, Blank):
+                place += self.segment_bytes - place % self.segment_bytes
+            else:
+                return
+
+    def _refuse_oversize(self, records: EncodedRecords) -> None:
+        assert len(records.data) <= MAX_SECTION_BYTES or len(records) == 1, len(records.data)
+        largest = int(np.argmax(records.sizes))
+        size = int(records.sizes[largest])
+        if size + BLANK_BYTES > self.segment_bytes:
+            topic = records.queues[int(records.queue_numbers[largest])].topic
+            raise OptionError(
+                f'a message to topic "{topic}" takes {size} bytes as a record, and a segment of this store holds '
+                f"{self.segment_bytes - BLANK_BYTES}. Send it in parts, or into a store with larger segments "
+                "(mappedFileSizeCommitLog). Nothing was written."
+            )
+
+    def _number(self, records: EncodedRecords, order: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the queue offset of every record. `order` has the records queue by queue."""
+        counts = np.bincount(records.queue_numbers, minlength=len(records.queues))
+        nexts = np.array(
+            [
+                self._store.queues.next_offset(key) if count else 0
+                for key, count in zip(records.queues, counts, strict=True)
+            ],
+            np.int64,
+        )
+        firsts = np.cumsum(counts) - counts
+        offsets = np.empty(len(records), np.int64)
+        offsets[order] = np.arange(len(records)) - np.repeat(firsts - nexts, counts)
+        return offsets
+
+    def _dispatch(
+        self,
+        records: EncodedRecords,
+        order: NDArray[np.intp],
+        offsets: NDArray[np.int64],
+        places: NDArray[np.int64],
+        time_ms: int,
+    ) -> None:
+        units = NewUnits(
+            places[order],
+            records.sizes[order],
+            records.tags_codes[order],
+            offsets[order],
+            np.full(len(records), time_ms),
+        )
+        first = 0
+        for key, count in zip(records.queues, np.bincount(records.queue_numbers).tolist(), strict=False):
+            if count:
+                self._store.queues.put(key, units.part(first, first + count))
+            first += count
+        self._store.index.put_many(
+            records.key_hashes, places[records.key_rows], np.full(len(records.key_rows), time_ms)
+        )
+
+
+def _fill_in(records: EncodedRecords, offsets: NDArray[np.int64], places: NDArray[np.int64], time_ms: int) -> None:
+    """Write into every record what only the store knows: big-endian numbers at places that need no alignment."""
+    positions = np.cumsum(records.sizes) - records.sizes
+    numbers: NDArray[np.int64] = np.ndarray((len(records.data) - 7,), ">i8", records.data, strides=(1,))
+    numbers[positions + _QUEUE_OFFSET_AT] = offsets
+    numbers[positions + _PHYSICAL_OFFSET_AT] = places
+    numbers[positions + _STORE_TIMESTAMP_AT] = time_ms

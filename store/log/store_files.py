@@ -1,0 +1,196 @@
+"""The files of one store as its writer holds them, and the notes that say how far it was written.
+
+Here stands what every step of a section shares: the parts that write, `abort`, the watermark, the checkpoint. Which
+step comes when is for `section.py`; what to believe at the beginning is for `recovery.py`.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.host import boot_id
+from rmq_spark.store.errors import DiskFullError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.abort_file import encode_abort
+from rmq_spark.store.format.batch_unit import BATCH_UNIT
+from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT
+from rmq_spark.store.format.watermark import Watermark, encode_watermark
+from rmq_spark.store.log.changes import Changes
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.key_index import KeyIndex
+from rmq_spark.store.log.log_writer import LogWriter
+from rmq_spark.store.log.queue_writer import QueueWriter
+from rmq_spark.store.log.topic_writer import TopicWriter
+from rmq_spark.store.log.watermark_file import watermark_path
+from rmq_spark.store.units import QueueKey
+
+_SPARE_BYTES = 4 << 20  # of the disk, left free for units, index pages and notes
+
+
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """Sizes for files of a store that has none yet, RocketMQ's defaults: segments and queue files in bytes."""
+
+    segment_bytes: int = 1 << 30
+    queue_file_bytes: int = 300_000 * QUEUE_UNIT.itemsize
+    batch_queue_file_bytes: int = 300_000 * BATCH_UNIT.itemsize
+    index: IndexShape = field(default_factory=IndexShape)
+
+
+class StoreFiles:
+    """The parts that write one store. Used by one thread, and only under the store's lock."""
+
+    def __init__(
+        self,
+        root: str,
+        folders: tuple[str, ...],
+        disk: Disk,
+        sizes: FileSizes,
+        now_ms: Callable[[], int],
+        note_progress: Callable[[], None],
+    ) -> None:
+        self.root, self.folders, self.disk, self.now_ms, self.note_progress = root, folders, disk, now_ms, note_progress
+        self._abort = files.join(root, filenames.ABORT)
+        self._checkpoint = files.join(root, filenames.CHECKPOINT)
+        self._watermark = watermark_path(root)
+        self._sizes = sizes
+        self.changes = Changes(disk, (root, *folders))
+        self.log = CommitLog(folders, mapped=False)
+        self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
+        self.topics = TopicWriter(disk, root)
+        self.queues = QueueWriter(disk, root, self.changes, self._queue_file_bytes, self.topics.is_batch)
+        self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
+        self.note = nothing_written()
+
+    def close(self) -> None:
+        """Close every file; what is used again is opened again."""
+        self.log_writer.close()
+        self.log.close()
+
+    def look(self) -> None:
+        """Forget what was known of the disk: somebody else may have written."""
+        self.log.look()
+        self.queues.forget()
+        self.index.look()
+
+    def believe(self, note: Watermark) -> None:
+        """Go on from a note: it says what changed since the store was settled."""
+        self.note = note
+        self.changes = Changes(self.disk, (self.root, *self.folders), note.dirty)
+        self.log_writer = LogWriter(self.disk, self.log, self.folders, self.changes, self._sizes.segment_bytes)
+        self.queues = QueueWriter(self.disk, self.root, self.changes, self._queue_file_bytes, self.topics.is_batch)
+        self.index = KeyIndex(self.root, self.disk, self._sizes.index, self.now_ms, self.changes)
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset that the next message of a queue will get."""
+        return self.queues.next_offset(QueueKey(topic, queue_id))
+
+    def read_checkpoint(self) -> tuple[Checkpoint, int]:
+        """Return the checkpoint and the CRC of its page."""
+        page = files.read_small(self._checkpoint) or b""
+        return decode_checkpoint(page), zlib.crc32(page)
+
+    def has_abort(self) -> bool:
+        """Say whether the store was not left in order, or is at work."""
+        return files.file_size(self._abort) >= 0
+
+    def started_ms(self) -> int:
+        """Return when the writer that left `abort` started, ms since the epoch; -1 without one."""
+        return files.modified_ms(self._abort)
+
+    def refuse_full_disk(self, log_bytes: int, record_count: int) -> None:
+        """Raise DiskFullError if there is no room for so much, before anything is written."""
+        wanted = log_bytes + record_count * 4 * QUEUE_UNIT.itemsize + _SPARE_BYTES
+        for folder in {self.root, *self.folders}:
+            free = files.free_bytes(folder)
+            if free < wanted:
+                raise DiskFullError(
+                    f"the file system of {folder} has {free >> 20} MiB left, and {wanted >> 20} MiB are needed to "
+                    f"append {record_count} messages. Nothing was written. Make room there (retention deletes old "
+                    "segments), then write again."
+                )
+
+    def open_section(self) -> None:
+        """Say on disk that bytes behind the watermark are about to change."""
+        if not self.has_abort():
+            # From here a broker that opens the store after a crash recovers it, through a power cut too: the name
+            # is on disk before any byte of the log is.
+            self.disk.replace(self._abort, encode_abort(files.process_id()))
+        self._write_note(replace(self.note, is_open=True))
+
+    def close_section(self, end: int, last_ms: int, last_place: int, last_head: bytes) -> None:
+        """Say on disk that the log now ends at `end` and every message before it has its unit and its keys."""
+        self._write_note(
+            replace(
+                self.note,
+                end=end,
+                last_ms=last_ms,
+                last_place=last_place,
+                last_head=last_head,
+                is_open=False,
+                dirty=self.changes.names(),
+                index=self.index.state(),
+            )
+        )
+
+    def settle(self) -> None:
+        """Sync everything that changed, then leave the store as one that was closed in order."""
+        if self.note.is_settled and not self.has_abort():
+            return
+        self.log_writer.close()
+        self.changes.sync()
+        before, _ = self.read_checkpoint()
+        page = encode_checkpoint(
+            replace(
+                before,
+                physic_msg_timestamp=max(self.note.last_ms, 0),
+                logics_msg_timestamp=max(self.note.last_ms, 0),
+                index_msg_timestamp=max(before.index_msg_timestamp, self.index.full_until_ms()),
+                confirm_phy_offset=self.note.end,
+            )
+        )
+        # All messages are on disk with their units: now the checkpoint may say so. A crash before this leaves
+        # `abort` and the older page, from which recovery starts earlier than it needs to.
+        self.disk.replace(self._checkpoint, page)
+        note = replace(
+            self.note,
+            boot=boot_id(),
+            checkpoint_crc=zlib.crc32(page),
+            settled_end=self.note.end,
+            is_open=False,
+            dirty=(),
+            index=self.index.state(),
+        )
+        self.disk.replace(self._watermark, encode_watermark(note))
+        self.note = note
+        # Only now nothing is left to recover. A crash before this costs the next writer a look at the last segment.
+        self.disk.remove(self._abort)
+        self.disk.sync_folder(self.root)
+
+    def _write_note(self, note: Watermark) -> None:
+        note = replace(note, boot=boot_id())
+        self.disk.replace_unsynced(self._watermark, encode_watermark(note))
+        self.note = note
+
+    def _queue_file_bytes(self, layout: np.dtype[np.void]) -> int:
+        """Return the length of files of queues: what a queue of the same kind has, else the setting."""
+        is_plain = layout is QUEUE_UNIT
+        tree = filenames.CONSUME_QUEUE if is_plain else filenames.BATCH_CONSUME_QUEUE
+        folder = files.join(self.root, tree)
+        for topic, _ in files.list_folder(folder):
+            for queue_id, _ in files.list_folder(files.join(folder, topic)):
+                for name, is_folder in files.list_folder(files.join(folder, topic, queue_id)):
+                    if not is_folder and filenames.parse_segment_name(name) is not None:
+                        return files.file_size(files.join(folder, topic, queue_id, name))
+        return self._sizes.queue_file_bytes if is_plain else self._sizes.batch_queue_file_bytes
+
+
+def nothing_written() -> Watermark:
+    """Return the note of a store without a message."""
+    return Watermark(0, -1, -1, b"", boot_id(), 0, 0)

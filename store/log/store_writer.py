@@ -1,0 +1,128 @@
+"""A store opened for writing: the lock, sections under it, topics, and leaving it in order.
+
+Nothing is believed from one section to the next: a broker or another process may have written in between.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeAlias
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.log.recovery import prepare
+from rmq_spark.store.log.section import Section
+from rmq_spark.store.log.settings_file import StoreSettings, check_settings, write_settings
+from rmq_spark.store.log.store_files import FileSizes, StoreFiles
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.store_lock import StoreLock
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER
+
+Finisher: TypeAlias = Callable[[Section], None]
+
+# What a folder may hold and still count as one where nothing is yet: a task of a sink stages before anybody appends.
+_OWN_NAMES = {
+    SIDE_FOLDER,
+    filenames.CONSUME_QUEUE,
+    filenames.INDEX,
+    filenames.CONFIG,
+    filenames.COMMIT_LOG,
+    filenames.LOCK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """How a writer takes the lock, and the sizes of files in a store that it makes."""
+
+    application: str = "rmq-spark"  # by which others know who holds the lock
+    lock_timeout_ms: int = 60_000  # counts only while the holder makes no progress
+    allow_network_store: bool = False
+    commit_log_path: str | None = None
+    sizes: FileSizes = field(default_factory=FileSizes)
+
+
+class StoreWriter:
+    """Appends to one store. One thread at a time; any number of processes, which take turns.
+
+    Opening makes the store where there is none yet. Raises StorePathError for what is no store or may not be written.
+    `finishers` are called in every section before its own work: what dead writers promised comes first.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        disk: Disk,
+        settings: WriterSettings,
+        now_ms: Callable[[], int],
+        sleep: Callable[[float], None],
+        finishers: Sequence[Finisher] = (),
+    ) -> None:
+        self.root, self.disk, self.settings, self.now_ms = files.absolute(root), disk, settings, now_ms
+        self._finishers = tuple(finishers)
+        self.lock = StoreLock(self.root, disk, settings, now_ms, sleep)
+        self._make_folders()
+        folders = commit_log_folders(self.root, settings.commit_log_path)
+        check_settings(self.root)
+        self._files = StoreFiles(self.root, folders, disk, settings.sizes, now_ms, self.lock.note_progress)
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @contextmanager
+    def section(self) -> Iterator[Section]:
+        """Give the lock and a section under it; the store is whole by then, whatever died before.
+
+        Raises LockTimeoutError where the lock is not to be had, DamageError for a store that recovery must not
+        touch. After an error in the section the next one begins by recovering.
+        """
+        with self.lock.hold():
+            try:
+                self._make_settings()
+                prepare(self._files)
+                section = Section(self._files)
+                for finish in self._finishers:
+                    finish(section)
+                yield section
+            finally:
+                self._files.close()
+
+    def close(self) -> None:
+        """Leave the store as one that was closed in order: everything is on disk for good, `abort` is gone."""
+        with self.section() as section:
+            section.settle()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of every file. What was appended stays as it is: visible, and safe from the death of processes."""
+        self._files.close()
+
+    def _make_folders(self) -> None:
+        """Make an empty store where there is nothing yet but what we make ourselves."""
+        if not files.is_folder(self.root) and files.file_size(self.root) >= 0:
+            raise StorePathError(f'path="{self.root}" is a file. Give a folder, or a path where nothing is yet.')
+        if {name for name, _ in files.list_folder(self.root)} - _OWN_NAMES:
+            return  # somebody's: whether it is a store is asked next
+        for name in (SIDE_FOLDER, filenames.CONSUME_QUEUE, filenames.INDEX, filenames.CONFIG, filenames.COMMIT_LOG):
+            self.disk.make_folder(files.join(self.root, name))
+        # From here the empty store is there; a crash before leaves folders that this goes on from.
+        self.disk.sync_folder(self.root)
+        self.disk.sync_folder(files.parent(self.root))
+
+    def _make_settings(self) -> None:
+        """Mark the store as one that we write to, once. Sizes are for a broker that opens a store of our making."""
+        if check_settings(self.root) is None:
+            sizes = None if self._files.log.segments.size else self.settings.sizes
+            write_settings(self.disk, self.root, StoreSettings(uuid.uuid4().hex), sizes)
