@@ -8,7 +8,7 @@ startingOffsets. The key "@", which no topic can have, keeps what belongs to no 
 | key | meaning |
 | --- | --- |
 | v | version of this text; another one is refused |
-| start | where each queue begins that the offset before this one does not name |
+| start | where each queue began that the offset before this one does not name and that has rows since |
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its bound |
 | lost | messages that were skipped with failOnDataLoss=false, by queue, since the query began |
@@ -18,7 +18,10 @@ Spark compares offsets as text. So the text is canonical: topics sorted, queues 
 keys in the order above; and what has not moved is repeated as it stands, `start` included.
 
 The first offset of a query is not kept by Spark until a batch exists. So it is a constant that names no queue,
-and the first batch, which may be empty, fixes under `start` where the query began.
+and the end of the first batch, which may be empty, fixes where the query began: a queue that is in `start` began
+there, and any other at the very position at which the batch ends, so it has no rows. Spark sends this text three
+times in every trigger, and nothing else costs as much where queues are many: so what need not be said is not. (Texts
+with a `start` that equals the position mean the same.)
 """
 
 from collections.abc import Mapping
@@ -35,7 +38,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """One offset, parsed. `starts` is None where the text has no `start`, which only offsets without news have."""
+    """One offset, parsed. `starts` is None where the text has no `start`: no queue without a position before has rows."""
 
     positions: Mapping[QueueKey, int]
     starts: Mapping[QueueKey, int] | None = None

@@ -155,7 +155,7 @@ def plan_batch(
 ) -> StreamOffset:
     """Return the offset at the end of the next batch: `targets` at most, under the limits.
 
-    A queue without target stays where it is. `ending` and `ended` are left to `mark_ending`.
+    A queue without target stays where it is. `ending` and `ended` are left to the caller.
     """
     begins = progress.begins
     backlog = [
@@ -166,7 +166,9 @@ def plan_batch(
     for loss in progress.losses:
         if loss.count:
             lost[loss.queue] = lost.get(loss.queue, 0) + loss.count
-    return StreamOffset({**begins, **take.ends}, progress.starts, lost=lost, turn=take.turn)
+    positions = {**begins, **take.ends}
+    starts = {queue: start for queue, start in progress.starts.items() if start < positions[queue]}
+    return StreamOffset(positions, starts, lost=lost, turn=take.turn)
 
 
 def count_new(progress: Progress, targets: Mapping[QueueKey, int]) -> int:
@@ -190,7 +192,7 @@ def is_same(before: StreamOffset, after: StreamOffset) -> bool:
 def ranges_between(before: StreamOffset, after: StreamOffset) -> list[QueueRange]:
     """Return what a batch from `before` to `after` reads, sorted by queue; nothing where the end lies before.
 
-    A queue that `before` does not name begins at its place in the `starts` of `after`.
+    A queue that `before` does not name begins at its place in the `starts` of `after`, else where it ends.
     """
     starts = after.starts or {}
     ranges = [

@@ -133,7 +133,16 @@ def plan(before, bounds, targets=None, **limits):
 def test_a_batch_ends_at_the_targets() -> None:
     after = plan(StreamOffset({A0: 3, A1: 6}), BOUNDS)
     assert after.positions == {A0: 10, A1: 20, B0: 7}
-    assert after.starts == {B0: 7}
+    assert after.starts == {}, "a queue without rows begins at its own position"
+
+
+def test_where_a_new_queue_began_is_kept_only_if_it_has_rows() -> None:
+    after = plan(StreamOffset({A0: 3}), BOUNDS, {A0: 10, A1: 20, B0: 7})
+    assert after.starts == {A1: 5}
+    assert ranges_between(StreamOffset({A0: 3}), after) == [QueueRange(A0, 3, 10), QueueRange(A1, 5, 20)]
+    waits = plan(StreamOffset({A0: 3}), BOUNDS, max_offsets=1)  # A1 and B0 have no turn
+    assert waits.positions[A1] == 5
+    assert waits.starts == {}
 
 
 def test_a_queue_without_target_or_with_one_behind_stays() -> None:

@@ -6,14 +6,28 @@ import pytest
 
 from rmq_spark.datasource.offsets import decode_offset, initial_offset
 from rmq_spark.store.errors import NotFoundError, OptionError
+from rmq_spark.store.units import QueueKey
 
 
 def test_the_first_offset_is_constant_and_batch_0_fixes_the_start_even_if_it_is_empty(store, query_on) -> None:
     query = query_on(store.path)
     assert query.reader.initialOffset() == initial_offset() == query.reader.initialOffset()
     assert query.trigger() == []
-    assert query.committed == ('{"orders": {"0": 3, "1": 0}, "@": {"v": 1, "start": {"orders": {"0": 3, "1": 0}}}}')
+    assert query.committed == '{"orders": {"0": 3, "1": 0}, "@": {"v": 1}}'
     assert query.trigger() is None
+
+
+def test_the_offset_tells_only_of_queues_with_rows_where_they_began(store, query_on) -> None:
+    query = query_on(store.path, startingOffsets='{"orders": {"0": 1}}')
+    query.trigger()
+    assert query.committed == '{"orders": {"0": 3, "1": 0}, "@": {"v": 1, "start": {"orders": {"0": 1}}}}'
+
+
+def test_a_first_batch_that_names_the_start_of_every_queue_is_repeated_as_it_was(store, query_on) -> None:
+    end = '{"orders": {"0": 3, "1": 0}, "@": {"v": 1, "start": {"orders": {"0": 1, "1": 0}}}}'
+    query = query_on(store.path)
+    assert query.rows(query.committed, end) == [(0, 1), (0, 2)]
+    assert query_on(store.path, checkpoint=end).trigger() is None
 
 
 def test_a_latest_query_that_dies_before_its_first_row_loses_nothing(store, query_on) -> None:
@@ -39,7 +53,8 @@ def test_the_start_is_resolved_once_in_a_process(store, query_on) -> None:
     first = query.plan()
     store.append("orders", 0, 2)
     second = query.plan()
-    assert decode_offset(json.loads(second)).starts == decode_offset(json.loads(first)).starts
+    assert decode_offset(json.loads(first)).starts is None
+    assert decode_offset(json.loads(second)).starts == {QueueKey("orders", 0): 3}
     assert query.rows(query.committed, second) == [(0, 3), (0, 4)]
 
 
