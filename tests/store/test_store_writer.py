@@ -1,0 +1,286 @@
+"""A writer of stores: what it appends is what a broker would have written, beside brokers' messages and after deaths."""
+
+import shutil
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import open_reader
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError, DiskFullError, OptionError, StorePathError
+from rmq_spark.store.format.checkpoint import decode_checkpoint
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.retention import expire
+from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import FIRST_STORE_MS, build_store
+from rmq_spark.store.units import QueueBounds, QueueKey
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+SIZES = FileSizes(4096, 1000, 50 * 46, IndexShape(20, 60))
+COLUMNS = ("queueOffset", "commitLogOffset", "tags", "keys", "body", "storeTimestamp")
+
+
+class Clock:
+    """A clock that ticks once each time it is asked."""
+
+    def __init__(self, first_ms: int = FIRST_STORE_MS) -> None:
+        self.now = count(first_ms)
+
+    def __call__(self) -> int:
+        return next(self.now)
+
+
+def writer(root: Path, clock: Clock | None = None, sizes: FileSizes = SIZES) -> StoreWriter:
+    return StoreWriter(str(root), Disk(), WriterSettings(sizes=sizes), clock or Clock(), time.sleep)
+
+
+def sample(number: int, topic: str = "T", queues: int = 3, size: int = 40) -> SampleMessage:
+    body = b"%04d" % number + b"b" * (number * 7 % size)
+    return SampleMessage(topic, number % queues, body, tags=f"t{number % 5}", keys=f"k{number} all")
+
+
+def rows(root: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Return every message of every queue of a store, by queue."""
+    found = {}
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        for topic in reader.topics():
+            for queue in reader.queues(topic):
+                held = reader.bounds(queue)
+                batches = reader.read(queue, held.min_offset, held.max_offset, COLUMNS)
+                found[str(queue)] = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+    return found
+
+
+def files_of(root: Path, *folders: str) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for folder in folders
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def append_each(store: StoreWriter, messages: list[SampleMessage]) -> None:
+    with store.section() as section:
+        for message in messages:
+            section.ensure_topic(message.topic, 4)
+            section.append(encode_samples([message]))
+
+
+def test_files_are_byte_for_byte_those_of_a_broker(tmp_path: Path) -> None:
+    messages = [sample(number) for number in range(200)]
+    build_store(tmp_path / "theirs", messages, segment_bytes=4096, queue_file_bytes=1000)
+    store = writer(tmp_path / "ours")
+    for message in messages:
+        with store.section() as section:
+            section.append(encode_samples([message]))
+    store.close()
+    ours, theirs = (files_of(tmp_path / name, "commitlog", "consumequeue") for name in ("ours", "theirs"))
+    # The clock was asked for other things too: compare all but the store times.
+    assert ours.keys() == theirs.keys()
+    assert {name: data for name, data in ours.items() if name.startswith("consumequeue")} == {
+        name: data for name, data in theirs.items() if name.startswith("consumequeue")
+    }
+    assert [row[:-1] for queue in rows(tmp_path / "ours").values() for row in queue] == [
+        row[:-1] for queue in rows(tmp_path / "theirs").values() for row in queue
+    ]
+
+
+def test_many_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> None:
+    messages = [sample(number) for number in range(150)]
+    together, single = writer(tmp_path / "together"), writer(tmp_path / "single")
+    with together.section() as section:
+        appended = section.append(encode_samples(messages))
+    append_each(single, messages)
+    whole = rows(tmp_path / "together")
+    assert [row[:-1] for queue in whole.values() for row in queue] == [
+        row[:-1] for queue in rows(tmp_path / "single").values() for row in queue
+    ]
+    seen = {(message.queue_id, offset) for message, offset in zip(messages, appended.queue_offsets, strict=True)}
+    assert seen == {(queue, offset) for queue in range(3) for offset in range(50)}
+
+
+def test_keys_are_found_while_files_of_the_index_roll(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number) for number in range(120)])
+    assert len(list((tmp_path / "s" / "index").iterdir())) > 2
+    with open_reader(str(tmp_path / "s")) as reader:
+        for number in range(120):
+            assert reader.find_key("T", f"k{number}") == [(QueueKey("T", number % 3), number // 3)]
+
+
+def test_between_appends_a_reader_beside_sees_all_that_was_acknowledged(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    with open_reader(str(tmp_path / "s")) as reader:
+        for number in range(60):
+            append_each(store, [sample(number, queues=1)])
+            reader.refresh()
+            assert reader.bounds(QueueKey("T", 0)) == QueueBounds(0, number + 1)
+
+
+def test_a_settled_store_counts_as_closed_in_order(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number) for number in range(9)])
+    assert (tmp_path / "s" / "abort").exists()
+    store.close()
+    assert not (tmp_path / "s" / "abort").exists()
+    page = decode_checkpoint((tmp_path / "s" / "checkpoint").read_bytes())
+    newest = max(row[-1].timestamp() * 1000 for queue in rows(tmp_path / "s").values() for row in queue)  # type: ignore[attr-defined]
+    assert page.physic_msg_timestamp == page.logics_msg_timestamp == round(newest)
+    assert page.confirm_phy_offset > 0
+
+
+def test_store_time_never_runs_back_whatever_the_clock_does(tmp_path: Path) -> None:
+    append_each(writer(tmp_path / "s", Clock(2_000_000_000_000)), [sample(0)])
+    append_each(writer(tmp_path / "s", Clock(1_000_000_000_000)), [sample(1)])
+    times = [row[-1] for queue in rows(tmp_path / "s").values() for row in queue]
+    assert len(set(times)) == 1
+
+
+GOLDEN_STORES = [folder for folder in sorted(GOLDEN.iterdir()) if (folder / "commitlog").is_dir()]
+
+
+@pytest.mark.parametrize("golden", GOLDEN_STORES, ids=lambda path: path.name)
+def test_a_brokers_store_goes_on_behind_what_is_there(tmp_path: Path, golden: Path) -> None:
+    shutil.copytree(golden, tmp_path / "s")
+    before = rows(golden)
+    store = writer(tmp_path / "s", Clock(1_900_000_000_000))
+    append_each(store, [sample(number, "Added") for number in range(30)])
+    store.close()
+    after = rows(tmp_path / "s")
+    for queue, messages in before.items():
+        assert after[queue][: len(messages)] == messages
+    assert [len(after[f"Added/{queue}"]) for queue in range(3)] == [10, 10, 10]
+
+
+def test_what_a_dead_writer_logged_is_dispatched_by_the_next(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number) for number in range(10)])
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), store.section() as section:
+        section._dispatch = die  # type: ignore[method-assign]
+        section.append(encode_samples([sample(number) for number in range(10, 20)]))
+    assert sum(map(len, rows(tmp_path / "s").values())) == 10
+    append_each(writer(tmp_path / "s"), [sample(20)])
+    found = rows(tmp_path / "s")
+    assert sorted(int(row[4][:4]) for queue in found.values() for row in queue) == list(range(21))  # type: ignore[index]
+    with open_reader(str(tmp_path / "s")) as reader:
+        assert len(reader.find_key("T", "k15")) == 1
+
+
+def test_a_record_of_which_a_part_was_written_is_taken_back(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number) for number in range(5)])
+    with store.section() as section:
+        end = section.end
+        section._store.open_section()
+    part = encode_samples([sample(5)]).data.tobytes()[:60]
+    with (tmp_path / "s" / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(end)
+        file.write(part)
+    append_each(writer(tmp_path / "s"), [sample(6, size=1)])
+    assert sorted(int(row[4][:4]) for queue in rows(tmp_path / "s").values() for row in queue) == [0, 1, 2, 3, 4, 6]  # type: ignore[index]
+
+
+def test_stale_bytes_that_a_broker_left_are_made_zero(tmp_path: Path) -> None:
+    golden = GOLDEN / "truncated-stale"
+    shutil.copytree(golden, tmp_path / "s")
+    with writer(tmp_path / "s", Clock(1_900_000_000_000)).section() as section:
+        end = section.end
+    last = max((tmp_path / "s" / "commitlog").iterdir())
+    assert not last.read_bytes()[end - int(last.name) :].strip(b"\0")
+
+
+def test_a_message_too_large_for_a_segment_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(0)])
+    before = files_of(tmp_path / "s", "commitlog", "consumequeue", "index")
+    large = encode_samples([sample(1), SampleMessage("T", 0, b"x" * 4000)])
+    with pytest.raises(OptionError, match=r'topic "T" takes \d+ bytes'), store.section() as section:
+        section.append(large)
+    assert files_of(tmp_path / "s", "commitlog", "consumequeue", "index") == before
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(0)])
+    before = files_of(tmp_path / "s", "commitlog", "consumequeue", "index")
+    monkeypatch.setattr("rmq_spark.store.disk.files.free_bytes", lambda path: 1000)
+    with pytest.raises(DiskFullError, match="Make room"), store.section() as section:
+        section.append(encode_samples([sample(1)]))
+    assert files_of(tmp_path / "s", "commitlog", "consumequeue", "index") == before
+
+
+def test_a_topic_without_write_permission_is_refused(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    with store.section() as section:
+        section.ensure_topic("T", 2)
+        topics = tmp_path / "s" / "config" / "topics.json"
+        topics.write_text(topics.read_text().replace('"perm":6', '"perm":4'))
+        with pytest.raises(StorePathError, match="may not be written to"):
+            section.write_queues("T")
+
+
+def test_a_damaged_store_is_not_appended_to(tmp_path: Path) -> None:
+    build_store(tmp_path / "s", [sample(number) for number in range(60)], segment_bytes=4096)
+    log = min((tmp_path / "s" / "commitlog").iterdir())
+    newest = max((tmp_path / "s" / "commitlog").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[4] ^= 0xFF
+    newest.write_bytes(data)
+    with pytest.raises(DamageError), writer(tmp_path / "s").section():
+        pass
+    assert newest.read_bytes() == bytes(data)
+    assert log.exists()
+
+
+def test_side_files_of_another_version_are_refused(tmp_path: Path) -> None:
+    append_each(writer(tmp_path / "s"), [sample(0)])
+    settings = tmp_path / "s" / "rmq" / "settings.json"
+    settings.write_text(settings.read_text().replace('"v": 1', '"v": 2'))
+    with pytest.raises(StorePathError, match="version 2"):
+        writer(tmp_path / "s")
+
+
+def test_a_path_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").write_text("milk")
+    with pytest.raises(StorePathError, match="no RocketMQ store"):
+        writer(tmp_path / "notes")
+    with pytest.raises(StorePathError, match="is a file"):
+        writer(tmp_path / "notes" / "todo.txt")
+
+
+def test_retention_by_size_deletes_segments_then_what_spoke_of_them(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number) for number in range(400)])
+    with store.section() as section:
+        found = expire(section._store, max_bytes=8192)
+        assert found.segments > 3
+        assert found.queue_files > 0
+        assert found.index_files > 0
+    held = rows(tmp_path / "s")
+    assert sum(map(len, held.values())) < 400
+    append_each(store, [sample(400)])
+    assert [queue[-1][0] for queue in held.values() if queue] == [133, 132, 132]
+
+
+def test_retention_by_age_goes_by_the_messages_times(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s", Clock(1_000_000))
+    append_each(store, [sample(number) for number in range(100)])
+    store = writer(tmp_path / "s", Clock(9_000_000))
+    append_each(store, [sample(number) for number in range(100, 200)])
+    with store.section() as section:
+        expire(section._store, max_age_ms=5_000_000)
+    numbers = sorted(int(row[4][:4]) for queue in rows(tmp_path / "s").values() for row in queue)  # type: ignore[index]
+    assert numbers[-1] == 199
+    assert 60 < numbers[0] <= 100
