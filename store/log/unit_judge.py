@@ -28,89 +28,106 @@ class UnitJudge:
     def __init__(self, log: CommitLog, checkpoint: Callable[[], Checkpoint]) -> None:
         self._log, self._checkpoint = log, checkpoint
 
-    def doubt(
-        self, queue: ConsumeQueue, unit: int, place: int, chained: Chain, doubted: dict[QueueKey, DamageError]
-    ) -> None:
-        """Note what is wrong with the first unit behind the end of a store closed in order, if it was not truncated.
-
-        A truncation leaves whole records there that are older than the newest message before the end. Zeros or
-        torn bytes are what damage leaves, or a power cut; to tell the two apart is for who knows the machine.
-        """
-        if place < chained.end or self._checkpoint().confirm_phy_offset == chained.end > 0:
-            return
-        record = self._log.record_at(place)
-        if not isinstance(record, Record) or record.store_timestamp >= chained.newest_ms():
-            path, position = queue.run.path_of(unit)
-            found = record.why if isinstance(record, Torn) else "another one"
-            doubted[queue.key] = DamageError(
-                f"a unit of queue {queue.key} behind the end of the log, which is at {chained.end}",
-                path,
-                position,
-                f"one for the record at {place}",
-                found,
-            )
-
-    def doubt_misnamed(
+    def fault_behind(
         self,
-        queue: ConsumeQueue,
+        queues: Mapping[QueueKey, ConsumeQueue],
+        key: QueueKey,
         unit: int,
         units: Units,
+        agreeing: int,
+        chained: Chain,
         unnamed: Mapping[int, Record],
-        doubted: dict[QueueKey, DamageError],
-    ) -> None:
-        """Note the first unit behind a queue's end that names a message of its topic which calls itself another's.
+    ) -> DamageError | None:
+        """Return what is wrong with the written units behind a queue's end, of a store that was closed in order.
 
-        `units` begin with number `unit`, `unnamed` are the topic's messages that no unit agrees with, by physical
-        offset. In a store closed in order every message has its unit, so that unit was this one's: record or unit has
-        been damaged. A stale unit that meets a newer record meets one that has a unit of its own.
+        `units` begin with number `unit`; the first `agreeing` of them agree with the head of their record. `unnamed`
+        are the messages of the topic that no unit agrees with, by physical offset. None if the units can be what a
+        truncation left behind.
+        """
+        if not len(units):
+            return None
+        queue = queues[key]
+        if agreeing:
+            fault = self._lost(queues, queue, unit, units)
+        else:
+            fault = self._beyond(queue, unit, int(units.physical_offsets[0]), chained)
+        return fault or self._misnamed(queue, unit, units, unnamed)
+
+    def _beyond(self, queue: ConsumeQueue, unit: int, place: int, chained: Chain) -> DamageError | None:
+        """A truncation leaves whole records behind the log's end that are older than the newest message before it.
+
+        Zeros or torn bytes are what damage leaves, or a power cut; to tell the two apart is for who knows the machine.
+        """
+        if place < chained.end or self._checkpoint().confirm_phy_offset == chained.end > 0:
+            return None
+        record = self._log.record_at(place)
+        if isinstance(record, Record) and record.store_timestamp < chained.newest_ms():
+            return None
+        path, position = queue.run.path_of(unit)
+        return DamageError(
+            f"a unit of queue {queue.key} behind the end of the log, which is at {chained.end}",
+            path,
+            position,
+            f"one for the record at {place}",
+            record.why if isinstance(record, Torn) else "another one",
+        )
+
+    def _misnamed(
+        self, queue: ConsumeQueue, unit: int, units: Units, unnamed: Mapping[int, Record]
+    ) -> DamageError | None:
+        """A unit that names place and size of a message of its topic was that message's, whatever the message says.
+
+        Every message has its unit, and this one has no other: unit or record is damaged. A stale unit that meets a
+        newer record meets one that has a unit of its own.
         """
         for at in np.flatnonzero(np.isin(units.physical_offsets, list(unnamed))).tolist():
             record = unnamed[int(units.physical_offsets[at])]
             if int(units.sizes[at]) == record.total_size:
                 path, position = queue.run.path_of(unit + at)
-                doubted.setdefault(
-                    queue.key,
-                    DamageError(
-                        f"a unit of queue {queue.key} for the record at physical offset {record.physical_offset}",
-                        path,
-                        position,
-                        f"queue offset {int(units.queue_offsets[at])} of queue {queue.key.queue_id} in the record",
-                        f"queue offset {record.queue_offset} of queue {record.queue_id}",
-                    ),
+                return DamageError(
+                    f"a unit of queue {queue.key} for the record at physical offset {record.physical_offset}",
+                    path,
+                    position,
+                    f"queue offset {int(units.queue_offsets[at])} of queue {queue.key.queue_id} in the record",
+                    f"queue offset {record.queue_offset} of queue {record.queue_id}",
                 )
-                return
+        return None
 
-    def refuse_lost(
+    def _lost(
         self, queues: Mapping[QueueKey, ConsumeQueue], queue: ConsumeQueue, unit: int, units: Units
-    ) -> None:
-        """Raise DamageError for a unit that agrees with the head of its record and is not believed all the same.
+    ) -> DamageError | None:
+        """A unit that agrees with the head of its record and is not believed all the same: only a stale one may.
 
-        In a store closed in order only a stale unit may: if the record is another queue's, which has a unit for it.
+        That is one whose record is another queue's, which has a unit for it.
         """
         place = int(units.physical_offsets[0])
         record = self._log.record_at(place)
         if isinstance(record, Record):
             owner = queues.get(QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id))
-            if owner is not None and owner is not queue and record.queue_offset >= owner.run.begin:
-                end = owner.search_written_end()
-                at = owner.unit_of(record.queue_offset, end) if record.queue_offset < owner.offset_of(end, end) else end
-                if place in owner.read(at, at + 1).physical_offsets:
-                    return
+            if owner is not None and owner is not queue:
+                if owner.run.fault() is not None:
+                    return None  # nobody knows what units it has
+                if record.queue_offset >= owner.run.begin:
+                    end = owner.search_written_end()
+                    is_held = record.queue_offset < owner.offset_of(end, end)
+                    at = owner.unit_of(record.queue_offset, end) if is_held else end
+                    if place in owner.read(at, at + 1).physical_offsets:
+                        return None
         path, position = queue.run.path_of(unit)
         found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
-        raise DamageError(f"a unit of queue {queue.key}", path, position, "one for a whole record", found)
+        return DamageError(f"a unit of queue {queue.key}", path, position, "one for a whole record", found)
 
-    def check_older_end(self, queue: ConsumeQueue, end: int) -> None:
-        """Raise DamageError if the last unit of a queue that has none in the last segment is not its record's."""
+    def fault_of_older_end(self, queue: ConsumeQueue, end: int) -> DamageError | None:
+        """Return what is wrong if the last unit of a queue that has none in the last segment is not its record's."""
         units = queue.read(max(end - 1, queue.run.begin), end)
         if not len(units) or int(units.physical_offsets[0]) < self._log.segments.begin:
-            return  # nothing there, or expired
+            return None  # nothing there, or expired
         if self.confirm(queue.key, units, 1, Closing.CLEAN):
-            return
+            return None
         record = self._log.record_at(int(units.physical_offsets[0]))
         path, position = queue.run.path_of(end - 1)
         found = record.why if isinstance(record, Torn) else "a record that does not agree with it"
-        raise DamageError(f"the last unit of queue {queue.key}", path, position, "one for its record", found)
+        return DamageError(f"the last unit of queue {queue.key}", path, position, "one for its record", found)
 
     def confirm(self, key: QueueKey, units: Units, last: int, closing: Closing) -> int:
         """Step back from the last believed units that are another queue's record or only half written.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk.files import OpenFile
-from rmq_spark.store.errors import DamageError, StoreChangedError
+from rmq_spark.store.errors import DamageError, StoreChangedError, StorePathError
 from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 
 
@@ -29,6 +29,14 @@ class UnitRun:
         """Have the files listed anew when they are next needed: a store has thousands of queues."""
         self._listed = None
         self.close()
+
+    def fault(self) -> DamageError | StorePathError | None:
+        """Return what is wrong with the files as such (names, lengths), None if nothing is."""
+        try:
+            self._listed = self._run
+        except (DamageError, StorePathError) as error:
+            return error
+        return None
 
     @property
     def _run(self) -> SegmentRun:
