@@ -1,21 +1,24 @@
-"""Our own note of how far a store was written: `rmq/watermark.json`, which a broker ignores.
+"""Our own note of how far a store was written: `rmq/watermark`, which a broker ignores.
 
 A broker knows only after a scan where its log ends and which queues lack units. The note says so at once, and what it
 says is believed only where it can be checked: the last record still stands where it stood, nothing follows it, and
 the checkpoint is the page that we left.
 
-It is replaced as a whole in every critical section, without a sync. So it survives the death of any process, but
-after a power cut may be ahead of what it speaks of; `boot` tells the two apart.
+The file has two slots, written in turn, each a line of JSON behind its CRC: a half-written one leaves the other. It is
+written in every critical section, without a sync. So it survives the death of any process, but after a power cut may
+be ahead of what it speaks of; `boot` tells the two apart.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+import zlib
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rmq_spark.store.format.index_state import IndexState
 
 VERSION = 1
-MAX_DIRTY_FILES = 256  # beyond it the note says "many", and who settles looks at every file
+SLOT_BYTES = 16 << 10
+_CRC_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +38,45 @@ class Watermark:
     settled_end: int
     is_open: bool = False  # a section has begun behind `end`; its writer is at work or dead
     dirty: tuple[str, ...] | None = ()
-    index: IndexState = IndexState()
+    index: IndexState = field(default_factory=IndexState)
+    number: int = 0  # counts the notes: the higher one of two is the newer
 
     @property
     def is_settled(self) -> bool:
         """Say whether nothing was written since the store was last left in order."""
         return not self.is_open and self.end == self.settled_end and self.dirty == ()
 
-    def opened(self) -> "Watermark":
-        """Return the note for the time of a section."""
-        return replace(self, is_open=True)
 
-
-def encode_watermark(note: Watermark) -> bytes:
-    """Write the note as JSON."""
+def encode_slot(note: Watermark) -> tuple[int, bytes]:
+    """Return where in the file a note goes (bytes), and a slot with it."""
     value: dict[str, Any] = {"v": VERSION, **asdict(note), "last_head": note.last_head.hex()}
-    if note.dirty is not None and len(note.dirty) > MAX_DIRTY_FILES:
-        value["dirty"] = None
-    return json.dumps(value).encode()
+    text = json.dumps(value).encode()
+    if len(text) > SLOT_BYTES - _CRC_DIGITS - 1:
+        text = json.dumps({**value, "dirty": None}).encode()  # too many to name
+    slot = b"%0*x" % (_CRC_DIGITS, zlib.crc32(text)) + text + b"\n"
+    assert len(slot) <= SLOT_BYTES, len(slot)
+    return note.number % 2 * SLOT_BYTES, slot.ljust(SLOT_BYTES, b"\0")
 
 
-def decode_watermark(data: bytes) -> Watermark:
-    """Read the note. Raises ValueError for anything else, a cut text and another version included."""
-    value = json.loads(data)
+def decode_slots(data: bytes) -> Watermark | None:
+    """Return the newer note of those in the file, None where none can be read. Never raises."""
+    found = [_decode_slot(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
+    return max((note for note in found if note is not None), key=lambda note: note.number, default=None)
+
+
+def _decode_slot(slot: bytes) -> Watermark | None:
+    line = slot.partition(b"\n")[0]
+    text = line[_CRC_DIGITS:]
+    if line[:_CRC_DIGITS] != b"%0*x" % (_CRC_DIGITS, zlib.crc32(text)):
+        return None
     try:
+        value = json.loads(text)
         if value.pop("v") != VERSION:
-            raise ValueError("a watermark of another version")
+            return None  # of another release, which knows what it meant
         dirty, index = value.pop("dirty"), value.pop("index")
+        head = bytes.fromhex(value.pop("last_head"))
         return Watermark(
-            last_head=bytes.fromhex(value.pop("last_head")),
-            dirty=None if dirty is None else tuple(dirty),
-            index=IndexState(**index),
-            **value,
+            last_head=head, dirty=None if dirty is None else tuple(dirty), index=IndexState(**index), **value
         )
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"no watermark: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -103,6 +103,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     store.believe(
         replace(
             nothing_written(),
+            number=before.number if (before := read_watermark(store.root)) else 0,
             end=tail.end,
             last_ms=tail.newest_ms,
             last_place=place if head else -1,

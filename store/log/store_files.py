@@ -20,14 +20,14 @@ from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT
-from rmq_spark.store.format.watermark import Watermark, encode_watermark
+from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.changes import Changes
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.key_index import KeyIndex
 from rmq_spark.store.log.log_writer import LogWriter
 from rmq_spark.store.log.queue_writer import QueueWriter
 from rmq_spark.store.log.topic_writer import TopicWriter
-from rmq_spark.store.log.watermark_file import watermark_path
+from rmq_spark.store.log.watermark_file import write_watermark
 from rmq_spark.store.units import QueueKey
 
 _SPARE_BYTES = 4 << 20  # of the disk, left free for units, index pages and notes
@@ -58,7 +58,6 @@ class StoreFiles:
         self.root, self.folders, self.disk, self.now_ms, self.note_progress = root, folders, disk, now_ms, note_progress
         self._abort = files.join(root, filenames.ABORT)
         self._checkpoint = files.join(root, filenames.CHECKPOINT)
-        self._watermark = watermark_path(root)
         self._sizes = sizes
         self.changes = Changes(disk, (root, *folders))
         self.log = CommitLog(folders, mapped=False)
@@ -160,23 +159,19 @@ class StoreFiles:
         self.disk.replace(self._checkpoint, page)
         note = replace(
             self.note,
-            boot=boot_id(),
             checkpoint_crc=zlib.crc32(page),
             settled_end=self.note.end,
             is_open=False,
             dirty=(),
             index=self.index.state(),
         )
-        self.disk.replace(self._watermark, encode_watermark(note))
-        self.note = note
+        self.note = write_watermark(self.disk, self.root, note, durably=True)
         # Only now nothing is left to recover. A crash before this costs the next writer a look at the last segment.
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)
 
     def _write_note(self, note: Watermark) -> None:
-        note = replace(note, boot=boot_id())
-        self.disk.replace_unsynced(self._watermark, encode_watermark(note))
-        self.note = note
+        self.note = write_watermark(self.disk, self.root, note)
 
     def _queue_file_bytes(self, layout: np.dtype[np.void]) -> int:
         """Return the length of files of queues: what a queue of the same kind has, else the setting."""

@@ -1,11 +1,14 @@
-"""Where the watermark lies, and reading it: see `store/format/watermark.py` for what it says."""
+"""Where the watermark lies, read and written: see `store/format/watermark.py` for what it says."""
+
+from dataclasses import replace
 
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.host import boot_id
-from rmq_spark.store.format.watermark import Watermark, decode_watermark
+from rmq_spark.store.format.watermark import SLOT_BYTES, Watermark, decode_slots, encode_slot
 
 SIDE_FOLDER = "rmq"  # below the store's folder: what RocketMQ does not know
-WATERMARK = "watermark.json"
+WATERMARK = "watermark"
 
 
 def watermark_path(root: str) -> str:
@@ -15,11 +18,23 @@ def watermark_path(root: str) -> str:
 
 def read_watermark(root: str) -> Watermark | None:
     """Return a store's watermark, None without one that can be read."""
-    data = files.read_small(watermark_path(root))
-    try:
-        return decode_watermark(data) if data else None
-    except ValueError:
-        return None
+    return decode_slots(files.read_small(watermark_path(root)) or b"")
+
+
+def write_watermark(disk: Disk, root: str, note: Watermark, *, durably: bool = False) -> Watermark:
+    """Write the note that follows the last one, and return it. A crash leaves the one before it or this one."""
+    path = watermark_path(root)
+    note = replace(note, boot=boot_id(), number=note.number + 1)
+    position, slot = encode_slot(note)
+    if files.file_size(path) < 0:
+        disk.make_folder(files.parent(path))
+        disk.create(path, 2 * SLOT_BYTES)
+        disk.sync_folder(files.parent(path))
+    with disk.open(path) as file:
+        file.write(position, slot)
+        if durably:
+            file.sync()
+    return note
 
 
 def is_at_work(note: Watermark | None) -> bool:
