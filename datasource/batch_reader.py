@@ -103,9 +103,14 @@ def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[
     return read_partition(partition, settings)
 
 
-def report_losses(losses: list[Loss], fail: bool) -> None:
-    """Raise DataLossError if losses are to fail the query, else log each as a warning."""
+def report_losses(losses: list[Loss], fail: bool, counted: str = "") -> None:
+    """Raise DataLossError if losses are to fail the query, else log each as a warning, and their sum.
+
+    `counted` goes into the log: where the sum can be found again, or that it cannot.
+    """
     if fail:
         refuse_losses(losses)
     for loss in losses:
         _LOG.warning("rmq: skipped, failOnDataLoss=false: %s", loss)
+    if losses:
+        _LOG.warning("rmq: skipped %d messages in all%s", sum(loss.count for loss in losses), counted)

@@ -11,8 +11,11 @@ startingOffsets. The key "@", which no topic can have, keeps what belongs to no 
 | start | where each queue began that the offset before this one does not name and that has rows since |
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its bound |
-| lost | messages that were skipped with failOnDataLoss=false, by queue, since the query began |
+| lost | messages that planning skipped with failOnDataLoss=false, by queue, since the query began |
 | turn | the queue that was served last when a limit was too small for all: the next one goes first |
+
+What goes away after the batch was planned, before its tasks are made or while they read, is not in `lost`: by then
+the end of the batch stands in the checkpoint. It is logged.
 
 Spark compares offsets as text. So the text is canonical: topics sorted, queues sorted by number, "@" last and its
 keys in the order above; and what has not moved is repeated as it stands, `start` included.
@@ -38,7 +41,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """One offset, parsed. `starts` is None where the text has no `start`: no queue without a position before has rows."""
+    """One offset, parsed. `starts` is None where the text has no `start`: no queue that appeared has rows."""
 
     positions: Mapping[QueueKey, int]
     starts: Mapping[QueueKey, int] | None = None

@@ -54,8 +54,8 @@ OPTIONS = (
     Option("endingTimestamp", _TIME, values.parse_times, "none", "end before the first message stored at or after a "
            "time, written as for startingTimestamp; where there is none, at latest", "2026-01-31T12:00:00Z",
            timed=True),
-    Option("failOnDataLoss", "true or false", values.parse_flag, "true", "false: skip messages that are gone, count "
-           "them and log a warning, instead of failing", "false"),
+    Option("failOnDataLoss", "true or false", values.parse_flag, "true", "false: skip messages that are gone and "
+           "log a warning, instead of failing; a stream counts those that were gone when it planned a batch", "false"),
     Option("maxOffsetsPerTrigger", "count", values.parse_count, "none", "most messages in one micro-batch, shared out "
            "over queues by backlog; no queue starves", "10000", (STREAM,)),
     Option("maxBytesPerTrigger", "size", values.parse_size, "none", "most bytes of records, as the log has them, in "

@@ -96,7 +96,7 @@ def _skip(piece: Piece, begin: int, there: QueueBounds, fail: bool) -> int:
     loss = Loss(piece.queue, begin, min(there.min_offset, piece.end), EXPIRED.format(there))
     if fail:
         refuse_losses([loss])
-    _LOG.warning("rmq: skipped while reading, failOnDataLoss=false: %s", loss)
+    _LOG.warning("rmq: skipped while reading, failOnDataLoss=false, counted in no offset: %s", loss)
     return loss.end
 
 

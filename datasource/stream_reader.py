@@ -58,6 +58,9 @@ from rmq_spark.datasource.values import LATEST
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.units import QueueKey
 
+_COUNTED = ', counted under "@".lost in the offset of this batch'
+_NOT_COUNTED = ', NOT counted under "@".lost: they went after the batch was planned, and its offset stands'
+
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One run of one query. `options` is complete; `now_ms` is the clock, in ms since the epoch."""
@@ -131,7 +134,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look([part.queue for part in ranges])
         unsubscribed = self._view.unsubscribed([part.queue for part in ranges])
         kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
-        report_losses(losses, self._options.fail_on_data_loss)
+        report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
         pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
         return [plan_partition(self._view, [piece]) for piece in pieces]
 
@@ -196,7 +199,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fail = self._options.fail_on_data_loss
         if not before.is_initial():
             progress = check_progress(before, bounds, {}, self._view.unsubscribed(before.positions))
-            report_losses(progress.losses, fail)
+            report_losses(progress.losses, fail, _COUNTED)
             return progress
         if self._starts is None:
             by_time = find_starts(self._view.store, bounds, self._options.starting_times, self._options.strategy)
@@ -204,7 +207,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._starts, self._start_losses = resolve_positions(
                 bounds, wanted, by_time, LATEST, "startingOffsets", clip=not fail
             )
-            report_losses(self._start_losses, fail)
+            report_losses(self._start_losses, fail, _COUNTED)
         progress = check_progress(before, bounds, self._starts)
         return replace(progress, losses=progress.losses + self._start_losses)
 

@@ -9,7 +9,7 @@ from rmq_spark.store.errors import DataLossError, OffsetRangeError, StoreChanged
 from rmq_spark.store.units import QueueKey
 
 
-def test_retention_that_overtook_the_stream_is_data_loss(grow, query_on) -> None:
+def test_retention_that_overtook_the_stream_is_data_loss(grow, query_on, caplog) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     query = query_on(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
@@ -27,9 +27,10 @@ def test_retention_that_overtook_the_stream_is_data_loss(grow, query_on) -> None
     assert lenient.drain() == [[(0, n) for n in range(lost.end, 31)]]
     assert lenient.offset().lost == {QueueKey("orders", 0): lost.end - 2}
     assert f'"lost": {{"orders": {{"0": {lost.end - 2}}}}}' in lenient.committed
+    assert f'skipped {lost.end - 2} messages in all, counted under "@".lost' in caplog.text
 
 
-def test_messages_that_expired_between_plan_and_read_are_data_loss_too(grow, query_on) -> None:
+def test_messages_that_expired_between_plan_and_read_are_data_loss_too(grow, query_on, caplog) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     query = query_on(store.path, startingOffsets="earliest")
@@ -42,9 +43,10 @@ def test_messages_that_expired_between_plan_and_read_are_data_loss_too(grow, que
     rows = [row for partition in partitions for batch in lenient.reader.read(partition) for row in batch.to_pylist()]
     assert [row["queueOffset"] for row in rows] == list(range(30 - len(rows), 30))
     assert 10 < len(rows) < 30
+    assert f"counted in no offset: {30 - len(rows)} messages of queue orders/0" in caplog.text
 
 
-def test_a_replayed_batch_of_which_a_part_expired_is_data_loss_or_what_is_left(grow, query_on) -> None:
+def test_a_replayed_batch_of_which_a_part_expired_is_data_loss_or_what_is_left(grow, query_on, caplog) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
     query = query_on(store.path, startingOffsets="earliest")
@@ -55,6 +57,7 @@ def test_a_replayed_batch_of_which_a_part_expired_is_data_loss_or_what_is_left(g
     rows = query_on(store.path, failOnDataLoss="false").rows(query.committed, end)
     assert 10 < len(rows) < 30
     assert rows[-1] == (0, 29)
+    assert f'skipped {30 - len(rows)} messages in all, NOT counted under "@".lost' in caplog.text
 
 
 def test_a_store_that_was_rebuilt_shorter_is_data_loss_or_goes_on_at_its_end(tmp_path, query_on, write_store) -> None:
