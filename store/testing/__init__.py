@@ -11,6 +11,10 @@ follower.py            a reader beside the appender, and the judge of what it re
 row_twin.py            the rows of a store, read slowly and plainly, one message at a time
 arrow_rows.py          what a reader gave, made comparable with those
 strategies.py          messages for hypothesis, odd ones above all
+disk_effects.py        what a disk was told to do, one value for each system call
+crash_disk.py          a disk that remembers that, and shows what a crash at any moment could have left
+crash_image.py         what a crash may leave: the model, and how it becomes a folder again
+failing_disk.py        a disk that is full, or broken, at one moment
 mutations.py           seeded damage to a copy of a store
 
 May import everything of the engine, hypothesis and random. Nothing of the engine imports it.

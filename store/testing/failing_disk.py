@@ -1,0 +1,87 @@
+"""A disk that fails at one effect: full, or broken. For tests of what is true after an error."""
+
+import errno
+import os
+
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.testing.crash_image import SECTOR_BYTES
+
+
+class FailingDisk(Disk):
+    """A disk whose effects number `fail_at` and the next `times` - 1 fail with `error`; counting starts at 0.
+
+    A write that fails leaves its first half behind, as a disk does that fills up. `calls` is what does the rest:
+    the real system calls, or those of a CrashDisk (`CrashDisk(root).calls`) to record what happened around the error.
+    """
+
+    def __init__(
+        self, fail_at: int, error: int = errno.ENOSPC, *, times: int = 1, calls: SystemCalls | None = None
+    ) -> None:
+        self._failing = FailingCalls(range(fail_at, fail_at + times), error, calls or SystemCalls())
+        super().__init__(self._failing)
+
+    @property
+    def effect_count(self) -> int:
+        """Return how many effects were tried so far."""
+        return self._failing.count
+
+    @property
+    def has_failed(self) -> bool:
+        """Say whether the error was met."""
+        return self._failing.has_failed
+
+
+class FailingCalls(SystemCalls):
+    """System calls of which those whose number is in `numbers` raise OSError(error)."""
+
+    def __init__(self, numbers: range, error: int, inner: SystemCalls) -> None:
+        self.count, self.has_failed = 0, False
+        self._numbers, self._error, self._inner = numbers, error, inner
+
+    def make_folder(self, path: str) -> None:
+        self._count(path)
+        self._inner.make_folder(path)
+
+    def create(self, path: str, size_bytes: int) -> None:
+        self._count(path)
+        self._inner.create(path, size_bytes)
+
+    def open(self, path: str) -> int:
+        return self._inner.open(path)
+
+    def write(self, descriptor: int, position: int, data: memoryview) -> int:
+        try:
+            self._count("")
+        except OSError:
+            half = len(data) // 2 // SECTOR_BYTES * SECTOR_BYTES
+            if half:
+                self._inner.write(descriptor, position, data[:half])
+            raise
+        return self._inner.write(descriptor, position, data)
+
+    def sync(self, descriptor: int) -> None:
+        self._count("")
+        self._inner.sync(descriptor)
+
+    def sync_folder(self, path: str) -> None:
+        self._count(path)
+        self._inner.sync_folder(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._count(source)
+        self._inner.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self._count(path)
+        self._inner.remove(path)
+
+    def remove_folder(self, path: str) -> None:
+        self._count(path)
+        self._inner.remove_folder(path)
+
+    def _count(self, path: str) -> None:
+        number, self.count = self.count, self.count + 1
+        if number in self._numbers:
+            self.has_failed = True
+            raise OSError(self._error, os.strerror(self._error), path)

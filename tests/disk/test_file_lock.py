@@ -1,0 +1,227 @@
+"""The lock on a file: against processes, threads, Java and forks."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.errors import StoreChangedError, StorePathError
+
+# Python 3.12 warns of a fork beside threads that other tests left running; the children here only exit.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+# As FileChannel#tryLock(0, 1, false) does it: a lock of the whole process.
+JAVA = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+except OSError:
+    print("refused", flush=True)
+else:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+OURS = """
+import sys
+from rmq_spark.store.disk.file_lock import FileLock
+lock = FileLock(sys.argv[1])
+print("held" if lock.try_take() else "refused", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(code: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that tries the lock, says "held" or "refused", and lives until its input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def answer(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "lock"
+    path.write_bytes(b"lock")
+    return path
+
+
+def test_two_locks_exclude_each_other_in_one_process(path: Path) -> None:
+    first, second = FileLock(str(path)), FileLock(str(path))
+    assert first.try_take()
+    assert first.is_held
+    assert not second.try_take()
+    assert not second.is_held
+    first.release()
+    first.release()
+    assert second.try_take()
+    second.release()
+
+
+@pytest.mark.parametrize("code", [JAVA, OURS], ids=["java", "ours"])
+def test_another_process_excludes_us_and_we_exclude_it(path: Path, code: str) -> None:
+    lock = FileLock(str(path))
+    with process(code, path) as child:
+        assert answer(child) == "held"
+        assert is_locked(str(path))
+        assert not lock.try_take()
+        child.communicate()  # its input ends, and it with it
+        assert lock.try_take()
+    with process(code, path) as child:
+        assert answer(child) == "refused"
+    lock.release()
+
+
+@pytest.mark.parametrize("code", [JAVA, OURS], ids=["java", "ours"])
+def test_a_killed_holder_leaves_the_lock_free(path: Path, code: str) -> None:
+    lock = FileLock(str(path))
+    with process(code, path) as child:
+        assert answer(child) == "held"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert lock.try_take()
+        lock.release()
+
+
+def test_closing_another_descriptor_of_the_file_does_not_lose_the_lock(path: Path) -> None:
+    lock = FileLock(str(path))
+    assert lock.try_take()
+    os.close(os.open(path, os.O_RDWR))  # a process-wide lock would be gone now
+    with process(JAVA, path) as child:
+        assert answer(child) == "refused"
+    lock.release()
+
+
+def test_a_lock_that_nobody_holds_on_to_is_released(path: Path) -> None:
+    lock = FileLock(str(path))
+    assert lock.try_take()
+    del lock
+    assert not is_locked(str(path))
+
+
+def fork(act) -> int:
+    """Run `act` in a forked child; return its process id. The child ends with 0 if `act` returned True."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            code = 0 if act() else 1
+        finally:
+            os._exit(code)
+    return pid
+
+
+def test_a_forked_child_does_not_hold_its_parents_lock_and_cannot_release_it(path: Path) -> None:
+    lock = FileLock(str(path))
+    assert lock.try_take()
+
+    def child() -> bool:
+        held = lock.is_held
+        lock.release()
+        return not held and not lock.try_take()
+
+    _, status = os.waitpid(fork(child), 0)
+    assert status == 0
+    assert lock.is_held
+    assert not FileLock(str(path)).try_take()
+    lock.release()
+
+
+def test_the_lock_of_a_dead_process_is_free_though_its_forked_child_lives(path: Path) -> None:
+    reader, writer = os.pipe()
+
+    def parent() -> bool:
+        os.close(writer)
+        lock = FileLock(str(path))
+        took = lock.try_take()
+        fork(lambda: os.read(reader, 1))  # lives until the test closes the other end
+        os.kill(os.getpid(), signal.SIGKILL)
+        return took
+
+    _, status = os.waitpid(fork(parent), 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    lock = FileLock(str(path))
+    # The child's descriptor goes in the first thing that it does: nothing to wait for but its first time slice.
+    while not lock.try_take():
+        os.sched_yield()
+    lock.release()
+    os.close(writer)
+    os.close(reader)
+
+
+def test_a_program_that_is_started_meanwhile_does_not_inherit_the_lock(path: Path) -> None:
+    lock = FileLock(str(path))
+    assert lock.try_take()
+    command = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, close_fds=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert answer(child) == "up"
+        lock.release()
+        assert lock.try_take()
+        lock.release()
+        child.kill()
+
+
+def test_a_file_that_is_replaced_while_it_is_locked_is_locked_anew(path: Path) -> None:
+    class Unlucky(FileLock):
+        tries = 0
+
+        def _try_lock(self, descriptor: int) -> bool:
+            self.tries += 1
+            if self.tries == 1:
+                path.unlink()
+                path.write_bytes(b"lock")
+            return super()._try_lock(descriptor)
+
+    lock = Unlucky(str(path))
+    assert lock.try_take()
+    assert lock.tries == 2
+    with process(JAVA, path) as child:
+        assert answer(child) == "refused"
+    lock.release()
+
+
+def test_a_lock_needs_its_file(tmp_path: Path) -> None:
+    with pytest.raises(StoreChangedError, match="lock is gone"):
+        FileLock(str(tmp_path / "lock")).try_take()
+
+
+def test_a_file_that_cannot_be_opened_says_what_right_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(StorePathError, match=r"cannot be locked: Is a directory\. .*Give the user who runs Spark"):
+        FileLock(str(tmp_path)).try_take()
+
+
+def test_a_file_system_without_locks_is_an_error_and_leaves_nothing_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> bytes:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "fcntl", no_locks)
+    before = os.listdir("/proc/self/fd")
+    lock = FileLock(str(path))
+    with pytest.raises(StorePathError, match=r"No locks available\. Its file system has no working locks"):
+        lock.try_take()
+    assert not lock.is_held
+    assert os.listdir("/proc/self/fd") == before

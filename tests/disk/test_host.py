@@ -1,0 +1,111 @@
+"""Telling processes apart: the living from the dead, and those that cannot be known from here."""
+
+import ipaddress
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.disk import host
+
+
+@contextmanager
+def sleeper(command: str = sys.executable) -> Iterator[int]:
+    """A process that lives until the body is over."""
+    arguments = ["-c", "import sys; sys.stdin.read()"] if command == sys.executable else ["1000"]
+    with subprocess.Popen([command, *arguments], stdin=subprocess.PIPE) as child:
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def named(pid: int) -> host.Process:
+    return replace(host.this_process(), pid=pid, start_ticks=host.start_ticks(pid))
+
+
+def test_a_process_lives_until_it_is_dead() -> None:
+    assert host.is_alive(host.this_process())
+    with sleeper() as pid:
+        process = named(pid)
+        assert process.start_ticks > 0
+        assert host.is_alive(process)
+    assert host.is_alive(process) is False
+    assert host.start_ticks(pid) == 0
+
+
+# Python 3.12 warns of a fork beside threads that other tests left running; the child here only exits.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_zombie_is_dead() -> None:
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert host.start_ticks(pid) == 0
+    os.waitpid(pid, 0)
+
+
+def test_another_process_with_the_same_number_is_another() -> None:
+    process = host.this_process()
+    assert host.is_alive(replace(process, start_ticks=process.start_ticks - 1)) is False
+    assert host.is_alive(replace(process, start_ticks=0)) is False
+
+
+def test_a_process_of_an_earlier_boot_is_dead() -> None:
+    assert host.is_alive(replace(host.this_process(), boot_id="another")) is False
+
+
+def test_what_another_host_or_container_runs_is_not_known() -> None:
+    assert host.is_alive(replace(host.this_process(), host="another", boot_id="another")) is None
+    assert host.is_alive(replace(host.this_process(), pid_space="pid:[1]")) is None
+
+
+def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process = host.this_process()
+    monkeypatch.setattr(host, "_PROC", str(tmp_path))
+    assert host.is_alive(process) is None
+    assert host.is_alive(host.this_process()) is None
+    assert host.boot_id() == host.command_name(os.getpid()) == ""
+
+
+def test_a_programs_name_may_hold_anything(tmp_path: Path) -> None:
+    command = shutil.copy(str(shutil.which("sleep")), tmp_path / ") S 1 (")
+    with sleeper(str(command)) as pid:
+        assert host.command_name(pid) == ") S 1 ("
+        assert host.is_alive(named(pid))
+
+
+def test_the_address_is_one_of_version_4() -> None:
+    assert ipaddress.IPv4Address(host.ipv4_address())
+
+
+def test_a_machine_without_a_network_has_the_address_of_its_name_or_the_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unconnected:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __enter__(self) -> "Unconnected":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def connect(self, _: object) -> None:
+            raise OSError("Network is unreachable")
+
+    def unknown(_: str) -> str:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(host.socket, "socket", Unconnected)
+    monkeypatch.setattr(host.socket, "gethostbyname", lambda _: "10.1.2.3")
+    assert host.ipv4_address() == "10.1.2.3"
+    monkeypatch.setattr(host.socket, "gethostbyname", unknown)
+    assert host.ipv4_address() == "127.0.0.1"
