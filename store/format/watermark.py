@@ -4,20 +4,23 @@ A broker knows only after a scan where its log ends and which queues lack units.
 says is believed only where it can be checked: the last record still stands where it stood, nothing follows it, and
 the checkpoint is the page that we left.
 
-The file has two slots, written in turn, each a line of JSON behind its CRC: a half-written one leaves the other. It is
-written in every critical section, without a sync. So it survives the death of any process, but after a power cut may
-be ahead of what it speaks of; `boot` tells the two apart.
+The file has four slots, each a line of JSON behind its CRC. Two are written in turn in every critical section, without
+a sync: they survive the death of any process, but after a power cut may be ahead of what they speak of, or gone; `boot`
+tells the two cases apart. The other two are written in turn when the store is settled, and synced: what they say holds
+through a power cut. In each pair a half-written slot leaves the other.
 """
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rmq_spark.store.format.index_state import IndexState
 
 VERSION = 1
-SLOT_BYTES = 16 << 10
+SLOT_BYTES = 8 << 10
+SLOT_COUNT = 4
 _CRC_DIGITS = 8
 
 
@@ -37,9 +40,11 @@ class Watermark:
     checkpoint_crc: int  # of the page that we left
     settled_end: int
     is_open: bool = False  # a section has begun behind `end`; its writer is at work or dead
+    logged_end: int = 0  # in an open section: where its records end, once all of them are written
     dirty: tuple[str, ...] | None = ()
     index: IndexState = field(default_factory=IndexState)
     number: int = 0  # counts the notes: the higher one of two is the newer
+    settled_number: int = 0  # counts the settled ones
 
     @property
     def is_settled(self) -> bool:
@@ -55,13 +60,18 @@ def encode_slot(note: Watermark) -> tuple[int, bytes]:
         text = json.dumps({**value, "dirty": None}).encode()  # too many to name
     slot = b"%0*x" % (_CRC_DIGITS, zlib.crc32(text)) + text + b"\n"
     assert len(slot) <= SLOT_BYTES, len(slot)
-    return note.number % 2 * SLOT_BYTES, slot.ljust(SLOT_BYTES, b"\0")
+    place = 2 + note.settled_number % 2 if note.is_settled else note.number % 2
+    return place * SLOT_BYTES, slot.ljust(SLOT_BYTES, b"\0")
 
 
-def decode_slots(data: bytes) -> Watermark | None:
-    """Return the newer note of those in the file, None where none can be read. Never raises."""
-    found = [_decode_slot(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
-    return max((note for note in found if note is not None), key=lambda note: note.number, default=None)
+def decode_slots(data: bytes) -> tuple[Watermark | None, Watermark | None]:
+    """Return the newest note in the file and the newest settled one; None where none can be read. Never raises."""
+    found = [_decode_slot(data[at * SLOT_BYTES : (at + 1) * SLOT_BYTES]) for at in range(SLOT_COUNT)]
+    return _newest(found), _newest(found[2:])
+
+
+def _newest(notes: Sequence[Watermark | None]) -> Watermark | None:
+    return max((note for note in notes if note is not None), key=lambda note: note.number, default=None)
 
 
 def _decode_slot(slot: bytes) -> Watermark | None:

@@ -16,7 +16,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_unit import encode_batch_units
-from rmq_spark.store.format.queue_unit import QUEUE_UNIT, encode_blank_fill, encode_units
+from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT, encode_blank_fill, encode_units
 from rmq_spark.store.log.changes import Changes
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
 from rmq_spark.store.log.segments import Segment
@@ -99,6 +99,28 @@ class QueueWriter:
                 self._changes.note_file(segment.path)
         end.unit, end.offset = unit, end.queue.offset_of(unit, unit)
         run.look()
+
+    def cut_records(self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool]) -> None:
+        """Take back all units of records from `physical_offset` on, and what a power cut left of such units.
+
+        Those before it were synced, and stand in order; behind them anything may stand. `agrees` says of a queue
+        offset and a physical offset whether the record there has both: the last unit that is kept has to.
+        """
+        queue = self._end(key).queue
+        run = queue.run
+        unit = run.first_where(
+            run.begin,
+            len(run.segments) and run.end,
+            lambda one: one["record_size"] <= 0 or one["physical_offset"] >= physical_offset,
+        )
+        while unit > run.begin:
+            units = queue.read(unit - 1, unit)
+            is_fill = int(units.physical_offsets[0]) == 0 and int(units.sizes[0]) == BLANK_FILL_SIZE
+            if is_fill or agrees(int(units.queue_offsets[0]), int(units.physical_offsets[0])):
+                break
+            unit -= 1
+        self.cut(key, unit)
+        run.close()
 
     def has_files(self, key: QueueKey) -> bool:
         """Say whether the queue has a file."""

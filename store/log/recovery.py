@@ -1,11 +1,12 @@
 """What a writer finds when it takes the lock, and how it makes the store whole again before it appends.
 
-Four cases, told apart by `abort`, by our watermark and by what stands where it points:
+Five cases, told apart by `abort`, by our watermark and by what stands where it points:
 
 | case | sign | what is done |
 | --- | --- | --- |
 | as we left it | the watermark agrees with the disk | nothing |
 | one of ours died | and a section is open, and the machine ran on | what it logged is dispatched, half a record goes |
+| the power went | `abort`, and what we settled last | whole records behind that are dispatched, the rest goes |
 | crashed | `abort` is there | readers' end of the log holds: what is behind goes, missing units are made |
 | a broker's, or new | no `abort` | readers' end of the log holds; stale bytes behind it are made zero |
 
@@ -33,6 +34,7 @@ from rmq_spark.store.format.record import (
     TRANSACTION_ROLLBACK,
     Blank,
     Record,
+    Torn,
 )
 from rmq_spark.store.format.tags_code import tags_code_of
 from rmq_spark.store.format.watermark import Watermark
@@ -41,7 +43,7 @@ from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
-from rmq_spark.store.log.watermark_file import read_watermark
+from rmq_spark.store.log.watermark_file import read_settled_watermark, read_watermark
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -58,6 +60,10 @@ def prepare(store: StoreFiles) -> None:
         if note.is_open:
             _finish_section(store, note)
         return
+    settled = read_settled_watermark(store.root)
+    if has_abort and settled is not None and _is_rooted(store, settled):
+        _roll_forward(store, settled)
+        return
     _take_over(store, Closing.CRASHED if has_abort else Closing.CLEAN)
 
 
@@ -67,25 +73,28 @@ def _stands(store: StoreFiles, note: Watermark, has_abort: bool) -> bool:
         return False  # a broker recovered the store and left it in order
     if has_abort and not (note.boot and note.boot == boot_id()):
         return False  # after a power cut the note may be ahead of what it speaks of
-    if store.read_checkpoint()[1] != note.checkpoint_crc:
-        return False  # a broker writes it whenever it runs
-    if note.last_place >= 0 and store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize) != note.last_head:
-        return False
-    return note.is_open or int.from_bytes(store.log.bytes_at(note.end, 8)[4:], "big") not in (
-        MAGIC_V1,
-        MAGIC_V2,
-        MAGIC_BLANK,
+    return _is_rooted(store, note) and (
+        note.is_open
+        or int.from_bytes(store.log.bytes_at(note.end, 8)[4:], "big") not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
     )
 
 
+def _is_rooted(store: StoreFiles, note: Watermark) -> bool:
+    """Say whether the store is still the one that the note speaks of, whatever came behind it."""
+    if store.read_checkpoint()[1] != note.checkpoint_crc:
+        return False  # a broker writes it whenever it runs
+    return note.last_place < 0 or store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize) == note.last_head
+
+
 def _finish_section(store: StoreFiles, note: Watermark) -> None:
-    """Dispatch what a dead writer of ours logged behind the watermark; take back what it wrote in part."""
+    """Finish what a dead writer of ours logged as a whole behind the watermark; take back what it wrote in part."""
+    end = max(note.end, note.logged_end)
     begin = note.end
     if not store.index.repair(note.index):
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
-    # Units that it wrote whole count; one of which it wrote a part is written over with the same bytes.
-    end = _dispatch(store, begin)
     cleared = store.log_writer.clear_from(end)
+    # Units that it wrote whole count; one of which it wrote a part is written over with the same bytes.
+    _dispatch(store, begin, end)
     if end != note.end or cleared:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
 
@@ -100,10 +109,11 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     for fault in tail.faults.values():
         raise fault
     place, head = tail.last_record
+    before = read_watermark(store.root)
     store.believe(
         replace(
             nothing_written(),
-            number=before.number if (before := read_watermark(store.root)) else 0,
+            number=before.number if before is not None else 0,
             end=tail.end,
             last_ms=tail.newest_ms,
             last_place=place if head else -1,
@@ -113,37 +123,79 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             dirty=() if closing is Closing.CLEAN else None,
         )
     )
-    begin = tail.first_unitless()
     for key, queue in table.queues.items():
         store.note_progress()
-        end = tail.ends.get(key, queue.run.begin)
-        if queue.run.end > end:
-            store.queues.cut(key, end)
+        unit = tail.ends.get(key, queue.run.begin)
+        if queue.run.end > unit:
+            store.queues.cut(key, unit)
         queue.run.close()
     cleared = store.log_writer.clear_from(tail.end)
     if closing is Closing.CRASHED:
-        store.open_section()  # a crash of this recovery is recovered like the one before it
         indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
-        _dispatch(store, min(begin, max(indexed, store.log.segments.begin)), end=tail.end)
+        _dispatch(store, min(tail.first_unitless(), max(indexed, store.log.segments.begin)), tail.end)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         store.settle()
 
 
-def _dispatch(store: StoreFiles, begin: int, *, end: int | None = None) -> int:
-    """Make the units and keys that are missing for the records from `begin` on; return where the last one ends.
+def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
+    """After a power cut: what was settled is there; what came later counts as far as it was written whole.
 
-    Goes up to `end`, or without it as far as whole records with a right CRC follow.
+    Units and keys behind the settled end may have been lost one by one, so all of them are made anew.
     """
-    waiting: list[Record] = []
-    last: Record | None = None
+    store.believe(replace(settled, dirty=None, number=(read_watermark(store.root) or settled).number))
+    end = _whole_end(store, settled.end)
+    for key in TopicTable(store.root).queues:
+        store.queues.cut_records(key, settled.end, lambda offset, place: _stands_at(store, offset, place))
+    cleared = store.log_writer.clear_from(end)
+    begin = settled.end
+    if not store.index.repair(settled.index):
+        begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
+    _dispatch(store, begin, end)
+    _LOG.info(
+        "rmq: recovered %s from %d on: the log ends at %d, %d bytes behind it taken back",
+        store.root,
+        begin,
+        end,
+        cleared,
+    )
+    store.settle()
+
+
+def _stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> bool:
+    record = store.log.record_at(physical_offset)
+    return isinstance(record, Record) and record.queue_offset == queue_offset
+
+
+def _whole_end(store: StoreFiles, begin: int) -> int:
+    """Return where the first record from `begin` on begins that was not written whole.
+
+    A power cut may leave the head and the body of a record and zeros for its properties, which no CRC covers.
+    """
     place = begin
-    while end is None or place < end:
+    while True:
         record = store.log.record_at(place)
         if isinstance(record, Blank) and store.log.segments.holding(place + record.remaining_size) is not None:
             place += record.remaining_size
+        elif not isinstance(record, Record) or not record.crc_matches or b"\0" in record.properties + record.topic:
+            return place
+        else:
+            place += record.total_size
+
+
+def _dispatch(store: StoreFiles, begin: int, end: int) -> None:
+    """Make the units and keys that are missing for the records of [begin, end); then the section is closed."""
+    waiting: list[Record] = []
+    last: Record | None = None
+    place = begin
+    while place < end:
+        record = store.log.record_at(place)
+        if isinstance(record, Blank):
+            place += record.remaining_size
             continue
-        if not isinstance(record, Record) or not record.crc_matches:
-            break
+        if isinstance(record, Torn):
+            segment = store.log.segments.holding(place)
+            path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
+            raise DamageError("a record before the log's end", path, position, "a record", record.why)
         waiting.append(record)
         place += record.total_size
         last = replace(record, body=b"")
@@ -153,11 +205,10 @@ def _dispatch(store: StoreFiles, begin: int, *, end: int | None = None) -> int:
     _dispatch_records(store, waiting)
     note = store.note
     if last is None:
-        store.close_section(note.end, note.last_ms, note.last_place, note.last_head)
+        store.close_section(end, note.last_ms, note.last_place, note.last_head)
     else:
         head = store.log.bytes_at(last.physical_offset, RECORD_HEAD.itemsize)
-        store.close_section(place, max(last.store_timestamp, note.last_ms), last.physical_offset, head)
-    return place
+        store.close_section(end, max(last.store_timestamp, note.last_ms), last.physical_offset, head)
 
 
 def _dispatch_records(store: StoreFiles, records: list[Record]) -> None:

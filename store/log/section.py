@@ -4,7 +4,8 @@ The order of writes in a section, and what a crash leaves at each step:
 
 1. `abort` is there, on disk for good, before the first byte: whoever opens the store after a crash recovers it.
 2. The watermark says that a section is open: the next of our writers looks only behind its end.
-3. Records. Without units nobody sees them; half of one is taken back by the next writer.
+3. Records. Without units nobody sees them; a crash among them leaves what the next writer takes back. Then the
+   watermark says that they are there: from here the next writer finishes what is left.
 4. Units, then keys. A crash between two queues' units leaves messages that only the log knows; a broker would go on
    behind the largest physical offset of any queue and lose the others for ever, if `abort` were not there.
 5. The watermark says that the section is closed, and where. From here the messages survive the death of any process.
@@ -36,7 +37,7 @@ _STORE_TIMESTAMP_AT = _FIELDS["store_timestamp"][1]  # behind a born host of IPv
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where records went, an element each: queue offsets (messages), physical offsets (bytes); their store time (ms)."""
+    """Where records went: queue offsets (messages) and physical offsets (bytes), one each; their store time (ms)."""
 
     queue_offsets: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
@@ -97,7 +98,8 @@ class Section:
         _fill_in(records, offsets, placement.physical_offsets, time_ms)
         store.open_section()
         store.log_writer.write(placement, records.data)
-        # From here the records are in the log; a crash before their units leaves them to the next writer.
+        # A crash before this takes all of them back, a crash after it has the next writer make their units.
+        store.note_logged(placement.end)
         self._dispatch(records, order, offsets, placement.physical_offsets, time_ms)
         last_place = int(placement.physical_offsets[-1])
         last_head = records.data[len(records.data) - int(records.sizes[-1]) :][: RECORD_HEAD.itemsize].tobytes()

@@ -117,11 +117,18 @@ class StoreFiles:
 
     def open_section(self) -> None:
         """Say on disk that bytes behind the watermark are about to change."""
+        if self.note.settled_number == 0 and self.note.is_settled:
+            # What stood here before our first byte: where recovery begins if the machine loses its power.
+            self._write_note(self.note)
         if not self.has_abort():
             # From here a broker that opens the store after a crash recovers it, through a power cut too: the name
             # is on disk before any byte of the log is.
             self.disk.replace(self._abort, encode_abort(files.process_id()))
-        self._write_note(replace(self.note, is_open=True))
+        self._write_note(replace(self.note, is_open=True, logged_end=self.note.end))
+
+    def note_logged(self, end: int) -> None:
+        """Say on disk that the open section's records stand in the log as a whole, up to `end`."""
+        self._write_note(replace(self.note, logged_end=end))
 
     def close_section(self, end: int, last_ms: int, last_place: int, last_head: bytes) -> None:
         """Say on disk that the log now ends at `end` and every message before it has its unit and its keys."""
@@ -133,6 +140,7 @@ class StoreFiles:
                 last_place=last_place,
                 last_head=last_head,
                 is_open=False,
+                logged_end=0,
                 dirty=self.changes.names(),
                 index=self.index.state(),
             )
@@ -162,10 +170,11 @@ class StoreFiles:
             checkpoint_crc=zlib.crc32(page),
             settled_end=self.note.end,
             is_open=False,
+            logged_end=0,
             dirty=(),
             index=self.index.state(),
         )
-        self.note = write_watermark(self.disk, self.root, note, durably=True)
+        self.note = write_watermark(self.disk, self.root, note)
         # Only now nothing is left to recover. A crash before this costs the next writer a look at the last segment.
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)

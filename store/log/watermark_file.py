@@ -5,7 +5,7 @@ from dataclasses import replace
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.host import boot_id
-from rmq_spark.store.format.watermark import SLOT_BYTES, Watermark, decode_slots, encode_slot
+from rmq_spark.store.format.watermark import SLOT_BYTES, SLOT_COUNT, Watermark, decode_slots, encode_slot
 
 SIDE_FOLDER = "rmq"  # below the store's folder: what RocketMQ does not know
 WATERMARK = "watermark"
@@ -17,22 +17,30 @@ def watermark_path(root: str) -> str:
 
 
 def read_watermark(root: str) -> Watermark | None:
-    """Return a store's watermark, None without one that can be read."""
-    return decode_slots(files.read_small(watermark_path(root)) or b"")
+    """Return a store's newest watermark, None without one that can be read."""
+    return decode_slots(files.read_small(watermark_path(root)) or b"")[0]
 
 
-def write_watermark(disk: Disk, root: str, note: Watermark, *, durably: bool = False) -> Watermark:
-    """Write the note that follows the last one, and return it. A crash leaves the one before it or this one."""
+def read_settled_watermark(root: str) -> Watermark | None:
+    """Return the watermark of the last time that the store was settled, None without one."""
+    return decode_slots(files.read_small(watermark_path(root)) or b"")[1]
+
+
+def write_watermark(disk: Disk, root: str, note: Watermark) -> Watermark:
+    """Write the note that follows the last one, and return it. A crash leaves the one before it or this one.
+
+    A settled one is on disk for good when this returns.
+    """
     path = watermark_path(root)
-    note = replace(note, boot=boot_id(), number=note.number + 1)
+    note = replace(note, boot=boot_id(), number=note.number + 1, settled_number=note.settled_number + note.is_settled)
     position, slot = encode_slot(note)
     if files.file_size(path) < 0:
         disk.make_folder(files.parent(path))
-        disk.create(path, 2 * SLOT_BYTES)
+        disk.create(path, SLOT_COUNT * SLOT_BYTES)
         disk.sync_folder(files.parent(path))
     with disk.open(path) as file:
         file.write(position, slot)
-        if durably:
+        if note.is_settled:
             file.sync()
     return note
 

@@ -1,0 +1,233 @@
+"""A writer that dies at any system call, or loses its machine's power there, loses nothing that it acknowledged."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import open_reader
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.retention import expire
+from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.units import QueueKey
+
+SIZES = FileSizes(2048, 200, 10 * 46, IndexShape(7, 40))
+QUEUES = 2
+ANOTHER_BOOT = "after the power cut"
+POINTS_IN_DEFAULT_SUITE = 60
+
+
+@dataclass
+class Promise:
+    """What had been acknowledged when so many effects had happened: message numbers, and those settled or expired."""
+
+    point: int
+    appended: int
+    settled: int
+    may_be_gone_below: int = 0
+
+
+@dataclass
+class Workload:
+    """A writer's life on a disk that remembers, and what it promised on the way."""
+
+    disk: CrashDisk
+    promises: list[Promise] = field(default_factory=lambda: [Promise(0, 0, 0)])
+
+    def note(self, appended: int, settled: int, gone: int = 0) -> None:
+        self.promises.append(Promise(self.disk.effect_count, appended, settled, gone))
+
+    def at(self, point: int) -> Promise:
+        return [promise for promise in self.promises if promise.point <= point][-1]
+
+    def begun_at(self, point: int) -> int:
+        """Return how many messages may be there: those acknowledged by the next promise."""
+        later = [promise for promise in self.promises if promise.point >= point]
+        return later[0].appended if later else self.promises[-1].appended
+
+    def expiring_at(self, point: int) -> int:
+        later = [promise for promise in self.promises if promise.point >= point]
+        return later[0].may_be_gone_below if later else self.promises[-1].may_be_gone_below
+
+
+def clock() -> Callable[[], int]:
+    ticks = count(1_700_000_000_000)
+    return lambda: next(ticks)
+
+
+def writer(root: Path | str, disk: Disk | None = None) -> StoreWriter:
+    return StoreWriter(str(root), disk or Disk(), WriterSettings(sizes=SIZES), clock(), time.sleep)
+
+
+def sample(number: int) -> SampleMessage:
+    return SampleMessage(
+        "T", number % QUEUES, b"%05d" % number + b"b" * (number * 13 % 50), tags="t", keys=f"k{number}"
+    )
+
+
+def append(store: StoreWriter, first: int, last: int, *, settle: bool) -> None:
+    with store.section() as section:
+        section.ensure_topic("T", QUEUES)
+        section.append(encode_samples([sample(number) for number in range(first, last)]))
+        if settle:
+            section.settle()
+
+
+def live(root: Path) -> Workload:
+    """Make a store, append with and without settling over several segments, expire, and close."""
+    root.mkdir()
+    work = Workload(CrashDisk(root))
+    store = writer(root / "s", work.disk)
+    done = settled = 0
+    for size, settle in ((3, True), (5, False), (1, False), (9, True), (14, True), (2, False), (4, True), (1, True)):
+        append(store, done, done + size, settle=settle)
+        done += size
+        settled = done if settle else settled
+        work.note(done, settled)
+    with store.section() as section:
+        work.note(done, settled)
+        kept = expire(section._store, max_bytes=2048)
+        assert kept.segments
+    gone = min(numbers(root / "s"))
+    work.promises[-1].may_be_gone_below = 0
+    work.note(done, settled, gone)
+    append(store, done, done + 4, settle=False)
+    work.note(done + 4, settled, gone)
+    store.close()
+    work.note(done + 4, done + 4, gone)
+    return work
+
+
+def numbers(root: Path) -> list[int]:
+    """Return the numbers of all messages, queue by queue, and check that each queue has its own in order, each once."""
+    found = []
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        for queue in range(QUEUES):
+            key = QueueKey("T", queue)
+            if "T" not in reader.topics() or key not in reader.queues("T"):
+                continue
+            held = reader.bounds(key)
+            seen = [
+                (row["queueOffset"], int(row["body"][:5]))
+                for batch in reader.read(key, held.min_offset, held.max_offset, ("queueOffset", "body"), check_crc=True)
+                for row in batch.to_pylist()
+            ]
+            assert [offset for offset, _ in seen] == list(range(held.min_offset, held.max_offset))
+            assert [number for _, number in seen] == [offset * QUEUES + queue for offset, _ in seen], seen
+            found += [number for _, number in seen]
+    return found
+
+
+def check(root: Path, work: Workload, point: int, *, is_power_cut: bool) -> None:
+    """Recover the store and look whether all is kept that was promised, and nothing else is there."""
+    promise = work.at(point)
+    kept = promise.settled if is_power_cut else promise.appended
+    gone = max(promise.may_be_gone_below, work.expiring_at(point))
+    if not is_power_cut and (root / "commitlog").is_dir():
+        assert set(range(gone, kept)) <= set(numbers(root)), "before recovery"
+    store = writer(root)
+    with store.section() as section:
+        section.ensure_topic("T", QUEUES)
+    store.close()
+    assert not (root / "abort").exists()
+    after = set(numbers(root))
+    assert set(range(gone, kept)) <= after
+    assert after <= set(range(work.begun_at(point)))
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        for number in sorted(after)[-6:]:
+            assert reader.find_key("T", f"k{number}") == [(QueueKey("T", number % QUEUES), number // QUEUES)]
+    fresh = max(after, default=-1) + 1
+    append(store, fresh, fresh + 3, settle=True)
+    assert set(numbers(root)) == after | set(range(fresh, fresh + 3))
+
+
+def crash_everywhere(
+    work: Workload, folder: Path, points: Iterator[int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
+    """Check every image of a crash at every point; return how many points and images there were."""
+    point_count = image_count = 0
+    for point in points:
+        point_count += 1
+        for image in work.disk.images(point, seed):
+            image_count += 1
+            is_power_cut = "power cut" in str(image)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            image.write_to(folder)
+            with monkeypatch.context() as patch:
+                if is_power_cut:
+                    for module in ("watermark_file", "recovery"):
+                        patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: ANOTHER_BOOT)
+                try:
+                    check(folder / "s", work, point, is_power_cut=is_power_cut)
+                except (AssertionError, Exception) as error:
+                    raise AssertionError(f"{image}: {error!r}") from error
+    return point_count, image_count
+
+
+def every(work: Workload, step: int, offset: int) -> Iterator[int]:
+    return iter(range(offset % step, work.disk.effect_count + 1, step))
+
+
+def test_a_crash_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = live(tmp_path / "live")
+    step = max(work.disk.effect_count // POINTS_IN_DEFAULT_SUITE, 1)
+    tried = crash_everywhere(work, tmp_path / "image", every(work, step, 0), 1, monkeypatch)
+    print(f"{tried[0]} points of {work.disk.effect_count}, {tried[1]} images")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crash_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    work = live(tmp_path / "live")
+    tried = crash_everywhere(work, tmp_path / "image", every(work, 1, 0), seed, monkeypatch)
+    print(f"seed {seed}: {tried[0]} points, {tried[1]} images")
+
+
+def test_a_crash_of_the_recovery_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die in an append, then at every effect of the recovery, and recover again."""
+    work = live(tmp_path / "live")
+    deaths = [point for point in range(0, work.disk.effect_count, 37)]
+    tried = 0
+    for death in deaths:
+        image = next(work.disk.images(death, 1))
+        again = tmp_path / f"again{death}"
+        again.mkdir()
+        image.write_to(again)
+        second = Workload(CrashDisk(again), [Promise(-1, work.at(death).appended, 0, work.expiring_at(death))])
+        second.promises.append(Promise(1 << 30, work.begun_at(death), 0, work.expiring_at(death)))
+        store = writer(again / "s", second.disk)
+        store.close()
+        for point in range(0, second.disk.effect_count, 3):
+            for cut in second.disk.images(point, death, subset_count=1):
+                if "power cut" in str(cut):
+                    continue  # what the first life did not sync counts as synced here
+                tried += 1
+                folder = tmp_path / "image"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                cut.write_to(folder)
+                check(folder / "s", second, point, is_power_cut=False)
+    assert tried > 20
+    print(f"{len(deaths)} deaths, {tried} images of their recovery")
+
+
+def test_a_dead_process_is_no_exception_that_anybody_swallows(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    work = Workload(CrashDisk(tmp_path / "live"))
+    store = writer(tmp_path / "live" / "s", work.disk)
+    append(store, 0, 3, settle=False)
+    work.disk.die_at(work.disk.effect_count + 4)
+    with pytest.raises(ProcessDeathError):
+        append(store, 3, 6, settle=False)
