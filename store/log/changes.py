@@ -9,7 +9,8 @@ from rmq_spark.store.disk.changing import Disk
 class Changes:
     """Files and folders that may not be on disk for good. One thread, under the store's lock.
 
-    `known` is what a watermark named; None, "too many", has everything under `roots` synced once.
+    `known` is what a watermark named, below the first of the `roots` or absolute; None, "too many", has everything
+    under the `roots` synced once.
     """
 
     def __init__(self, disk: Disk, roots: Iterable[str], known: Iterable[str] | None = ()) -> None:
@@ -18,10 +19,11 @@ class Changes:
         self._folders: set[str] = set()
         self._is_complete = known is not None
         for name in known or ():
-            if name.endswith("/"):
-                self._folders.add(name[:-1])
+            path = files.join(self._roots[0], name)  # an absolute one stays as it is
+            if path.endswith("/"):
+                self._folders.add(path[:-1])
             else:
-                self._files.add(name)
+                self._files.add(path)
 
     def note_file(self, path: str) -> None:
         """Note a file whose bytes changed."""
@@ -46,7 +48,9 @@ class Changes:
         """Return what a watermark keeps: files, and folders with a slash at the end; None for "too many"."""
         if not self._is_complete:
             return None
-        return (*sorted(self._files), *sorted(f"{path}/" for path in self._folders))
+        inside = self._roots[0] + "/"  # such names stay right when the store is moved
+        paths = [*sorted(self._files), *sorted(f"{path}/" for path in self._folders)]
+        return tuple(path.removeprefix(inside) for path in paths)
 
     def sync(self) -> None:
         """Have all of it on disk for good. Raises what a failed sync raises; then nothing counts as synced."""
