@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.format.ragged import Bytes, Positions
+from rmq_spark.store.format.ragged import Bytes, Positions, gather_bytes
 from rmq_spark.store.format.record import (
     HEADS,
     HOST_BITS,
@@ -251,12 +251,8 @@ def _bad_tail(run: RecordRun, tails: Positions, ends: Positions, length_bytes: i
 
 def gather(buffer: Bytes, positions: Positions, layout: np.dtype[np.void]) -> NDArray[np.void]:
     """Copy `layout.itemsize` bytes from each position. Every one must lie whole in the buffer."""
-    if not len(positions):
-        return np.empty(0, layout)
     # As plain bytes first: numpy copies a field at a time when it indexes by a structured dtype (250 ns).
-    size = layout.itemsize
-    view: NDArray[np.void] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
-    return view[positions].view(layout)
+    return gather_bytes(buffer, positions, layout.itemsize).view(layout)
 
 
 def first_torn_body(buffer: Bytes, positions: Positions) -> int | None:

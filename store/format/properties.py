@@ -163,7 +163,7 @@ class PropertyPairs:
         if self.width and len(set(first_names)) == self.width:
             values = as_text(take_ranges(self.text, ends + 1, value_ends), checked=self.is_text)
             offsets = np.arange(0, len(ends) + 1, self.width, dtype=np.int32)
-            return pa.MapArray.from_arrays(pa.array(offsets), _tiled(tuple(first_names), len(row_ends)), values)
+            return pa.MapArray.from_arrays(pa.array(offsets), tiled_names(tuple(first_names), len(row_ends)), values)
         shadowed = self._shadowed()
         if shadowed.any():
             kept = ~shadowed
@@ -212,7 +212,7 @@ class PropertyPairs:
             seen.add(name)
 
 
-def _tiled(names: tuple[bytes, ...], count: int) -> pa.StringArray:
+def tiled_names(names: tuple[bytes, ...], count: int) -> pa.StringArray:
     """Return the names again and again, `count` times."""
     return _power_of_two_times(names, max(count - 1, 0).bit_length()).slice(0, len(names) * count)
 

@@ -1,9 +1,10 @@
-"""Copying many byte ranges of one buffer into an Arrow array in one C++ call.
+"""Copying many byte ranges of one buffer into an Arrow array in one call.
 
-Where all ranges are longer than a dozen bytes, they become Arrow's views of the buffer, and a cast copies them
-out. Else a binary array over the buffer with the offsets [begin0, end0, begin1, end1, …] has the wanted ranges as
-its even elements, and one `take` copies those; its odd elements are never looked at. Either way the ranges may lie
-in any order and overlap.
+Ranges of one size are elements of an array of overlapping items, which numpy copies faster than anything that
+looks at sizes. Where all are longer than a dozen bytes, they become Arrow's views of the buffer, and a cast copies
+them out. Else a binary array over the buffer with the offsets [begin0, end0, begin1, end1, …] has the wanted ranges as
+its even elements, and one `take` copies those; its odd elements are never looked at. In all three ways the ranges may
+lie in any order and overlap.
 """
 
 from functools import lru_cache
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 _POOL = pa.system_memory_pool()
 _INLINE_BYTES = 12  # a view holds shorter values itself
 
+_MAX_BYTES = 1 << 31  # of one binary array
+
 Bytes: TypeAlias = NDArray[np.uint8]
 Positions: TypeAlias = NDArray[np.int64]
 
@@ -27,6 +30,23 @@ def _even_indices(size_class: int) -> pa.Array:
     return pa.array(np.arange(0, 2 << size_class, 2, dtype=np.int32))
 
 
+def gather_bytes(buffer: Bytes, positions: Positions, size: int) -> NDArray[np.void]:
+    """Copy `size` bytes, at least one, from each position. Every one must lie whole in the buffer."""
+    if not len(positions):
+        return np.empty(0, f"V{size}")
+    view: NDArray[np.void] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
+    return view[positions]
+
+
+def of_one_size(values: NDArray[np.void]) -> pa.BinaryArray:
+    """Return contiguous values of one size, together below 2 GiB, as a binary array over the same memory."""
+    size = values.dtype.itemsize
+    offsets = np.arange(0, (len(values) + 1) * size, size, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values.view(np.uint8))]
+    )
+
+
 def take_ranges(buffer: Bytes, begins: Positions, ends: Positions) -> pa.BinaryArray:
     """Return the ranges [begins, ends) of `buffer` (bytes) as a binary array that owns its memory.
 
@@ -34,7 +54,10 @@ def take_ranges(buffer: Bytes, begins: Positions, ends: Positions) -> pa.BinaryA
     """
     count = len(begins)
     sizes = ends - begins
-    if count and int(sizes.min()) > _INLINE_BYTES:
+    least = int(sizes.min()) if count else 0
+    if 0 < least * count < _MAX_BYTES and (sizes == least).all():
+        return of_one_size(gather_bytes(buffer, begins, least))
+    if least > _INLINE_BYTES:
         # As views of the buffer, which Arrow casts to a copy faster than it takes: nothing is looked up twice.
         views = np.zeros((count, 2), np.int64)
         views[:, 0] = sizes  # the first four bytes of the value, above them, are not needed here

@@ -20,6 +20,7 @@ from rmq_spark.store.format.heads import RecordFault, RecordHeads, RecordRun
 from rmq_spark.store.format.properties import WAIT, PropertyPairs
 from rmq_spark.store.format.ragged import Positions, take_ranges
 from rmq_spark.store.format.record import COMPRESSED, INNER_BATCH
+from rmq_spark.store.format.shaped_properties import ShapedPairs
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 
 
@@ -80,13 +81,14 @@ class Rows:
         return values if self.record_of is None else values[self.record_of]
 
     @cached_property
-    def pairs(self) -> PropertyPairs:
+    def pairs(self) -> PropertyPairs | ShapedPairs:
         """All properties of all messages, split."""
         begins, ends = self._item_properties or self.heads.properties_ranges(self.run)
         texts = take_ranges(self.run.buffer, begins, ends)
         if self.from_item is not None and self.from_item.any():
             texts = pc.if_else(self.from_item, pc.binary_join_element_wise(texts, self._waits(), b"\x02"), texts)
-        return PropertyPairs.split(texts)
+        shaped = ShapedPairs.of(texts)
+        return PropertyPairs.split(texts) if shaped is None else shaped
 
     def _waits(self) -> pa.BinaryArray:
         """Return the WAIT that a message of an inner batch takes from its record, `true` where that has none."""

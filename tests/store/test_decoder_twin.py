@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ NAMES = list(COLUMNS)
 BATCH_TOPIC = "batches"
 TOPICS = ("t", "a" * 127, "%RETRY%group", "%RETRY%" + "g" * 193, "标签")
 READ_MODES = ("mmap", "pread")
+
+# A long message is a fine example; nobody is to shrink it for minutes because it takes long to print.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr:hypothesis.errors.HypothesisWarning")
 
 usual = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
 long = settings(deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -136,10 +140,33 @@ def test_one_odd_message_among_equal_ones_changes_only_itself(tmp_path: Path) ->
         b"UNIQ_KEY\x01abc\x02KEYS\x01\x02TAGS\x01Tx\x02",
         b"UNIQ_KEY\x01abc\x02KEYS\x02k\x01TAGS\x01T\x02",
         b"KEYS\x01abc\x02KEYS\x01k\x02KEYS\x01T\x02",
+        b"UNIQ_KEY\x01a\x02c\x02KEYS\x01k\x02TAGS\x01T\x02",
+        b"UNIQ_KEY\x01abc\x02KEYS\x01k\x02TAGS\x01\xff\x02",
+        b"UNIQ_KEY\x01abc\x02KEYS\x01k\x02TAGS\x01Tt",
         b"",
     ]
-    for number, text in enumerate(odd_texts):
-        content = [plain] * 5 + [SampleMessage("t", properties=text)] + [plain] * 5
+    for number, (text, place) in enumerate(product(odd_texts, (0, 5, 18))):
+        content = [plain] * place + [SampleMessage("t", properties=text)] + [plain] * (18 - place)
         built = build_store(tmp_path / str(number), content)
         with open_reader(str(built.path)) as reader:
-            assert_same(reader, QueueKey("t", 0), 0, 11, NAMES, slow_rows(built.path)[QueueKey("t", 0)])
+            assert_same(reader, QueueKey("t", 0), 0, 19, NAMES, slow_rows(built.path)[QueueKey("t", 0)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"A\x01%04d\x02B\x01%03d",  # as 4.9 ends it
+        b"A\x01%04d\x02A\x01%03d\x02",
+        b"A\x01%04d\x02B\x01\xff%03d\x02",
+        b"A\x01\x01%04d\x02B\x01%03d\x02",
+        b"A\x01%04d\x02\x02B\x01%03d\x02",
+        b"\xe6\xa0\x87\x01%04d\x02TAGS\x01\xe7\xad\xbe%03d\x02",
+        b"%04d%03d",
+    ],
+)
+def test_texts_of_one_shape_obey_the_rules_for_any_text(tmp_path: Path, text: bytes) -> None:
+    content = [SampleMessage("t", properties=text % (number, number % 7)) for number in range(2100)]
+    built = build_store(tmp_path / "s", content)
+    with open_reader(str(built.path)) as reader:
+        rows = slow_rows(built.path)[QueueKey("t", 0)]
+        assert_same(reader, QueueKey("t", 0), 0, len(rows), NAMES, rows)
