@@ -38,6 +38,7 @@ def test_a_process_lives_until_it_is_dead() -> None:
         assert host.is_alive(process)
     assert host.is_alive(process) is False
     assert host.start_ticks(pid) == 0
+    assert host.is_alive(named(pid)) is False
 
 
 # Python 3.12 warns of a fork beside threads that other tests left running; the child here only exits.
@@ -79,6 +80,7 @@ def test_a_programs_name_may_hold_anything(tmp_path: Path) -> None:
     with sleeper(str(command)) as pid:
         assert host.command_name(pid) == ") S 1 ("
         assert host.is_alive(named(pid))
+        assert host.start_ticks(pid) >= host.start_ticks(os.getpid())
 
 
 def test_the_address_is_one_of_version_4() -> None:
