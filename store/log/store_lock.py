@@ -26,8 +26,8 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import decode_abort
 from rmq_spark.store.format.holder_file import Holder, decode_holder, encode_holder
 from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_waiters
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
-SIDE_FOLDER = "rmq"  # what RocketMQ does not know, below the store's folder
 TURN = "turn"
 HOLDER = "holder.json"
 _LOCK_CONTENT = b"lock"  # what a broker writes into it
