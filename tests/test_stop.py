@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,14 +23,29 @@ class FakeSource:
 @dataclass
 class FakeProgress:
     sources: list[FakeSource]
+    batchId: int
+
+
+@dataclass
+class FakeJava:
+    """What stands behind a query of Spark Classic, as far as it is asked."""
+
+    name: str
+
+    def streamingQuery(self) -> "FakeJava":
+        return self
+
+    def trigger(self) -> str:
+        return self.name
 
 
 @dataclass
 class FakeQuery:
-    """A query that reports one entry of `batches` after each wait, and after the last one stays."""
+    """A query that reports one entry of `batches` after each wait, and after the last one stays idle."""
 
     batches: list[list[object]]
     ends_by_itself: bool = False
+    trigger: str = "ProcessingTimeTrigger(0)"
     fails: Exception | None = None
     stopped: bool = False
     waits: list[float] = field(default_factory=list)
@@ -45,9 +60,21 @@ class FakeQuery:
         return self.ends_by_itself
 
     @property
+    def recentProgress(self) -> list[FakeProgress]:
+        done = enumerate(self.batches[: len(self.waits)])
+        return [FakeProgress([FakeSource(offset) for offset in offsets], number) for number, offsets in done if offsets]
+
+    @property
     def lastProgress(self) -> FakeProgress | None:
-        offsets = self.batches[min(len(self.waits), len(self.batches)) - 1]
-        return FakeProgress([FakeSource(offset) for offset in offsets]) if offsets else None
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isDataAvailable": len(self.waits) <= len(self.batches), "isTriggerActive": False}
+
+    @property
+    def _jsq(self) -> FakeJava:
+        return FakeJava(self.trigger)
 
     def stop(self) -> None:
         self.stopped = True
@@ -66,6 +93,25 @@ def test_it_waits_for_the_batch_that_ends_and_then_stops_the_query() -> None:
     assert rmq_spark.stop_at_end(query) is True
     assert query.stopped
     assert len(query.waits) == 4
+
+
+def test_the_first_batch_may_be_of_an_earlier_run_and_does_not_count_until_the_next_trigger() -> None:
+    query = FakeQuery([[ENDED], [AT_WORK], [ENDED]])
+    assert rmq_spark.stop_at_end(query) is True
+    assert len(query.waits) == 3
+    query = FakeQuery([[offset()], [ENDED]])
+    assert rmq_spark.stop_at_end(query) is True
+    query = FakeQuery([[ENDED]])
+    assert rmq_spark.stop_at_end(query) is True
+    assert len(query.waits) == 2, "it stopped before a trigger of this run had said that nothing is left"
+
+
+@pytest.mark.parametrize("trigger", ["AvailableNowTrigger", "OneTimeTrigger"])
+def test_a_query_without_a_bound_that_ends_by_itself_is_waited_for(trigger: str) -> None:
+    query = FakeQuery([[], [offset()], [offset()], [offset()]], ends_by_itself=True, trigger=trigger)
+    assert rmq_spark.stop_at_end(query) is True
+    assert len(query.waits) == 4
+    assert rmq_spark.stop_at_end(FakeQuery([[offset()]], trigger=trigger), timeout=0.01) is False
 
 
 def test_an_offset_may_come_as_a_dict() -> None:
@@ -112,15 +158,22 @@ def test_the_error_of_a_failed_query_comes_through() -> None:
 PATIENCE_S = 120
 
 
-def start(spark: "SparkSession", golden: Path, checkpoint: Path, **options: str) -> "StreamingQuery":
-    """Start a query that never ends by itself, over the topic of the demo store with 1,170 messages."""
+TRIGGERS: dict[str, dict[str, Any]] = {
+    "processingTime": {"processingTime": "0 seconds"},
+    "availableNow": {"availableNow": True},
+    "once": {"once": True},
+}
+
+
+def start(spark: "SparkSession", golden: Path, checkpoint: Path, trigger: str, **options: str) -> "StreamingQuery":
+    """Start a query over the topic of the demo store with 1,170 messages."""
     stream = spark.readStream.format("rmq").option("path", str(golden / "demo")).options(**options)
     return (
         stream.options(subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger="500")
         .load()
         .writeStream.format("noop")
         .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="0 seconds")
+        .trigger(**TRIGGERS[trigger])
         .start()
     )
 
@@ -129,18 +182,18 @@ def start(spark: "SparkSession", golden: Path, checkpoint: Path, **options: str)
 def test_a_real_query_delivers_all_and_stops_and_does_so_again_where_nothing_is_left(
     spark: "SparkSession", golden: Path, tmp_path: Path
 ) -> None:
-    query = start(spark, golden, tmp_path, endingOffsets="latest")
+    query = start(spark, golden, tmp_path, "processingTime", endingOffsets="latest")
     assert rmq_spark.stop_at_end(query, timeout=PATIENCE_S) is True
     assert not query.isActive
     assert [batch.numInputRows for batch in query.recentProgress if batch.numInputRows] == [500, 500, 170]
-    again = start(spark, golden, tmp_path, endingOffsets="latest")
+    again = start(spark, golden, tmp_path, "processingTime", endingOffsets="latest")
     assert rmq_spark.stop_at_end(again, timeout=PATIENCE_S) is True
     assert sum(batch.numInputRows for batch in again.recentProgress) == 0
 
 
 @pytest.mark.spark
 def test_a_real_query_without_a_bound_is_an_error(spark: "SparkSession", golden: Path, tmp_path: Path) -> None:
-    query = start(spark, golden, tmp_path)
+    query = start(spark, golden, tmp_path, "processingTime")
     try:
         with pytest.raises(rmq_spark.OptionError, match="no rmq source with endingOffsets"):
             rmq_spark.stop_at_end(query, timeout=PATIENCE_S)
@@ -151,9 +204,20 @@ def test_a_real_query_without_a_bound_is_an_error(spark: "SparkSession", golden:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("trigger", ["availableNow", "once"])
+def test_a_real_query_without_a_bound_that_ends_by_itself_is_waited_for(
+    spark: "SparkSession", golden: Path, tmp_path: Path, trigger: str
+) -> None:
+    query = start(spark, golden, tmp_path, trigger)
+    assert rmq_spark.stop_at_end(query, timeout=PATIENCE_S) is True
+    assert sum(batch.numInputRows for batch in query.recentProgress) == 1170
+    assert rmq_spark.stop_at_end(start(spark, golden, tmp_path, trigger), timeout=PATIENCE_S) is True
+
+
+@pytest.mark.spark
 def test_the_failure_of_a_real_query_comes_through(spark: "SparkSession", golden: Path, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
-    query = start(spark, golden, tmp_path, endingOffsets='{"orders": {"77": 1}}')
+    query = start(spark, golden, tmp_path, "processingTime", endingOffsets='{"orders": {"77": 1}}')
     with pytest.raises(StreamingQueryException, match="orders"):
         rmq_spark.stop_at_end(query, timeout=PATIENCE_S)

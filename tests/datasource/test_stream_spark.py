@@ -253,6 +253,23 @@ def test_what_progress_shows_can_be_pasted_into_starting_offsets(
     assert [row["queueOffset"] for row in reader.load(str(store.path)).collect()] == [3, 4]
 
 
+@pytest.mark.parametrize("ending_before", [{}, {"endingOffsets": "latest"}])
+def test_stop_at_end_is_not_misled_by_a_batch_that_an_earlier_run_planned(
+    streams: Streams, grow: Grow, ending_before: dict[str, str]
+) -> None:
+    store = grow()
+    store.append("orders", 0, 3)
+    streams.sink.dies_at = 0
+    trigger = {"processingTime": "10 milliseconds"}
+    with pytest.raises(Exception, match="the sink dies"):
+        streams.run(store.path, trigger, startingOffsets="earliest", **ending_before)
+    streams.sink.dies_at = None
+    store.append("orders", 0, 2)
+    query = streams.start(store.path, trigger, endingOffsets="latest")
+    assert rmq_spark.stop_at_end(query, timeout=WITHIN_S)
+    assert streams.sink.rows == queue(0, 0, 5)
+
+
 def test_ending_offsets_let_stop_at_end_stop_the_query(streams: Streams, grow: Grow) -> None:
     store = grow()
     store.append("orders", 0, 5)
