@@ -8,7 +8,7 @@
     query = spark.readStream.format("rmq")...start()
     rmq_spark.stop_at_end(query)       # with endingOffsets: deliver all of it, then stop
 
-Without Spark, `open_reader` gives the same messages as Arrow batches.
+Without Spark, `open_reader` gives the same messages as Arrow batches, and `open_store` appends.
 
 Nothing is computed here, and importing this loads neither Spark nor numpy: each name is fetched
 from its module when it is first used.
@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rmq_spark.spark_session import register, session
     from rmq_spark.stop import stop_at_end
-    from rmq_spark.store import COLUMNS, open_reader
+    from rmq_spark.store import COLUMNS, close, open_reader, open_store
     from rmq_spark.store.errors import (
+        BatchConflictError,
         DamageError,
         DataLossError,
+        DiskFullError,
+        LockTimeoutError,
         NotFoundError,
         OffsetRangeError,
         OptionError,
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BatchConflictError",
     "COLUMNS",
     "DamageError",
     "DataLossError",
+    "DiskFullError",
+    "LockTimeoutError",
     "NotFoundError",
     "OffsetRangeError",
     "OptionError",
@@ -46,7 +52,9 @@ __all__ = [
     "StoreChangedError",
     "StoreError",
     "StorePathError",
+    "close",
     "open_reader",
+    "open_store",
     "register",
     "session",
     "stop_at_end",
@@ -56,6 +64,8 @@ __all__ = [
 # binds a module to its name here, and would hide the function.
 _HOMES = {
     "COLUMNS": "rmq_spark.store",
+    "close": "rmq_spark.store",
+    "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
     "session": "rmq_spark.spark_session",

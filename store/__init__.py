@@ -12,15 +12,52 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
+    from rmq_spark.store.commit.keys import CommitKey
+    from rmq_spark.store.commit.message_store import MessageStore, SendResult
+    from rmq_spark.store.commit.outbox import OutboxSettings
+    from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
+    from rmq_spark.store.commit.staging import StagedFile
     from rmq_spark.store.format.columns import COLUMNS
+    from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.log.store_reader import StoreReader
 
-__all__ = ["COLUMNS", "StoreReader", "open_reader"]
+__all__ = [
+    "COLUMNS",
+    "MESSAGE_COLUMNS",
+    "CommitKey",
+    "CommitOptions",
+    "CommitTotals",
+    "MessageStore",
+    "OutboxSettings",
+    "SendResult",
+    "SinkSettings",
+    "StagedFile",
+    "StoreReader",
+    "TaskStage",
+    "abort_sink",
+    "close",
+    "commit_sink",
+    "open_reader",
+    "open_store",
+]
 
 # Where a name lives that is not defined here.
 _HOMES = {
     "COLUMNS": "rmq_spark.store.format.columns",
+    "CommitKey": "rmq_spark.store.commit.keys",
+    "CommitOptions": "rmq_spark.store.commit.commits",
+    "CommitTotals": "rmq_spark.store.commit.commits",
+    "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
+    "MessageStore": "rmq_spark.store.commit.message_store",
+    "OutboxSettings": "rmq_spark.store.commit.outbox",
+    "SendResult": "rmq_spark.store.commit.message_store",
+    "SinkSettings": "rmq_spark.store.commit.sink",
+    "StagedFile": "rmq_spark.store.commit.staging",
     "StoreReader": "rmq_spark.store.log.store_reader",
+    "TaskStage": "rmq_spark.store.commit.sink",
+    "abort_sink": "rmq_spark.store.commit.sink",
+    "commit_sink": "rmq_spark.store.commit.sink",
 }
 
 
@@ -34,6 +71,49 @@ def open_reader(path: str, *, commit_log_path: str | None = None, read_mode: str
     from rmq_spark.store.log.store_reader import StoreReader  # the whole engine: not before somebody opens a store
 
     return StoreReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
+
+
+def open_store(
+    path: str,
+    *,
+    flush: str = "async",
+    queues: int = 4,
+    create_topic: bool = True,
+    compression: str | None = None,
+    compress_over: int = 4096,
+    commit_log_path: str | None = None,
+    lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
+    segment_bytes: int = 1 << 30,
+) -> "MessageStore":
+    """Open the store at `path` to append to it; it is made where nothing is yet, with segments of `segment_bytes`.
+
+    `flush` is "async" (each call's messages survive the death of any process) or "sync" (power cuts too); missing
+    topics are made with so many `queues`; bodies of `compress_over` bytes or more are compressed by `compression`
+    (zlib, lz4, zstd). Others are waited for up to `lock_timeout_ms` without progress of theirs. Raises OptionError,
+    StorePathError for a path that is no store, and LockTimeoutError from sends while a broker holds it.
+    """
+    from rmq_spark.store.commit.message_store import MessageStore
+    from rmq_spark.store.commit.outbox import OutboxSettings
+    from rmq_spark.store.log.store_files import FileSizes
+    from rmq_spark.store.log.store_writer import WriterSettings
+
+    sizes = FileSizes(segment_bytes=segment_bytes)
+    settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes)
+    outbox = OutboxSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes)
+    return MessageStore(path, settings, outbox, flush)
+
+
+def close(path: str, *, commit_log_path: str | None = None, lock_timeout_ms: int = 60_000) -> None:
+    """Leave the store at `path` as one that was closed in order: all is on disk for good, `abort` is gone.
+
+    For a store to which programs appended with flush=async, before a broker opens it. What dead writers left is
+    finished first. Raises StorePathError where there is no store, and LockTimeoutError while a broker holds it.
+    """
+    from rmq_spark.store.log.store_kind import commit_log_folders
+
+    commit_log_folders(path, commit_log_path)  # nothing is made where nothing is
+    open_store(path, commit_log_path=commit_log_path, lock_timeout_ms=lock_timeout_ms).close()
 
 
 def __getattr__(name: str) -> object:

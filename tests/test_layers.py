@@ -64,7 +64,7 @@ ONLY = {
     "threading": "datasource store.testing",
     "multiprocessing": "",
     "concurrent": "",
-    "json": "store.format store.testing datasource stop",
+    "json": "store.format store.commit store.testing datasource stop",
 }
 
 

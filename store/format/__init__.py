@@ -2,18 +2,22 @@
 
 | file in a store | module |
 | --- | --- |
-| `commitlog/<20 digits>` | `record`; many at once: `heads`, `rows`, `columns`, `ragged` |
-| properties text in a record | `properties` |
+| `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_parts`, `rows`, `columns`, `ragged` |
+| properties text in a record | `properties`, `shaped_properties` |
 | compressed body of a record | `body_codec` |
 | body of an inner batch | `batch_body` |
 | `consumequeue/<topic>/<queue id>/<20 digits>` | `queue_unit` |
 | `consumequeue_ext/<topic>/<queue id>/<20 digits>` | `unit_ext` |
 | `batchconsumequeue/<topic>/<queue id>/<20 digits>` | `batch_unit` |
-| `index/<17 digits>` | `index_file` |
+| `index/<17 digits>` | `index_file`, `index_keys` |
 | `checkpoint` | `checkpoint` |
 | `abort` | `abort_file` |
 | `config/*.json` | `config_json`, on top of `fastjson` |
+| rows that become records | `encoding`; of them `message_columns`, `outgoing_bodies`, `outgoing_properties`, `routing`, `unique_ids`, `text_hashes`, `record_join` |
 | `rmq/holder.json` | `holder_file` |
+| `rmq/watermark` | `watermark`, `index_state` |
+| `rmq/settings.json` | `store_settings` |
+| the tags code of a unit, from its record | `tags_code` |
 | the names of all of them | `filenames` |
 | message ids, as text | `message_id` |
 | Java's hash of a text, host fields | `java` |

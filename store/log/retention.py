@@ -35,6 +35,8 @@ def expire(store: StoreFiles, max_age_ms: int | None = None, max_bytes: int | No
     """
     segments = store.log.segments.segments
     keep = _first_kept(store, segments, max_age_ms, max_bytes)
+    if not keep:
+        return Expired()
     size_bytes = 0
     for segment in segments[:keep]:
         size_bytes += segment.size
@@ -49,8 +51,7 @@ def expire(store: StoreFiles, max_age_ms: int | None = None, max_bytes: int | No
     store.changes.sync()
     store.queues.forget()
     found = Expired(keep, queue_files, index_files, size_bytes)
-    if keep:
-        _LOG.info("rmq: retention in %s: the log begins at %d now, %s", store.root, begin, found)
+    _LOG.info("rmq: retention in %s: the log begins at %d now, %s", store.root, begin, found)
     return found
 
 

@@ -21,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.record import BLANK_BYTES, RECORD_HEAD, Blank, Record
 from rmq_spark.store.log.placement import place_records
 from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.retention import Expired, expire
 from rmq_spark.store.log.store_files import StoreFiles
 
 MAX_SECTION_BYTES = 64 << 20  # of log: bounds how long others wait for the lock
@@ -67,12 +69,12 @@ class Section:
         """
         return self._store.topics.write_queues(topic)
 
-    def ensure_topic(self, topic: str, queue_count: int) -> int:
+    def ensure_topic(self, topic: str, queue_count: int, perm: int = PERM_READ | PERM_WRITE) -> int:
         """Return the topic's number of queues; make it, for good, with `queue_count` of them if it is not there.
 
         Raises OptionError for a name that no broker would take.
         """
-        return self._store.topics.ensure(topic, queue_count, self._store.now_ms())
+        return self._store.topics.ensure(topic, queue_count, self._store.now_ms(), perm)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset that the next message of a queue will get."""
@@ -109,6 +111,10 @@ class Section:
     def settle(self) -> None:
         """Have everything that anybody appended on disk for good, and leave the store as one closed in order."""
         self._store.settle()
+
+    def expire(self, max_age_ms: int | None = None, max_bytes: int | None = None) -> Expired:
+        """Delete the oldest segments, by age of their messages (ms) and by size of the log (bytes); see `retention`."""
+        return expire(self._store, max_age_ms, max_bytes)
 
     def note_progress(self) -> None:
         """Tell those who wait for the lock that its holder gets on: in long work that appends nothing."""

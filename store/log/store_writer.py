@@ -14,9 +14,10 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format import filenames
+from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.recovery import prepare
 from rmq_spark.store.log.section import Section
-from rmq_spark.store.log.settings_file import StoreSettings, check_settings, write_settings
+from rmq_spark.store.log.settings_file import check_settings, write_settings
 from rmq_spark.store.log.store_files import FileSizes, StoreFiles
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_lock import StoreLock
@@ -96,6 +97,7 @@ class StoreWriter:
                 for finish in self._finishers:
                     finish(section)
                 yield section
+                self._retire(section)
             finally:
                 self._files.close()
 
@@ -108,6 +110,18 @@ class StoreWriter:
     def release(self) -> None:
         """Let go of every file. What was appended stays as it is: visible, and safe from the death of processes."""
         self._files.close()
+
+    def set_retention(self, max_age_ms: int | None, max_bytes: int | None) -> None:
+        """Write into the store's settings what every writer of ours deletes at the end of its sections."""
+        with self.section():
+            held = check_settings(self.root)
+            assert held is not None
+            write_settings(self.disk, self.root, StoreSettings(held.store_id, max_age_ms, max_bytes))
+
+    def _retire(self, section: Section) -> None:
+        held = check_settings(self.root)
+        if held is not None and (held.retention_ms, held.retention_bytes) != (None, None):
+            section.expire(held.retention_ms, held.retention_bytes)
 
     def _make_folders(self) -> None:
         """Make an empty store where there is nothing yet but what we make ourselves."""

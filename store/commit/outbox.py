@@ -1,0 +1,85 @@
+"""What a program or a task needs to turn rows into records for one store: encoder, ids, and the queues of topics.
+
+The encoder works outside the lock. So it goes by the topics as they are now; what changed by the time of the append
+is noticed there.
+"""
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.host import ipv4_address
+from rmq_spark.store.errors import NotFoundError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.body_codec import Compression
+from rmq_spark.store.format.encoding import EncodedRecords, MessageEncoder
+from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.outgoing_bodies import BodyRules
+from rmq_spark.store.format.routing import QueueRouter
+from rmq_spark.store.format.unique_ids import UniqueIds
+from rmq_spark.store.log.segments import list_segments
+from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.topic_writer import TopicWriter
+
+BROKER_PORT = 10911  # RocketMQ's default: a store host is an address at which a broker would serve the store
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """How rows become records: topics that are missing are made with `queue_count` queues, if `creates_topics`."""
+
+    commit_log_path: str | None = None
+    queue_count: int = 4
+    creates_topics: bool = True
+    compression: str | None = None  # zlib, lz4 or zstd; None: bodies stay as they are
+    compress_over: int = 4096  # bytes, inclusive
+    sizes: FileSizes = field(default_factory=FileSizes)  # of a store that is not there yet
+
+
+class Outbox:
+    """Encodes rows for the store at `root`, which need not be there yet. For one thread."""
+
+    def __init__(self, root: str, settings: OutboxSettings) -> None:
+        self._settings, self._topics = settings, TopicWriter(Disk(), root)
+        address = ipv4_address()
+        self._encoder = MessageEncoder(
+            born_host=Host(address, 0),
+            store_host=Host(address, BROKER_PORT),
+            ids=UniqueIds(address, files.process_id(), random_bits()),
+            body_rules=BodyRules(
+                None if settings.compression is None else Compression[settings.compression.upper()],
+                settings.compress_over,
+            ),
+            segment_bytes=self._segment_bytes(root),
+        )
+        self._router = QueueRouter(self._write_queues, random_bits())
+
+    def encode(self, messages: pa.RecordBatch) -> EncodedRecords:
+        """Encode rows; columns are some of MESSAGE_COLUMNS. Raises OptionError for a row that is no message."""
+        return self._encoder.encode(messages, self._router, wall_clock_ms())
+
+    def forget_topics(self) -> None:
+        """Look the topics up again: one has fewer queues than it had."""
+        self._router = QueueRouter(self._write_queues, random_bits())
+
+    def _write_queues(self, topic: str) -> int:
+        count = self._topics.write_queues(topic)
+        if count is not None:
+            return count
+        if not self._settings.creates_topics:
+            raise NotFoundError(
+                f'topic "{topic}" is not in the store, and createTopic=false. Create it first, or leave createTopic '
+                "at true."
+            )
+        return self._settings.queue_count
+
+    def _segment_bytes(self, root: str) -> int:
+        made = self._settings.sizes.segment_bytes
+        is_there = bool(files.list_folder(files.join(root, filenames.COMMIT_LOG)))
+        if not is_there and self._settings.commit_log_path is None:
+            return made
+        return list_segments(*commit_log_folders(root, self._settings.commit_log_path)).size or made
