@@ -1,0 +1,154 @@
+"""The ledger: of every query the last batch that is in the store, and what a further one means.
+
+One small file a query, `rmq/ledger/<query>.json`, replaced under the store's lock when all rows of a batch stand in
+the log. Batch writes have none: nobody repeats a write under the same id, and an intent alone tells how far it got.
+
+What `flush` means here: with "sync" the row is on disk before the commit returns, and after the messages are. With
+"async" nothing waits for the disk: exactly once holds through the death of any process, but after a power cut the row
+may be there and the last messages not, or the other way round. Who needs exactly once after a power cut uses "sync".
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rmq_spark.store.commit.keys import LEDGER, CommitKey, safe_name, side_path
+from rmq_spark.store.commit.side_file import (
+    digest_of,
+    digest_text,
+    encode_side_file,
+    number_of,
+    read_side_file,
+    text_of,
+)
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import BatchConflictError, DamageError
+
+_WHAT = (
+    "the ledger of a query, which keeps a batch from being written twice; without it the query's next batch is taken "
+    "for its first one"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """The last batch of a query: its rows, their bytes in the log and their digest; when it was written (ms)."""
+
+    query_id: str
+    batch_id: int
+    rows: int
+    bytes: int
+    digest: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRules:
+    """What the user wants where a batch does not follow the last one. `onBatchConflict`, `onBatchGap`.
+
+    A transaction's versions need not follow each other, and a smaller one was written before.
+    """
+
+    on_conflict: str = "fail"  # or "skip"
+    on_gap: str = "fail"  # or "continue"
+    is_transaction: bool = False
+
+
+class Verdict(Enum):
+    """What to do with a batch."""
+
+    APPEND = "append"
+    REPEATED = "it is in the store already"
+    PASSED = "a later version is in the store"
+    OVERRULED = "the store has another batch of that number, and onBatchConflict=skip"
+
+
+def judge_batch(row: LedgerRow | None, key: CommitKey, rows: int, digest: int, rules: LedgerRules) -> Verdict:
+    """Say what to do with a batch of so many rows, after what the ledger has. Pure.
+
+    Raises BatchConflictError where the rules say so, with what was found and what to do.
+    """
+    if row is None or key.batch_id is None:
+        return Verdict.APPEND
+    if key.batch_id == row.batch_id:
+        if (rows, digest) == (row.rows, row.digest):
+            return Verdict.REPEATED
+        return _conflict(row, key, f"the batch to write has {rows} rows with the digest {digest_text(digest)}", rules)
+    if key.batch_id < row.batch_id:
+        if rules.is_transaction:
+            return Verdict.PASSED
+        return _conflict(row, key, "batches are written once and in order", rules)
+    if key.batch_id > row.batch_id + 1 and not rules.is_transaction and rules.on_gap != "continue":
+        missing = f"{row.batch_id + 1}"
+        if key.batch_id > row.batch_id + 2:
+            missing = f"{row.batch_id + 1} to {key.batch_id - 1}"
+        raise BatchConflictError(
+            f"{key} cannot be written: the last one in the store is {row.batch_id}, so {missing} would be missing. "
+            "The store was restored from a copy older than the query's checkpoint, or another store is at this path. "
+            "Restore a newer copy; or set onBatchGap=continue to go on without the missing batches; or start the query "
+            "with a new checkpoint. Nothing was written."
+        )
+    return Verdict.APPEND
+
+
+def _conflict(row: LedgerRow, key: CommitKey, why: str, rules: LedgerRules) -> Verdict:
+    if rules.on_conflict == "skip":
+        return Verdict.OVERRULED
+    what = "version" if rules.is_transaction else "batch"
+    remedy = (
+        "Give every write of an application a txnVersion of its own, larger than the one before"
+        if rules.is_transaction
+        else "The query's checkpoint was copied, deleted in part or rolled back, or its source gave other rows for the "
+        "same batch. Start the query with a new checkpoint"
+    )
+    raise BatchConflictError(
+        f"{key} cannot be written: the last {what} in the store is {row.batch_id} with {row.rows} rows and the digest "
+        f"{digest_text(row.digest)}; {why}. {remedy}; or set onBatchConflict=skip to leave out what the store does not "
+        "expect. Nothing was written."
+    )
+
+
+class Ledger:
+    """The rows of one store. Anybody may read; only who holds the store's lock writes."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._root, self._disk = root, disk
+
+    def read(self, query_id: str) -> LedgerRow | None:
+        """Return a query's row, None for a query without one. Raises DamageError, or StoreError for a newer one."""
+        row = self.read_named(safe_name(query_id))
+        if row is not None and row.query_id != query_id:
+            raise DamageError(_WHAT, self._path(safe_name(query_id)), 0, query_id, row.query_id)
+        return row
+
+    def read_named(self, name: str) -> LedgerRow | None:
+        """Return the row in the file of that name, without its ending."""
+        return read_side_file(self._path(name), _WHAT, _build_row)
+
+    def write(self, row: LedgerRow, *, is_durable: bool) -> None:
+        """Make `row` its query's; unless it `is_durable`, a power cut may lose it or let it outlive its messages."""
+        fields = {
+            "queryId": row.query_id,
+            "batchId": row.batch_id,
+            "rows": row.rows,
+            "bytes": row.bytes,
+            "digest": digest_text(row.digest),
+            "timeMs": row.time_ms,
+        }
+        replace = self._disk.replace if is_durable else self._disk.replace_unsynced
+        replace(self._path(safe_name(row.query_id)), encode_side_file(fields))
+
+    def _path(self, name: str) -> str:
+        return files.join(side_path(self._root, LEDGER), f"{name}.json")
+
+
+def _build_row(fields: dict[str, Any]) -> LedgerRow:
+    return LedgerRow(
+        text_of(fields, "queryId"),
+        number_of(fields, "batchId"),
+        number_of(fields, "rows"),
+        number_of(fields, "bytes"),
+        digest_of(fields),
+        number_of(fields, "timeMs"),
+    )

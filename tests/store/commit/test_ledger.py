@@ -1,0 +1,117 @@
+"""What a batch means after the last one that the ledger has, and how the ledger's files are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.commit.keys import CommitKey, make_folders
+from rmq_spark.store.commit.ledger import Ledger, LedgerRow, LedgerRules, Verdict, judge_batch
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import BatchConflictError, DamageError, StoreError
+
+LAST = LedgerRow("q", 7, 10, 999, 0xABC, 5)
+SAME = (10, 0xABC)
+OTHER = (10, 0xABD)
+FAIL, SKIP, GO_ON = LedgerRules(), LedgerRules(on_conflict="skip"), LedgerRules(on_gap="continue")
+TXN, TXN_SKIP = LedgerRules(is_transaction=True), LedgerRules(on_conflict="skip", is_transaction=True)
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "rows", "rules", "verdict"),
+    [
+        (8, OTHER, FAIL, Verdict.APPEND),
+        (7, SAME, FAIL, Verdict.REPEATED),
+        (7, SAME, SKIP, Verdict.REPEATED),
+        (7, OTHER, SKIP, Verdict.OVERRULED),
+        (7, (11, 0xABC), SKIP, Verdict.OVERRULED),
+        (6, SAME, SKIP, Verdict.OVERRULED),
+        (9, OTHER, GO_ON, Verdict.APPEND),
+        (99, OTHER, GO_ON, Verdict.APPEND),
+        (8, OTHER, TXN, Verdict.APPEND),
+        (99, OTHER, TXN, Verdict.APPEND),
+        (7, SAME, TXN, Verdict.REPEATED),
+        (6, OTHER, TXN, Verdict.PASSED),
+        (0, OTHER, TXN, Verdict.PASSED),
+        (7, OTHER, TXN_SKIP, Verdict.OVERRULED),
+    ],
+)
+def test_a_batch_after_batch_seven(batch_id: int, rows: tuple[int, int], rules: LedgerRules, verdict: Verdict) -> None:
+    assert judge_batch(LAST, CommitKey("q", batch_id), *rows, rules) is verdict
+
+
+@pytest.mark.parametrize("batch_id", [0, 1, 123456])
+def test_the_first_batch_that_a_store_sees_of_a_query_may_have_any_number(batch_id: int) -> None:
+    assert judge_batch(None, CommitKey("q", batch_id), *SAME, FAIL) is Verdict.APPEND
+
+
+def test_a_write_without_a_batch_id_is_always_a_new_one() -> None:
+    assert judge_batch(LAST, CommitKey("q"), *SAME, FAIL) is Verdict.APPEND
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "rows", "rules", "words"),
+    [
+        (7, OTHER, FAIL, ["batch 7 of query q", "0000000000000abc", "0000000000000abd", "onBatchConflict=skip"]),
+        (6, SAME, FAIL, ["batch 6 of query q", "the last batch in the store is 7", "checkpoint"]),
+        (6, SAME, GO_ON, ["batch 6 of query q"]),
+        (9, OTHER, FAIL, ["batch 9 of query q", "the last one in the store is 7, so 8 would be missing", "onBatchGap"]),
+        (12, OTHER, SKIP, ["so 8 to 11 would be missing", "onBatchGap=continue"]),
+        (7, OTHER, TXN, ["txnVersion", "0000000000000abc"]),
+    ],
+)
+def test_a_batch_that_does_not_follow_is_an_error_that_says_what_to_do(
+    batch_id: int, rows: tuple[int, int], rules: LedgerRules, words: list[str]
+) -> None:
+    with pytest.raises(BatchConflictError) as caught:
+        judge_batch(LAST, CommitKey("q", batch_id), *rows, rules)
+    assert [word for word in [*words, "Nothing was written"] if word not in str(caught.value)] == []
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    make_folders(str(tmp_path), Disk())
+    return Ledger(str(tmp_path), Disk())
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_row_is_read_as_it_was_written(ledger: Ledger, is_durable: bool) -> None:
+    assert ledger.read("txn:ä/b") is None
+    for digest in (0, (1 << 64) - 1):
+        row = LedgerRow("txn:ä/b", 3, 10, 1 << 50, digest, 1_700_000_000_000)
+        ledger.write(row, is_durable=is_durable)
+        assert ledger.read("txn:ä/b") == row
+    assert ledger.read("txn:ä") is None
+
+
+def test_a_ledger_of_a_newer_version_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.write(LAST, is_durable=True)
+    path = tmp_path / "rmq/ledger/q.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "v": 2}))
+    with pytest.raises(StoreError, match=r"q\.json has version 2, and this rmq-spark knows version 1"):
+        ledger.read("q")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"v": 1}',
+        b"\xff\xfe",
+        b'{"v":1,"queryId":"q","batchId":"7","rows":1,"bytes":1,"digest":"0","timeMs":1}',
+        b'{"v":1,"queryId":"q","batchId":true,"rows":1,"bytes":1,"digest":"0","timeMs":1}',
+        b'{"v":1,"queryId":"q","batchId":-7,"rows":1,"bytes":1,"digest":"0","timeMs":1}',
+        b'{"v":1,"queryId":"q","batchId":7,"rows":1,"bytes":1,"digest":"xyz","timeMs":1}',
+        b'{"v":1,"queryId":"other","batchId":7,"rows":1,"bytes":1,"digest":"0","timeMs":1}',
+    ],
+)
+def test_a_damaged_ledger_is_an_error_that_names_the_file(ledger: Ledger, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rmq/ledger/q.json"
+    path.write_bytes(content)
+    with pytest.raises(DamageError) as caught:
+        ledger.read("q")
+    assert caught.value.path == str(path)
