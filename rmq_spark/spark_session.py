@@ -16,7 +16,9 @@ _LOCAL_MASTERS = ("local", "local[", "local-cluster[")
 def register(spark: SparkSession) -> None:
     """Make `format("rmq")` known to the session, for reading and streaming.
 
-    Once per session is enough, and again does no harm (Spark says that the source "replaced" itself).
+    Once per session is enough, and again does no harm. Nothing is registered where the session has the source
+    already, because Spark found it among the packages of its Python workers; another source that is called rmq is
+    replaced, and Spark says so.
     Python workers import `rmq_spark` by name, so it must be installed for the interpreter that
     `PYSPARK_PYTHON` names on every machine. On one machine, where nothing names any, they get this one.
     """
@@ -24,7 +26,22 @@ def register(spark: SparkSession) -> None:
     named = "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python")
     if (context.master or "").startswith(_LOCAL_MASTERS) and not named:
         context.pythonExec = sys.executable  # else "python3", whatever that finds
-    spark.dataSource.register(RmqDataSource)
+    if not _has_our_source(spark):
+        spark.dataSource.register(RmqDataSource)
+
+
+def _has_our_source(spark: SparkSession) -> bool:
+    """Say whether `rmq` is ours in the session. To register it again would do no harm, but Spark warns of it."""
+    try:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()
+        if not manager.dataSourceExists(RmqDataSource.name()):
+            return False
+        # The pickled class, which names its module: the one that Spark looks for by itself, or the one behind it.
+        numbers = manager.lookupDataSource(RmqDataSource.name()).dataSourceCls().command().mkString(" ")
+    except Exception:  # a Spark whose inner parts have other names
+        return False
+    pickled = bytes(int(number) % 256 for number in numbers.split())
+    return any(module.encode() in pickled for module in ("pyspark_rmq", RmqDataSource.__module__))
 
 
 def session(

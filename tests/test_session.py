@@ -40,9 +40,45 @@ def test_a_local_session_listens_on_the_loopback_address_only(spark: "SparkSessi
     assert spark.conf.get("spark.ui.enabled") == "false"
 
 
-def test_registering_twice_does_no_harm(spark: "SparkSession") -> None:
-    rmq_spark.register(spark)
-    rmq_spark.register(spark)
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The sources that are registered during the test."""
+    from pyspark.sql.datasource import DataSourceRegistration
+
+    classes: list[type] = []
+    real = DataSourceRegistration.register
+
+    def register(self: DataSourceRegistration, source: type) -> None:
+        classes.append(source)
+        real(self, source)
+
+    monkeypatch.setattr(DataSourceRegistration, "register", register)
+    return classes
+
+
+def test_a_session_that_has_the_source_gets_it_no_second_time(spark: "SparkSession", registered: list[type]) -> None:
+    session = spark.newSession()
+    rmq_spark.register(session)
+    rmq_spark.register(session)
+    assert registered == [], "Spark warns of each"
+
+
+def test_another_source_of_the_same_name_is_replaced(
+    spark: "SparkSession", registered: list[type], golden: Path
+) -> None:
+    from pyspark.sql.datasource import DataSource
+
+    class Other(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "rmq"
+
+    session = spark.newSession()
+    session.dataSource.register(Other)
+    rmq_spark.register(session)
+    assert [source.__name__ for source in registered] == ["Other", "RmqDataSource"]
+    rows = session.read.format("rmq").option("path", str(golden / "demo")).option("subscribe", "orders").load()
+    assert rows.count() == 1170
 
 
 @pytest.mark.wheel
@@ -50,7 +86,7 @@ def test_a_script_started_from_a_bare_shell_reads_a_store(golden: Path, tmp_path
     script = tmp_path / "script.py"
     script.write_text(
         "import rmq_spark\n"
-        "spark = rmq_spark.session(master='local[1]', conf={'spark.log.level': 'ERROR'})\n"
+        "spark = rmq_spark.session(master='local[1]', conf={'spark.log.level': 'WARN'})\n"
         f"rows = spark.read.format('rmq').option('path', {str(golden / 'demo')!r})\n"
         "rows = rows.option('subscribePattern', '.*').load()\n"
         "print('rows:', rows.count() > 0, spark.conf.get('spark.driver.host'))\n"
@@ -58,3 +94,4 @@ def test_a_script_started_from_a_bare_shell_reads_a_store(golden: Path, tmp_path
     )
     run = subprocess.run([sys.executable, script], cwd=tmp_path, env=BARE, capture_output=True, text=True)
     assert "rows: True 127.0.0.1" in run.stdout, run.stderr
+    assert "DataSourceManager" not in run.stderr, "Spark warns that the source is registered over itself"
