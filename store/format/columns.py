@@ -20,7 +20,7 @@ from rmq_spark.store.format import properties
 from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX
 from rmq_spark.store.format.heads import RecordRun
 from rmq_spark.store.format.java import decode_host
-from rmq_spark.store.format.ragged import Bytes, take_ranges
+from rmq_spark.store.format.ragged import Bytes, of_one_size, take_ranges
 from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.format.rows import DecodeLimits, Rows
 
@@ -48,6 +48,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "physicalTopic": pa.string(),
 }
 
+_FROM_PROPERTIES = ("tags", "keys", "properties", "msgId")
+
 
 def decode(
     run: RecordRun, columns: Sequence[str], begin: int, end: int, limits: DecodeLimits
@@ -57,7 +59,10 @@ def decode(
     The next offset lies before `end` when decompressed bodies would have grown beyond their limit: go on from
     there. Raises RecordFault for a record that is not what its unit promised.
     """
-    rows = Rows(run, begin, end, limits, want_bodies="body" in columns)
+    asked = set(columns)
+    rows = Rows(
+        run, begin, end, limits, want_bodies="body" in asked, want_properties=not asked.isdisjoint(_FROM_PROPERTIES)
+    )
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([]))), rows.next_offset
     arrays = [_BUILDERS[name](rows) for name in columns]
@@ -103,6 +108,8 @@ def _topic(rows: Rows) -> pa.Array:
 
 
 def _body(rows: Rows) -> pa.Array:
+    if rows.parts is not None:
+        return of_one_size(rows.parts.bodies)
     bodies = take_ranges(rows.run.buffer, rows.body_begins, rows.body_ends)
     if not rows.unpacked:
         return bodies
@@ -130,6 +137,9 @@ def _message_id(rows: Rows) -> pa.Array:
 def _offset_message_id(rows: Rows) -> pa.Array:
     """Store host and physical offset in upper-case hex (MessageDecoder#createMessageId)."""
     offsets = rows.run.physical_offsets.astype(">i8").view("<u2").reshape(-1, 4)
+    host = rows.heads.common_host("store_host")
+    if host is not None:
+        return _of_records(rows, _fixed_text(_ids_of_one_host(host, offsets)))
     parts = []
     for chosen, hosts in rows.heads.hosts("store_host"):
         words = hosts.view("<u2")
@@ -143,10 +153,26 @@ def _offset_message_id(rows: Rows) -> pa.Array:
     return _by_record(rows, parts)
 
 
+def _ids_of_one_host(host: bytes, offsets: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    """Return the ids' characters: mostly only the lower half of an offset differs from the first one's."""
+    like_first = np.concatenate([_HEX[np.frombuffer(host, "<u2")], _HEX[offsets[0]]])
+    text = np.empty(len(offsets), f"V{like_first.nbytes}")
+    text[:] = like_first.view(text.dtype)
+    digits = text.view("<u4").reshape(len(offsets), -1)
+    for column in range(4):
+        values = offsets[:, column]
+        if not (values == values[0]).all():
+            digits[:, column - 4] = _HEX[values]
+    return text.view(np.uint8).reshape(len(offsets), -1)
+
+
 def _host(name: str) -> Callable[[Rows], pa.Array]:
     """Return a builder of `ip:port`, `[ip]:port` for IPv6; each distinct host is spelt once."""
 
     def build(rows: Rows) -> pa.Array:
+        common = rows.heads.common_host(name)
+        if common is not None:
+            return _repeated(str(decode_host(common)), len(rows))
         parts = []
         for chosen, hosts in rows.heads.hosts(name):
             if _all_alike(hosts):
@@ -178,6 +204,11 @@ def _fixed_text(characters: NDArray[np.uint8]) -> pa.StringArray:
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     data = np.ascontiguousarray(characters)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _of_records(rows: Rows, values: pa.Array) -> pa.Array:
+    """Repeat a value of each record for each of its messages."""
+    return values if rows.record_of is None else values.take(pa.array(rows.record_of))
 
 
 def _by_record(rows: Rows, parts: list[tuple[NDArray[np.intp] | None, pa.Array]]) -> pa.Array:

@@ -95,10 +95,12 @@ class RecordRun:
 class RecordHeads:
     """The checked heads of a run. Raises RecordFault for the first record that is not as promised."""
 
-    def __init__(self, run: RecordRun) -> None:
+    def __init__(self, run: RecordRun, rows: NDArray[np.void] | None = None) -> None:
+        """Check the heads; `rows` are their first 88 bytes, where somebody has gathered them already."""
         assert not len(run) or int(run.sizes.min()) >= MIN_RECORD_BYTES
         self._count = len(run)
-        rows = gather(run.buffer, run.positions, RECORD_HEAD)
+        if rows is None:
+            rows = gather(run.buffer, run.positions, RECORD_HEAD)
         words = rows.view(np.uint32).reshape(len(rows), -1)
         magics = _one_value(words[:, _WORD["magic"]])
         self._check(run, rows, words, magics)
@@ -176,6 +178,19 @@ class RecordHeads:
         if len(room) and (int(self.body_sizes.min()) < 0 or (self.body_sizes > room).any()):
             row = int(np.flatnonzero((self.body_sizes < 0) | (self.body_sizes > room))[0])
             raise RecordFault(row, "body length", f"0 to {int(room[row])}", int(self.body_sizes[row]))
+
+    @property
+    def have_one_length(self) -> bool:
+        """Say whether all heads are of the shortest kind."""
+        return self._groups[0][0] is None
+
+    def common_host(self, name: str) -> bytes | None:
+        """Return the host field that all records have; None if they differ, are of the long kind, or there are none."""
+        rows = self._groups[0][1]
+        if not self.have_one_length or not len(rows):
+            return None
+        hosts = rows[name].view(np.uint64)
+        return hosts[:1].tobytes() if (hosts == hosts[0]).all() else None
 
     def field(self, name: str) -> NDArray[Any]:
         """Return one field of every record in native byte order."""

@@ -20,6 +20,7 @@ from rmq_spark.store.format.heads import RecordFault, RecordHeads, RecordRun
 from rmq_spark.store.format.properties import WAIT, PropertyPairs
 from rmq_spark.store.format.ragged import Positions, take_ranges
 from rmq_spark.store.format.record import COMPRESSED, INNER_BATCH
+from rmq_spark.store.format.record_cut import RecordParts, cut_records
 from rmq_spark.store.format.shaped_properties import ShapedPairs
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 
@@ -37,18 +38,32 @@ class Rows:
     """The messages of a run with queue offsets in [begin, end); raises RecordFault where one is not as promised.
 
     With `want_bodies` compressed bodies are decompressed, and the rows end early when those would exceed
-    their limit: `next_offset` says where to go on.
+    their limit: `next_offset` says where to go on. `want_properties` only says what will be asked for.
     """
 
-    def __init__(self, run: RecordRun, begin: int, end: int, limits: DecodeLimits, *, want_bodies: bool) -> None:
-        self.heads = RecordHeads(run)
+    def __init__(
+        self,
+        run: RecordRun,
+        begin: int,
+        end: int,
+        limits: DecodeLimits,
+        *,
+        want_bodies: bool,
+        want_properties: bool,
+    ) -> None:
+        parts = None
+        if want_bodies and run.message_counts is None:
+            parts = cut_records(run, with_tails=want_properties)
+        self.heads = RecordHeads(run, None if parts is None else parts.heads)
         self.run = run
         self.unpacked: dict[int, bytes] = {}  # record -> its decompressed body
         self.want_bodies = want_bodies
         if limits.check_crc:
             self._check_crcs()
         self.sys_flags = self.heads.sys_flags
+        self.parts = parts if parts is not None and self._are_cut_well(parts) else None
         if want_bodies and (self.sys_flags & COMPRESSED).any():
+            self.parts = None
             fitting = self._decompress(limits)
             if fitting < len(run):
                 self.run = run.head(fitting)
@@ -70,6 +85,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.queue_offsets)
 
+    def _are_cut_well(self, parts: RecordParts) -> bool:
+        """Say whether every body lies where it was cut."""
+        return self.heads.have_one_length and bool((self.heads.body_sizes == parts.body_size).all())
+
     def field(self, name: str) -> NDArray[Any]:
         """Return a field of the record's head for every message."""
         if name == "flag" and self._item_flags is not None:
@@ -83,6 +102,12 @@ class Rows:
     @cached_property
     def pairs(self) -> PropertyPairs | ShapedPairs:
         """All properties of all messages, split."""
+        if self.parts is not None and len(self.parts.tails) and isinstance(self.heads.topic_length_bytes, int):
+            topic = self.run.topic.encode()
+            before = len(topic).to_bytes(self.heads.topic_length_bytes, "big") + topic
+            shaped = ShapedPairs.after_topic(self.parts.tails, before)
+            if shaped is not None:
+                return shaped
         begins, ends = self._item_properties or self.heads.properties_ranges(self.run)
         texts = take_ranges(self.run.buffer, begins, ends)
         if self.from_item is not None and self.from_item.any():

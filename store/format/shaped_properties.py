@@ -21,13 +21,16 @@ _BLOCK_BYTES = 128 << 10  # what is compared and counted while it is in the proc
 
 @dataclass(frozen=True, slots=True)
 class ShapedPairs:
-    """All name-value pairs of texts of one shape: row after row in `text`, each `row_bytes` long."""
+    """All name-value pairs of texts of one shape: row after row in `text`, each `row_bytes` long.
+
+    Before a row's text may stand what was skipped.
+    """
 
     text: Bytes
     row_bytes: int
     names: tuple[bytes, ...]  # all different
     values: tuple[tuple[int, int], ...]  # [begin, end) of each value in its row
-    is_text: bool  # all of it is UTF-8
+    is_text: bool  # all of the texts is UTF-8
 
     @classmethod
     def of(cls, texts: pa.BinaryArray) -> "ShapedPairs | None":
@@ -40,16 +43,33 @@ class ShapedPairs:
         begin, size = int(bounds[0]), int(bounds[1] - bounds[0])
         if not size or not np.array_equal(bounds, np.arange(begin, begin + (count + 1) * size, size, dtype=np.int32)):
             return None
-        text = np.frombuffer(data, np.uint8)[begin : begin + count * size]
+        return cls._of_rows(np.frombuffer(data, np.uint8)[begin : begin + count * size], size, 0)
+
+    @classmethod
+    def after_topic(cls, tails: NDArray[np.void], topic: bytes) -> "ShapedPairs | None":
+        """Return the pairs of the ends of records, all as long: the bytes `topic`, then properties with their length.
+
+        None where they do not have one plain shape, or some end is not like that.
+        """
+        text, size = tails.view(np.uint8), tails.dtype.itemsize
+        before = topic + max(size - len(topic) - 2, 0).to_bytes(2, "big")
+        if len(tails) < _ROWS_TOGETHER or size <= len(before) or text[: len(before)].tobytes() != before:
+            return None
+        return cls._of_rows(text, size, len(before))
+
+    @classmethod
+    def _of_rows(cls, text: Bytes, size: int, skipped: int) -> "ShapedPairs | None":
+        """Return the pairs of rows of one size, each with some bytes before its text that are the same in all."""
         first = text[:size].tobytes()
-        parts = _parts(first)
+        parts = _parts(first[skipped:])
         if parts is None:
             return None
-        values = tuple((end - size_of_value, end) for _, size_of_value, end in parts)
+        values = tuple((skipped + end - length, skipped + end) for _, length, end in parts)
         largest = _largest_byte(text, first, values)
         if largest is None:
             return None
-        return cls(text, size, tuple(name for name, _, _ in parts), values, largest < 0x80 or is_text(text))
+        good = largest < 0x80 or is_text(np.ascontiguousarray(text.reshape(-1, size)[:, skipped:]).ravel())
+        return cls(text, size, tuple(name for name, _, _ in parts), values, good)
 
     def __len__(self) -> int:
         return len(self.text) // self.row_bytes
