@@ -86,10 +86,18 @@ _ONLY_READS = (
 
 
 def _absolute(options: ReadOptions) -> ReadOptions:
-    """Return the options with absolute paths, so that executors need not share the driver's working directory."""
+    """Return the options with absolute paths, so that executors need not share the driver's directory and user."""
     log = options.commit_log_path
     return replace(
         options,
-        path=None if options.path is None else str(Path(options.path).absolute()),
-        commit_log_path=None if log is None else tuple(str(Path(path).absolute()) for path in log),
+        path=None if options.path is None else _absolute_path(options.path),
+        commit_log_path=None if log is None else tuple(map(_absolute_path, log)),
     )
+
+
+def _absolute_path(path: str) -> str:
+    """Return the path as the driver's user sees it from its working directory; `~` is that user's home."""
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:  # no such user, so `~name` is a folder
+        return str(Path(path).absolute())

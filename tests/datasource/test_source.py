@@ -1,6 +1,7 @@
 """The source as Spark makes it, without a JVM: when errors come, what travels, what is imported."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
@@ -82,6 +83,17 @@ def test_a_relative_path_is_made_absolute_where_the_source_is_made(monkeypatch, 
     (partition, *_) = source.reader(struct("body")).partitions()
     assert partition.path == str(store)
     assert partition.commit_log_path == str(store / "commitlog")
+
+
+def test_the_home_in_a_path_is_that_of_the_drivers_user(monkeypatch, store) -> None:
+    monkeypatch.setenv("HOME", str(store.parent))
+    source = source_of("~/basic", commitLogPath="~/basic/commitlog,~nobody-of-this-name/log")
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert source._options.path == str(store)
+    assert source._options.commit_log_path == (
+        str(store / "commitlog"),
+        str(Path("~nobody-of-this-name/log").absolute()),
+    )
 
 
 def test_a_wrong_stream_is_refused_at_its_first_call_not_when_it_is_made(store) -> None:
