@@ -45,6 +45,7 @@ class Chain:
     """Units of all queues in order of their records: extents in bytes, store times in ms.
 
     `end` is the physical offset where the believable log ends, `unitless` the records before it that no unit names.
+    `refused_ms` is the store time of the record at `end` if it was taken for stale, else None.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Chain:
         self.end = base
         self._known_ms = known_ms  # the newest store time before `base`, -1 if nobody looked there
         self.unitless: list[Record] = []
+        self.refused_ms: int | None = None
 
     def settle(self, left: Left, checkpoint: Callable[[], Checkpoint]) -> None:
         """Find `end`. Raises DamageError if the store was closed in order and yet newer messages follow a hole."""
@@ -109,8 +111,8 @@ class Chain:
         order = np.argsort(places, kind="stable")
         return places[order], times[order]
 
-    def _cut_back(self, end: int) -> None:
-        self.end = end
+    def _cut_back(self, end: int, refused_ms: int | None = None) -> None:
+        self.end, self.refused_ms = end, refused_ms
         self.unitless = [record for record in self.unitless if record.physical_offset < end]
 
     def _cut_stale(self, left: Left, checkpoint: Callable[[], Checkpoint]) -> None:
@@ -138,7 +140,7 @@ class Chain:
         if not is_clean and 0 <= left.started_ms <= int(times[first]):
             return  # stored since the writer started: nothing of its own is stale
         if step_ms >= _RESTART_MS or (is_clean and last_ms == int(newest[first - 1])):
-            self._cut_back(int(places[first]))
+            self._cut_back(int(places[first]), int(times[first]))
 
     def _cut_torn(self, flushed_ms: int) -> None:
         """After a crash: end before the first message newer than the checkpoint whose body was not written whole."""

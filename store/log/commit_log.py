@@ -15,6 +15,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.disk.window import WINDOW_BYTES, Window
 from rmq_spark.store.errors import DamageError, StoreChangedError
+from rmq_spark.store.format.filenames import segment_name
 from rmq_spark.store.format.record import (
     BLANK_BYTES,
     MAX_RECORD_BYTES,
@@ -66,10 +67,16 @@ class CommitLog:
         self.close()
         self.segments = list_segments(*self._folders)
 
-    def has_first_segment(self) -> bool:
-        """Say whether there are segments and the oldest one is still there."""
-        first = self.segments.segments[:1]
-        return bool(first) and files.file_size(first[0].path) >= 0
+    def is_begin_there(self) -> bool:
+        """Say whether the oldest segment is still there, or where there was none, still none is."""
+        if not self.segments.segments:
+            return not list_segments(*self._folders).segments
+        return files.file_size(self.segments.segments[0].path) >= 0
+
+    def has_file_at(self, begin: int) -> bool:
+        """Say whether there is by now a segment that begins at a physical offset, and is more than just being made."""
+        name = segment_name(begin)
+        return any(files.file_size(files.join(folder, name)) > 0 for folder in self._folders)
 
     def close(self) -> None:
         """Close what is open; reading opens it again."""

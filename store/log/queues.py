@@ -6,7 +6,7 @@ batch consume queue (46 bytes, 5.x) a unit holds one or several messages and nam
 Source: ConsumeQueue, BatchConsumeQueue (5.3).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class Units:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def equals(self, other: "Units") -> bool:
+        """Say whether these are the same units."""
+        return all(np.array_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
 
     def part(self, begin: int, end: int) -> "Units":
         """Return the units [begin, end) of these."""

@@ -92,7 +92,7 @@ class StoreReader:
         An idle store costs a few small reads, whatever the number of queues. Raises DamageError for a log that
         cannot be followed to its end.
         """
-        if self._looked and self._tail.is_idle():
+        if self._looked and self._tail.is_idle(self._topics.has_folder):
             return False
         begin = self._log.segments.begin
         self._log.look()
@@ -101,8 +101,11 @@ class StoreReader:
         touched = None
         if self._looked and not self._tail.is_rewritten():
             touched = self._tail.appended(_FEW_RECORDS)
-        if touched is None or not touched <= self._topics.queues.keys():
+        unknown = touched - self._topics.queues.keys() if touched is not None else set()
+        if touched is None or any(self._topics.has_folder(key) for key in unknown):
             self._topics.look()
+        elif unknown:  # whose topic may have been deleted: their records say nothing then
+            self._topics.look_at_configs()
         queues = self._topics.queues
         if touched is not None:
             chosen = touched & queues.keys()
@@ -305,15 +308,15 @@ class StoreReader:
         return f'no topic "{topic}" in the store at "{self.path}". {there}'
 
     def _left(self) -> Left:
-        if is_locked(files.join(self.path, filenames.LOCK)):
-            return Left(Closing.LIVE, 0, files.modified_ms(files.join(self.path, filenames.ABORT)))
-        names = (filenames.ABORT, filenames.LOCK, filenames.CHECKPOINT)
-        stamp_ms = sum(files.modified_ms(files.join(self.path, name)) for name in names)
-        clean = files.file_size(files.join(self.path, filenames.ABORT)) < 0
-        started_ms = files.modified_ms(files.join(self.path, filenames.ABORT))
+        lock, abort = files.join(self.path, filenames.LOCK), files.join(self.path, filenames.ABORT)
+        if is_locked(lock):
+            return Left(Closing.LIVE, files.modified_ms(lock), files.modified_ms(abort))
+        checkpoint_ms = files.modified_ms(files.join(self.path, filenames.CHECKPOINT))
+        lock_ms, started_ms = files.modified_ms(lock), files.modified_ms(abort)
+        clean = files.file_size(abort) < 0
         if not clean and is_at_work(read_watermark(self.path)):
-            return Left(Closing.LIVE, 0, started_ms)
-        return Left(Closing.CLEAN if clean else Closing.CRASHED, stamp_ms, started_ms)
+            return Left(Closing.LIVE, lock_ms, started_ms)
+        return Left(Closing.CLEAN if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
 
     def _checkpoint(self) -> Checkpoint:
         page = files.read_small(files.join(self.path, filenames.CHECKPOINT))

@@ -22,10 +22,6 @@ from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.record import (
-    BLANK_BYTES,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     RECORD_HEAD,
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
@@ -36,6 +32,7 @@ from rmq_spark.store.format.record import (
 from rmq_spark.store.log.chain import Chain, Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.log.standstill import MANY_QUEUES, AwaitedUnit, Standstill
 from rmq_spark.store.log.unit_agreement import compare_heads
 from rmq_spark.store.log.unit_judge import UnitJudge, no_unit
 from rmq_spark.store.units import QueueKey
@@ -69,19 +66,22 @@ class LogTail:
         self._newest_ms = -1  # store time
         self._last_record: tuple[int, bytes] = (0, b"")
         self._waiting: list[Record] = []  # logged, and without a unit when last seen
-        self._looked = False
+        self._standstill: Standstill | None = None  # None: look again
 
-    def is_idle(self) -> bool:
-        """Say whether nothing can have moved since the last look: two small reads, whatever the number of queues."""
-        if not self._looked or self.pending or not self._log.has_first_segment():
-            return False
-        magic = int.from_bytes(self._log.bytes_at(self.end, BLANK_BYTES)[4:], "big")
-        # A filler ends its segment: the next one may have been made by now. A record may be about to be whole.
-        return magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK) and not self.is_rewritten()
+    def is_idle(self, has_folder: Callable[[QueueKey], bool]) -> bool:
+        """Say whether nothing can have moved since the last look: a few small reads, whatever the number of queues.
+
+        `has_folder` asks the disk whether a queue has one by now.
+        """
+        return (
+            self._standstill is not None
+            and self._standstill.holds(self._log, self._left, has_folder)
+            and not self.is_rewritten()
+        )
 
     def appended(self, at_most: int) -> set[QueueKey] | None:
         """Return the queues of the records appended since the last look; None if there are too many to say."""
-        found, place = set(self.pending), self._base
+        found, place = self.pending | self.faults.keys(), self._base
         for _ in range(at_most):
             record = self._log.record_at(place)
             if isinstance(record, Blank):
@@ -126,7 +126,7 @@ class LogTail:
 
     def look(self, queues: Mapping[QueueKey, ConsumeQueue], among: Iterable[QueueKey], *, whole: bool) -> None:
         """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all."""
-        left = self._left()
+        left, self._standstill = self._left(), None
         try:
             self._look(queues, list(among), left, whole=whole)
             if not self.faults or self._left() == left:
@@ -175,7 +175,28 @@ class LogTail:
         self.pending |= unconfirmed.keys()
         self.faults.update(doubted)
         self.faults.update({key: fault for key, (_, fault) in self._unreadable.items()})
-        self._looked = True
+        self._standstill = self._stand(queues, seen, chained, left)
+
+    def _stand(
+        self,
+        queues: Mapping[QueueKey, ConsumeQueue],
+        seen: Mapping[QueueKey, tuple[int, Units]],
+        chained: Chain,
+        left: Left,
+    ) -> Standstill | None:
+        """Return what is not to change until it is worth while to look again, None if that is at once."""
+        if not self.pending and not self.faults and chained.refused_ms is None:
+            return Standstill(self.end)
+        homeless = self.pending - queues.keys()
+        waiting = self.pending & queues.keys()
+        if len(self.pending) > MANY_QUEUES or not waiting <= seen.keys():
+            return None
+        awaited = []
+        for key in waiting:
+            begin, units = seen[key]
+            at = self.ends[key] - begin
+            awaited.append(AwaitedUnit(queues[key], self.ends[key], units.part(at, at + 1)))
+        return Standstill(self.end, chained.refused_ms, left, tuple(awaited), frozenset(homeless))
 
     def _read_units(
         self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], *, whole: bool

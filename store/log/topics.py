@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import DamageError, StorePathError
+from rmq_spark.store.errors import DamageError, OptionError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import TopicConfig, decode_topics
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
@@ -59,6 +59,7 @@ class TopicTable:
     def __init__(self, root: str) -> None:
         self._root = root
         self._looked = False
+        self._configs_stamp: tuple[int, int] | None = None  # size and time (ms) of the file that was read
         self._configs: dict[str, TopicConfig] = {}
         self._queues: dict[QueueKey, ConsumeQueue] = {}
 
@@ -87,19 +88,37 @@ class TopicTable:
                     self._queues[key] = kind(key, folder)
         return self._queues.get(key)
 
+    def has_folder(self, key: QueueKey) -> bool:
+        """Say whether the queue has a folder on disk by now. Topic and id may be anything that a record says."""
+        if key.queue_id < 0 or key.topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
+            return False
+        try:
+            folders = [filenames.queue_folder(key.topic, key.queue_id, tree) for tree, _ in _TREES]
+        except OptionError:
+            return False
+        return any(files.is_folder(files.join(self._root, folder)) for folder in folders)
+
     def opened(self) -> list[ConsumeQueue]:
         """Return the queues that may have a file open."""
         return list(self._queues.values())
 
     def look(self) -> None:
         """Read topics.json and list the folders again; queues that are still there keep their object."""
-        self._configs = read_topics(self._root)
+        self.look_at_configs()
         found: dict[QueueKey, ConsumeQueue] = {}
         for tree, kind in _TREES:
             for topic, is_folder in files.list_folder(files.join(self._root, tree)):
                 if is_folder and not topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
                     self._look_at_topic(tree, topic, kind, found)
         self._queues, self._looked = found, True
+
+    def look_at_configs(self) -> None:
+        """Read topics.json again if it has changed."""
+        path = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
+        stamp = files.file_size(path), files.modified_ms(path)
+        if stamp != self._configs_stamp:
+            self._configs = read_topics(self._root)
+            self._configs_stamp = stamp  # of before it was read: what changed meanwhile is read once more
 
     def _look_at_topic(
         self, tree: str, topic: str, kind: type[ConsumeQueue], found: dict[QueueKey, ConsumeQueue]
