@@ -10,11 +10,20 @@ Spark's Python workers import this module by name: `spark_for_benchmarks` puts i
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.source import RmqDataSource
@@ -67,6 +76,38 @@ def read_batch(file: str) -> pa.RecordBatch:
     """Return the batch that `write_batch` kept, in memory of its own."""
     with open(file, "rb") as data:
         return pa.ipc.open_file(pa.py_buffer(data.read())).get_batch(0)
+
+
+class Discard(DataSource):
+    """A sink, batch and stream, whose tasks count the rows of the Arrow batches that they get, and forget them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "discard"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _DiscardWriter()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return _DiscardStreamWriter()
+
+
+@dataclass
+class _Counted(WriterCommitMessage):
+    rows: int
+
+
+class _DiscardWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _Counted(sum(batch.num_rows for batch in iterator))
+
+
+class _DiscardStreamWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _Counted(sum(batch.num_rows for batch in iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        pass
 
 
 class Counting(DataSource):

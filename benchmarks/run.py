@@ -21,6 +21,8 @@ NAMES = {
     "triggers": "an idle trigger, a micro-batch of one message, over a source that counts",
     "open": "open a store and read a row, ten segments over one",
     "memory": "anonymous memory of a reading task",
+    "append": "columns to messages in a store, over memcpy; waits for the lock",
+    "sink": "rows through Spark into a store, over a sink that discards",
 }
 
 
@@ -73,7 +75,11 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
         from opening import measure_opening
 
         yield from measure_opening(stores, messages, max(2 * repeats, 11))
-    if {"scan", "triggers", "open"} & set(names):
+    if "append" in names:
+        from appending import measure_appending
+
+        yield from measure_appending(stores, messages, repeats)
+    if {"scan", "triggers", "open", "sink"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats)
 
 
@@ -90,6 +96,10 @@ def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int,
             yield from measure_opening_in_spark(spark, stores, messages, repeats)
         if "scan" in names:
             yield from measure_scans(spark, stores, messages, repeats)
+        if "sink" in names:
+            from sinking import measure_sinks
+
+            yield from measure_sinks(spark, stores, messages, repeats)
         if "triggers" in names:
             yield from measure_triggers(spark, stores, looks_file, messages, max(repeats // 2, 3))
     finally:
