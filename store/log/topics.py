@@ -62,6 +62,7 @@ class TopicTable:
         self._configs_stamp: tuple[int, int] | None = None  # size and time (ms) of the file that was read
         self._configs: dict[str, TopicConfig] = {}
         self._queues: dict[QueueKey, ConsumeQueue] = {}
+        self._ids: dict[str, list[int]] = {}  # of the queues that have a folder, by topic
 
     @property
     def queues(self) -> dict[QueueKey, ConsumeQueue]:
@@ -110,7 +111,9 @@ class TopicTable:
             for topic, is_folder in files.list_folder(files.join(self._root, tree)):
                 if is_folder and not topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
                     self._look_at_topic(tree, topic, kind, found)
-        self._queues, self._looked = found, True
+        self._queues, self._ids, self._looked = found, {}, True
+        for key in found:
+            self._ids.setdefault(key.topic, []).append(key.queue_id)
 
     def look_at_configs(self) -> None:
         """Read topics.json again if it has changed."""
@@ -142,7 +145,8 @@ class TopicTable:
 
     def topics(self) -> list[str]:
         """Return every topic's name, sorted."""
-        names = {key.topic for key in self.queues} | set(self.configs)
+        self._look_once()
+        names = {*self._ids, *self._configs}
         return sorted(name for name in names if not name.startswith(filenames.LIGHT_QUEUE_PREFIX))
 
     def has(self, key: QueueKey) -> bool:
@@ -164,5 +168,5 @@ class TopicTable:
 
     def queues_of(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by id, those without a message included; [] for a topic that is not there."""
-        keys = {key for key in self.queues if key.topic == topic}
-        return sorted(keys | {QueueKey(topic, queue_id) for queue_id in range(self._count(topic))})
+        self._look_once()
+        return [QueueKey(topic, queue_id) for queue_id in sorted({*self._ids.get(topic, ()), *range(self._count(topic))})]
