@@ -4,12 +4,13 @@ Source: DefaultMessageStore#queryMessage, IndexService#queryOffset, MessageDecod
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass
 
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_body import message_count
-from rmq_spark.store.format.index_file import IndexFile
+from rmq_spark.store.format.index_file import IndexFile, IndexShape
 from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.message_id import may_be_offset_message_id, parse_offset_message_id
 from rmq_spark.store.format.record import (
@@ -23,17 +24,73 @@ from rmq_spark.store.units import QueueKey
 Hit = tuple[QueueKey, int, int]  # a record's queue and the queue offsets of its messages, [begin, end)
 
 
-def find_by_key(root: str, log: CommitLog, topic: str, key: str, begin_ms: int, end_ms: int) -> list[Hit]:
+@dataclass(slots=True)
+class _Opened:
+    """An index file that is open, and what is known of its shape as of so many units."""
+
+    file: OpenFile
+    shape: IndexShape | None = None
+    unit_count: int = -1
+
+    def look(self) -> IndexFile:
+        """Return the file with its header as it is now; a file that is written goes on growing."""
+        index = IndexFile(self.file.read, self.file.size(), self.shape)
+        if self.shape is None and index.header.next_unit != self.unit_count:
+            self.shape, self.unit_count = index.shape, index.header.next_unit
+        return index
+
+
+class IndexFolder:
+    """The index files of a store, for looking up keys: opened, and their shapes learned, once for all keys.
+
+    One thread at a time. `close` it; it can be used again.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._folder = files.join(root, filenames.INDEX)
+        self._opened: dict[str, _Opened] = {}  # by name
+
+    def close(self) -> None:
+        """Close every file."""
+        for opened in self._opened.values():
+            opened.file.close()
+        self._opened.clear()
+
+    def places(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Yield the physical offsets of records that may have the key and lie in [begin_ms, end_ms], newest first."""
+        key_hash = index_key_hash(f"{topic}#{key}")
+        found = self._look()
+        # A file that is nearly empty proves no shape of its own, but a broker makes all files alike.
+        shapes = {opened.file.size(): opened.shape for opened, _ in found if opened.shape}
+        for opened, index in reversed(found):
+            shape = opened.shape or shapes.get(opened.file.size())
+            if shape is not None:
+                shaped = index if opened.shape else IndexFile(opened.file.read, opened.file.size(), shape)
+                yield from shaped.find(key_hash, begin_ms, end_ms)
+
+    def _look(self) -> list[tuple[_Opened, IndexFile]]:
+        """Return the files that are there now, oldest first; other names are passed over, as IndexService#load does."""
+        listed = files.list_folder(self._folder)
+        names = [name for name, is_folder in listed if not is_folder and filenames.is_index_name(name)]
+        for gone in self._opened.keys() - set(names):
+            self._opened.pop(gone).file.close()
+        for name in names:
+            if name not in self._opened:
+                self._opened[name] = _Opened(OpenFile(files.join(self._folder, name)))
+        return [(self._opened[name], self._opened[name].look()) for name in names]
+
+
+def find_by_key(index: IndexFolder, log: CommitLog, topic: str, key: str, begin_ms: int, end_ms: int) -> list[Hit]:
     """Return the records of the topic that the index names for the key: candidates, for hashes collide."""
     hits = []
-    for place in _index_places(root, f"{topic}#{key}", begin_ms, end_ms):
+    for place in index.places(topic, key, begin_ms, end_ms):
         record = log.record_at(place)
         if isinstance(record, Record) and begin_ms <= record.store_timestamp <= end_ms:
             hits += [hit for hit in [_hit(record)] if hit is not None and hit[0].topic == topic]
     return hits
 
 
-def find_by_id(root: str, log: CommitLog, message_id: str, topics: Sequence[str]) -> list[Hit]:
+def find_by_id(index: IndexFolder, log: CommitLog, message_id: str, topics: Sequence[str]) -> list[Hit]:
     """Return the records in `topics` that an id may mean: by the place in it, and by the index for a UNIQ_KEY."""
     hits = []
     if may_be_offset_message_id(message_id):
@@ -43,24 +100,8 @@ def find_by_id(root: str, log: CommitLog, message_id: str, topics: Sequence[str]
         if hit is not None and hit[0].topic in topics:
             hits.append(hit)
     for topic in topics:
-        hits += find_by_key(root, log, topic, message_id, 0, 2**63 - 1)
+        hits += find_by_key(index, log, topic, message_id, 0, 2**63 - 1)
     return hits
-
-
-def _index_places(root: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-    """Yield the physical offsets that the index files hold for `topic#key`, newest file first; names that are no
-    index file's are passed over, as IndexService#load does."""
-    folder = files.join(root, filenames.INDEX)
-    key_hash = index_key_hash(key)
-    names = [name for name, is_folder in files.list_folder(folder) if not is_folder and filenames.is_index_name(name)]
-    with ExitStack() as stack:
-        opened = [stack.enter_context(files.OpenFile(files.join(folder, name))) for name in names]
-        found = [IndexFile(file.read, file.size()) for file in opened]
-        # A file that is nearly empty proves no shape of its own, but a broker makes all files alike.
-        shapes = {file.size(): index.shape for file, index in zip(opened, found, strict=True) if index.shape}
-        for file, index in reversed(list(zip(opened, found, strict=True))):
-            shaped = index if index.shape else IndexFile(file.read, file.size(), shapes.get(file.size()))
-            yield from shaped.find(key_hash, begin_ms, end_ms)
 
 
 def _hit(record: Record) -> Hit | None:

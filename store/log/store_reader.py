@@ -21,7 +21,7 @@ from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.lookup import find_by_id, find_by_key
+from rmq_spark.store.log.lookup import IndexFolder, find_by_id, find_by_key
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import read_range
 from rmq_spark.store.log.store_kind import commit_log_folders
@@ -50,6 +50,7 @@ class StoreReader:
         mapped = read_mode == "mmap" or (read_mode == "auto" and not any(map(is_remote, folders)))
         self._log = CommitLog(folders, mapped=mapped)
         self._topics = TopicTable(self.path)
+        self._index = IndexFolder(self.path)
         self._tail = LogTail(self._log, self._left, self._checkpoint, self._topics.may_exist)
         self._min_units: dict[QueueKey, int] = {}
         self._looked = False
@@ -68,6 +69,7 @@ class StoreReader:
     def close(self) -> None:
         """Close every file. The reader can be used again and opens them anew."""
         self._log.close()
+        self._index.close()
         for queue in self._topics.opened():
             queue.run.close()
 
@@ -191,7 +193,7 @@ class StoreReader:
         The index may be incomplete (a broker drops its newest file after a crash, or wrote none).
         """
         self.queues(topic)
-        hits = find_by_key(self.path, self._log, topic, key, begin_ms, end_ms)
+        hits = find_by_key(self._index, self._log, topic, key, begin_ms, end_ms)
         return self._messages_with(hits, ("keys", "msgId"), key)
 
     def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
@@ -199,7 +201,7 @@ class StoreReader:
 
         [] for an id that no message there has.
         """
-        hits = find_by_id(self.path, self._log, message_id, topics)
+        hits = find_by_id(self._index, self._log, message_id, topics)
         return self._messages_with(hits, ("msgId", "offsetMsgId"), message_id)
 
     def read(

@@ -169,4 +169,5 @@ class TopicTable:
     def queues_of(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by id, those without a message included; [] for a topic that is not there."""
         self._look_once()
-        return [QueueKey(topic, queue_id) for queue_id in sorted({*self._ids.get(topic, ()), *range(self._count(topic))})]
+        queue_ids = {*self._ids.get(topic, ()), *range(self._count(topic))}
+        return [QueueKey(topic, queue_id) for queue_id in sorted(queue_ids)]
