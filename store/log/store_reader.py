@@ -32,6 +32,7 @@ from rmq_spark.store.log.watermark_file import is_at_work, read_watermark
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
+_FEW_UNITS, _MANY_UNITS = 1 << 7, 1 << 16  # whose sizes are read at once
 _FEW_RECORDS = 2048  # appended since the last look: fewer are walked one by one to learn whose they are
 
 
@@ -271,13 +272,15 @@ class StoreReader:
     def _sizes(
         self, key: QueueKey, begin: int, end: int
     ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-        """Yield queue offsets and record sizes of [begin, end), many at a time."""
+        """Yield queue offsets and record sizes of [begin, end), a few and then many at a time: a limit may be near."""
         if begin >= end:
             return
         queue, units_end = self._readable(key, begin, end)
         unit, last = queue.unit_of(begin, units_end), queue.unit_of(end - 1, units_end) + 1
+        step = _FEW_UNITS
         while unit < last:
-            units = queue.read(unit, min(unit + (1 << 16), last))
+            units = queue.read(unit, min(unit + step, last))
+            step = min(step * 8, _MANY_UNITS)
             # A batch that the range begins inside of was counted where its first message was.
             yield units.queue_offsets, np.where(units.queue_offsets < begin, 0, units.sizes)
             unit += len(units)
