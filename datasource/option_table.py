@@ -30,7 +30,8 @@ _OFFSETS = "earliest, latest or JSON"
 _TIME = "time or JSON"
 OPTIONS = (
     Option("path", "path", values.parse_path, "required", "the store's folder, a broker's storePathRootDir; "
-           "a relative path counts from the folder in which the driver was started, ~ is the home of its user", "/data/store"),
+           "a relative path counts from the folder in which the driver was started, ~ is the home of its user",
+           "/data/store"),
     Option("commitLogPath", "paths", values.parse_paths, "in path", "folder or folders of the commit log where "
            "they lie elsewhere (a broker's storePathCommitLog)", "/disk1/log,/disk2/log"),
     Option("subscribe", "topics", values.parse_topics, "one of three", "topics to read, by name", "orders,payments",

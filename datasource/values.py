@@ -7,11 +7,12 @@ Positions are queue offsets or one of two words for them, EARLIEST and LATEST; t
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from rmq_spark.store.units import QueueKey
 
@@ -20,6 +21,7 @@ LATEST = -1
 EARLIEST = -2
 
 COUNT_MAX = 2**63 - 1  # what Spark and RocketMQ keep in a long
+_SHOWN_CHARACTERS = 80  # of a bad name or value inside JSON
 TOPIC_LENGTH_MAX = 255  # TopicValidator, 5.x: 127, and 255 with %RETRY% or %DLQ% in front
 
 # The key under which an offset of ours keeps what is no topic; "@" is no legal character in one.
@@ -84,33 +86,41 @@ def parse_flag(text: str) -> bool:
 
 def parse_count(text: str) -> int:
     """Return a whole number of messages or partitions, from 1 on."""
-    stripped = text.strip().replace("_", "")
-    if not re.fullmatch(r"[+]?\d+", stripped, re.ASCII) or not 1 <= int(stripped) <= COUNT_MAX:
+    found = re.fullmatch(r"[+]?(\d+)", text.strip().replace("_", ""), re.ASCII)
+    if found is None or not 1 <= _number(found[1]) <= COUNT_MAX:
         raise Unacceptable("is no whole number from 1 on.")
-    return int(stripped)
+    return _number(found[1])
 
 
 def parse_size(text: str) -> int:
     """Return a size in bytes: a number, with b, k, m, g or t (powers of 1024) behind it or without."""
     found = _NUMBER_AND_UNIT.fullmatch(text.strip().lower())
     unit = _SIZES.get(re.sub(r"(?<=[kmgt])i?b$", "", found[2])) if found else None
-    if found is None or unit is None or not 1 <= int(found[1]) * unit <= COUNT_MAX:
+    if found is None or unit is None or not 1 <= _number(found[1]) * unit <= COUNT_MAX:
         raise Unacceptable("is no size from 1 byte on. Accepted: bytes, or a number with k, m, g, such as 64m.")
-    return int(found[1]) * unit
+    return _number(found[1]) * unit
 
 
 def parse_duration(text: str) -> int:
     """Return a duration in ms: a number with ms, s, m, h or d behind it; ms without."""
     found = _NUMBER_AND_UNIT.fullmatch(text.strip().lower())
     unit = _DURATIONS_MS.get(found[2] or "ms") if found else None
-    if found is None or unit is None or not 1 <= int(found[1]) * unit <= COUNT_MAX:
+    if found is None or unit is None or not 1 <= _number(found[1]) * unit <= COUNT_MAX:
         raise Unacceptable("is no duration from 1 ms on. Accepted: a number with ms, s, m, h, d, such as 15m.")
-    return int(found[1]) * unit
+    return _number(found[1]) * unit
+
+
+def _number(digits: str) -> int:
+    """Return the number, or one beyond all limits: Python refuses to read thousands of digits."""
+    significant = digits.lstrip("0") or "0"
+    return int(significant) if len(significant) <= len(str(COUNT_MAX)) else COUNT_MAX + 1
 
 
 def parse_path(text: str) -> str:
     """Return the path of a local folder; `file:` is taken off, other schemes are refused."""
     path = parse_text(text)
+    if "\0" in path:
+        raise Unacceptable("has the character 0 in it, which no path can have.")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):", path)
     if scheme is None:
         return path
@@ -119,10 +129,13 @@ def parse_path(text: str) -> str:
             f"has the scheme {scheme[1]}:, but a store is read from a file system. Accepted: a path, or file:///path. "
             "Mount the storage, at the same path on the driver and every executor, and give that path."
         )
-    parts = urlsplit(path)
-    if parts.netloc not in ("", "localhost"):
-        raise Unacceptable(f'names the host "{parts.netloc}"; write file:///path with three slashes.')
-    return unquote(parts.path)
+    path = path[len("file:") :]
+    if path.startswith("//"):
+        host, slash, path = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise Unacceptable(f'names the host "{host}"; write file:///path with three slashes.')
+        path = slash + path
+    return unquote(path)  # "?" and "#" are part of a name, as Spark has it
 
 
 def parse_paths(text: str) -> tuple[str, ...]:
@@ -135,8 +148,8 @@ def parse_names(text: str) -> tuple[str, ...]:
     names = [part.strip() for part in text.split(",")]
     if not all(names):
         raise Unacceptable("has an empty name in it. Accepted: names separated by commas.")
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise Unacceptable(f'names "{name}" twice.')
     return tuple(names)
 
@@ -145,8 +158,8 @@ def check_topic(name: str) -> str:
     """Return a topic's name if it is legal, as TopicValidator#validateTopic has it (5.x)."""
     if not _TOPIC.fullmatch(name) or len(name) > TOPIC_LENGTH_MAX:
         raise Unacceptable(
-            f'names the topic "{name[:80]}", which no topic can be called. Accepted: up to {TOPIC_LENGTH_MAX} letters, '
-            "digits, %, |, - and _."
+            f'names the topic "{name[:_SHOWN_CHARACTERS]}", which no topic can be called. Accepted: up to '
+            f"{TOPIC_LENGTH_MAX} letters, digits, %, |, - and _."
         )
     return name
 
@@ -160,8 +173,10 @@ def parse_pattern(text: str) -> str:
     """Return a regular expression as Python's `re` takes it."""
     try:
         re.compile(parse_text(text))
-    except re.error as error:
+    except (re.error, OverflowError) as error:
         raise Unacceptable(f"is no regular expression: {error}.") from None
+    except RecursionError:
+        raise Unacceptable("is no regular expression that can be read: it is nested too deeply.") from None
     return text.strip()
 
 
@@ -206,7 +221,7 @@ def parse_positions(text: str) -> Positions:
             key = QueueKey(topic, _queue_id(number, accepted))
             if type(offset) is not int or not EARLIEST <= offset <= COUNT_MAX:
                 raise Unacceptable(
-                    f"gives {key} the offset {json.dumps(offset)}. Accepted: 0 and up, -1 (latest), -2 (earliest)."
+                    f"gives {key} the offset {_shown(offset)}. Accepted: 0 and up, -1 (latest), -2 (earliest)."
                 )
             queues[key] = offset
     return Positions(None, queues)
@@ -225,9 +240,9 @@ def parse_times(text: str, now_ms: int) -> Times:
         check_topic(topic)
         if isinstance(value, dict):
             for number, time in value.items():
-                queues[QueueKey(topic, _queue_id(number, example))] = parse_time(str(time), now_ms)
+                queues[QueueKey(topic, _queue_id(number, example))] = parse_time(_text(time), now_ms)
         else:
-            topics[topic] = parse_time(str(value), now_ms)
+            topics[topic] = parse_time(_text(value), now_ms)
     if not topics and not queues:
         raise Unacceptable(f"names no topic. Accepted: {example}.")
     return Times(None, topics, queues)
@@ -236,15 +251,15 @@ def parse_times(text: str, now_ms: int) -> Times:
 def parse_time(text: str, now_ms: int) -> int:
     """Return ms since the epoch for a number of them, an ISO 8601 time with its zone, or `-10m` before now."""
     stripped = text.strip()
-    if re.fullmatch(r"\d+", stripped, re.ASCII) and int(stripped) <= COUNT_MAX:
-        return int(stripped)
+    if re.fullmatch(r"\d+", stripped, re.ASCII) and _number(stripped) <= COUNT_MAX:
+        return _number(stripped)
     accepted = 'Accepted: ms since 1970, "2026-01-31T12:00:00Z", "2026-01-31T12:00:00+01:00", "-10m" (before now).'
     relative = _NUMBER_AND_UNIT.fullmatch(stripped[1:].lower()) if stripped.startswith("-") else None
     if relative is not None:
         unit = _DURATIONS_MS.get(relative[2])
         if unit is None:
             raise Unacceptable(f'has no unit of ms, s, m, h, d after "{stripped}". {accepted}')
-        return max(0, now_ms - int(relative[1]) * unit)
+        return max(0, now_ms - _number(relative[1]) * unit)
     try:
         moment = datetime.fromisoformat(stripped)
     except ValueError:
@@ -260,6 +275,8 @@ def _json_object(text: str, accepted: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise Unacceptable(f"is no JSON: {error}. Accepted: {accepted}.") from None
+    except RecursionError:
+        raise Unacceptable(f"is no JSON that can be read: it is nested too deeply. Accepted: {accepted}.") from None
     if not isinstance(value, dict):
         raise Unacceptable(f"is no JSON object. Accepted: {accepted}.")
     return value
@@ -271,6 +288,18 @@ def _queue_id(value: object, accepted: str) -> int:
         return value
     if isinstance(value, str) and re.fullmatch(r"0|[1-9]\d{0,8}", value, re.ASCII):
         return int(value)
-    raise Unacceptable(
-        f"has the queue id {json.dumps(value)}, which is no whole number from 0 on. Accepted: {accepted}."
-    )
+    raise Unacceptable(f"has the queue id {_shown(value)}, which is no whole number from 0 on. Accepted: {accepted}.")
+
+
+def _text(value: object) -> str:
+    """Return a time out of JSON as the text that stands there alone."""
+    return value if isinstance(value, str) else _shown(value)
+
+
+def _shown(value: object) -> str:
+    """Return a value out of JSON for a message: text in quotes, the beginning of what is long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # it could just be read, a few calls further up
+        text = "…"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_spark.datasource import values
+from rmq_spark.datasource.option_table import OPTIONS
+from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.values import EARLIEST, LATEST, Times, Unacceptable
+from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
 
 NOW_MS = 1_700_000_000_000
@@ -76,6 +79,8 @@ def test_another_word_than_true_or_false_is_refused(text) -> None:
         ("file:/data/store", "/data/store"),
         ("file:///data/my%20store", "/data/my store"),
         ("file://localhost/data", "/data"),
+        ("file:///data/a?b#c", "/data/a?b#c"),
+        ("file:/data#1", "/data#1"),
         ("a:b", "a:b"),  # one letter is no scheme of Spark's
     ],
 )
@@ -242,6 +247,71 @@ def test_bad_times_by_topic_are_refused(text) -> None:
     assert refusal(values.parse_times, text, NOW_MS)
 
 
+@pytest.mark.parametrize("digits", ["9" * 5000, "0" * 5000, "0" * 5000 + "7"])
+def test_more_digits_than_python_reads_are_a_number_like_any_other(digits) -> None:
+    if digits.endswith("7"):
+        assert values.parse_count(digits) == values.parse_size(digits) == values.parse_duration(digits) == 7
+        assert values.parse_time(digits, NOW_MS) == 7
+    else:
+        assert "whole number from 1" in refusal(values.parse_count, digits)
+        assert "such as 64m" in refusal(values.parse_size, digits)
+        assert "such as 15m" in refusal(values.parse_duration, digits)
+    assert values.parse_time(f"-{digits}d", NOW_MS) in (0, NOW_MS, NOW_MS - 7 * 86_400_000)
+    assert "is no JSON" in refusal(values.parse_positions, '{"a": {"0": %s}}' % ("9" * 5000))
+
+
+@pytest.mark.parametrize("parse", [values.parse_positions, values.parse_assignment])
+@pytest.mark.parametrize("depth", [900, 960, 975, 980, 985, 990, 100_000])
+def test_json_that_is_nested_too_deeply_is_refused(parse, depth) -> None:
+    assert refusal(parse, '{"a": {"0": %s}}' % ("[" * depth + "]" * depth))
+    assert refusal(values.parse_times, '{"a": {"0": %s}}' % ("[" * depth + "]" * depth), NOW_MS)
+
+
+def test_a_long_value_in_json_is_shown_in_part() -> None:
+    long = "[" + "1, " * 5000 + "1]"
+    assert len(refusal(values.parse_positions, f'{{"a": {{"0": {long}}}}}')) < 300
+    assert len(refusal(values.parse_assignment, f'{{"a": [{long}]}}')) < 300
+
+
+@pytest.mark.parametrize("text", ["(" * 5000 + ")" * 5000, "a{99999999999}"])
+def test_a_pattern_that_python_cannot_read_is_refused(text) -> None:
+    assert "is no regular expression" in refusal(values.parse_pattern, text)
+
+
+NASTY = [
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "file://[",
+    "file://[::1/x",
+    "9" * 5000,
+    "-" + "9" * 5000 + "d",
+    "9" * 5000 + "m",
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    '{"a": {"0": 1e999}}',
+    '{"a": {"0": NaN}}',
+    '{"a": {"%s": 1}}' % ("9" * 5000),
+    '{"a": %s}' % ("9" * 5000),
+    "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59-23:59",
+    "(" * 5000,
+    ",",
+    "*",
+    "\ud800",
+]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("option", [option.name for option in OPTIONS] + ["paths"])
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_no_option_fails_in_another_way_than_by_an_option_error(option, text) -> None:
+    with suppress(OptionError):
+        parse_options({option: text}, NOW_MS)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of Python's, for sets in a pattern that are odd
 @given(st.text(max_size=30))
 def test_no_text_makes_a_parser_fail_in_another_way(text) -> None:
     timeless = (
