@@ -16,7 +16,7 @@ Source: IndexFile#putKey, #selectPhyOffset, IndexHeader, IndexService (4.9, 5.3)
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -47,7 +47,7 @@ INDEX_UNIT = np.dtype(
 )
 assert INDEX_UNIT.itemsize == 20
 
-_MAX_SECONDS = (1 << 31) - 1
+MAX_SECONDS = (1 << 31) - 1  # what a unit's `seconds` can say
 _SAMPLE_UNITS = 64  # looked at to confirm a guessed shape
 _CHUNK_UNITS = 1 << 18
 _MAX_GUESSES = 256
@@ -193,23 +193,20 @@ def decode_header(data: bytes) -> IndexHeader:
 
 def encode_header(header: IndexHeader) -> bytes:
     """Write a header."""
-    fields = np.zeros(1, INDEX_HEADER)
-    for name, value in asdict(header).items():
-        fields[name] = value
-    return fields.tobytes()
+    return np.array([tuple(getattr(header, name) for name in INDEX_HEADER.names or ())], INDEX_HEADER).tobytes()
 
 
-def learn_shape(read: Read, file_bytes: int) -> IndexShape | None:
-    """Return a file's shape: the default where the length is the default's, else the one that its contents prove.
+def learn_shape(read: Read, file_bytes: int, expected: IndexShape | None = None) -> IndexShape | None:
+    """Return a file's shape: the expected or the default one where the length is theirs, else what its contents prove.
 
     Many shapes have one length. But the header knows the offsets in the first and the last unit, and each unit's
     slot leads to it: that leaves one. None where it does not (a file without units): take the shape of a
     neighbour, or the broker's settings maxHashSlotNum and maxIndexNum.
     """
     header = decode_header(read(0, INDEX_HEADER.itemsize))
-    default = IndexShape()
-    if file_bytes == default.file_bytes and (header.is_empty or _agrees(read, header, default)):
-        return default
+    for guess in (expected or IndexShape(), IndexShape()):
+        if file_bytes == guess.file_bytes and (header.is_empty or _agrees(read, header, guess)):
+            return guess
     words, odd = divmod(file_bytes - INDEX_HEADER.itemsize, INDEX_SLOT.itemsize)
     if header.is_empty or odd or words < 6:
         return None
@@ -238,17 +235,15 @@ def _agrees(read: Read, header: IndexHeader, shape: IndexShape) -> bool:
     last = header.next_unit - 1
     if last >= shape.unit_count:
         return False
-    for number in np.unique(np.linspace(1, last, _SAMPLE_UNITS).astype(np.int64)).tolist():
-        raw = read(shape.unit_position(number), INDEX_UNIT.itemsize)
-        if len(raw) < INDEX_UNIT.itemsize:
-            return False
-        unit = np.frombuffer(raw, INDEX_UNIT)[0]
-        slot = read(shape.slot_position(int(unit["key_hash"])), INDEX_SLOT.itemsize)
-        newest = int.from_bytes(slot, "big", signed=True)
-        good = unit["key_hash"] >= 0 and unit["seconds"] >= 0 and 0 <= unit["previous_unit"] < number
-        if not good or not number <= newest < shape.unit_count:
-            return False
-    return True
+    numbers = np.unique(np.linspace(1, last, _SAMPLE_UNITS).astype(np.int64))
+    raw = b"".join(read(shape.unit_position(number), INDEX_UNIT.itemsize) for number in numbers.tolist())
+    if len(raw) < len(numbers) * INDEX_UNIT.itemsize:
+        return False
+    units = np.frombuffer(raw, INDEX_UNIT)
+    slots = b"".join(read(shape.slot_position(key), INDEX_SLOT.itemsize) for key in units["key_hash"].tolist())
+    newest, previous = np.frombuffer(slots, INDEX_SLOT)["newest_unit"], units["previous_unit"]
+    is_good = (units["key_hash"] >= 0) & (units["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
+    return bool((is_good & (numbers <= newest) & (newest < shape.unit_count)).all())
 
 
 class IndexFileWriter:
@@ -295,7 +290,7 @@ class IndexFileWriter:
         previous = newest if 0 < newest <= number else 0
         seconds = 0
         if header.begin_timestamp > 0:  # before the first key it is the previous file's end: the quirk above
-            seconds = min(max((store_time_ms - header.begin_timestamp) // 1000, 0), _MAX_SECONDS)
+            seconds = min(max((store_time_ms - header.begin_timestamp) // 1000, 0), MAX_SECONDS)
         self._units[number] = (key_hash, physical_offset, seconds, previous)
         self._slots[slot] = number
         if number == 1:
