@@ -57,8 +57,15 @@ def command_name(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Return what names the time from the machine's start to its next, "" if the system does not say."""
-    return _read(f"{_PROC}/sys/kernel/random/boot_id").strip()
+    """Return what names the time from the machine's start to its next, "" if the system does not say.
+
+    Where a container hides the kernel's id, the second in which the machine started.
+    """
+    found = _read(f"{_PROC}/sys/kernel/random/boot_id").strip()
+    if not found:
+        started = [line for line in _read(f"{_PROC}/stat").splitlines() if line.startswith("btime ")]
+        found = started[0] if started else ""
+    return found
 
 
 def host_name() -> str:
