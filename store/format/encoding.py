@@ -172,10 +172,8 @@ def _key_entries(topics: Topics, ids: UniqueIdRun, keys: Texts | None) -> tuple[
     hashes = ids.hashes() + of_topic * powers_of_31(ids.width)
     rows = np.arange(len(hashes))
     if keys is not None and len(keys.data):
-        key_rows, words, sizes = keys.words()
-        if topics.numbers is not None:
-            of_topic = of_topic[key_rows]
-        key_hashes = words.java() + of_topic * powers_of_31(sizes)
+        key_rows, words = keys.words()
+        key_hashes = words.java(before=of_topic if topics.numbers is None else of_topic[key_rows])
         if np.array_equal(key_rows, rows):  # one key in every row, as it mostly is
             hashes = np.stack([hashes, key_hashes], axis=1).ravel()
             rows = np.repeat(rows, 2)

@@ -98,19 +98,18 @@ class Texts:
         places = np.flatnonzero(self.data == byte)
         return np.searchsorted(self.bounds, places, "right") - 1
 
-    def words(self) -> tuple[NDArray[np.int64], TextHashes, NDArray[np.int64]]:
-        """Return row, hashes and size (bytes) of each word: what stands between single spaces and is not empty."""
+    def words(self) -> tuple[NDArray[np.int64], TextHashes]:
+        """Return row and hashes of each word: what stands between single spaces and is not empty."""
         spaces = np.flatnonzero(self.data == _SPACE)
         rows = np.arange(len(self))
         if not len(spaces) and not self.some_empty:
-            return rows, self.hashes, self.sizes
+            return rows, self.hashes
         counts = np.bincount(self.rows_with(_SPACE), minlength=len(self)) + 1
         # In their order each begin belongs to one end: the words cover all but the spaces.
         begins = np.sort(np.concatenate([self.bounds[:-1], spaces + 1]), kind="stable")
         ends = np.sort(np.concatenate([self.bounds[1:], spaces]), kind="stable")
         kept = ends > begins
-        begins, ends = begins[kept], ends[kept]
-        return np.repeat(rows, counts)[kept], TextHashes(self.data, begins, ends), ends - begins
+        return np.repeat(rows, counts)[kept], TextHashes(self.data, begins[kept], ends[kept])
 
 
 def join_rows(*pieces: bytes | pa.BinaryArray) -> pa.BinaryArray:

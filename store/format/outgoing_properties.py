@@ -169,7 +169,7 @@ class _Pairs:
         given[rows] = True
         both = pa.concat_arrays([values, self._values.array().take(pa.array(pairs))])
         merged = Texts.of(both.take(pa.array(places)))
-        _check_values(merged, f"the property {name} holds")
+        _check_values(merged, f"the property {name!r} holds")
         return Texts(merged.data, merged.bounds, given)
 
     def rest(self) -> tuple[Texts, Digests]:

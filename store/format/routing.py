@@ -98,7 +98,7 @@ class QueueRouter:
         numbers = topics.numbers[rows]
         sizes = np.bincount(numbers, minlength=len(counts))
         order = np.argsort(numbers, kind="stable")
-        turns[order] -= (np.cumsum(sizes) - sizes)[numbers[order]]
+        turns[order] = np.arange(len(rows)) - (np.cumsum(sizes) - sizes)[numbers[order]]
         for topic, begin, size, count in zip(topics.names, begins, sizes.tolist(), counts, strict=True):
             self._turns[topic] = (begin + size) % count
         turns += np.array(begins)[numbers]

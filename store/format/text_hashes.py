@@ -62,18 +62,23 @@ class TextHashes:
         self._data, self._begins, self._ends = data, begins, ends
         self._parts = _split(data, begins, ends)
 
-    def java(self) -> Hashes:
+    def java(self, before: Hashes | None = None) -> Hashes:
         """Return String#hashCode of each text (UTF-8), as unsigned numbers.
 
-        Bytes that are no UTF-8 count as the replacement characters that a Java String would have.
+        Bytes that are no UTF-8 count as the replacement characters that a Java String would have. With `before`, the
+        hash of what stands before each text (one element: before all of them), it is that of both together.
         """
-        hashes = np.zeros(len(self._begins), np.uint32)
         if not len(self._data) or self._data.view(np.int8).min() >= 0:
-            for part in self._parts:
-                part.add_to(hashes, _hash_of_bytes(part.words) * powers_of_31(part.places, _WORD_BYTES))
+            parts, unit_bytes, hash_words = self._parts, 1, _hash_of_bytes
+            begins, ends = self._begins, self._ends
         else:
-            for part in _split(*_as_utf16(self._data, self._begins, self._ends)):
-                part.add_to(hashes, _hash_of_units(part.words) * powers_of_31(part.places, _WORD_BYTES // 2))
+            data, begins, ends = _as_utf16(self._data, self._begins, self._ends)
+            parts, unit_bytes, hash_words = _split(data, begins, ends), 2, _hash_of_units
+        hashes = np.zeros(len(begins), np.uint32)
+        for part in parts:
+            part.add_to(hashes, hash_words(part.words) * powers_of_31(part.places, _WORD_BYTES // unit_bytes))
+        if before is not None:
+            hashes += before * powers_of_31((ends - begins) // unit_bytes)
         return hashes
 
     def digests(self) -> Digests:

@@ -1,0 +1,293 @@
+"""What encoded records promise beside their bytes: limits, errors that name the row, digests, copies of real stores."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_spark.store import open_reader
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.format.body_codec import Compression, decompress_body
+from rmq_spark.store.format.encoding import MAX_PROPERTIES_BYTES, MESSAGE_COLUMNS, EncodedRecords, MessageEncoder
+from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.outgoing_bodies import BodyRules
+from rmq_spark.store.format.outgoing_properties import ENGINE_OWNED
+from rmq_spark.store.format.properties import parse
+from rmq_spark.store.format.record import BLANK_BYTES, Record, decode_record
+from rmq_spark.store.format.routing import QueueRouter
+from rmq_spark.store.format.unique_ids import UniqueIds
+from rmq_spark.store.testing.arrow_rows import arrow_rows
+
+Row = dict[str, Any]
+TYPES = {
+    "topic": pa.string(),
+    "body": pa.binary(),
+    "tags": pa.string(),
+    "keys": pa.list_(pa.string()),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "shardingKey": pa.string(),
+    "queueId": pa.int32(),
+    "flag": pa.int32(),
+}
+BORN_MS = 1_774_000_000_123
+MAX_BODY = BodyRules().max_bytes
+
+
+def encoder(*, rules: BodyRules | None = None, segment_bytes: int = 1 << 30, random_bits: int = 1) -> MessageEncoder:
+    host = Host("10.1.2.3", 0)
+    ids = UniqueIds("10.1.2.3", 7, random_bits)
+    return MessageEncoder(
+        born_host=host, store_host=host, ids=ids, body_rules=rules or BodyRules(), segment_bytes=segment_bytes
+    )
+
+
+def batch(*rows: Row) -> pa.RecordBatch:
+    """Return rows of topic `t` with body `b` but for what they say."""
+    whole = [{"topic": "t", "body": b"b", **row} for row in rows]
+    names = [name for name in TYPES if any(name in row for row in whole)]
+    return pa.RecordBatch.from_arrays([pa.array([row.get(n) for row in whole], TYPES[n]) for n in names], names)
+
+
+def encode(*rows: Row, with_encoder: MessageEncoder | None = None) -> EncodedRecords:
+    return (with_encoder or encoder()).encode(batch(*rows), QueueRouter(lambda _: 4, 0), BORN_MS)
+
+
+def records_of(encoded: EncodedRecords) -> list[Record]:
+    records, begin = [], 0
+    for size in encoded.sizes.tolist():
+        record = decode_record(encoded.data[begin : begin + size].tobytes())
+        assert isinstance(record, Record), record
+        records.append(record)
+        begin += size
+    assert begin == len(encoded.data)
+    return records
+
+
+def test_the_test_knows_every_column() -> None:
+    assert tuple(TYPES) == MESSAGE_COLUMNS
+
+
+def test_the_appender_may_write_into_the_records() -> None:
+    encoded = encode({})
+    encoded.data[0] = 1
+    assert encoded.data.flags.c_contiguous
+
+
+def test_no_rows_are_no_records() -> None:
+    encoded = encode()
+    assert (len(encoded), len(encoded.data), encoded.queues, encoded.digest) == (0, 0, (), 0)
+
+
+def test_rows_with_nothing_but_topic_and_body_have_an_id_and_no_other_property() -> None:
+    (record,) = records_of(encode({}))
+    assert list(parse(record.properties)) == ["UNIQ_KEY"]
+    assert record.crc_matches
+
+
+def test_every_kind_of_body_size_has_its_crc() -> None:
+    """Small and large bodies take different ways to their CRC."""
+    for sizes in ([0, 1, 200] * 700, [5000, 0, 70_000]):
+        encoded = encode(*({"body": bytes([size & 255]) * size} for size in sizes))
+        assert [len(record.body) for record in records_of(encoded)] == sizes
+        assert all(record.crc_matches for record in records_of(encoded))
+
+
+@pytest.mark.parametrize("kind", Compression)
+def test_bodies_from_the_limit_on_are_compressed_if_that_makes_them_smaller(kind: Compression) -> None:
+    noise = random.Random(7).randbytes(5000)
+    bodies = [b"x" * 4095, b"x" * 4096, noise, b"y" * 100_000, b""]
+    encoded = encode(*({"body": body} for body in bodies), with_encoder=encoder(rules=BodyRules(kind)))
+    records = records_of(encoded)
+    assert [record.sys_flag for record in records] == [0, kind.sys_flag, 0, kind.sys_flag, 0]
+    assert [decompress_body(record.body, record.sys_flag, 1 << 20) for record in records] == bodies
+    assert all(record.crc_matches for record in records)
+    assert encoded.digest == encode(*({"body": body} for body in bodies)).digest
+
+
+# What is wrong, and what the error says of it after row and topic.
+REFUSED: list[tuple[Row, str]] = [
+    ({"body": None}, "its body is null: give one"),
+    ({"body": bytes(MAX_BODY + 1)}, f"its body has {MAX_BODY + 1} bytes, a store takes at most {MAX_BODY}"),
+    ({"tags": "x" * 40_000}, "its properties, tags and keys take 40048 bytes, a record has room for 32767"),
+    ({"tags": "a\x02"}, "tags holds the character"),
+    ({"keys": ["a", "b\x02"]}, "keys holds the character"),
+    ({"properties": [("", "x")]}, "'' is no name of a property"),
+    ({"properties": [("a", "\x02")]}, "the property 'a' holds the character"),
+    ({"queueId": 4}, "queueId 4 is not one of the 4 queues of topic t"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "what"), REFUSED, ids=[what[:30] for _, what in REFUSED])
+def test_a_row_that_cannot_become_a_message_is_named(wrong: Row, what: str) -> None:
+    """Rows count through the batches of a task, and nothing of the batch is returned."""
+    one = encoder()
+    encode({}, {}, {}, with_encoder=one)
+    with pytest.raises(OptionError) as error:
+        encode({}, wrong, {}, with_encoder=one)
+    assert str(error.value).startswith(f"row 4, topic 't': {what}")
+    encode({}, with_encoder=one)
+
+
+@pytest.mark.parametrize(
+    ("topic", "start"),
+    [
+        (None, "row 1: its topic is null"),
+        ("a b", "row 1, topic 'a b': topic 'a b' is not a topic's name: accepted are the characters"),
+        ("SCHEDULE_TOPIC_XXXX", "row 1, topic 'SCHEDULE_TOPIC_XXXX': topic SCHEDULE_TOPIC_XXXX is RocketMQ's own"),
+    ],
+)
+def test_so_is_one_with_a_topic_that_nobody_may_write_to(topic: str | None, start: str) -> None:
+    with pytest.raises(OptionError) as error:
+        encode({}, {"topic": topic})
+    assert str(error.value).startswith(start)
+
+
+def test_a_topic_that_is_no_text_is_shown_all_the_same() -> None:
+    data = pa.py_buffer(b"a\xff")
+    topics = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), data)
+    rows = pa.RecordBatch.from_arrays([topics, pa.array([b"b"])], ["topic", "body"])
+    with pytest.raises(OptionError, match=r"row 0, topic 'a\ufffd': .* is not a topic's name"):
+        encoder().encode(rows, QueueRouter(lambda _: 4, 0), BORN_MS)
+
+
+def test_a_body_of_the_largest_size_is_taken_and_a_larger_one_if_it_shrinks() -> None:
+    rules = BodyRules(max_bytes=1000)
+    assert len(encode({"body": bytes(1000)}, with_encoder=encoder(rules=rules))) == 1
+    with pytest.raises(OptionError, match=r"its body has 1001 bytes, a store takes at most 1000 .*or set compression"):
+        encode({"body": bytes(1001)}, with_encoder=encoder(rules=rules))
+    packing = BodyRules(Compression.ZLIB, 500, 1000)
+    assert len(encode({"body": bytes(90_000)}, with_encoder=encoder(rules=packing))) == 1
+    with pytest.raises(OptionError, match=r"its body has \d+ bytes after compression, .* split it$"):
+        encode({"body": random.Random(7).randbytes(3000) * 2}, with_encoder=encoder(rules=packing))
+
+
+def test_properties_of_the_largest_size_are_taken() -> None:
+    others = len(parse_size({}))
+    fitting = MAX_PROPERTIES_BYTES - others - len("TAGS\x01\x02")
+    (record,) = records_of(encode({"tags": "x" * fitting}))
+    assert len(record.properties) == MAX_PROPERTIES_BYTES
+    with pytest.raises(OptionError, match=f"take {MAX_PROPERTIES_BYTES + 1} bytes"):
+        encode({"tags": "x" * (fitting + 1)})
+
+
+def parse_size(row: Row) -> bytes:
+    (record,) = records_of(encode(row))
+    return record.properties
+
+
+def test_a_record_must_fit_into_a_segment_with_the_filler_behind_it() -> None:
+    size = int(encode({"body": bytes(500)}).sizes[0])
+    assert len(encode({"body": bytes(500)}, with_encoder=encoder(segment_bytes=size + BLANK_BYTES))) == 1
+    with pytest.raises(OptionError) as error:
+        encode({}, {"body": bytes(500)}, with_encoder=encoder(segment_bytes=size + BLANK_BYTES - 1))
+    assert str(error.value).startswith(
+        f"row 1, topic 't': its record takes {size} bytes, a segment of the store has room for {size - 1}"
+    )
+
+
+ROWS: list[Row] = [
+    {"body": b"one", "tags": "A", "keys": ["k1", "k2"], "properties": [("a", "1"), ("b", "2")], "flag": 3},
+    {"topic": "u", "body": b"two", "shardingKey": "s", "queueId": 2},
+    {"body": b"three" * 2000, "tags": "B", "properties": [("c", "3")]},
+    {},
+]
+
+
+def test_a_digest_depends_neither_on_order_nor_ids_nor_routing_nor_time_nor_compression() -> None:
+    digest = encode(*ROWS).digest
+    assert 0 < digest < 1 << 64
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(ROWS, len(ROWS))
+        assert encode(*shuffled, with_encoder=encoder(random_bits=seed)).digest == digest
+    other = encoder(rules=BodyRules(Compression.ZSTD)).encode(batch(*ROWS), QueueRouter(lambda _: 9, 7), BORN_MS + 1)
+    assert other.digest == digest
+
+
+def test_digests_of_parts_add_up() -> None:
+    parts = [encode(*ROWS[:1]), encode(*ROWS[1:3]), encode(*ROWS[3:])]
+    assert sum(part.digest for part in parts) % (1 << 64) == encode(*ROWS).digest
+
+
+def test_a_digest_is_the_same_for_what_is_given_in_another_shape() -> None:
+    """Columns that are not there are columns of nulls, and keys may be lists or strings."""
+    given = {"tags": None, "keys": None, "properties": None, "shardingKey": None, "queueId": None, "flag": None}
+    assert (
+        encode({}).digest
+        == encode(given).digest
+        == encode({"flag": 0, "properties": [], "keys": [], "tags": ""}).digest
+    )
+    rows = batch({"keys": ["a", "b"]}).set_column(2, "keys", pa.array(["a b"]))
+    assert encoder().encode(rows, QueueRouter(lambda _: 4, 0), BORN_MS).digest == encode({"keys": ["a", "b"]}).digest
+
+
+CHANGES: dict[str, Callable[[Row], Row]] = {
+    "topic": lambda row: {**row, "topic": "t2"},
+    "body": lambda row: {**row, "body": b"onE"},
+    "longer body": lambda row: {**row, "body": b"one\0"},
+    "empty body": lambda row: {**row, "body": b""},
+    "tags": lambda row: {**row, "tags": "a"},
+    "no tags": lambda row: {**row, "tags": None},
+    "key": lambda row: {**row, "keys": ["k1", "k3"]},
+    "order of keys": lambda row: {**row, "keys": ["k2", "k1"]},
+    "no keys": lambda row: {**row, "keys": None},
+    "value": lambda row: {**row, "properties": [("a", "1"), ("b", "3")]},
+    "values exchanged": lambda row: {**row, "properties": [("a", "2"), ("b", "1")]},
+    "name": lambda row: {**row, "properties": [("a", "1"), ("B", "2")]},
+    "less properties": lambda row: {**row, "properties": [("a", "1")]},
+    "sharding key": lambda row: {**row, "shardingKey": "k"},
+    "flag": lambda row: {**row, "flag": -3},
+    "no flag": lambda row: {**row, "flag": None},
+    "queue id": lambda row: {**row, "queueId": 0},
+}
+
+
+def test_a_digest_depends_on_every_field_that_a_user_gives() -> None:
+    digests = {encode(*ROWS).digest}
+    for change in CHANGES.values():
+        digests.add(encode(change(ROWS[0]), *ROWS[1:]).digest)
+    assert len(digests) == len(CHANGES) + 1
+
+
+def test_a_digest_tells_rows_that_exchanged_their_fields_and_rows_that_come_twice() -> None:
+    one, two = {"body": b"1", "tags": "A"}, {"body": b"2", "tags": "B"}
+    crossed = encode({"body": b"1", "tags": "B"}, {"body": b"2", "tags": "A"})
+    digests = {encode(one, two).digest, crossed.digest, encode(one, two, two).digest, encode(one, one).digest}
+    assert len(digests) == 4
+
+
+# Stores of real brokers, and of their classes, with all that they leave in properties.
+@pytest.mark.parametrize(
+    ("name", "lost", "kept"),
+    [
+        ("basic", {"DELAY"}, {"TAGS", "KEYS"}),
+        ("timer", {"TIMER_OUT_MS", "REAL_TOPIC"}, {"TAGS"}),
+        ("broker497", set(), {"CLUSTER"}),
+        ("livekill533", set(), {"CLUSTER", "WAIT"}),
+    ],
+)
+def test_copies_of_what_the_source_reads_are_equal_but_for_ids_hosts_and_times(
+    golden: Path, name: str, lost: set[str], kept: set[str]
+) -> None:
+    columns = ["topic", "tags", "keys", "body", "properties", "flag"]
+    with open_reader(str(golden / name)) as reader:
+        queues = [queue for topic in reader.topics() for queue in reader.queues(topic)]
+        bounds = [(queue, reader.bounds(queue)) for queue in queues]
+        batches = [found for queue, at in bounds for found in reader.read(queue, at.min_offset, at.max_offset, columns)]
+    rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    copied = rows.set_column(0, "topic", pa.repeat(pa.scalar("copy"), rows.num_rows))
+    records = records_of(encoder().encode(copied, QueueRouter(lambda _: 4, 0), BORN_MS))
+    found_lost: set[str] = set()
+    found_kept: set[str] = set()
+    for record, row in zip(records, arrow_rows([rows]), strict=True):
+        copy, original = parse(record.properties), row["properties"]
+        assert (record.body, record.flag) == (row["body"], row["flag"])
+        assert (copy.get("TAGS"), copy.get("KEYS")) == (row["tags"], row["keys"])
+        assert copy.pop("UNIQ_KEY") != original.pop("UNIQ_KEY", None)
+        assert copy == {name: value for name, value in original.items() if name not in ENGINE_OWNED}
+        found_lost |= original.keys() - copy.keys()
+        found_kept |= copy.keys()
+    assert found_lost >= lost
+    assert found_kept >= kept
