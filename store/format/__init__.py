@@ -2,7 +2,7 @@
 
 | file in a store | module |
 | --- | --- |
-| `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_parts`, `rows`, `columns`, `ragged` |
+| `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_cut`, `rows`, `columns`, `ragged` |
 | properties text in a record | `properties`, `shaped_properties` |
 | compressed body of a record | `body_codec` |
 | body of an inner batch | `batch_body` |
@@ -13,7 +13,8 @@
 | `checkpoint` | `checkpoint` |
 | `abort` | `abort_file` |
 | `config/*.json` | `config_json`, on top of `fastjson` |
-| rows that become records | `encoding`; of them `message_columns`, `outgoing_bodies`, `outgoing_properties`, `routing`, `unique_ids`, `text_hashes`, `record_join` |
+| rows that become records | `encoding`, by `message_columns`, `outgoing_bodies`, `outgoing_properties`, |
+| | `routing`, `unique_ids`, `text_hashes`, `record_join` |
 | `rmq/holder.json` | `holder_file` |
 | `rmq/watermark` | `watermark`, `index_state` |
 | `rmq/settings.json` | `store_settings` |
