@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -60,8 +61,10 @@ class RmqBatchReader(DataSourceReader):
         by_time = find_starts(view.store, bounds, options.starting_times, options.strategy)
         begins, losses = resolve_positions(bounds, options.starting_offsets, by_time, EARLIEST, "startingOffsets", clip)
         by_time = find_ends(view.store, bounds, options.ending_times)
-        ends, _ = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
-        report_losses(losses, options.fail_on_data_loss)
+        ends, behind = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
+        wanted_ends = {loss.queue: loss.begin for loss in behind}  # ends that lie before what is there
+        losses = [replace(loss, end=min(loss.end, wanted_ends.get(loss.queue, loss.end))) for loss in losses]
+        report_losses([loss for loss in losses if loss.count > 0], options.fail_on_data_loss)
         ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in bounds]
         return clip_ranges((part for part in ranges if part.count > 0), bounds)[0]
 

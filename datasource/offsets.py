@@ -38,6 +38,9 @@ from rmq_spark.store.units import QueueKey
 
 VERSION = 1
 
+_SHOWN_CHARACTERS = 80  # of an offset that is none
+_FOREIGN = "the checkpoint holds an offset that is none of ours: {}. Give the query a checkpointLocation of its own."
+
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
@@ -84,8 +87,10 @@ def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
     }
 
 
-def decode_offset(value: Mapping[str, Any]) -> StreamOffset:
+def decode_offset(value: Any) -> StreamOffset:
     """Return the offset that a JSON object is. Raises OptionError for a text of another version or shape."""
+    if not isinstance(value, dict):  # of a source that counts, for instance
+        raise OptionError(_FOREIGN.format(f"{str(value)[:_SHOWN_CHARACTERS]!r} is no JSON object"))
     mark = value.get(MARK)
     version = mark.get("v") if isinstance(mark, dict) else None
     if version != VERSION:
@@ -105,10 +110,7 @@ def decode_offset(value: Mapping[str, Any]) -> StreamOffset:
             None if turn is None else _decode_queue(turn),
         )
     except (TypeError, ValueError, AttributeError) as error:
-        raise OptionError(
-            f"the checkpoint holds an offset that is none of ours: {error}. Give the query a checkpointLocation of "
-            "its own."
-        ) from None
+        raise OptionError(_FOREIGN.format(error)) from None
 
 
 def _decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:

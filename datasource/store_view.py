@@ -1,7 +1,7 @@
 """What the driver knows of a store: the queues that a query reads and their bounds, as of the last look.
 
-Looking is cheap while nothing moves, whatever the number of queues. A queue counts as gone only if a second look,
-with everything opened anew, does not see it either: a broker overwrites its configuration in place.
+Looking is cheap while nothing moves, whatever the number of queues. A topic or queue counts as gone only if a second
+look, with everything opened anew, does not see it either: a broker overwrites its configuration in place.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +10,7 @@ from typing import TypeVar
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.store import StoreReader, open_reader
-from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
 T = TypeVar("T")
@@ -48,16 +48,28 @@ class StoreView:
         Raises StorePathError, NotFoundError for a topic that is not there and of which nothing was known, and
         DamageError.
         """
-        if not self._moved and not self.has_moved():
+        # What is known now for the first time may be what the last look missed.
+        unknown = set(known) - self._seen
+        if not self._moved and not self.has_moved() and not self._lacks(unknown):
             return
-        self._seen.update(known)
-        self._read_bounds()
-        if any(queue not in self.bounds for queue in self._seen if self._subscription.covers(queue)):
+        self._seen |= unknown
+        if not self._sees_all():
             self.close()
             self.store.refresh()
             self._read_bounds()
         self._moved = False
         self.has_looked = True
+
+    def _sees_all(self) -> bool:
+        """Read the bounds and say whether nothing is missing. A topic that the query names may be missing too."""
+        try:
+            self._read_bounds()
+        except NotFoundError:
+            return False
+        return not self._lacks(self._seen)
+
+    def _lacks(self, queues: Collection[QueueKey]) -> bool:
+        return any(queue not in self.bounds and self._subscription.covers(queue) for queue in queues)
 
     def _read_bounds(self) -> None:
         queues = self._subscription.find_queues(self.store, self._seen)

@@ -177,15 +177,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, there in bounds.items()
             if self._is_read(queue)
         }
-        until_ms = self._end.closes_at_ms
+        until_ms, last_batch_ms = self._end.closes_at_ms, self._last_batch_ms
         if limits.min_offsets is not None and self._snapshot is None:
-            if must_wait(count_new(progress, targets), limits, now_ms - self._last_batch_ms):
+            if must_wait(count_new(progress, targets), limits, now_ms - last_batch_ms):
                 targets = {}
             else:
-                self._last_batch_ms = now_ms
-            delay_over_ms = self._last_batch_ms + limits.max_delay_ms
+                last_batch_ms = now_ms
+            delay_over_ms = last_batch_ms + limits.max_delay_ms
             until_ms = delay_over_ms if until_ms is None else min(until_ms, delay_over_ms)
         after = plan_batch(before, progress, targets, limits, self._view.measure, self._view.fit)
+        self._last_batch_ms = last_batch_ms  # not before: a plan that meets retention is made again, and still due
         if self._end.is_wanted:
             after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
         return after, until_ms

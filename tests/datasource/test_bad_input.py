@@ -97,6 +97,15 @@ def other_version(case: Case) -> None:
     case.stream()
 
 
+def other_source(case: Case) -> None:
+    case.stream()
+    offsets = case.folder / "checkpoint" / "offsets" / "0"
+    *head, _ = offsets.read_text().splitlines()
+    offsets.write_text("\n".join([*head, "5"]))
+    (offsets.parent / f".{offsets.name}.crc").unlink(missing_ok=True)
+    case.stream()
+
+
 def rebuilt_shorter(case: Case) -> None:
     case.stream()
     shutil.rmtree(case.store)
@@ -165,6 +174,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a path that is no local one": lambda case: case.read("s3://bucket/store"),
     "writing": lambda case: case.spark.range(1).write.format("rmq").mode("append").save(str(case.store)),
     "a checkpoint of another version": other_version,
+    "a checkpoint of another source": other_source,
     "no such path": lambda case: case.read("/nowhere"),
     "a path that is a file": lambda case: case.read(str(case.segment(0))),
     "a path that is no store": then(

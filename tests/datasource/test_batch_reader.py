@@ -116,6 +116,12 @@ def test_offsets_out_of_range_follow_fail_on_data_loss(store) -> None:
         assert read(store, failOnDataLoss="false", **given) == rows
 
 
+def test_only_what_was_wanted_is_lost(store) -> None:
+    with pytest.raises(DataLossError) as caught:
+        read(store, startingOffsets='{"orders": {"1": 1}}', endingOffsets='{"orders": {"1": 3}}')
+    assert (caught.value.begin, caught.value.end) == (1, 3), "queue 1 begins at 4"
+
+
 def test_what_is_not_there_is_said_by_name(store) -> None:
     with pytest.raises(NotFoundError, match='no topic "order"'):
         read(store, subscribe="order")

@@ -108,6 +108,10 @@ def test_an_offset_without_mark_is_of_no_version() -> None:
         {"orders": {"0": None}, "@": {"v": 1}},
         {"@": {"v": 1, "start": 5}},
         {"@": {"v": 1, "turn": "orders"}},
+        5,
+        "5",
+        [{"@": {"v": 1}}],
+        None,
     ],
 )
 def test_an_offset_of_another_shape_is_refused(value) -> None:

@@ -3,6 +3,9 @@
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
+from rmq_spark.store import StoreReader
+from rmq_spark.store.errors import StoreChangedError
+
 
 def test_limits_share_a_batch_over_queues_and_nothing_is_left(store, query_on) -> None:
     store.append("orders", 0, 97)
@@ -64,6 +67,20 @@ def test_a_minimum_waits_for_messages_or_for_the_delay(store, query_on) -> None:
     assert query.trigger() is None
     store.append("orders", 0, 1)
     assert query.trigger() == [(0, 5), (0, 6), (0, 7)]
+
+
+def test_a_batch_that_was_due_is_due_when_it_is_planned_again(store, query_on, monkeypatch) -> None:
+    real, calls = StoreReader.record_bytes, []
+
+    def fail_once(self, *arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise StoreChangedError("a segment is gone")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(StoreReader, "record_bytes", fail_once)
+    query = query_on(store.path, startingOffsets="earliest", minOffsetsPerTrigger="100", maxBytesPerTrigger="1m")
+    assert query.trigger() == [(0, 0), (0, 1), (0, 2)], "the first batch never waits"
 
 
 def test_available_now_reads_up_to_its_snapshot_and_comes_to_rest(store, query_on) -> None:

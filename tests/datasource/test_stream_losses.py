@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rmq_spark.store import StoreReader
-from rmq_spark.store.errors import DataLossError, OffsetRangeError, StoreChangedError
+from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, StoreChangedError
 from rmq_spark.store.units import QueueKey
 
 
@@ -98,6 +98,49 @@ def test_a_queue_is_gone_only_if_a_second_look_says_so(store, monkeypatch, query
     monkeypatch.setattr(type(query.options.subscription), "find_queues", forgetful)
     assert query.trigger() == [(0, 3)]
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize("first_call", ["prepare", "replay"])
+def test_what_a_first_look_without_a_checkpoint_missed_is_looked_for_again(
+    store, monkeypatch, query_on, first_call
+) -> None:
+    store.append("orders", 1, 3)
+    query = query_on(store.path, startingOffsets="earliest")
+    query.drain()
+    checkpoint = query.committed
+    store.append("orders", 0, 1)
+    planned = query.plan()
+    real = type(query.options.subscription).find_queues
+    looks = []
+
+    def forgetful(self, catalog, known=()):
+        looks.append(len(looks))
+        return real(self, catalog, known)[: 1 if looks[-1] == 0 else None]  # the first look misses queue 1
+
+    monkeypatch.setattr(type(query.options.subscription), "find_queues", forgetful)
+    again = query_on(store.path, checkpoint=checkpoint, available_now=first_call == "prepare")
+    if first_call == "replay":
+        assert again.rows(checkpoint, planned) == [(0, 3)]
+        again.committed = planned
+        assert again.trigger() is None
+    else:
+        assert again.trigger() == [(0, 3)]
+    assert len(looks) == 2
+    assert again.offset().positions == {QueueKey("orders", 0): 4, QueueKey("orders", 1): 3}
+
+
+def test_a_topic_is_missing_only_if_a_second_look_says_so(store, monkeypatch, query_on) -> None:
+    real, looks = StoreReader.queues, []
+
+    def forgetful(self, topic):
+        looks.append(topic)
+        if len(looks) == 1:
+            raise NotFoundError(f'no topic "{topic}"')
+        return real(self, topic)
+
+    monkeypatch.setattr(StoreReader, "queues", forgetful)
+    query = query_on(store.path, startingOffsets="earliest", available_now=True)
+    assert query.trigger() == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_a_subscription_that_shrank_is_data_loss_or_drops_the_queue(store, query_on) -> None:
