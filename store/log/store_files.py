@@ -30,7 +30,7 @@ from rmq_spark.store.log.topic_writer import TopicWriter
 from rmq_spark.store.log.watermark_file import write_watermark
 from rmq_spark.store.units import QueueKey
 
-_SPARE_BYTES = 4 << 20  # of the disk, left free for units, index pages and notes
+_SPARE_BYTES = 32 << 20  # of the disk, left free for units, notes and the slots of an index file
 
 
 @dataclass(frozen=True, slots=True)

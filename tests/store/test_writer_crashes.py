@@ -11,12 +11,14 @@ import pytest
 
 from rmq_spark.store import open_reader
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.retention import expire
 from rmq_spark.store.log.store_files import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.failing_disk import FailingDisk
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.units import QueueKey
 
@@ -231,3 +233,34 @@ def test_a_dead_process_is_no_exception_that_anybody_swallows(tmp_path: Path) ->
     work.disk.die_at(work.disk.effect_count + 4)
     with pytest.raises(ProcessDeathError):
         append(store, 3, 6, settle=False)
+
+
+def test_a_disk_that_fills_up_in_an_append_loses_nothing_and_goes_on_with_room(
+    tmp_path: Path,
+) -> None:
+    """Run out of room at every effect of an append, then make room and go on."""
+    failures = 0
+    for point in range(200):
+        root = tmp_path / str(point) / "s"
+        append(writer(root), 0, 5, settle=False)
+        disk = FailingDisk(point)
+        try:
+            append(writer(root, disk), 5, 12, settle=True)
+        except DiskFullError:
+            failures += 1
+        if not disk.has_failed:
+            break
+        assert set(range(5)) <= set(numbers(root))
+        before = set(numbers(root))
+        store = writer(root)
+        with store.section() as section:
+            pass
+        assert set(numbers(root)) in (set(range(5)), set(range(12)))
+        assert before <= set(numbers(root))
+        begin = len(numbers(root))
+        append(store, begin, begin + 3, settle=True)
+        assert set(numbers(root)) == set(range(begin + 3))
+        assert section
+        shutil.rmtree(root.parent)
+    assert failures > 15
+    print(f"{failures} times full")
