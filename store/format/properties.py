@@ -2,7 +2,7 @@
 
 Rules (MessageDecoder#string2messageProperties, 5.3): parts are split at 0x02, and the last one may lack it
 (4.9 writes none there); a part counts only with at least one byte on both sides of its first 0x01, so empty
-names and values are lost; a value may hold further 0x01; of two equal names the later one wins.
+names and values are lost; a value may hold further 0x01; of two names that read the same the later one wins.
 
 `parse` is the obvious one-message reader, `PropertyPairs` reads the texts of many messages at once.
 """
@@ -160,11 +160,13 @@ class PropertyPairs:
         begins, ends, value_ends = self.name_begins, self.name_ends, self.value_ends
         row_ends = self.pair_ends
         first_names = self._first_names()
-        if self.width and len(set(first_names)) == self.width:
+        if self.width and len(set(map(_as_read, first_names))) == self.width:
             values = as_text(take_ranges(self.text, ends + 1, value_ends), checked=self.is_text)
             offsets = np.arange(0, len(ends) + 1, self.width, dtype=np.int32)
             return pa.MapArray.from_arrays(pa.array(offsets), tiled_names(tuple(first_names), len(row_ends)), values)
         shadowed = self._shadowed()
+        if not self.is_text:
+            self._shadow_odd_rows(shadowed)
         if shadowed.any():
             kept = ~shadowed
             row_ends = np.concatenate([[0], np.cumsum(kept)])[row_ends]
@@ -203,13 +205,25 @@ class PropertyPairs:
                         self._shadow_row(range(firsts[row], self.pair_ends[row]), shadowed)
         return shadowed
 
+    def _shadow_odd_rows(self, shadowed: NDArray[np.bool_]) -> None:
+        """Decide the rows with a name that is no UTF-8: names of different bytes may read the same there."""
+        names = take_ranges(self.text, self.name_begins, self.name_ends)
+        odd = np.flatnonzero(pc.not_equal(names, as_text(names).cast(pa.binary())).to_numpy(zero_copy_only=False))
+        for row in np.unique(np.searchsorted(self.pair_ends, odd, side="right")).tolist():
+            first = int(self.pair_ends[row - 1]) if row else 0
+            self._shadow_row(range(first, int(self.pair_ends[row])), shadowed)
+
     def _shadow_row(self, pairs: range, shadowed: NDArray[np.bool_]) -> None:
-        """Decide one row exactly, by its whole names."""
+        """Decide one row exactly, by its whole names as they read."""
         seen = set()
         for pair in reversed(pairs):
-            name = self.text[self.name_begins[pair] : self.name_ends[pair]].tobytes()
+            name = _as_read(self.text[self.name_begins[pair] : self.name_ends[pair]].tobytes())
             shadowed[pair] = name in seen
             seen.add(name)
+
+
+def _as_read(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
 
 
 def tiled_names(names: tuple[bytes, ...], count: int) -> pa.StringArray:

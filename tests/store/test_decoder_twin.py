@@ -170,3 +170,25 @@ def test_texts_of_one_shape_obey_the_rules_for_any_text(tmp_path: Path, text: by
     with open_reader(str(built.path)) as reader:
         rows = slow_rows(built.path)[QueueKey("t", 0)]
         assert_same(reader, QueueKey("t", 0), 0, len(rows), NAMES, rows)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\x01a\x02\xfe\x01b\x02",
+        b"\xff\x01a\x02k\x01x\x02\xef\xbf\xbd\x01b\x02",  # a name that is the replacement character itself
+        b"abcdefgh\xff\x01a\x02abcdefgh\xfe\x01b\x02",
+        b"\xff\x01a\x02" * 30 + b"\xfe\x01b\x02",
+    ],
+)
+def test_names_that_read_the_same_are_one_name(tmp_path: Path, text: bytes, count: int) -> None:
+    """A map has each name once: the later value wins, whatever bytes its name is made of."""
+    for number, odd in enumerate([text, text + b"more\x01\xff\x02", text[:-2] + b"longer\x02"]):
+        content = [SampleMessage("t", properties=text)] * count + [SampleMessage("t", properties=odd)]
+        built = build_store(tmp_path / str(number), content)
+        with open_reader(str(built.path)) as reader:
+            batches = list(reader.read(QueueKey("t", 0), 0, count + 1, ["properties"]))
+            names = [[name for name, _ in row] for batch in batches for row in batch.column(0).to_pylist()]
+            assert all(len(set(row)) == len(row) for row in names)
+            assert_same(reader, QueueKey("t", 0), 0, count + 1, NAMES, slow_rows(built.path)[QueueKey("t", 0)])
