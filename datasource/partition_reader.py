@@ -29,53 +29,82 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
     Raises StoreChangedError where this machine sees another store or none, DataLossError where messages expired
     meanwhile and failOnDataLoss is true, DamageError. Any number of tasks may read at once.
     """
-    for piece in partition.pieces:
-        yield from _read_piece(partition, piece, settings)
+    with _Sight(partition, settings.read_mode) as sight:
+        for piece in partition.pieces:
+            yield from _read_piece(sight, partition, piece, settings)
 
 
-def _read_piece(partition: RmqPartition, piece: Piece, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+class _Sight:
+    """This machine's sight of the partition's store: opened when it is asked for, once for all pieces."""
+
+    def __init__(self, partition: RmqPartition, read_mode: str) -> None:
+        self._partition, self._read_mode = partition, read_mode
+        self._store: StoreReader | None = None
+
+    def __enter__(self) -> "_Sight":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def store(self) -> StoreReader:
+        partition = self._partition
+        if self._store is None:
+            try:
+                self._store = open_reader(
+                    partition.path, commit_log_path=partition.commit_log_path, read_mode=self._read_mode
+                )
+            except StorePathError as error:
+                raise _changed(partition, None, str(error)) from None
+        return self._store
+
+    def close(self) -> None:
+        """Forget what was seen: who asks again looks anew."""
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+
+
+def _read_piece(
+    sight: _Sight, partition: RmqPartition, piece: Piece, settings: ReadSettings
+) -> Iterator[pa.RecordBatch]:
     """Yield one piece. A file that goes away on the way is looked into once, then it is an error."""
     begin = piece.begin
     failed_at = None
     while begin < piece.end:
-        with _open(partition, settings.read_mode) as store:
-            try:
-                _check_proofs(store, partition, piece, begin)
-                for batch in store.read(
-                    piece.queue,
-                    begin,
-                    piece.end,
-                    settings.columns,
-                    check_crc=settings.check_crc,
-                    max_decompressed_bytes=settings.max_decompressed_bytes,
-                ):
-                    begin += batch.num_rows
-                    yield batch
-                return
-            except OffsetRangeError as error:
-                if error.min_offset <= begin:
-                    raise _changed(partition, piece.queue, str(error)) from None
-                begin = _skip(piece, begin, store.bounds(piece.queue), settings.fail_on_data_loss)
-            except NotFoundError as error:
+        try:
+            _check_proofs(sight.store, partition, piece, begin)
+            for batch in sight.store.read(
+                piece.queue,
+                begin,
+                piece.end,
+                settings.columns,
+                check_crc=settings.check_crc,
+                max_decompressed_bytes=settings.max_decompressed_bytes,
+            ):
+                begin += batch.num_rows
+                yield batch
+            return
+        except OffsetRangeError as error:
+            if error.min_offset <= begin:
                 raise _changed(partition, piece.queue, str(error)) from None
-            except StoreChangedError:
-                # A segment that retention deletes looks like this too: a second look tells the two apart.
-                if failed_at == begin:
-                    raise
-                failed_at = begin
-
-
-def _open(partition: RmqPartition, read_mode: str) -> StoreReader:
-    try:
-        return open_reader(partition.path, commit_log_path=partition.commit_log_path, read_mode=read_mode)
-    except StorePathError as error:
-        raise _changed(partition, None, str(error)) from None
+            there = sight.store.bounds(piece.queue)  # the error knows of the range that was asked for alone
+            begin = _skip(piece, begin, there, settings.fail_on_data_loss)
+        except NotFoundError as error:
+            raise _changed(partition, piece.queue, str(error)) from None
+        except StoreChangedError:
+            # A segment that retention deletes looks like this too: a second look tells the two apart.
+            if failed_at == begin:
+                raise
+            failed_at = begin
+        sight.close()
 
 
 def _check_proofs(store: StoreReader, partition: RmqPartition, piece: Piece, begin: int) -> None:
     """Raise StoreChangedError unless the last message, and the first if it is still wanted, lie where planned."""
     checks: list[tuple[int, RecordProof | None]] = [(piece.end - 1, piece.last)]
-    if begin == piece.begin:
+    if begin == piece.begin < piece.end - 1:
         checks.append((begin, piece.first))
     for offset, planned in checks:
         if planned is None:

@@ -23,11 +23,12 @@ SETTINGS = ReadSettings(("queueOffset",), False, 64 << 20, "auto", True)
 LENIENT = ReadSettings(("queueOffset",), False, 64 << 20, "auto", False)
 
 
-def plan(path, begin, end):
+def plan(path, *spans):
+    """Plan the queue offsets [begin, end) of each span as one partition."""
     view = StoreView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
     view.look()
     try:
-        return plan_partition(view, [QueueRange(QUEUE, begin, end)])
+        return plan_partition(view, [QueueRange(QUEUE, begin, end) for begin, end in spans])
     finally:
         view.close()
 
@@ -47,7 +48,7 @@ def oldest_segment(path):
 
 
 def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path) -> None:
-    partition = plan(build(tmp_path / "store", 5), 1, 4)
+    partition = plan(build(tmp_path / "store", 5), (1, 4))
     data = pickle.dumps(partition)
     again = pickle.loads(data)
     assert (again.path, again.commit_log_path, again.pieces) == (partition.path, None, partition.pieces)
@@ -57,12 +58,26 @@ def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path) -> None:
 
 
 def test_rows_of_a_piece_come_in_queue_order(tmp_path) -> None:
-    assert offsets(plan(build(tmp_path / "store", 40), 3, 37)) == list(range(3, 37))
+    assert offsets(plan(build(tmp_path / "store", 40), (3, 37))) == list(range(3, 37))
+
+
+def test_a_task_with_many_pieces_opens_the_store_once_and_closes_it(tmp_path, monkeypatch) -> None:
+    path = build(tmp_path / "store", 40)
+    real, opened = partition_reader.open_reader, []
+
+    def open_and_count(path, **given):
+        opened.append(real(path, **given))
+        monkeypatch.setattr(opened[-1], "close", lambda: opened.append("closed"))
+        return opened[-1]
+
+    monkeypatch.setattr(partition_reader, "open_reader", open_and_count)
+    assert offsets(plan(path, *((n, n + 1) for n in range(0, 40, 5)))) == list(range(0, 40, 5))
+    assert opened[1:] == ["closed"]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
 def test_another_store_at_the_path_gives_no_row(tmp_path, settings) -> None:
-    partition = plan(build(tmp_path / "store", 10), 0, 10)
+    partition = plan(build(tmp_path / "store", 10), (0, 10))
     shutil.rmtree(tmp_path / "store")
     for other in ({"first_ms": 1_600_000_000_001}, {"size": 301}):
         build(tmp_path / "store", 10, **other)
@@ -75,7 +90,7 @@ def test_another_store_at_the_path_gives_no_row(tmp_path, settings) -> None:
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
 def test_a_store_that_differs_only_in_the_last_message_gives_no_row(tmp_path, settings) -> None:
-    partition = plan(build(tmp_path / "store", 10), 0, 10)
+    partition = plan(build(tmp_path / "store", 10), (0, 10))
     shutil.rmtree(tmp_path / "store")
     messages = [SampleMessage("orders", 0, b"x" * 300, store_timestamp=1_600_000_000_000 + n) for n in range(9)]
     messages.append(SampleMessage("orders", 0, b"x" * 300, store_timestamp=1_600_000_000_500))
@@ -87,7 +102,7 @@ def test_a_store_that_differs_only_in_the_last_message_gives_no_row(tmp_path, se
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
 def test_no_store_a_shorter_one_or_one_without_the_queue_is_another_store(tmp_path, settings) -> None:
     path = build(tmp_path / "store", 10)
-    partition = plan(path, 0, 10)
+    partition = plan(path, (0, 10))
     shutil.rmtree(path)
     with pytest.raises(StoreChangedError, match="does not exist"):
         offsets(partition, settings)
@@ -101,7 +116,7 @@ def test_no_store_a_shorter_one_or_one_without_the_queue_is_another_store(tmp_pa
 
 
 def test_what_expired_before_the_read_is_data_loss_or_is_skipped(tmp_path, caplog) -> None:
-    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    partition = plan(build(tmp_path / "store", 40), (0, 40))
     oldest_segment(tmp_path / "store").unlink()
     with pytest.raises(DataLossError) as caught:
         offsets(partition)
@@ -112,7 +127,7 @@ def test_what_expired_before_the_read_is_data_loss_or_is_skipped(tmp_path, caplo
 
 
 def test_a_piece_of_which_nothing_is_left_is_skipped_whole(tmp_path) -> None:
-    partition = plan(build(tmp_path / "store", 40), 0, 3)
+    partition = plan(build(tmp_path / "store", 40), (0, 3))
     oldest_segment(tmp_path / "store").unlink()
     assert offsets(partition, LENIENT) == []
     with pytest.raises(DataLossError) as caught:
@@ -126,10 +141,7 @@ class Interrupted:
     def __init__(self, store, after, then):
         self._store, self._after, self._then = store, after, then
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         self._store.close()
 
     def proof(self, queue, offset):
@@ -142,7 +154,7 @@ class Interrupted:
 
 
 def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_twice(tmp_path, monkeypatch) -> None:
-    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    partition = plan(build(tmp_path / "store", 40), (0, 40))
     real, opened = partition_reader.open_reader, []
 
     def open_once_interrupted(path, **given):
@@ -160,7 +172,7 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
 
 
 def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
-    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    partition = plan(build(tmp_path / "store", 40), (0, 40))
     real, opened = partition_reader.open_reader, []
 
     def open_interrupted_twice(path, **given):
@@ -173,7 +185,7 @@ def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, m
 
 
 def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch) -> None:
-    partition = plan(build(tmp_path / "store", 40), 0, 40)
+    partition = plan(build(tmp_path / "store", 40), (0, 40))
     real, opened = partition_reader.open_reader, []
 
     def open_interrupted(path, **given):
@@ -188,7 +200,7 @@ def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_
 
 def test_damage_is_an_error_with_its_place_whatever_fail_on_data_loss_says(tmp_path) -> None:
     path = build(tmp_path / "store", 10)
-    partition = plan(path, 0, 10)
+    partition = plan(path, (0, 10))
     segment = oldest_segment(path)
     with open(segment, "r+b") as file:
         file.seek(partition.pieces[0].first.physical_offset + 2 * 400)
