@@ -16,6 +16,7 @@ Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover
 
 import logging
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,6 +49,7 @@ from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 _BATCH_RECORDS = 10_000  # dispatched together: bounds memory
+_SECTOR_BYTES = 512  # the least that a disk writes whole
 
 
 def prepare(store: StoreFiles) -> None:
@@ -176,10 +178,26 @@ def _whole_end(store: StoreFiles, begin: int) -> int:
         record = store.log.record_at(place)
         if isinstance(record, Blank) and store.log.segments.holding(place + record.remaining_size) is not None:
             place += record.remaining_size
-        elif not isinstance(record, Record) or not record.crc_matches or b"\0" in record.properties + record.topic:
+        elif not isinstance(record, Record) or not record.crc_matches or _lacks_a_sector(store, record):
             return place
         else:
             place += record.total_size
+
+
+def _lacks_a_sector(store: StoreFiles, record: Record) -> bool:
+    """Say whether a sector of a record's topic and properties, or its share of one, is nothing but zeros.
+
+    A property may hold NUL characters, but no share of a sector does: the last one ends with a separator.
+    """
+    segment = store.log.segments.holding(record.physical_offset)
+    assert segment is not None, record.physical_offset
+    end = record.physical_offset - segment.begin + record.total_size
+    tail = store.log.bytes_at(record.physical_offset, record.total_size)[
+        -(len(record.topic) + len(record.properties)) :
+    ]
+    begin = end - len(tail)
+    edges = [begin, *range(begin // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES), end]
+    return any(not tail[one - begin : other - begin].strip(b"\0") for one, other in pairwise(edges))
 
 
 def _dispatch(store: StoreFiles, begin: int, end: int) -> None:

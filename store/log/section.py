@@ -188,14 +188,13 @@ class Section:
 def _fill_in(records: EncodedRecords, offsets: NDArray[np.int64], places: NDArray[np.int64], time_ms: int) -> None:
     """Write into every record what only the store knows: big-endian numbers at places that need no alignment."""
     size = int(records.sizes[0])
-    columns = ((_QUEUE_OFFSET_AT, offsets), (_PHYSICAL_OFFSET_AT, places), (_STORE_TIMESTAMP_AT, time_ms))
     if size * len(records) == len(records.data) and (records.sizes == size).all():
         # Records of one size are rows of a matrix: no need to look each one up.
         heads: NDArray[np.void] = np.ndarray((len(records),), RECORD_HEAD, records.data, strides=(size,))
-        for name, values in zip(("queue_offset", "physical_offset", "store_timestamp"), columns, strict=True):
-            heads[name] = values[1]
+        heads["queue_offset"], heads["physical_offset"], heads["store_timestamp"] = offsets, places, time_ms
         return
     positions = np.cumsum(records.sizes) - records.sizes
     numbers: NDArray[np.int64] = np.ndarray((len(records.data) - 7,), ">i8", records.data, strides=(1,))
-    for at, values in columns:
-        numbers[positions + at] = values
+    numbers[positions + _QUEUE_OFFSET_AT] = offsets
+    numbers[positions + _PHYSICAL_OFFSET_AT] = places
+    numbers[positions + _STORE_TIMESTAMP_AT] = time_ms

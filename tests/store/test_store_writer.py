@@ -1,4 +1,4 @@
-"""A writer of stores: what it appends is what a broker would have written, beside brokers' messages and after deaths."""
+"""A writer of stores: what it appends is what a broker would have written, beside brokers' own and after deaths."""
 
 import shutil
 import time
@@ -166,9 +166,10 @@ def test_what_a_dead_writer_logged_is_dispatched_by_the_next(tmp_path: Path) -> 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), store.section() as section:
+    with store.section() as section:
         section._dispatch = die  # type: ignore[method-assign]
-        section.append(encode_samples([sample(number) for number in range(10, 20)]))
+        with pytest.raises(KeyboardInterrupt):
+            section.append(encode_samples([sample(number) for number in range(10, 20)]))
     assert sum(map(len, rows(tmp_path / "s").values())) == 10
     append_each(writer(tmp_path / "s"), [sample(20)])
     found = rows(tmp_path / "s")
@@ -284,3 +285,12 @@ def test_retention_by_age_goes_by_the_messages_times(tmp_path: Path) -> None:
     numbers = sorted(int(row[4][:4]) for queue in rows(tmp_path / "s").values() for row in queue)  # type: ignore[index]
     assert numbers[-1] == 199
     assert 60 < numbers[0] <= 100
+
+
+def test_a_property_with_nul_characters_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [SampleMessage("T", 0, b"0000", properties={"x": "a\0b", "y": "c"}), sample(3)])
+    for module in ("watermark_file", "recovery"):
+        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "another boot")
+    append_each(writer(tmp_path / "s"), [sample(6)])
+    assert len(rows(tmp_path / "s")["T/0"]) == 3
