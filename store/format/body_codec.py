@@ -19,7 +19,8 @@ import zlib
 
 import pyarrow as pa
 
-COMPRESSED = 0x1
+from rmq_spark.store.format.record import COMPRESSED
+
 COMPRESSION_TYPE_MASK = 0x700
 DEFAULT_LEVEL = 5  # DefaultMQProducer#zipCompressLevel; for zlib and Zstandard
 _STEP_BYTES = 1 << 20  # what is unpacked at once, at most

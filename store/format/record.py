@@ -21,6 +21,7 @@ import numpy as np
 MAGIC_V1 = 0xDAA320A7  # the topic's length takes one byte
 MAGIC_V2 = 0xDAA320AB  # two bytes, since 5.1, for topics over 127 characters
 MAGIC_BLANK = 0xCBD43194  # fills a segment whose rest is too short for the next record
+BODY_CRC_MASK = 0x7FFFFFFF  # of a body's CRC-32 a head keeps these bits
 BLANK_BYTES = 8  # length and magic; a record moves on when it would leave less than this
 
 COMPRESSED = 0x1
@@ -125,7 +126,7 @@ class Torn:
 
 def body_crc(body: bytes | memoryview) -> int:
     """Return the CRC that a head keeps for these stored bytes (UtilAll#crc32, 4.9: the sign bit cleared)."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return zlib.crc32(body) & BODY_CRC_MASK
 
 
 def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:

@@ -4,7 +4,6 @@ Nearly always one record is one message. A record with the inner-batch bit holds
 and properties from its item and everything else from the record (MessageDecoder#decodeMessage, 5.3).
 """
 
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from rmq_spark.store.format.body_codec import BodyError, decompress_body
 from rmq_spark.store.format.heads import RecordFault, RecordHeads, RecordRun
 from rmq_spark.store.format.properties import WAIT, PropertyPairs
 from rmq_spark.store.format.ragged import Positions, take_ranges
-from rmq_spark.store.format.record import COMPRESSED, INNER_BATCH
+from rmq_spark.store.format.record import COMPRESSED, INNER_BATCH, body_crc
 from rmq_spark.store.format.record_cut import RecordParts, cut_records
 from rmq_spark.store.format.shaped_properties import ShapedPairs
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
@@ -128,7 +127,7 @@ class Rows:
         crcs = self.heads.field("body_crc")
         begins, ends = self.heads.begins.tolist(), (self.heads.begins + self.heads.body_sizes).tolist()
         for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            found = zlib.crc32(self.run.buffer[begin:end].data) & 0x7FFFFFFF
+            found = body_crc(self.run.buffer[begin:end].data)
             if end > begin and found != int(crcs[row]):
                 raise RecordFault(row, "CRC of the body", int(crcs[row]), found)
 

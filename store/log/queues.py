@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format import batch_unit
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
-from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT, is_blank_fill
 from rmq_spark.store.log.unit_run import UnitRun
 from rmq_spark.store.units import QueueKey
 
@@ -70,9 +71,14 @@ class ConsumeQueue:
             None,
         )
 
-    def is_written(self, unit: np.void) -> bool:
-        """Say whether somebody has written the unit; the fill before a queue's first message counts."""
-        return bool(unit["record_size"] > 0)
+    def are_written(self, units: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return for each unit whether somebody has written it; the fill before a queue's first message counts."""
+        written: NDArray[np.bool_] = units["record_size"] > 0
+        return written
+
+    def is_written(self, number: int) -> bool:
+        """Say whether the unit of a number has room in a file and somebody has written it."""
+        return bool(self.are_written(self.run.read(number, number + 1)).any())
 
     def written_end(self, known: int) -> int:
         """Return the number after the last written unit, given that all before `known` are written.
@@ -82,8 +88,7 @@ class ConsumeQueue:
         step = 64
         while known < self.run.end:
             until = min(known + step, self.run.end)
-            raw = self.run.read(known, until)
-            unwritten = np.flatnonzero(raw["record_size"] <= 0)
+            unwritten = np.flatnonzero(~self.are_written(self.run.read(known, until)))
             if len(unwritten):
                 return known + int(unwritten[0])
             known, step = until, min(step * 8, _CHUNK_UNITS)
@@ -91,7 +96,7 @@ class ConsumeQueue:
 
     def search_written_end(self) -> int:
         """Return the same for a queue of which nothing is known, by binary search."""
-        return self.run.first_where(self.run.begin, self.run.end, lambda unit: not self.is_written(unit))
+        return self.run.first_where(self.run.begin, self.run.end, lambda unit: not self.are_written(unit))
 
     def refuse_hole_before(self, first: int, log_begin: int) -> None:
         """Raise DamageError unless what stands before the first readable unit is fill or has expired with the log.
@@ -102,10 +107,9 @@ class ConsumeQueue:
             if first and not log_begin and self.layout is QUEUE_UNIT:
                 raise DamageError(f"first file of queue {self.key}", self.run.folder, 0, "0" * 20, "it is missing")
             return
-        before = self.run.read(first - 1, first)[0]
-        place, size = int(before["physical_offset"]), int(before["record_size"])
-        filler = place == 0 and size == BLANK_FILL_SIZE
-        if not filler and not (size > 0 and 0 <= place < log_begin):
+        before = self.run.read(first - 1, first)
+        place, size = int(before["physical_offset"][0]), int(before["record_size"][0])
+        if not is_blank_fill(before)[0] and not (size > 0 and 0 <= place < log_begin):
             path, position = self.run.path_of(first - 1)
             expected = f"fill, or a record before physical offset {log_begin}"
             raise DamageError(
@@ -114,9 +118,7 @@ class ConsumeQueue:
 
     def end_for(self, offset: int) -> int:
         """Return a number after written units that reaches up to `offset`, or all there is of them."""
-        if not self.run.begin < offset <= self.run.end or not self.is_written(self.run.read(offset - 1, offset)[0]):
-            return self.search_written_end()
-        return offset
+        return offset if offset > self.run.begin and self.is_written(offset - 1) else self.search_written_end()
 
     def first_from(self, physical_offset: int, end: int) -> int:
         """Return the first unit in [begin, end) whose record lies at or after `physical_offset`.
@@ -124,9 +126,8 @@ class ConsumeQueue:
         Fill counts as lying before everything. Source: ConsumeQueue#correctMinOffset (5.3).
         """
 
-        def reached(unit: np.void) -> bool:
-            filler = unit["record_size"] == BLANK_FILL_SIZE and unit["physical_offset"] == 0
-            return bool(unit["physical_offset"] >= physical_offset and not filler)
+        def reached(unit: Any) -> bool:
+            return bool(unit["physical_offset"] >= physical_offset and not is_blank_fill(unit))
 
         first = self.run.read(self.run.begin, min(self.run.begin + 1, end))
         if len(first) and reached(first[0]):
@@ -158,9 +159,9 @@ class BatchConsumeQueue(ConsumeQueue):
             raw["message_count"].astype(np.int64),
         )
 
-    def is_written(self, unit: np.void) -> bool:
-        """Say whether somebody has written the unit whole, as BatchConsumeQueue#recover takes it (5.3)."""
-        return bool(unit["record_size"] > 0 and unit["message_count"] > 0)
+    def are_written(self, units: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return for each unit whether somebody has written it whole."""
+        return batch_unit.is_written(units)
 
     def end_for(self, offset: int) -> int:
         """Return the number after the last written unit: where an offset lies must be searched for anyway."""

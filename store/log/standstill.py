@@ -29,9 +29,7 @@ class AwaitedUnit:
         """Say whether something else stands there now."""
         if self.number >= self.queue.run.end:
             self.queue.run.look()  # its file may have been made since
-        raw = self.queue.run.read(self.number, self.number + 1)
-        is_written = len(raw) > 0 and self.queue.is_written(raw[0])
-        stands = self.queue.read(self.number, self.number + is_written)
+        stands = self.queue.read(self.number, self.number + self.queue.is_written(self.number))
         self.queue.run.close()
         return not stands.equals(self.stood)
 
