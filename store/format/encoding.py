@@ -29,8 +29,8 @@ MAX_PROPERTIES_BYTES = 32767  # the length is a signed number of two bytes
 
 _DEFAULT_SEGMENT_BYTES = 1 << 30
 _DEFAULT_RULES = BodyRules()
-# Keep the parts of a row's digest apart: numbers without a pattern (digits of the square roots of 2, 3 and 5).
-_OF_TOPIC, _OF_BODY, _OF_FLAG = np.array([0x6A09E667F3BCC909, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B], np.uint64)
+# Keeps flag and queue id apart from CRC and size of a body in a row's digest: digits of the square root of 2.
+_OF_FLAG = np.uint64(0x6A09E667F3BCC909)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,8 @@ def _digest(
     flags: NDArray[np.int64] | None,
 ) -> int:
     """Return the sum of a number for each row that depends on all that its user gave, modulo 2^64."""
-    rows = scatter(bodies.digests() + _OF_BODY)
-    rows += topics.per_row([name_digest(name) ^ _OF_TOPIC for name in topics.names], np.uint64)
+    rows = scatter(bodies.digests())
+    rows += topics.per_row([int(name_digest(name)) for name in topics.names], np.uint64)
     rows += properties.digests()
     if flags is not None or queue_ids is not None:
         extra = np.zeros(len(rows), np.uint64)

@@ -12,7 +12,7 @@ from rmq_spark.store import open_reader
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.body_codec import Compression, decompress_body
 from rmq_spark.store.format.encoding import MAX_PROPERTIES_BYTES, MESSAGE_COLUMNS, EncodedRecords, MessageEncoder
-from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.java import Host, index_key_hash, string_hash
 from rmq_spark.store.format.outgoing_bodies import BodyRules
 from rmq_spark.store.format.outgoing_properties import ENGINE_OWNED
 from rmq_spark.store.format.properties import parse
@@ -105,6 +105,14 @@ def test_bodies_from_the_limit_on_are_compressed_if_that_makes_them_smaller(kind
     assert [decompress_body(record.body, record.sys_flag, 1 << 20) for record in records] == bodies
     assert all(record.crc_matches for record in records)
     assert encoded.digest == encode(*({"body": body} for body in bodies)).digest
+
+
+def test_a_key_whose_hash_has_no_absolute_value_goes_into_the_index_as_zero() -> None:
+    assert string_hash("t#qolygtg") == -(1 << 31)
+    encoded = encode({"keys": ["qolygtg", "k"]}, {"keys": ["qolygtg"]})
+    assert encoded.key_rows.tolist() == [0, 0, 0, 1, 1]
+    assert [int(encoded.key_hashes[place]) for place in (1, 2, 4)] == [0, index_key_hash("t#k"), 0]
+    assert encode({"keys": ["qolygtg"]}).key_hashes[1] == 0, "one key in every row takes a way of its own"
 
 
 # What is wrong, and what the error says of it after row and topic.

@@ -127,6 +127,11 @@ def test_one_row_with_other_names_among_equal_ones_changes_only_itself(odd: list
     assert texts_of(OutgoingProperties(properties=maps(*rows)), 5) == expected
 
 
+def test_names_whose_letters_agree_but_not_their_ends_are_told_apart() -> None:
+    rows = maps([("ab", "1"), ("c", "2")], [("a", "1"), ("bc", "2")])
+    assert texts_of(OutgoingProperties(properties=rows), 2) == [b"ab\x011\x02c\x012\x02", b"a\x011\x02bc\x012\x02"]
+
+
 @pytest.mark.parametrize("name", ["", "a\x01", "\x02", "\x01"])
 @pytest.mark.parametrize("value", ["v", "", None])
 def test_a_name_that_readers_would_lose_or_split_is_refused(name: str, value: str | None) -> None:
