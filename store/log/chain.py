@@ -180,9 +180,19 @@ class Chain:
         )
 
     def _refuse_early_end(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint of a store closed in order names the time of its last message that has a unit."""
-        newest = self.newest_ms()
-        if checkpoint.logics_msg_timestamp <= max(newest, 0):  # 0 says that there never was one
+        """The checkpoint of a store closed in order names the time of its last message that has a unit.
+
+        0 says that there never was one. Where something was cut off as stale, just that message must be left: else it
+        was cut off too, because some time before it is wrong.
+        """
+        newest, last_ms = self.newest_ms(), checkpoint.logics_msg_timestamp
+        if last_ms <= 0:
+            return
+        if self.refused_ms is None:
+            is_there = last_ms <= newest
+        else:
+            is_there = last_ms == self._known_ms or bool((self._times()[1] == last_ms).any())
+        if is_there:
             return
         segment = self._log.segments.holding(self.end)
         raise DamageError(

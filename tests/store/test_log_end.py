@@ -168,3 +168,12 @@ def test_a_stale_unit_for_a_record_that_has_another_is_not_believed_and_no_damag
     units = queue_file(tmp_path / "s").read_bytes()
     overwrite(queue_file(tmp_path / "s"), 3 * UNIT_BYTES, units[2 * UNIT_BYTES : 3 * UNIT_BYTES])
     assert bounds(tmp_path / "s") == QueueBounds(0, 3)
+
+
+def test_a_message_from_the_future_does_not_make_those_behind_it_stale_without_a_word(tmp_path: Path) -> None:
+    build_store(tmp_path / "s", messages([10_000, 10_001, 99_000_000, 10_003, 10_004]))
+    checkpoint(tmp_path / "s", 10_004)
+    assert bounds(tmp_path / "s") == QueueBounds(0, 5)  # the checkpoint says that the last one is the last
+    field_of_record(tmp_path / "s", 4, "magic", bytes(4))
+    with pytest.raises(DamageError, match=r"the log ends before its last message.* expected 10004, found 99000000"):
+        bounds(tmp_path / "s")
