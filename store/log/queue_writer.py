@@ -84,33 +84,40 @@ class QueueWriter:
         return self._end(key).offset
 
     def cut(self, key: QueueKey, unit: int) -> None:
-        """Take back all units from number `unit` on, for recovery: what stands there is made zero.
+        """Take back all units from number `unit` on, for recovery."""
+        end = self._end(key)
+        end.unit, end.offset = unit, end.queue.offset_of(unit, unit)
+        self.clear_behind(key)
+
+    def clear_behind(self, key: QueueKey) -> None:
+        """Make zero what stands behind the queue's end, for recovery.
 
         A broker leaves such bytes, and a later recovery may take them for units again.
         """
         end = self._end(key)
         run = end.queue.run
         for segment in run.segments:
-            begin = max(unit * run.layout.itemsize - segment.begin, 0)
-            if begin < segment.size and any(files.data_extents(segment.path, begin, segment.size)):
+            begin = max(end.unit * run.layout.itemsize - segment.begin, 0)
+            parts = list(files.data_extents(segment.path, begin, segment.size)) if begin < segment.size else []
+            if parts:
                 with self._disk.open(segment.path) as file:
-                    for first, last in files.data_extents(segment.path, begin, segment.size):
+                    for first, last in parts:
                         file.write(first, bytes(last - first))
                 self._changes.note_file(segment.path)
-        end.unit, end.offset = unit, end.queue.offset_of(unit, unit)
         run.look()
 
-    def cut_records(self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool]) -> None:
-        """Take back all units of records from `physical_offset` on, and what a power cut left of such units.
+    def rewind(self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool]) -> None:
+        """Go on at the first unit of a record from `physical_offset` on, or of what a power cut left of such units.
 
-        Those before it were synced, and stand in order; behind them anything may stand. `agrees` says of a queue
-        offset and a physical offset whether the record there has both: the last unit that is kept has to.
+        Those before it were synced, and stand in order; behind them anything may stand. It is written over, with
+        mostly the same bytes, so that a reader beside loses nothing; `clear_behind` takes away the rest. `agrees`
+        says of a queue offset and a physical offset whether the record there has both: the last unit before has to.
         """
-        queue = self._end(key).queue
-        run = queue.run
+        end = self._end(key)
+        queue, run = end.queue, end.queue.run
         unit = run.first_where(
             run.begin,
-            len(run.segments) and run.end,
+            run.end if run.segments else run.begin,
             lambda one: one["record_size"] <= 0 or one["physical_offset"] >= physical_offset,
         )
         while unit > run.begin:
@@ -119,7 +126,7 @@ class QueueWriter:
             if is_fill or agrees(int(units.queue_offsets[0]), int(units.physical_offsets[0])):
                 break
             unit -= 1
-        self.cut(key, unit)
+        end.unit, end.offset = unit, queue.offset_of(unit, unit)
         run.close()
 
     def has_files(self, key: QueueKey) -> bool:

@@ -96,7 +96,7 @@ def _finish_section(store: StoreFiles, note: Watermark) -> None:
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
     cleared = store.log_writer.clear_from(end)
     # Units that it wrote whole count; one of which it wrote a part is written over with the same bytes.
-    _dispatch(store, begin, end)
+    _close(store, end, _dispatch(store, begin, end))
     if end != note.end or cleared:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
 
@@ -134,8 +134,9 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     cleared = store.log_writer.clear_from(tail.end)
     if closing is Closing.CRASHED:
         indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
-        _dispatch(store, min(tail.first_unitless(), max(indexed, store.log.segments.begin)), tail.end)
+        last = _dispatch(store, min(tail.first_unitless(), max(indexed, store.log.segments.begin)), tail.end)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
+        _close(store, tail.end, last)
         store.settle()
 
 
@@ -146,20 +147,18 @@ def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
     """
     store.believe(replace(settled, dirty=None, number=(read_watermark(store.root) or settled).number))
     end = _whole_end(store, settled.end)
-    for key in TopicTable(store.root).queues:
-        store.queues.cut_records(key, settled.end, lambda offset, place: _stands_at(store, offset, place))
+    queues = list(TopicTable(store.root).queues)
+    for key in queues:
+        store.queues.rewind(key, settled.end, lambda offset, place: _stands_at(store, offset, place))
     cleared = store.log_writer.clear_from(end)
     begin = settled.end
     if not store.index.repair(settled.index):
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
-    _dispatch(store, begin, end)
-    _LOG.info(
-        "rmq: recovered %s from %d on: the log ends at %d, %d bytes behind it taken back",
-        store.root,
-        begin,
-        end,
-        cleared,
-    )
+    last = _dispatch(store, begin, end)
+    for key in queues:
+        store.queues.clear_behind(key)
+    _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
+    _close(store, end, last)
     store.settle()
 
 
@@ -200,8 +199,8 @@ def _lacks_a_sector(store: StoreFiles, record: Record) -> bool:
     return any(not tail[one - begin : other - begin].strip(b"\0") for one, other in pairwise(edges))
 
 
-def _dispatch(store: StoreFiles, begin: int, end: int) -> None:
-    """Make the units and keys that are missing for the records of [begin, end); then the section is closed."""
+def _dispatch(store: StoreFiles, begin: int, end: int) -> Record | None:
+    """Make the units and keys that are missing for the records of [begin, end); return the last one, without body."""
     waiting: list[Record] = []
     last: Record | None = None
     place = begin
@@ -221,6 +220,11 @@ def _dispatch(store: StoreFiles, begin: int, end: int) -> None:
             _dispatch_records(store, waiting)
             waiting = []
     _dispatch_records(store, waiting)
+    return last
+
+
+def _close(store: StoreFiles, end: int, last: Record | None) -> None:
+    """Say that all records up to `end`, of which `last` is the last if any were met, have their units and keys."""
     note = store.note
     if last is None:
         store.close_section(end, note.last_ms, note.last_place, note.last_head)
