@@ -6,7 +6,7 @@ are counted. A micro-batch: a backlog is taken one message at a time, and Spark 
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -29,14 +29,24 @@ class _Queries:
     def __init__(self, spark: SparkSession, stores: SampleStores, looks_file: Path) -> None:
         self._spark, self._stores, self._looks_file = spark, stores, looks_file
 
-    def run(self, source: str, options: Mapping[str, str], measure: Callable[[StreamingQuery], float]) -> float:
-        """Start a stream, measure it and stop it."""
+    def run(
+        self,
+        source: str,
+        options: Mapping[str, str],
+        measure: Callable[[StreamingQuery], float],
+        *,
+        sink: str = "noop",
+        columns: Sequence[str] = ("*",),
+    ) -> float:
+        """Start a stream of some columns into a sink, measure it and stop it."""
         self._looks_file.write_bytes(bytes(8))
         query = (
             self._spark.readStream.format(source)
             .options(**options)
             .load()
-            .writeStream.format("noop")
+            .select(*columns)
+            .writeStream.format(sink)
+            .option("path", str(self._stores.scratch("sink") / "store"))
             .option("checkpointLocation", str(self._stores.scratch("checkpoint")))
             .trigger(processingTime="0 seconds")
             .start()
@@ -79,6 +89,18 @@ def measure_triggers(
         lambda: queries.run(_COUNTING, {}, lambda query: _batch_seconds(query, batches)),
     )
     yield _figure("micro-batch of one message, over a counting source", ours, counting, 1.5)
+    copied, counting = take_turns(
+        repeats,
+        lambda: queries.run(
+            "rmq",
+            backlog,
+            lambda query: _batch_seconds(query, batches),
+            sink="rmq",
+            columns=("topic", "body", "tags", "keys"),
+        ),
+        lambda: queries.run(_COUNTING, {}, lambda query: _batch_seconds(query, batches)),
+    )
+    yield _figure("micro-batch of one message from store to store, over counting to noop", copied, counting, None)
 
 
 def _measure_idle(spark: SparkSession, queries: _Queries, stores: SampleStores, repeats: int) -> Iterable[Figure]:
