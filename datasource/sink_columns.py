@@ -1,7 +1,6 @@
 """What Spark hands to a task, as Arrow -> the columns that the engine's encoder takes.
 
 Invariants:
-- topic (string) and body (binary) have no nulls: a row without one of them is an error that names the row;
 - texts and bytes have 32-bit offsets, whatever Spark was told (spark.sql.execution.arrow.useLargeVarTypes);
 - a piece holds at most PIECE_ROWS rows, and at most PIECE_BYTES unless it is one row: Spark cuts its batches by
   rows alone, and ten thousand bodies may be forty gigabytes.
@@ -10,9 +9,6 @@ Invariants:
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
-
-from rmq_spark.store.errors import OptionError
 
 PIECE_BYTES = 16 << 20
 PIECE_ROWS = 1 << 15
@@ -41,23 +37,15 @@ def cut_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from cut_pieces(batch.slice(middle))
 
 
-def normalise_columns(rows: pa.RecordBatch, topic: str | None, partition: int, first_row: int) -> pa.RecordBatch:
-    """Return the rows as the encoder takes them: every column in its one type, `topic` in place of the column.
+def normalise_columns(rows: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
+    """Return the rows as the encoder takes them: every column in its one type, `topic`, if given, as their topic.
 
-    `first_row` is the number of the first row in its partition. Raises OptionError, which names partition and row,
-    where a body or a topic is null. The columns were checked by `sink_schema` when the write was planned.
+    The columns were checked by `sink_schema` when the write was planned.
     """
-    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns = {name: _cast(name, column) for name, column in zip(rows.schema.names, rows.columns, strict=True)}
     if topic is not None:
         columns["topic"] = pa.repeat(pa.scalar(topic, pa.string()), rows.num_rows)
-    for name, why in (
-        ("body", "A message has a body, which may be empty: coalesce(body, '') or filter such rows out."),
-        ("topic", "Give every row a topic, or all of them one with the option topic."),
-    ):
-        if columns[name].null_count:
-            row = first_row + pc.index(columns[name].is_null(), True).as_py()
-            raise OptionError(f"{name} is null in row {row} of partition {partition} (the first row is 0). {why}")
-    return pa.RecordBatch.from_pydict({name: _cast(name, column) for name, column in columns.items()})
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _cast(name: str, column: pa.Array) -> pa.Array:

@@ -11,8 +11,8 @@ ON_GAP = ("fail", "continue")
 _FLAG = "true or false"
 SINK_OPTIONS = (
     Option("path", "path", values.parse_path, "required", "the store's folder, a broker's storePathRootDir; where "
-           "nothing is yet a store is made. A relative path counts from the folder in which the driver was started",
-           "/data/store"),
+           "nothing is yet a store is made. A relative path counts from the folder in which the driver was started, ~ "
+           "is the home of its user", "/data/store"),
     Option("commitLogPath", "paths", values.parse_paths, "in path", "folder or folders of the commit log where they "
            "lie elsewhere (a broker's storePathCommitLog)", "/disk1/log,/disk2/log"),
     Option("topic", "topic", sink_values.parse_topic, "the column topic", "topic of all rows, whatever a column topic "

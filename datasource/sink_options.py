@@ -5,11 +5,15 @@ Everything that can be refused without looking at a store is refused here. Names
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rmq_spark.datasource.option_parsing import index_options, parse_given, strip_spark_options
 from rmq_spark.datasource.option_table import OPTIONS
 from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
 from rmq_spark.store.errors import OptionError
+
+if TYPE_CHECKING:
+    from rmq_spark.store import SinkSettings
 
 # RocketMQ's own: DefaultMQProducer#defaultTopicQueueNums, #compressMsgBodyOverHowmuch (5.3).
 QUEUE_COUNT = 4
@@ -55,6 +59,32 @@ class SinkOptions:
                 "with writeStream needs neither: its query id and batch id do what they do."
             )
 
+    def sink_settings(self) -> "SinkSettings":
+        """Return what the engine needs to know of the write; raises OptionError without a path."""
+        from rmq_spark.store import CommitOptions, OutboxSettings, SinkSettings  # which no reader needs
+
+        return SinkSettings(
+            path=self.check_complete(),
+            outbox=OutboxSettings(
+                commit_log_path=None if self.commit_log_path is None else ",".join(self.commit_log_path),
+                queue_count=self.queue_count,
+                creates_topics=self.create_topic,
+                compression=None if self.compression == "none" else self.compression,
+                compress_over=self.compress_over_bytes,
+            ),
+            commit=CommitOptions(
+                on_conflict=self.on_batch_conflict,
+                on_gap=self.on_batch_gap,
+                is_transaction=self.txn_app_id is not None,
+                create_topics=self.create_topic,
+                queue_count=self.queue_count,
+                flush=self.flush,
+                staging_retention_ms=self.staging_retention_ms,
+            ),
+            lock_timeout_ms=self.lock_timeout_ms,
+            allow_network_store=self.allow_network_store,
+        )
+
 
 # Option -> where its value goes. What was not given keeps the default that stands above.
 _FIELDS = {
@@ -96,3 +126,11 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
             '.option("txnAppId", "billing-to-orders").option("txnVersion", batch_id), or neither.'
         )
     return options
+
+
+def looks_like_reading(given: Mapping[str, str]) -> bool:
+    """Say whether options that were given are those of a load(), as far as their names tell."""
+    names = {name.lower() for name in given}
+    # Both have a topic; beside one of the three it is wrong in a load() too.
+    of_a_write = index_options(SINK_OPTIONS).keys() - index_options(OPTIONS).keys() | {"topic"}
+    return bool(names & {"subscribe", "subscribepattern", "assign"}) and not names & of_a_write

@@ -26,7 +26,7 @@ def parse_queue_count(text: str) -> int:
 
 def parse_version(text: str) -> int:
     """Return the number of a transaction: a whole number from 0 on, as Spark's batch ids are."""
-    stripped = text.strip()
-    if not re.fullmatch(r"[+]?\d+", stripped, re.ASCII) or int(stripped) > COUNT_MAX:
+    found = re.fullmatch(r"[+]?0*(\d{1,19})", text.strip(), re.ASCII)
+    if found is None or int(found[1]) > COUNT_MAX:
         raise Unacceptable("is no whole number from 0 on.")
-    return int(stripped)
+    return int(found[1])

@@ -20,7 +20,7 @@ PACKAGES = {
 # The modules of the data source that Spark calls. What else is in the folder is pure planning.
 SPARK_MODULES = (
     "=datasource datasource.source datasource.batch_reader datasource.stream_reader datasource.partition "
-    "datasource.partition_reader"
+    "datasource.partition_reader datasource.batch_writer datasource.stream_writer datasource.commit_message"
 )
 
 # In both tables a name stands for itself and all below it, and after "=" for itself alone; the

@@ -1,6 +1,7 @@
 """docs/OPTIONS.md says what the table of options says, and the README names no option that is not in it."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,13 @@ import pytest
 from rmq_spark.datasource.option_table import OPTIONS, Option
 from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.schema import DEFAULT_COLUMNS
+from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
+from rmq_spark.datasource.sink_options import parse_sink_options
+from rmq_spark.datasource.sink_schema import SINK_COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCUMENT = (ROOT / "docs" / "OPTIONS.md").read_text()
+DOCUMENT, WRITING = (ROOT / "docs" / "OPTIONS.md").read_text().split("\n## Writing\n")
+WRITING, COLUMNS, *_ = WRITING.split("\n### ")
 
 
 def row(option: Option) -> str:
@@ -21,22 +26,37 @@ def row(option: Option) -> str:
 
 
 def test_the_document_has_the_table_line_by_line() -> None:
-    lines = [line for line in DOCUMENT.splitlines() if line.startswith("| `")]
-    assert lines == [row(option) for option in OPTIONS]
+    for text, options in ((DOCUMENT, OPTIONS), (WRITING, SINK_OPTIONS)):
+        lines = [line for line in text.splitlines() if line.startswith("| `")]
+        assert lines == [row(option) for option in options]
 
 
-# Options whose default is a value, not a word for people such as "required".
-WITH_DEFAULT = [
-    option
-    for option in OPTIONS
-    if option.kind in ("word", "true or false", "size", "duration") and option.default != "none"
-]
+def with_default(options: Iterable[Option]) -> list[Option]:
+    """Return the options whose default is a value, not a word for people such as "required"."""
+    sized = ("true or false", "size", "duration", "count")
+    return [
+        option
+        for option in options
+        if option.kind == "word" or (option.kind in sized and option.default[0] in "tf0123456789")
+    ]
 
 
-@pytest.mark.parametrize("option", WITH_DEFAULT, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", with_default(OPTIONS), ids=lambda option: option.name)
 def test_a_default_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
-    assert len(WITH_DEFAULT) == 6
+    assert len(with_default(OPTIONS)) == 6
     assert parse_options({option.name: option.default}, 0) == parse_options({}, 0)
+
+
+@pytest.mark.parametrize("option", with_default(SINK_OPTIONS), ids=lambda option: option.name)
+def test_a_default_of_the_sink_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
+    assert len(with_default(SINK_OPTIONS)) == 10
+    assert parse_sink_options({option.name: option.default}) == parse_sink_options({})
+
+
+def test_the_document_lists_the_columns_that_are_written_with_their_types() -> None:
+    rows = [line.strip("| ").split(" | ")[:2] for line in COLUMNS.splitlines() if line.startswith("| `")]
+    unquoted = {name.strip("`"): types.replace("&lt;", "<").replace("&gt;", ">") for name, types in rows}
+    assert unquoted == {name: " or ".join(types) for name, types in SINK_COLUMNS.items()}
 
 
 def test_the_document_lists_the_default_columns() -> None:
@@ -54,3 +74,11 @@ def test_the_readme_names_only_options_that_exist() -> None:
     }
     assert named <= {option.name for option in OPTIONS}
     assert len(named) > 10
+
+
+def test_the_readme_names_only_options_of_the_sink_that_exist() -> None:
+    section = (ROOT / "README.md").read_text().split("## Writing")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    named = {name for line in lines for name in re.findall(r"`(\w+)`", line[: line.index(" | ")])}
+    assert named <= {option.name for option in SINK_OPTIONS}
+    assert len(named) > 5

@@ -4,7 +4,6 @@ import pyarrow as pa
 import pytest
 
 from rmq_spark.datasource.sink_columns import PIECE_BYTES, PIECE_ROWS, cut_pieces, normalise_columns
-from rmq_spark.store.errors import OptionError
 
 EXPECTED = {
     "topic": pa.string(),
@@ -33,13 +32,9 @@ def rows(types=None, **values):
     return pa.RecordBatch.from_pydict({name: pa.array(column, types[name]) for name, column in values.items()})
 
 
-def normalise(batch, topic=None, partition=0, first_row=0):
-    return normalise_columns(batch, topic, partition, first_row)
-
-
 def test_columns_that_have_their_types_come_out_as_they_are() -> None:
     batch = rows(**VALUES)
-    assert normalise(batch).equals(batch)
+    assert normalise_columns(batch, None).equals(batch)
 
 
 def test_text_bodies_and_large_types_come_out_in_the_one_type_that_the_encoder_takes() -> None:
@@ -51,12 +46,11 @@ def test_text_bodies_and_large_types_come_out_in_the_one_type_that_the_encoder_t
         "properties": pa.map_(pa.large_string(), pa.field("value", pa.large_string(), nullable=False)),
         "shardingKey": pa.large_string(),
     }
-    out = normalise(rows(large, **VALUES))
+    out = normalise_columns(rows(large, **VALUES), None)
     assert out.equals(rows(**VALUES))
-    assert normalise(rows({"body": pa.string()}, **VALUES)).equals(out)
-    assert (
-        normalise(rows({"body": pa.large_binary()}, topic=["a"], body=[b"\xff"])).column("body")[0].as_py() == b"\xff"
-    )
+    assert normalise_columns(rows({"body": pa.string()}, **VALUES), None).equals(out)
+    binary = rows({"body": pa.large_binary()}, topic=["a"], body=[b"\xff"])
+    assert normalise_columns(binary, None).column("body").to_pylist() == [b"\xff"]
 
 
 @pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
@@ -65,30 +59,20 @@ def test_lists_of_keys_stay_lists(text, kind) -> None:
     given = rows(
         {"keys": kind(pa.field("element", text))}, topic=["a"] * 3, body=[b""] * 3, keys=[["k", None], [], None]
     )
-    out = normalise(given).column("keys")
+    out = normalise_columns(given, None).column("keys")
     assert out.type == pa.list_(pa.string())
     assert out.to_pylist() == [["k", None], [], None]
 
 
 def test_the_option_topic_takes_the_place_of_the_column_nulls_and_all() -> None:
-    out = normalise(rows(topic=["a", None], body=[b"", b""]), topic="orders")
+    out = normalise_columns(rows(topic=["a", None], body=[b"", b""]), "orders")
     assert out.column("topic").to_pylist() == ["orders", "orders"]
-    assert normalise(rows(body=[b""]), topic="orders").column("topic").to_pylist() == ["orders"]
+    assert normalise_columns(rows(body=[b""]), "orders").column("topic").to_pylist() == ["orders"]
 
 
-@pytest.mark.parametrize("name", ["body", "topic"])
-def test_a_null_is_refused_with_its_row_and_partition(name) -> None:
-    values = {"topic": ["a", "b", "c"], "body": [b"1", b"2", b"3"]}
-    values[name] = [values[name][0], None, None]
-    with pytest.raises(OptionError, match=rf"{name} is null in row 41 of partition 7 \(the first row is 0\)"):
-        normalise(rows(**values), partition=7, first_row=40)
-
-
-def test_a_null_is_found_in_a_slice_at_its_own_row() -> None:
-    batch = rows(topic=["a"] * 4, body=[None, b"", b"", None])
-    assert normalise(batch.slice(1, 2)).num_rows == 2
-    with pytest.raises(OptionError, match="row 12 of partition 0"):
-        normalise(batch.slice(2), first_row=11)
+def test_nulls_stay_for_the_encoder_which_knows_their_rows() -> None:
+    batch = rows(topic=["a", None], body=[None, b""])
+    assert normalise_columns(batch.slice(1), None).equals(batch.slice(1))
 
 
 def test_pieces_have_all_rows_in_order_and_copy_nothing() -> None:

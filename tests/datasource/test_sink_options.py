@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
-from rmq_spark.datasource.sink_options import SinkOptions, parse_sink_options
+from rmq_spark.datasource.sink_options import SinkOptions, looks_like_reading, parse_sink_options
 from rmq_spark.datasource.sink_values import QUEUES_MAX
 from rmq_spark.store.errors import OptionError
 
@@ -155,3 +155,20 @@ def test_a_table_in_the_catalog_and_several_paths_are_refused() -> None:
     assert "a table in Spark's catalog" in refusal(provider="rmq", path="/x")
     assert "2 paths were given" in refusal(paths='["/a", "/b"]')
     assert parse_sink_options({"paths": '["/a"]'}).path == "/a"
+
+
+@pytest.mark.parametrize(
+    ("given", "reads"),
+    [
+        ({"path": "/x", "subscribe": "a"}, True),
+        ({"subscribePattern": "a"}, True),
+        ({"ASSIGN": "{}", "startingoffsets": "latest"}, True),
+        ({"path": "/x"}, False),
+        ({"path": "/x", "topic": "a"}, False),
+        ({"path": "/x", "startingOffsets": "latest"}, False),
+        ({"path": "/x", "subscribe": "a", "queues": "8"}, False),
+        ({"path": "/x", "subscribe": "a", "topic": "a"}, False),
+    ],
+)
+def test_options_look_like_reading_if_they_subscribe_and_nothing_is_only_for_writing(given, reads) -> None:
+    assert looks_like_reading(given) is reads

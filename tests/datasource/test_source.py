@@ -1,6 +1,8 @@
 """The source as Spark makes it, without a JVM: when errors come, what travels, what is imported."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,9 +55,20 @@ def test_it_is_called_rmq_whatever_the_instance() -> None:
     assert issubclass(RmqDataSource, DataSource)
 
 
-def test_options_are_refused_when_spark_makes_the_source() -> None:
+def test_options_of_a_load_are_refused_when_spark_makes_the_source() -> None:
     with pytest.raises(OptionError, match="unknown option"):
         source_of("/x", nonsense="1")
+
+
+def test_options_that_may_be_a_writes_are_refused_by_whom_spark_asks_then() -> None:
+    source = RmqDataSource({"path": "/x", "queuess": "8"})
+    with pytest.raises(OptionError, match="Accepted are: path, commitLogPath, subscribe"):
+        source.schema()
+    with pytest.raises(OptionError, match=r"Did you mean queues\?"):
+        source.writer(struct("body"), False)
+    assert isinstance(source.streamReader(struct("body")), RefusedStream)
+    with pytest.raises(OptionError, match="Accepted are: path, commitLogPath, subscribe"):
+        RmqDataSource({"path": "/x", "queues": "8"}).reader(struct("body"))
 
 
 def test_path_and_columns_are_checked_when_spark_asks_for_the_schema(store) -> None:
@@ -69,11 +82,51 @@ def test_path_and_columns_are_checked_when_spark_asks_for_the_schema(store) -> N
         RmqDataSource({"path": str(store)}).schema()
 
 
-def test_a_writer_needs_no_subscription_to_hear_that_it_cannot_write() -> None:
-    source = RmqDataSource({"path": "/x"})
-    for make in (source.writer, source.streamWriter):
-        with pytest.raises(OptionError, match="writing is not supported by this version"):
-            make(struct("body"), False)
+def test_a_write_is_refused_before_anything_is_made(tmp_path) -> None:
+    path = str(tmp_path / "store")
+    body = struct("body")
+    for given, schema, overwrite, message in (
+        ({"path": path}, body, False, "neither a column topic nor the option topic"),
+        ({"topic": "a"}, body, False, "path is required"),
+        ({"path": path, "topic": "a"}, struct("topic"), False, "there is no column body"),
+        ({"path": path, "topic": "a"}, body, True, "nothing in it can be overwritten"),
+        ({"path": path, "topic": "a", "subscribe": "a"}, body, False, "It is for reading"),
+    ):
+        source = RmqDataSource(given)
+        for make in (source.writer, source.streamWriter):
+            with pytest.raises(OptionError, match=message):
+                make(schema, overwrite)
+    with pytest.raises(OptionError, match="work in batch writes only"):
+        RmqDataSource({"path": path, "topic": "a", "txnAppId": "a", "txnVersion": "1"}).streamWriter(body, False)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_writer_finds_a_store_or_makes_one(tmp_path) -> None:
+    for make in ("writer", "streamWriter"):
+        source = RmqDataSource({"path": str(tmp_path / make), "topic": "a"})
+        getattr(source, make)(struct("body"), False)
+        getattr(source, make)(struct("body"), False)
+        assert (tmp_path / make / "commitlog").is_dir()
+    with pytest.raises(StorePathError, match="is no RocketMQ store"):
+        RmqDataSource({"path": str(tmp_path), "topic": "a"}).writer(struct("body"), False)
+
+
+def test_a_relative_path_of_a_write_is_made_absolute_where_the_source_is_made(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = pickle.loads(cloudpickle.dumps(RmqDataSource({"path": "store", "topic": "a"})))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    source.writer(struct("body"), False)
+    assert (tmp_path / "store" / "commitlog").is_dir()
+
+
+def test_a_source_that_only_reads_loads_nothing_that_writes() -> None:
+    code = (
+        "import sys, rmq_spark.datasource.source as made; made.RmqDataSource({'path': '/x', 'subscribe': 'a'}); "
+        "print([name for name in sys.modules if name.startswith('rmq_spark.store.commit')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr
 
 
 def test_a_relative_path_is_made_absolute_where_the_source_is_made(monkeypatch, store) -> None:
@@ -89,8 +142,8 @@ def test_the_home_in_a_path_is_that_of_the_drivers_user(monkeypatch, store) -> N
     monkeypatch.setenv("HOME", str(store.parent))
     source = source_of("~/basic", commitLogPath="~/basic/commitlog,~nobody-of-this-name/log")
     monkeypatch.setenv("HOME", "/nowhere")
-    assert source._options.path == str(store)
-    assert source._options.commit_log_path == (
+    assert source._reading.path == str(store)
+    assert source._reading.commit_log_path == (
         str(store / "commitlog"),
         str(Path("~nobody-of-this-name/log").absolute()),
     )

@@ -1,0 +1,78 @@
+"""What a task of a write does: rows into a staged file, whole, or no file at all.
+
+Invariants:
+- nothing in the store changes but its folder `rmq/staging/`;
+- every attempt has a file and ids of its own, so that attempts that Spark repeats or starts twice never meet; the
+  commit knows only the files of those that Spark believes;
+- memory depends on the size of a piece of rows (`sink_columns`), not on how many rows there are.
+"""
+
+import contextlib
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rmq_spark.datasource.sink_columns import cut_pieces, normalise_columns
+from rmq_spark.datasource.sink_options import SinkOptions
+from rmq_spark.store import CommitKey, StagedFile, TaskStage, open_reader
+from rmq_spark.store.errors import OptionError, RmqError, StoreChangedError, StorePathError
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTask:
+    """One attempt of one task: which part of the rows, Spark's number of the attempt, and random bits.
+
+    Spark counts attempts from 0 in every application, and one that was given up may still run: the random bits
+    keep the files of all of them apart.
+    """
+
+    partition: int
+    attempt: int
+    random_bits: int
+
+    @property
+    def file_name(self) -> str:
+        """Return a name for what this attempt stages."""
+        return f"{self.partition:05d}-{self.attempt}-{self.random_bits:08x}"
+
+
+def stage_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions, key: CommitKey, task: SinkTask) -> StagedFile:
+    """Stage all rows of a task and return what the commit needs to know of them.
+
+    Raises OptionError, which names partition and row, for a row that cannot become a message, NotFoundError for a
+    topic that is not there and not to be made, StoreChangedError where this machine sees no store, and what the disk
+    raises. Then the file is gone, and nothing else has changed. Any number of tasks may stage at once.
+    """
+    _refuse_other_storage(options)
+    stage = TaskStage(options.sink_settings(), key, task.file_name)
+    try:
+        for batch in batches:
+            for piece in cut_pieces(batch):
+                _stage(stage, normalise_columns(piece, options.topic), task.partition)
+        return stage.finish()
+    except BaseException:
+        # Also when Spark ends a task that it does not need any more. What cannot be taken away is swept up later.
+        with contextlib.suppress(RmqError):
+            stage.discard()
+        raise
+
+
+def _stage(stage: TaskStage, rows: pa.RecordBatch, partition: int) -> None:
+    try:
+        stage.write(rows)
+    except OptionError as error:  # it names the row, and rows count from the task's first
+        raise OptionError(f"partition {partition}, {error}") from None
+
+
+def _refuse_other_storage(options: SinkOptions) -> None:
+    """Raise StoreChangedError unless this machine sees a store: the driver does, or has made one."""
+    settings = options.sink_settings()
+    try:
+        open_reader(settings.path, commit_log_path=settings.outbox.commit_log_path).close()
+    except StorePathError as error:
+        raise StoreChangedError(
+            f"host {platform.node()} does not see the store to which the driver writes: {error} On a cluster the path "
+            "must be storage that the driver and all executors share, mounted at the same path."
+        ) from None
