@@ -32,7 +32,7 @@ lint: setup ## style, format, types: all three, also when the first finds someth
 	exit $$bad
 
 torture: setup ## the long random runs
-	@$(BIN)/python -P -m pytest -m torture $(TESTS)
+	@$(BIN)/python -P -m pytest -m torture -o faulthandler_timeout=0 $(TESTS)
 
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py
