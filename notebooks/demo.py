@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from demo_sink import write_and_stream_back
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
@@ -79,6 +80,9 @@ def main(store: Path) -> None:
     print(f"{'all together':<30} {counts.total():10,} messages {megabytes(body_bytes)}")
     read_alone(store, {topic for topic, _ in counts})
     print("\nA batch costs Spark some tenths of a second, however small it is, and the first one more.")
+
+    title("A million messages written to a new store, and streamed back")
+    write_and_stream_back(spark)
     spark.stop()
 
     title("What to try next")

@@ -53,7 +53,7 @@ def test_a_notebook_holds_no_output(notebook: Path) -> None:
         assert cell["execution_count"] is None, "clear all outputs before saving"
 
 
-@pytest.mark.parametrize("path", [*NOTEBOOKS, FOLDER / "demo.py"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *sorted(FOLDER.glob("*.py"))], ids=lambda path: path.name)
 def test_it_imports_only_what_a_user_has(path: Path) -> None:
     code = "\n".join(sources(path)) if path.suffix == ".ipynb" else path.read_text()
     for node in ast.walk(ast.parse(code)):
@@ -63,6 +63,7 @@ def test_it_imports_only_what_a_user_has(path: Path) -> None:
         for name in names:
             assert name == "rmq_spark" or name.split(".")[0] in {
                 "pyspark",
+                "demo_sink",  # beside demo.py
                 *sys.stdlib_module_names,
             }
 
@@ -100,6 +101,8 @@ def test_the_demo_shows_rows_batches_and_sums_and_leaves_the_store_alone(golden:
     run = subprocess.run([sys.executable, FOLDER / "demo.py"], cwd=tmp_path, env=BARE, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     for part in ("|topic", "batch   0", "messages/s", "all together", "What to try next"):
+        assert part in run.stdout
+    for part in ("written, exactly once          1,000,000", "0 messages still to read", "normal             900,000"):
         assert part in run.stdout
     read = next(line for line in run.stdout.split("\n") if line.startswith("all together"))
     assert int(read.split()[2].replace(",", "")) == count_of_user_topics(golden)
