@@ -69,7 +69,7 @@ class Roller:
     def clean_up(self, staged: Sequence[StagedFile]) -> None:
         """Take the staged files of a concluded intent away."""
         # First the intent for good: a power cut that brought it back without its files would leave it for ever.
-        self.intents.sync_removals()
+        self.intents.sync()
         remove_staged(self.root, self.disk, staged)
 
     def finish(self, section: Section, intent: Intent) -> StoreChangedError | None:
@@ -80,13 +80,17 @@ class Roller:
         however much there is; those who wait for the lock see progress.
         """
         try:
-            if self._is_in_ledger(intent):
-                self.intents.remove(intent.key.query_id)
-                self.clean_up(intent.files)
-                return None
-            intent, rows = self._take_stock(section, intent)
+            is_done = self._is_in_ledger(intent)
+            if not is_done:
+                intent, rows = self._take_stock(section, intent)
         except RmqError as error:
             return self.unfinished(intent, error)
+        if is_done:
+            # Its writer may have died between the row's name and its sync: then a power cut would leave neither.
+            self.ledger.sync()
+            self.intents.remove(intent.key.query_id)
+            self.clean_up(intent.files)
+            return None
         _LOG.warning(
             "rmq: finishing %s of application %r, whose writer died: %d of %d rows are in the store",
             intent.key,
@@ -157,6 +161,10 @@ class Roller:
             # intent is finished: it must not start in the middle of one of their records.
             intent = replace(intent, start=section.end)
             self.intents.write(intent)
+        else:
+            # Its writer may have died between the intent's name and its sync: then a power cut would take the intent
+            # and leave what is appended here.
+            self.intents.sync()
         for file in intent.files:
             check_staged(self.root, file)
         rows = count_appended(section, self.root, intent, self.intents.hints(intent.key.query_id))
@@ -164,7 +172,8 @@ class Roller:
         return intent, rows
 
     def _is_in_ledger(self, intent: Intent) -> bool:
-        row = self.ledger.read(intent.key.query_id)
+        """Say whether the ledger has an intent's batch; if it was not synced, the log has to say so."""
+        row = self.ledger.read(intent.key.query_id) if intent.is_synced else None
         return row is not None and (row.batch_id, row.rows, row.digest) == (
             intent.key.batch_id,
             intent.rows,

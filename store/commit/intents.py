@@ -151,14 +151,14 @@ class Intents:
     def remove(self, query_id: str) -> None:
         """Take a query's intent away: only under the store's lock, when the ledger has its batch.
 
-        A power cut before `sync_removals` may bring the intent back; whoever finds it finds the rows too.
+        A power cut before `sync` may bring the intent back; whoever finds it finds the rows too.
         """
         # The intent first: without it the others mean nothing, but it must not lose its lock while it is there.
         for ending in (_JSON, _PROGRESS, _LOCK):
             self._disk.remove(self._path(query_id, ending))
 
-    def sync_removals(self) -> None:
-        """Return when no intent comes back that was removed: from here on its staged files may go."""
+    def sync(self) -> None:
+        """Return when a power cut neither takes away an intent that is there nor brings back one that was removed."""
         self._disk.sync_folder(self.folder)
 
     def remove_remains(self) -> None:

@@ -1,13 +1,15 @@
 """The ledger: of every query the last batch that is in the store, and what a further one means.
 
-One small file a query, `rmq/ledger/<query>.json`, replaced under the store's lock when all rows of a batch stand in
+A small file a query, `rmq/ledger/<query>.json`, is replaced under the store's lock when all rows of a batch stand in
 the log. Batch writes have none: nobody repeats a write under the same id, and an intent alone tells how far it got.
 
 What `flush` means here: with "sync" the row is on disk before the commit returns, and after the messages are. With
-"async" nothing waits for the disk: exactly once holds through the death of any process, but after a power cut the row
-may be there and the last messages not, or the other way round. Who needs exactly once after a power cut uses "sync".
+"async" nothing waits for the disk, and the row goes into a file of its own, `<query>.unsynced`. Exactly once then holds
+through the death of any process. After a power cut the row may be there and the last messages not, or the other way
+round, and a row of which only a part is there counts as none. Who needs exactly once after a power cut uses "sync".
 """
 
+import logging
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,6 +27,8 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import BatchConflictError, DamageError
 
+_LOG = logging.getLogger("rmq_spark")
+_SYNCED, _UNSYNCED = ".json", ".unsynced"
 _WHAT = (
     "the ledger of a query, which keeps a batch from being written twice; without it the query's next batch is taken "
     "for its first one"
@@ -84,10 +88,11 @@ def judge_batch(row: LedgerRow | None, key: CommitKey, rows: int, digest: int, r
         if key.batch_id > row.batch_id + 2:
             missing = f"{row.batch_id + 1} to {key.batch_id - 1}"
         raise BatchConflictError(
-            f"{key} cannot be written: the last one in the store is {row.batch_id}, so {missing} would be missing. "
-            "The store was restored from a copy older than the query's checkpoint, or another store is at this path. "
-            "Restore a newer copy; or set onBatchGap=continue to go on without the missing batches; or start the query "
-            "with a new checkpoint. Nothing was written."
+            f"{key} cannot be written: the last one in the store is {row.batch_id}, so {missing} would be missing. The "
+            "store was restored from a copy older than the query's checkpoint, another store is at this path, or a "
+            "power cut took batches that were written with flush=async. Restore a newer copy; or set "
+            "onBatchGap=continue to go on without the missing batches; or start the query with a new checkpoint. "
+            "Nothing was written."
         )
     return Verdict.APPEND
 
@@ -117,14 +122,18 @@ class Ledger:
 
     def read(self, query_id: str) -> LedgerRow | None:
         """Return a query's row, None for a query without one. Raises DamageError, or StoreError for a newer one."""
-        row = self.read_named(safe_name(query_id))
-        if row is not None and row.query_id != query_id:
-            raise DamageError(_WHAT, self._path(safe_name(query_id)), 0, query_id, row.query_id)
-        return row
+        return self.read_named(safe_name(query_id))
 
     def read_named(self, name: str) -> LedgerRow | None:
-        """Return the row in the file of that name, without its ending."""
-        return read_side_file(self._path(name), _WHAT, _build_row)
+        """Return the row in the files of that name (`keys.safe_name`). Raises what `read` raises."""
+        row, unsynced = self._read_file(name, _SYNCED), None
+        try:
+            unsynced = self._read_file(name, _UNSYNCED)
+        except DamageError as error:
+            _LOG.warning("rmq: a power cut spoilt the last row of a ledger that nobody had synced: %s", error)
+        if row is None or unsynced is None:
+            return row or unsynced
+        return max(row, unsynced, key=lambda one: one.batch_id)
 
     def write(self, row: LedgerRow, *, is_durable: bool) -> None:
         """Make `row` its query's; unless it `is_durable`, a power cut may lose it or let it outlive its messages."""
@@ -136,11 +145,23 @@ class Ledger:
             "digest": digest_text(row.digest),
             "timeMs": row.time_ms,
         }
-        replace = self._disk.replace if is_durable else self._disk.replace_unsynced
-        replace(self._path(safe_name(row.query_id)), encode_side_file(fields))
+        if is_durable:
+            self._disk.replace(self._path(safe_name(row.query_id), _SYNCED), encode_side_file(fields))
+        else:
+            self._disk.replace_unsynced(self._path(safe_name(row.query_id), _UNSYNCED), encode_side_file(fields))
 
-    def _path(self, name: str) -> str:
-        return files.join(side_path(self._root, LEDGER), f"{name}.json")
+    def sync(self) -> None:
+        """Return when a power cut takes no row away that was written to last: its writer may have died before that."""
+        self._disk.sync_folder(side_path(self._root, LEDGER))
+
+    def _read_file(self, name: str, ending: str) -> LedgerRow | None:
+        row = read_side_file(self._path(name, ending), _WHAT, _build_row)
+        if row is not None and safe_name(row.query_id) != name:
+            raise DamageError(_WHAT, self._path(name, ending), 0, name, row.query_id)
+        return row
+
+    def _path(self, name: str, ending: str) -> str:
+        return files.join(side_path(self._root, LEDGER), name + ending)
 
 
 def _build_row(fields: dict[str, Any]) -> LedgerRow:

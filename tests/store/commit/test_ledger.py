@@ -1,6 +1,7 @@
 """What a batch means after the last one that the ledger has, and how the ledger's files are read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,24 @@ def test_a_row_is_read_as_it_was_written(ledger: Ledger, is_durable: bool) -> No
         ledger.write(row, is_durable=is_durable)
         assert ledger.read("txn:ä/b") == row
     assert ledger.read("txn:ä") is None
+
+
+def test_of_synced_and_unsynced_rows_the_later_batch_counts(ledger: Ledger) -> None:
+    for batch_id, is_durable in ((3, True), (4, False), (5, True), (6, True), (7, False), (8, False)):
+        row = replace(LAST, batch_id=batch_id)
+        ledger.write(row, is_durable=is_durable)
+        assert ledger.read("q") == row
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", bytes(100)])
+def test_an_unsynced_row_that_a_power_cut_tore_counts_as_none(
+    ledger: Ledger, tmp_path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rmq/ledger/q.unsynced").write_bytes(torn)
+    assert ledger.read("q") is None
+    ledger.write(LAST, is_durable=True)
+    assert ledger.read("q") == LAST
+    assert "q.unsynced" in caplog.text
 
 
 def test_a_ledger_of_a_newer_version_is_refused(ledger: Ledger, tmp_path: Path) -> None:
