@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "BatchConflictError",
     "COLUMNS",
+    "BatchConflictError",
     "DamageError",
     "DataLossError",
     "DiskFullError",

@@ -117,7 +117,7 @@ class StoreChangedError(StoreError):
 
 
 class LockTimeoutError(StoreError):
-    """The store's lock was not to be had: a broker holds it, or a writer that makes no progress. Nothing was written."""
+    """The store's lock was not to be had: a broker has it, or a writer that makes no progress. Nothing was written."""
 
 
 class DiskFullError(StoreError):

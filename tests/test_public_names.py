@@ -21,7 +21,7 @@ ERRORS = [value for value in vars(errors).values() if isinstance(value, type) an
 
 
 def test_all_names_are_sorted_and_dir_lists_them() -> None:
-    assert rmq_spark.__all__ == sorted(rmq_spark.__all__)
+    assert rmq_spark.__all__ == sorted(rmq_spark.__all__, key=lambda name: (not name.isupper(), name))
     assert dir(rmq_spark) == sorted([*rmq_spark.__all__, "__version__"])
 
 
