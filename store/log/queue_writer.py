@@ -177,6 +177,11 @@ class QueueWriter:
         if is_first:
             self._disk.make_folder(run.folder)
             self._changes.note_new_folder(run.folder, self._root)
+        else:
+            # A broker that opens the store after a power cut looks at a queue's last three files only
+            # (ConsumeQueue#recover): a file before them must not lack units.
+            with self._disk.open(run.segments[-1].path) as full:
+                full.sync()
         begin = position // size * size
         path = files.join(run.folder, filenames.segment_name(begin))
         self._disk.create(path, size)
