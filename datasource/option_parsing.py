@@ -33,11 +33,21 @@ def strip_spark_options(given: Mapping[str, str]) -> dict[str, str]:
         )
     paths = rest.pop("paths", None)
     if paths is not None:
-        listed = json.loads(paths)
-        if len(listed) != 1:
-            raise OptionError(f"{len(listed)} paths were given. Give one store.")
-        rest["path"] = listed[0]
+        rest["path"] = _one_path(paths)
     return rest
+
+
+def _one_path(paths: str) -> str:
+    """Return the one path in what Spark makes of load(["…"]): a list in JSON."""
+    try:
+        listed = json.loads(paths)
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
+        raise OptionError("paths is what Spark calls the argument of load(). Give one store, as path or to load().")
+    if len(listed) != 1:
+        raise OptionError(f"{len(listed)} paths were given to load(). Give one store, and union what several give.")
+    return str(listed[0])
 
 
 def parse_given(

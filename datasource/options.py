@@ -6,27 +6,19 @@ passed over by the other kind, as Kafka's source does, unless that would give ot
 for: see ReadOptions.check_batch and check_stream.
 """
 
-import difflib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_spark.datasource.option_table import OPTIONS, Option
+from rmq_spark.datasource.option_parsing import parse_given, strip_spark_options
+from rmq_spark.datasource.option_table import OPTIONS
 from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics
-from rmq_spark.datasource.values import EARLIEST, LATEST, Positions, Times, Unacceptable
+from rmq_spark.datasource.values import EARLIEST, LATEST, Positions, Times
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey
 
-_SHOWN_CHARACTERS = 120  # of a bad value: a pasted offset of thousands of queues would hide the rest
-
-_BY_NAME = {name.lower(): option for option in OPTIONS for name in (option.name, option.alias) if name}
-
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
-
-# What users set for all their readers, or set on the reader instead of on the writer: not ours, no harm.
-_SPARK_OPTIONS = {"checkpointlocation", "queryname", "outputmode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,64 +122,12 @@ def parse_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     Raises OptionError for an unknown name, a value that is not acceptable, and values that contradict each
     other. That path and subscription are there is left to `check_complete`: a writer has neither.
     """
-    found: dict[str, Any] = {}
-    for name, text in _without_spark(given).items():
-        option = _BY_NAME.get(name.lower())
-        if option is None:
-            raise OptionError(_unknown(name))
-        if option.name in found:
-            raise OptionError(f"{option.name} and its alias {option.alias} are both given. Give one of them.")
-        found[option.name] = _parse(option, text, now_ms)
+    found = parse_given(strip_spark_options(given), OPTIONS, now_ms)
     limits = Limits(**{field: found[name] for name, field in _LIMIT_FIELDS.items() if name in found})
     fields = {field: found[name] for name, field in _FIELDS.items() if name in found}
     options = ReadOptions(subscription=_subscription(found), limits=limits, **fields)
     _check_together(options)
     return options
-
-
-def _without_spark(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without those that are Spark's own, and with `paths` as the one path it must be."""
-    rest = {name: text for name, text in given.items() if name.lower() not in _SPARK_OPTIONS}
-    if "provider" in {name.lower() for name in rest}:
-        raise OptionError(
-            "a table in Spark's catalog hands its options to a Python source when it is created, not when it is read. "
-            'Use CREATE TEMPORARY VIEW … USING rmq OPTIONS (…), or spark.read.format("rmq").'
-        )
-    paths = rest.pop("paths", None)
-    if paths is not None:
-        rest["path"] = _one_path(paths)
-    return rest
-
-
-def _one_path(paths: str) -> str:
-    """Return the one path in what Spark makes of load(["…"]): a list in JSON."""
-    try:
-        listed = json.loads(paths)
-    except (ValueError, RecursionError):
-        listed = None
-    if not isinstance(listed, list) or not all(isinstance(path, str) for path in listed):
-        raise OptionError("paths is what Spark calls the argument of load(). Give one store, as path or to load().")
-    if len(listed) != 1:
-        raise OptionError(f"load() was given {len(listed)} paths. Give one store, and union what several give.")
-    return str(listed[0])
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _BY_NAME, 1)
-    hint = ""
-    if near:
-        option = _BY_NAME[near[0]]
-        hint = f" Did you mean {option.alias if option.alias == near[0] else option.name}?"
-    accepted = ", ".join(option.name + (f" (or {option.alias})" if option.alias else "") for option in OPTIONS)
-    return f'unknown option "{name}".{hint} Accepted are: {accepted}.'
-
-
-def _parse(option: Option, text: str, now_ms: int) -> Any:
-    try:
-        return option.parse(text, now_ms) if option.timed else option.parse(text)
-    except Unacceptable as error:
-        shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-        raise OptionError(f'{option.name}="{shown}" {error} Example: {option.name}={option.example}') from None
 
 
 def _subscription(found: Mapping[str, Any]) -> Subscription | None:

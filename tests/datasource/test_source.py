@@ -129,6 +129,12 @@ def test_a_source_that_only_reads_loads_nothing_that_writes() -> None:
     assert run.stdout.strip() == "[]", run.stderr
 
 
+def test_a_list_of_paths_that_is_none_is_refused_in_words() -> None:
+    for paths in ("x", "5", "[1]", "[" * 100_000):
+        with pytest.raises(OptionError, match="paths is what Spark calls the argument of load"):
+            RmqDataSource({"paths": paths, "subscribe": "TopicA"}).schema()
+
+
 def test_a_relative_path_is_made_absolute_where_the_source_is_made(monkeypatch, store) -> None:
     monkeypatch.chdir(store.parent)
     source = pickle.loads(cloudpickle.dumps(source_of("basic", commitLogPath="basic/commitlog")))
