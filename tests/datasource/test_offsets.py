@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.datasource.offsets import (
@@ -18,6 +18,9 @@ from rmq_spark.datasource.offsets import (
 from rmq_spark.datasource.values import parse_positions
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
+
+# No deadline: a busy machine is no bug. The same examples every time.
+usual = settings(deadline=None, derandomize=True)
 
 GOLDEN = Path(__file__).parent / "golden_offsets"
 LINES = (GOLDEN / "version-1.jsonl").read_text().splitlines()
@@ -53,6 +56,7 @@ def test_the_initial_offset_is_constant_and_names_no_queue() -> None:
     assert decode_offset(initial_offset()).is_initial()
 
 
+@usual
 @given(offsets)
 def test_an_offset_comes_back_and_is_never_the_initial_one(offset) -> None:
     encoded = encode_offset(offset)
@@ -69,6 +73,7 @@ def test_an_offset_comes_back_and_is_never_the_initial_one(offset) -> None:
     )
 
 
+@usual
 @given(numbers, st.randoms(use_true_random=False))
 def test_the_text_does_not_depend_on_the_order_in_which_queues_came(positions, shuffle: random.Random) -> None:
     shuffled = list(positions.items())
@@ -83,6 +88,7 @@ def test_queues_are_sorted_by_number_and_the_mark_is_last() -> None:
     )
 
 
+@usual
 @given(offsets)
 def test_an_offset_can_be_pasted_into_starting_offsets(offset) -> None:
     assert parse_positions(json.dumps(encode_offset(offset))).queues == offset.positions

@@ -4,7 +4,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.datasource import values
@@ -13,6 +13,9 @@ from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.values import EARLIEST, LATEST, Times, Unacceptable
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
+
+# No deadline: a busy machine is no bug. The same examples every time.
+usual = settings(deadline=None, derandomize=True)
 
 NOW_MS = 1_700_000_000_000
 
@@ -225,6 +228,7 @@ def test_a_bad_time_is_refused_with_examples(text, part) -> None:
     assert "-10m" in message
 
 
+@usual
 @given(st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(9998, 1, 1)))
 def test_an_iso_time_is_the_moment_it_names(moment) -> None:
     moment = moment.replace(microsecond=moment.microsecond // 1000 * 1000, tzinfo=UTC)
@@ -312,6 +316,7 @@ def test_no_option_fails_in_another_way_than_by_an_option_error(option, text) ->
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of Python's, for sets in a pattern that are odd
+@usual
 @given(st.text(max_size=30))
 def test_no_text_makes_a_parser_fail_in_another_way(text) -> None:
     timeless = (
