@@ -101,6 +101,11 @@ class Chain:
         _, times = self._times()
         return max(self._known_ms, int(times.max()) if len(times) else -1)
 
+    def last_place(self) -> int:
+        """Return the physical offset of the last record up to the end, -1 if there is none from the base on."""
+        places, _ = self._times()
+        return int(places[-1]) if len(places) else -1
+
     def _times(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return place and store time of every record of the chain, in order."""
         live = self.physical_offsets < self.end
@@ -182,18 +187,12 @@ class Chain:
     def _refuse_early_end(self, checkpoint: Checkpoint) -> None:
         """The checkpoint of a store closed in order names the time of its last message that has a unit.
 
-        0 says that there never was one. Where something was cut off as stale, just that message must be left: else it
-        was cut off too, because some time before it is wrong.
+        0 says that there never was one. That some message is newer proves nothing: its time may be damaged.
         """
-        newest, last_ms = self.newest_ms(), checkpoint.logics_msg_timestamp
-        if last_ms <= 0:
+        last_ms = checkpoint.logics_msg_timestamp
+        if last_ms <= max(self._known_ms, 0) or (self._times()[1] == last_ms).any():
             return
-        if self.refused_ms is None:
-            is_there = last_ms <= newest
-        else:
-            is_there = last_ms == self._known_ms or bool((self._times()[1] == last_ms).any())
-        if is_there:
-            return
+        newest = self.newest_ms()
         segment = self._log.segments.holding(self.end)
         raise DamageError(
             "the log ends before its last message: the checkpoint names one stored at (ms since the epoch)",

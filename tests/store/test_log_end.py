@@ -177,3 +177,11 @@ def test_a_message_from_the_future_does_not_make_those_behind_it_stale_without_a
     field_of_record(tmp_path / "s", 4, "magic", bytes(4))
     with pytest.raises(DamageError, match=r"the log ends before its last message.* expected 10004, found 99000000"):
         bounds(tmp_path / "s")
+
+
+def test_a_message_from_the_future_does_not_hide_that_the_last_ones_are_behind_a_hole(tmp_path: Path) -> None:
+    build_store(tmp_path / "s", messages([10_000, 99_000_000, 10_002, 10_003, 10_004]))
+    checkpoint(tmp_path / "s", 10_004)
+    field_of_record(tmp_path / "s", 2, "magic", bytes(4))
+    with pytest.raises(DamageError, match=r"the log ends before its last message.* expected 10004, found 99000000"):
+        bounds(tmp_path / "s")
