@@ -39,7 +39,7 @@ class DataLossError(RmqError):
     """Messages in the wanted range no longer exist.
 
     `topic`, `queue_id` name the queue, `[begin, end)` the lost queue offsets. Nothing of the batch was
-    delivered. `failOnDataLoss=false` skips what is gone and counts it.
+    delivered. `failOnDataLoss=false` skips what is gone and logs how many.
     """
 
     def __init__(self, topic: str, queue_id: int, begin: int, end: int, why: str) -> None:
@@ -50,7 +50,7 @@ class DataLossError(RmqError):
         return (
             f"data loss in queue {self.topic}/{self.queue_id}: {self.end - self.begin} messages, queue "
             f"offsets [{self.begin}, {self.end}), cannot be read any more: {self.why}. To go on without "
-            "them set failOnDataLoss=false: they are skipped and counted."
+            "them set failOnDataLoss=false: they are skipped, and how many is logged."
         )
 
 
