@@ -80,6 +80,19 @@ class IndexFolder:
         return [(self._opened[name], self._opened[name].look()) for name in names]
 
 
+def last_indexed_place(root: str) -> int:
+    """Return the physical offset of the last message that a store's key index knows, -1 if it knows none."""
+    folder = files.join(root, filenames.INDEX)
+    names = [name for name, is_folder in files.list_folder(folder) if not is_folder and filenames.is_index_name(name)]
+    for name in reversed(names):
+        file = OpenFile(files.join(folder, name))
+        header = IndexFile(file.read, file.size()).header
+        file.close()
+        if not header.is_empty:
+            return header.end_physical_offset
+    return -1
+
+
 def find_by_key(index: IndexFolder, log: CommitLog, topic: str, key: str, begin_ms: int, end_ms: int) -> list[Hit]:
     """Return the records of the topic that the index names for the key: candidates, for hashes collide."""
     hits = []

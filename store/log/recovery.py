@@ -40,6 +40,7 @@ from rmq_spark.store.format.record import (
 from rmq_spark.store.format.tags_code import tags_code_of
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
+from rmq_spark.store.log.lookup import last_indexed_place
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
@@ -106,7 +107,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     checkpoint, page_crc = store.read_checkpoint()
     table = TopicTable(store.root)
     left = Left(closing, 0, store.started_ms())
-    tail = LogTail(store.log, lambda: left, lambda: checkpoint, table.may_exist)
+    tail = LogTail(store.log, lambda: left, lambda: checkpoint, table.may_exist, lambda: last_indexed_place(store.root))
     tail.look(table.queues, table.queues, whole=True)
     for fault in tail.faults.values():
         raise fault

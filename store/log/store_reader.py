@@ -21,7 +21,7 @@ from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.lookup import IndexFolder, find_by_id, find_by_key
+from rmq_spark.store.log.lookup import IndexFolder, find_by_id, find_by_key, last_indexed_place
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import read_range
 from rmq_spark.store.log.store_kind import commit_log_folders
@@ -52,7 +52,13 @@ class StoreReader:
         self._log = CommitLog(folders, mapped=mapped)
         self._topics = TopicTable(self.path)
         self._index = IndexFolder(self.path)
-        self._tail = LogTail(self._log, self._left, self._checkpoint, self._topics.may_exist)
+        self._tail = LogTail(
+            self._log,
+            self._left,
+            self._checkpoint,
+            self._topics.may_exist,
+            lambda: last_indexed_place(self.path),
+        )
         self._min_units: dict[QueueKey, int] = {}
         self._looked = False
 

@@ -50,10 +50,11 @@ class LogTail:
         left: Callable[[], Left],
         checkpoint: Callable[[], Checkpoint],
         may_exist: Callable[[str], bool],
+        last_indexed: Callable[[], int],
     ) -> None:
         self._log, self._left, self._checkpoint = log, left, checkpoint
         self._may_exist = may_exist
-        self._judge = UnitJudge(log, checkpoint)
+        self._judge = UnitJudge(log, checkpoint, last_indexed)
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit

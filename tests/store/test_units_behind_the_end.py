@@ -1,0 +1,93 @@
+"""Units that outlived their records in a power cut, as a broker leaves them: it recovers, and closes the store in order."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import open_reader
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.units import QueueBounds, QueueKey
+
+SETTINGS = WriterSettings(sizes=FileSizes(4096, 400, 10 * 46, IndexShape(10, 100)))
+KEEPS = 6  # messages that the power cut left, in two queues
+
+
+def append(root: Path, first: int, last: int, time_ms: int) -> None:
+    messages = [
+        SampleMessage("T", number % 2, b"%d" % number, tags="t", keys=f"k{number}") for number in range(first, last)
+    ]
+    store = StoreWriter(str(root), Disk(), SETTINGS, lambda: time_ms, lambda seconds: None)
+    with store.section() as section:
+        section.ensure_topic("T", 2)
+        section.append(encode_samples(messages))
+    store.close()
+
+
+@pytest.fixture
+def truncated(tmp_path: Path) -> Path:
+    """A store whose log, index and checkpoint know six messages, and whose queues still have the units of ten."""
+    store, later = tmp_path / "store", tmp_path / "later"
+    append(store, 0, KEEPS, 1_700_000_000_000)
+    shutil.copytree(store, later)
+    append(later, KEEPS, 10, 1_700_000_005_000)
+    shutil.rmtree(store / "rmq")  # of a broker, which has none
+    shutil.rmtree(store / "consumequeue")
+    shutil.copytree(later / "consumequeue", store / "consumequeue")
+    page = decode_checkpoint((store / "checkpoint").read_bytes())
+    (store / "checkpoint").write_bytes(encode_checkpoint(Checkpoint(logics_msg_timestamp=page.logics_msg_timestamp)))
+    return store
+
+
+def bounds(store: Path) -> list[QueueBounds]:
+    with open_reader(str(store)) as reader:
+        reader.refresh()
+        return [reader.bounds(QueueKey("T", queue)) for queue in range(2)]
+
+
+def test_units_of_lost_records_are_no_messages(truncated: Path) -> None:
+    assert bounds(truncated) == [QueueBounds(0, 3), QueueBounds(0, 3)]
+
+
+def test_a_writer_goes_on_where_the_records_end(truncated: Path) -> None:
+    append(truncated, KEEPS, 8, 1_700_000_009_000)
+    assert bounds(truncated) == [QueueBounds(0, 4), QueueBounds(0, 4)]
+    with open_reader(str(truncated)) as reader:
+        bodies = [
+            batch.column(0).to_pylist() for batch in reader.read(QueueKey("T", 0), 0, 4, ("body",), check_crc=True)
+        ]
+    assert bodies == [[b"0", b"2", b"4", b"6"]]
+
+
+def test_without_an_index_the_place_where_a_broker_of_5_started_is_the_witness(truncated: Path) -> None:
+    with open_reader(str(truncated)) as reader:
+        reader.refresh()
+        last = reader.proof(QueueKey("T", 1), 2).physical_offset
+    shutil.rmtree(truncated / "index")
+    with pytest.raises(DamageError, match="behind the end of the log"):
+        bounds(truncated)
+    page = decode_checkpoint((truncated / "checkpoint").read_bytes())
+    (truncated / "checkpoint").write_bytes(
+        encode_checkpoint(Checkpoint(logics_msg_timestamp=page.logics_msg_timestamp, confirm_phy_offset=last))
+    )
+    assert bounds(truncated) == [QueueBounds(0, 3), QueueBounds(0, 3)]
+
+
+def test_an_index_that_knows_more_says_that_it_is_damage(truncated: Path, tmp_path: Path) -> None:
+    shutil.rmtree(truncated / "index")
+    shutil.copytree(tmp_path / "later" / "index", truncated / "index")
+    with pytest.raises(DamageError, match="behind the end of the log"):
+        bounds(truncated)
+
+
+def test_a_checkpoint_that_knows_more_says_that_it_is_damage(truncated: Path, tmp_path: Path) -> None:
+    shutil.copy(tmp_path / "later" / "checkpoint", truncated / "checkpoint")
+    with pytest.raises(DamageError, match="checkpoint names one stored at"):
+        bounds(truncated)
