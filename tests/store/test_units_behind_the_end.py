@@ -1,4 +1,4 @@
-"""Units that outlived their records in a power cut, as a broker leaves them: it recovers, and closes the store in order."""
+"""Units that outlived their records in a power cut: a broker recovers such a store, and closes it in order."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.encoded_samples import encode_samples
 from rmq_spark.store.testing.sample_message import SampleMessage
