@@ -96,7 +96,7 @@ def plan_partition(view: StoreView, ranges: list[QueueRange]) -> InputPartition:
         first = view.proof(part.queue, part.begin)
         last = first if part.count == 1 else view.proof(part.queue, part.end - 1)
         pieces.append(Piece(part.queue, part.begin, part.end, first, last))
-    return RmqPartition(view.path, view.commit_log_path, tuple(pieces))
+    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id())
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:

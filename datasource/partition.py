@@ -21,18 +21,24 @@ class Piece(NamedTuple):
 
 
 class RmqPartition(InputPartition):
-    """Some pieces of one queue, in order; nearly always one. Both paths are absolute."""
+    """Some pieces of one queue, in order; nearly always one. Both paths are absolute.
 
-    def __init__(self, path: str, commit_log_path: str | None, pieces: tuple[Piece, ...]) -> None:
+    `store_id` is what our writers once named the store that was planned with, None for one that only brokers wrote.
+    """
+
+    def __init__(
+        self, path: str, commit_log_path: str | None, pieces: tuple[Piece, ...], store_id: str | None = None
+    ) -> None:
         self.path = path
         self.commit_log_path = commit_log_path
         self.pieces = pieces
+        self.store_id = store_id
 
     def __reduce__(self) -> tuple[object, ...]:
         flat = tuple(
             (*_key(piece.queue), piece.begin, piece.end, _flat(piece.first), _flat(piece.last)) for piece in self.pieces
         )
-        return _unpickle, (self.path, self.commit_log_path, flat)
+        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id)
 
 
 def _key(queue: QueueKey) -> tuple[str, int]:
@@ -46,7 +52,9 @@ def _flat(proof: RecordProof | None) -> tuple[int, int] | None:
 _FlatPiece = tuple[str, int, int, int, tuple[int, int] | None, tuple[int, int] | None]
 
 
-def _unpickle(path: str, commit_log_path: str | None, flat: tuple[_FlatPiece, ...]) -> RmqPartition:
+def _unpickle(
+    path: str, commit_log_path: str | None, flat: tuple[_FlatPiece, ...], store_id: str | None
+) -> RmqPartition:
     pieces = tuple(
         Piece(
             QueueKey(topic, queue_id),
@@ -57,4 +65,4 @@ def _unpickle(path: str, commit_log_path: str | None, flat: tuple[_FlatPiece, ..
         )
         for topic, queue_id, begin, end, first, last in flat
     )
-    return RmqPartition(path, commit_log_path, pieces)
+    return RmqPartition(path, commit_log_path, pieces, store_id)

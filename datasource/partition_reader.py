@@ -57,6 +57,9 @@ class _Sight:
                 )
             except StorePathError as error:
                 raise _changed(partition, None, str(error)) from None
+            seen = self._store.store_id()
+            if partition.store_id not in (None, seen):
+                raise _changed(partition, None, f"its id is {seen}, the driver planned with {partition.store_id}")
         return self._store
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ def open_store(
     """
     from rmq_spark.store.commit.message_store import MessageStore
     from rmq_spark.store.commit.outbox import OutboxSettings
-    from rmq_spark.store.log.store_files import FileSizes
+    from rmq_spark.store.log.file_sizes import FileSizes
     from rmq_spark.store.log.store_writer import WriterSettings
 
     sizes = FileSizes(segment_bytes=segment_bytes)

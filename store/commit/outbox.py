@@ -20,8 +20,8 @@ from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.outgoing_bodies import BodyRules
 from rmq_spark.store.format.routing import QueueRouter
 from rmq_spark.store.format.unique_ids import UniqueIds
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.segments import list_segments
-from rmq_spark.store.log.store_files import FileSizes
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.topic_writer import TopicWriter
 

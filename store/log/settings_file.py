@@ -14,7 +14,7 @@ from rmq_spark.store.format.store_settings import (
     decode_settings,
     encode_settings,
 )
-from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 SETTINGS = "settings.json"
@@ -26,20 +26,26 @@ def check_settings(root: str) -> StoreSettings | None:
 
     Raises StorePathError for another version of ours and DamageError for a file that is not readable.
     """
-    path = files.join(root, SIDE_FOLDER, SETTINGS)
-    data = files.read_small(path)
-    if not data:
-        return None
-    try:
-        found = decode_settings(data)
-    except ValueError as error:
-        raise DamageError("not the settings of a store", path, 0, "JSON", str(error)) from error
+    found = read_settings(root)
     if isinstance(found, OtherVersion):
+        path = files.join(root, SIDE_FOLDER, SETTINGS)
         raise StorePathError(
             f"{path} is of version {found.version!r}; this release writes version {VERSION}. Write to the store with "
             "the release that made it, or with a newer one. Reading works with any."
         )
     return found
+
+
+def read_settings(root: str) -> StoreSettings | OtherVersion | None:
+    """Return the same for readers, whom another version does not concern. Raises DamageError."""
+    path = files.join(root, SIDE_FOLDER, SETTINGS)
+    data = files.read_small(path)
+    if not data:
+        return None
+    try:
+        return decode_settings(data)
+    except ValueError as error:
+        raise DamageError("not the settings of a store", path, 0, "JSON", str(error)) from error
 
 
 def write_settings(disk: Disk, root: str, settings: StoreSettings, sizes: FileSizes | None = None) -> None:

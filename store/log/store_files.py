@@ -6,7 +6,7 @@ step comes when is for `section.py`; what to believe at the beginning is for `re
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,13 +16,12 @@ from rmq_spark.store.disk.host import boot_id
 from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
-from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.changes import Changes
 from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.key_index import KeyIndex
 from rmq_spark.store.log.log_writer import LogWriter
 from rmq_spark.store.log.queue_writer import QueueWriter
@@ -31,16 +30,6 @@ from rmq_spark.store.log.watermark_file import write_watermark
 from rmq_spark.store.units import QueueKey
 
 _SPARE_BYTES = 32 << 20  # of the disk, left free for units, notes and the slots of an index file
-
-
-@dataclass(frozen=True, slots=True)
-class FileSizes:
-    """Sizes for files of a store that has none yet, RocketMQ's defaults: segments and queue files in bytes."""
-
-    segment_bytes: int = 1 << 30
-    queue_file_bytes: int = 300_000 * QUEUE_UNIT.itemsize
-    batch_queue_file_bytes: int = 300_000 * BATCH_UNIT.itemsize
-    index: IndexShape = field(default_factory=IndexShape)
 
 
 class StoreFiles:

@@ -19,11 +19,13 @@ from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.lookup import IndexFolder, find_by_id, find_by_key, last_indexed_place
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import read_range
+from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
@@ -79,6 +81,11 @@ class StoreReader:
         self._index.close()
         for queue in self._topics.opened():
             queue.run.close()
+
+    def store_id(self) -> str | None:
+        """Return what our writers named the store by, None for one that only brokers have written."""
+        held = read_settings(self.path)
+        return held.store_id if isinstance(held, StoreSettings) else None
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted: those of topics.json and those that have a queue on disk."""

@@ -15,10 +15,11 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.store_settings import StoreSettings
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.recovery import prepare
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.settings_file import check_settings, write_settings
-from rmq_spark.store.log.store_files import FileSizes, StoreFiles
+from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_lock import StoreLock
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER

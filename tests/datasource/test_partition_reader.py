@@ -57,6 +57,19 @@ def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path) -> None:
     assert pickle.loads(pickle.dumps(empty)).pieces == empty.pieces
 
 
+def test_a_store_of_another_id_is_another_store_whatever_lies_in_it(tmp_path) -> None:
+    partition = plan(build(tmp_path / "store", 40), (3, 37))
+    assert partition.store_id is None
+    mark = tmp_path / "store" / "rmq"
+    mark.mkdir()
+    (mark / "settings.json").write_text('{"v": 1, "storeId": "one"}')
+    marked = plan(tmp_path / "store", (3, 37))
+    assert offsets(partition) == offsets(marked) == list(range(3, 37))
+    (mark / "settings.json").write_text('{"v": 1, "storeId": "two"}')
+    with pytest.raises(StoreChangedError, match="its id is two, the driver planned with one"):
+        offsets(marked)
+
+
 def test_rows_of_a_piece_come_in_queue_order(tmp_path) -> None:
     assert offsets(plan(build(tmp_path / "store", 40), (3, 37))) == list(range(3, 37))
 
@@ -143,6 +156,9 @@ class Interrupted:
 
     def close(self):
         self._store.close()
+
+    def store_id(self):
+        return self._store.store_id()
 
     def proof(self, queue, offset):
         return self._store.proof(queue, offset)

@@ -12,8 +12,8 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, DiskFullError, OptionError, StorePathError
 from rmq_spark.store.format.checkpoint import decode_checkpoint
 from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.retention import expire
-from rmq_spark.store.log.store_files import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.encoded_samples import encode_samples
 from rmq_spark.store.testing.sample_message import SampleMessage

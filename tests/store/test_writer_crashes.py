@@ -13,8 +13,8 @@ from rmq_spark.store import open_reader
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.retention import expire
-from rmq_spark.store.log.store_files import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.encoded_samples import encode_samples
