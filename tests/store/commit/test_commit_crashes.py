@@ -18,6 +18,7 @@ from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.crash_image import Image
+from rmq_spark.store.testing.disk_effects import Rename
 
 if TYPE_CHECKING:
     from tests.store.commit.conftest import Kit
@@ -183,6 +184,17 @@ def crash_twice(make_kit: MakeKit, spread: Spread, tmp_path: Path, deaths: Seque
 
 def test_who_finishes_may_die_too(make_kit: MakeKit, spread: Spread, tmp_path: Path) -> None:
     assert crash_twice(make_kit, spread, tmp_path, (8, 36, 64), 24) > 15
+
+
+@pytest.mark.parametrize("name", ["intents/q.json", "ledger/q.json"])
+def test_who_finishes_relies_on_no_name_that_is_not_on_disk(
+    make_kit: MakeKit, spread: Spread, tmp_path: Path, name: str
+) -> None:
+    """Die when a file has its name and the name is not yet synced: the next process sees it, a power cut takes it."""
+    life = live(make_kit, tmp_path / "measured", "sync")
+    renamed = Rename(f"store/rmq/{name}.tmp", f"store/rmq/{name}")
+    (place,) = [place for place in range(life.begun, life.done) if life.disk.effects[place] == renamed]
+    assert crash_twice(make_kit, spread, tmp_path, [place + 1 - life.begun], 12) > 5
 
 
 @pytest.mark.torture

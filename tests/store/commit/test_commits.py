@@ -13,6 +13,7 @@ from rmq_spark.store.commit import finishing
 from rmq_spark.store.commit.commits import CommitTotals, commit_staged
 from rmq_spark.store.commit.intents import Hint, Intents
 from rmq_spark.store.commit.keys import CommitKey
+from rmq_spark.store.commit.ledger import Ledger, LedgerRow
 from rmq_spark.store.commit.staging import StagedFile, read_chunks, staged_path
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import (
@@ -221,6 +222,10 @@ def test_a_full_disk_is_an_error_before_anything_is_promised(kit: "Kit", monkeyp
     assert kit.commit(KEY, files).rows == 12
 
 
+def die(*_: object) -> None:
+    raise ProcessDeathError
+
+
 def die_before(kit: "Kit", files: list[StagedFile], chunk: int, key: CommitKey = KEY, **options: object) -> None:
     """Commit, and die before the chunk of that number is appended."""
     appended = 0
@@ -251,6 +256,35 @@ def test_whoever_writes_next_finishes_what_a_dead_process_began(
     assert f"of application 'rmq-spark', whose writer died: {[0, 5, 10][chunk]} of 12 rows" in caplog.text
     assert kit.commit(KEY, kit.stage(KEY, NAMES)) == SKIPPED
     assert kit.own_files() == []
+
+
+def test_a_batch_that_follows_one_that_is_yet_to_be_finished_is_no_gap(kit: "Kit", spread: Spread) -> None:
+    kit.commit(KEY, kit.stage(KEY, NAMES[:3]))
+    die_before(kit, kit.stage(CommitKey("q", 1), NAMES[3:]), 1, CommitKey("q", 1))
+    assert kit.commit(CommitKey("q", 2), kit.stage(CommitKey("q", 2), ["z"])).rows == 1
+    assert sorted(kit.all_rows()) == sorted([*NAMES, "z"])
+
+
+def test_an_intent_whose_batch_the_ledger_has_is_only_taken_away(kit: "Kit", spread: Spread) -> None:
+    files = kit.stage(KEY, NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Intents, "remove", die)
+        with pytest.raises(ProcessDeathError):
+            kit.commit(KEY, files)
+    Path(staged_path(kit.root, files[0].name)).unlink()
+    kit.settle()
+    assert kit.rows() == spread(NAMES)
+    assert kit.own_files() == []
+
+
+def test_a_row_that_nobody_synced_does_not_stand_for_messages(kit: "Kit", spread: Spread) -> None:
+    """A power cut may leave the row of an async commit and take the messages, while its intent is still there."""
+    files = kit.stage(KEY, NAMES)
+    die_before(kit, files, 1, flush="async")
+    digest = sum(file.digest for file in files) % (1 << 64)
+    Ledger(kit.root, kit.disk).write(LedgerRow("q", 0, 12, 999, digest, 1), is_durable=False)
+    kit.settle()
+    assert kit.rows() == spread(NAMES)
 
 
 def test_others_get_their_turn_between_chunks_and_leave_the_living_alone(kit: "Kit", spread: Spread) -> None:
@@ -293,11 +327,12 @@ def test_an_error_in_the_middle_leaves_the_rest_to_the_next_writer(kit: "Kit", s
             return real(section, records)  # type: ignore[arg-type]
 
         patch.setattr(Section, "append", append)
-        with pytest.raises(DiskFullError):
+        with pytest.raises(DiskFullError) as caught:
             kit.commit(KEY, files)
     assert len(kit.all_rows()) == 5
     assert kit.commit(KEY, kit.stage(KEY, NAMES)) == SKIPPED, "finished first, then found in the ledger"
     assert kit.rows() == spread(NAMES)
+    assert caught.tb is not None, "kept until here with all that it holds: the lock must be free all the same"
 
 
 def test_a_full_disk_at_any_moment_loses_and_doubles_nothing(
