@@ -20,7 +20,7 @@ from rmq_spark.store.commit.finishing import Roller
 from rmq_spark.store.commit.intents import Intent
 from rmq_spark.store.commit.keys import CommitKey, make_folders
 from rmq_spark.store.commit.ledger import LedgerRow, LedgerRules, Verdict, judge_batch
-from rmq_spark.store.commit.staging import StagedFile, check_staged, read_chunks, total_digest
+from rmq_spark.store.commit.staging import CHUNK_BYTES, StagedFile, check_staged, read_chunks, total_digest
 from rmq_spark.store.commit.sweeping import abort_staged, find_garbage, sweep_staging
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock
@@ -33,8 +33,6 @@ from rmq_spark.store.units import QueueKey
 __all__ = ["CommitOptions", "CommitTotals", "abort_staged", "commit_staged", "sweep_staging"]
 
 _LOG = logging.getLogger("rmq_spark")
-# Larger arrays are given back to the kernel each time, and their pages faulted in anew: 0.3 µs a message.
-_CHUNK_BYTES = 16 << 20
 _POLL_S = 0.05  # for another process that commits for the same query: it has some chunks to go
 
 
@@ -53,7 +51,7 @@ class CommitOptions:
     queue_count: int = 4
     flush: str = "sync"
     staging_retention_ms: int = 24 * 3_600_000
-    chunk_bytes: int = _CHUNK_BYTES  # of log, appended before others get their turn; at most MAX_SECTION_BYTES
+    chunk_bytes: int = CHUNK_BYTES  # of log, appended before others get their turn; at most MAX_SECTION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def commit_staged(
     Raises BatchConflictError, NotFoundError, OptionError, StoreChangedError and DamageError for a batch, files or
     topics that are not as they should be, and LockTimeoutError for a store or query that another process is at work
     on: then nothing was appended. After any other error (DiskFullError, a failing disk), and where a file is damaged
-    behind its first 64 MiB, the rows may be there in part, and whoever writes to the store next appends the rest. Many
+    behind the first chunk, the rows may be there in part, and whoever writes to the store next appends the rest. Many
     processes may commit at once, for the same query too.
     """
     return _Commit(writer, key, staged, options, sleep).run()

@@ -23,7 +23,7 @@ import numpy as np
 
 from rmq_spark.store.commit.intents import Hint, Intent, Intents
 from rmq_spark.store.commit.ledger import Ledger, LedgerRow
-from rmq_spark.store.commit.staging import StagedFile, check_staged, read_chunks
+from rmq_spark.store.commit.staging import CHUNK_BYTES, StagedFile, check_staged, read_chunks
 from rmq_spark.store.commit.sweeping import remove_staged
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
@@ -31,7 +31,7 @@ from rmq_spark.store.errors import DamageError, DiskFullError, NotFoundError, Op
 from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.filenames import COMMIT_LOG, check_topic_name
 from rmq_spark.store.format.record import BLANK_BYTES, Record, decode_record
-from rmq_spark.store.log.section import MAX_SECTION_BYTES, Section
+from rmq_spark.store.log.section import Section
 
 _LOG = logging.getLogger("rmq_spark")
 _COMPARED_BYTES = 4 << 20  # of staged records, read at a time to be compared one by one
@@ -42,7 +42,7 @@ _UNIT_ROOM_BYTES = 80  # of disk, for each message's unit and index entries
 class Roller:
     """What rolling intents forward needs to know of a store. Keeps nothing but where things are."""
 
-    def __init__(self, root: str, disk: Disk, now_ms: Callable[[], int], chunk_bytes: int = MAX_SECTION_BYTES) -> None:
+    def __init__(self, root: str, disk: Disk, now_ms: Callable[[], int], chunk_bytes: int = CHUNK_BYTES) -> None:
         self.root, self.disk, self.now_ms, self.chunk_bytes = root, disk, now_ms, chunk_bytes
         self.intents, self.ledger = Intents(root, disk), Ledger(root, disk)
 
@@ -105,6 +105,7 @@ class Roller:
             except RmqError as error:
                 return self.unfinished(intent, error)
             rows = self.append(section, intent, records, rows)
+            section.note_progress()
         self.conclude(section, intent)
         self.clean_up(intent.files)
         return None
@@ -167,6 +168,7 @@ class Roller:
             self.intents.sync()
         for file in intent.files:
             check_staged(self.root, file)
+            section.note_progress()
         rows = count_appended(section, self.root, intent, self.intents.hints(intent.key.query_id))
         self.prepare(section, intent, rows)
         return intent, rows
@@ -199,7 +201,7 @@ class IntentFinisher:
     At most `chunk_bytes` are appended, and in memory, at a time.
     """
 
-    def __init__(self, root: str, disk: Disk, now_ms: Callable[[], int], chunk_bytes: int = MAX_SECTION_BYTES) -> None:
+    def __init__(self, root: str, disk: Disk, now_ms: Callable[[], int], chunk_bytes: int = CHUNK_BYTES) -> None:
         self._roller = Roller(root, disk, now_ms, chunk_bytes)
         self._told: set[str] = set()  # what was logged: a writer has many sections
 
@@ -232,7 +234,7 @@ def count_appended(section: Section, root: str, intent: Intent, hints: Sequence[
     log's records with the staged ones. Others' records may stand between. Raises DamageError for a log that cannot be
     read up to its end, and what `read_chunks` raises.
     """
-    rows, place = 0, intent.start
+    rows, place = 0, _first_record(section, intent.start)
     staged = _staged_records(root, intent.files, 0)
     for hint in reversed(hints):
         if not 0 < hint.rows <= intent.rows or hint.physical_offset >= section.end:
@@ -266,6 +268,16 @@ def count_appended(section: Section, root: str, intent: Intent, hints: Sequence[
             "none",
         )
     return rows
+
+
+def _first_record(section: Section, physical_offset: int) -> int:
+    """Return where to look from: a physical offset, or its segment's begin if no record starts there any more.
+
+    After a power cut a broker may have taken back the log's end and written other messages in its place.
+    """
+    if physical_offset >= section.end or next(section.records_from(physical_offset), None) is not None:
+        return physical_offset
+    return physical_offset - physical_offset % section.segment_bytes
 
 
 def _is_same(one: Record, other: Record) -> bool:

@@ -468,6 +468,25 @@ def test_a_log_that_lost_its_end_does_not_lose_the_intent_its_place(make_kit: "t
     assert sorted(kit.all_rows()) == sorted(NAMES * 2 + NAMES[:3])
 
 
+def test_rows_are_found_behind_a_start_at_which_a_broker_has_put_something_else(kit: "Kit", spread: Spread) -> None:
+    kit.commit(CommitKey("w"), kit.stage(CommitKey("w"), NAMES[:4], topic="W"))
+    die_before(kit, kit.stage(KEY, NAMES), 2)
+    Path(kit.root, "rmq/intents/q.progress").unlink()
+    intents = Intents(kit.root, Disk())
+    (intent,) = intents.read_all()
+    intents.write(replace(intent, start=intent.start + 5))
+    kit.settle()
+    assert kit.rows() == spread(NAMES)
+
+
+def test_who_waits_for_somebody_who_finishes_sees_progress(kit: "Kit", monkeypatch: pytest.MonkeyPatch) -> None:
+    die_before(kit, kit.stage(KEY, NAMES), 0)
+    signs: list[int] = []
+    monkeypatch.setattr(Section, "note_progress", lambda section: signs.append(section.end))
+    kit.settle()
+    assert len(set(signs)) == 4, "before the first chunk and after each"
+
+
 @pytest.mark.parametrize("lie", [(12, 0), (5, 1 << 40), (13, 10), (1, 3), (10, 0), (0, 0)])
 def test_hints_that_the_log_does_not_bear_out_are_passed_over(kit: "Kit", spread: Spread, lie: tuple[int, int]) -> None:
     die_before(kit, kit.stage(KEY, NAMES), 2)
