@@ -88,6 +88,8 @@ class LogWriter:
         begin = physical_offset // size * size
         folder = self._folders[begin // size % len(self._folders)]
         path = files.join(folder, segment_name(begin))
+        if files.file_size(path) == 0:
+            self._disk.remove(path)  # a broker died while it made it: MappedFileQueue#doLoad takes it away, too
         self._disk.create(path, size)
         self._changes.note_new_file(path)
         self._log.look()

@@ -20,6 +20,7 @@ from rmq_spark.store.log.unit_run import UnitRun
 from rmq_spark.store.units import QueueKey
 
 _CHUNK_UNITS = 1 << 16
+_RECOVERED_FILES = 3  # at which a broker looks when it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,17 @@ class ConsumeQueue:
         return known
 
     def search_written_end(self) -> int:
-        """Return the same for a queue of which nothing is known, by binary search."""
-        return self.run.first_where(self.run.begin, self.run.end, lambda unit: not self.are_written(unit))
+        """Return the same for a queue of which nothing is known, by binary search.
+
+        A power cut may leave a file that was not filled before one that has units, or that is only there: the queue
+        ends in the first such file, of the last three (ConsumeQueue#recover, 4.9 and 5.3).
+        """
+        end = self.run.first_where(self.run.begin, self.run.end, lambda unit: not self.are_written(unit))
+        for segment in self.run.segments[-_RECOVERED_FILES:]:
+            first, until = -(-segment.begin // self.layout.itemsize), segment.end // self.layout.itemsize
+            if first < until < end and not self.are_written(self.run.read(until - 1, until)).all():
+                return self.run.first_where(first, until, lambda unit: not self.are_written(unit))
+        return end
 
     def refuse_hole_before(self, first: int, log_begin: int) -> None:
         """Raise DamageError unless what stands before the first readable unit is fill or has expired with the log.

@@ -57,7 +57,8 @@ def expire(store: StoreFiles, max_age_ms: int | None = None, max_bytes: int | No
 
 def _first_kept(store: StoreFiles, segments: tuple[Segment, ...], max_age_ms: int | None, max_bytes: int | None) -> int:
     """Return how many segments, from the oldest on, are to go."""
-    last = max((at for at, segment in enumerate(segments) if segment.begin <= store.note.end), default=0)
+    # The segment with the last message stays, though the log may end at the begin of the next one.
+    last = max((at for at, segment in enumerate(segments) if segment.begin < max(store.note.end, 1)), default=0)
     keep = 0
     if max_bytes is not None:
         held = store.note.end - (segments[0].begin if segments else 0)

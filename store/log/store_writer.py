@@ -3,6 +3,7 @@
 Nothing is believed from one section to the next: a broker or another process may have written in between.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TypeAlias
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.errors import StoreError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.file_sizes import FileSizes
@@ -23,6 +24,8 @@ from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_lock import StoreLock
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
+
+_LOG = logging.getLogger("rmq_spark")
 
 Finisher: TypeAlias = Callable[[Section], None]
 
@@ -120,9 +123,13 @@ class StoreWriter:
             write_settings(self.disk, self.root, StoreSettings(held.store_id, max_age_ms, max_bytes))
 
     def _retire(self, section: Section) -> None:
-        held = check_settings(self.root)
-        if held is not None and (held.retention_ms, held.retention_bytes) != (None, None):
-            section.expire(held.retention_ms, held.retention_bytes)
+        """Delete what the settings say is old. What was appended is appended, whatever is in the way here."""
+        try:
+            held = check_settings(self.root)
+            if held is not None and (held.retention_ms, held.retention_bytes) != (None, None):
+                section.expire(held.retention_ms, held.retention_bytes)
+        except StoreError as error:
+            _LOG.warning("rmq: retention in %s failed, and is tried again by the next writer: %s", self.root, error)
 
     def _make_folders(self) -> None:
         """Make an empty store where there is nothing yet but what we make ourselves."""

@@ -13,6 +13,7 @@ from rmq_spark.store.errors import DamageError, DiskFullError, OptionError, Stor
 from rmq_spark.store.format.checkpoint import decode_checkpoint
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.retention import expire
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.encoded_samples import encode_samples
@@ -294,3 +295,36 @@ def test_a_property_with_nul_characters_outlives_a_power_cut(tmp_path: Path, mon
         monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "another boot")
     append_each(writer(tmp_path / "s"), [sample(6)])
     assert len(rows(tmp_path / "s")["T/0"]) == 3
+
+
+def test_an_empty_segment_that_a_dying_broker_left_is_made_anew(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number, queues=1) for number in range(30)])
+    store.close()
+    last = max((tmp_path / "s" / "commitlog").iterdir())
+    (last.parent / f"{int(last.name) + 4096:020d}").touch()
+    append_each(writer(tmp_path / "s"), [sample(number, queues=1) for number in range(30, 90)])
+    assert len(rows(tmp_path / "s")["T/0"]) == 90
+
+
+def test_retention_that_fails_takes_back_no_acknowledgement(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = writer(tmp_path / "s")
+    append_each(store, [sample(number) for number in range(100)])
+    store.set_retention(None, 4096)
+    append_each(store, [sample(number) for number in range(100, 160)])
+    (tmp_path / "s" / "consumequeue" / "T" / "0" / "notes.txt").touch()
+    with store.section() as section:
+        section.append(encode_samples([sample(number, topic="Other", queues=1) for number in range(60)]))
+    assert "retention in" in caplog.text
+    with open_reader(str(tmp_path / "s")) as reader:
+        assert reader.bounds(QueueKey("Other", 0)).max_offset == 60
+
+
+def test_a_queue_ends_in_the_first_file_that_was_not_filled(tmp_path: Path) -> None:
+    append_each(writer(tmp_path / "s"), [sample(number, queues=1) for number in range(60)])
+    first = min((tmp_path / "s" / "consumequeue" / "T" / "0").iterdir())
+    data = bytearray(first.read_bytes())
+    data[18 * 20 :] = bytes(len(data) - 18 * 20)
+    first.write_bytes(data)
+    queue = ConsumeQueue(QueueKey("T", 0), str(first.parent))
+    assert queue.search_written_end() == 18
