@@ -4,13 +4,14 @@ from collections.abc import Iterable
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 
 class Changes:
     """Files and folders that may not be on disk for good. One thread, under the store's lock.
 
     `known` is what a watermark named, below the first of the `roots` or absolute; None, "too many", has everything
-    under the `roots` synced once.
+    under the `roots` synced once, but for our side files: who writes those syncs them, some without the lock.
     """
 
     def __init__(self, disk: Disk, roots: Iterable[str], known: Iterable[str] | None = ()) -> None:
@@ -72,7 +73,7 @@ class Changes:
         self._folders.add(folder)
         for name, is_folder in files.list_folder(folder):
             path = files.join(folder, name)
-            if is_folder:
-                self._note_all(path)
-            else:
+            if not is_folder:
                 self._files.add(path)
+            elif path != files.join(self._roots[0], SIDE_FOLDER):
+                self._note_all(path)

@@ -83,6 +83,14 @@ class QueueWriter:
         """Return the queue offset that the queue's next message gets."""
         return self._end(key).offset
 
+    def last_place(self, key: QueueKey) -> int:
+        """Return the physical offset of the record that the queue's last unit names, -1 without one."""
+        end = self._end(key)
+        run = end.queue.run
+        last = end.queue.read(max(end.unit - 1, run.begin), end.unit) if run.segments else None
+        run.close()
+        return int(last.physical_offsets[-1]) if last is not None and len(last) else -1
+
     def cut(self, key: QueueKey, unit: int) -> None:
         """Take back all units from number `unit` on, for recovery."""
         end = self._end(key)

@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from rmq_spark.store.disk.host import boot_id
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format.batch_body import message_count
 from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
@@ -45,7 +45,7 @@ from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
-from rmq_spark.store.log.watermark_file import read_settled_watermark, read_watermark
+from rmq_spark.store.log.watermark_file import read_settled_watermark, read_watermark, watermark_path
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -56,30 +56,71 @@ _SECTOR_BYTES = 512  # the least that a disk writes whole
 def prepare(store: StoreFiles) -> None:
     """Make the store whole and know where it ends. Raises DamageError for what no recovery may pass over."""
     store.look()
-    note = read_watermark(store.root)
+    note, settled = read_watermark(store.root), read_settled_watermark(store.root)
     has_abort = store.has_abort()
-    if note is not None and _stands(store, note, has_abort):
-        store.believe(note)
+    ran_on = note is not None and bool(note.boot) and note.boot == boot_id()
+    _refuse_lost_log(store, note if ran_on else settled)
+    if note is not None and _stands(store, note, has_abort, ran_on=ran_on):
         if note.is_open:
             _finish_section(store, note)
+        else:
+            store.believe(note)
         return
-    settled = read_settled_watermark(store.root)
-    if has_abort and settled is not None and _is_rooted(store, settled):
+    # Where the machine ran on and our note is wrong, somebody else wrote: what was settled says nothing of that.
+    if has_abort and settled is not None and not ran_on and _is_within_log(store, settled):
         _roll_forward(store, settled)
         return
     _take_over(store, Closing.CRASHED if has_abort else Closing.CLEAN)
 
 
-def _stands(store: StoreFiles, note: Watermark, has_abort: bool) -> bool:
-    """Say whether the note still tells the truth: nobody else has written since."""
+def _refuse_lost_log(store: StoreFiles, note: Watermark | None) -> None:
+    """Raise StorePathError if the end of a log that the note vouches for has no file: that is no crash.
+
+    Recovery would take what is missing for torn, and with it the units of messages that were acknowledged.
+    """
+    end = store.log.segments.end
+    if note is None or note.last_place < end or store.read_checkpoint()[1] != note.checkpoint_crc:
+        return
+    raise StorePathError(
+        f"{', '.join(store.folders)}: the segment with the last message is missing. It lies at physical offset "
+        f"{note.last_place}, and the segments that are there end at {end}. Nothing was changed. If the commit log lies "
+        "elsewhere, or in several folders, name all of them (commitLogPath) and see that they are mounted; if segments "
+        f"were lost, restore them from a copy, or remove {watermark_path(store.root)} to go on with what is left."
+    )
+
+
+def _stands(store: StoreFiles, note: Watermark, has_abort: bool, *, ran_on: bool) -> bool:
+    """Say whether the note still tells the truth: nobody else has written since. `ran_on`: the machine did."""
     if not note.is_settled and not has_abort:
         return False  # a broker recovered the store and left it in order
-    if has_abort and not (note.boot and note.boot == boot_id()):
+    if has_abort and not ran_on:
         return False  # after a power cut the note may be ahead of what it speaks of
-    return _is_rooted(store, note) and (
-        note.is_open
-        or int.from_bytes(store.log.bytes_at(note.end, 8)[4:], "big") not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
-    )
+    if not _is_rooted(store, note):
+        return False
+    if note.is_open:
+        return not _is_dispatched_from(store, max(note.end, note.logged_end))
+    return int.from_bytes(store.log.bytes_at(note.end, 8)[4:], "big") not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+
+
+def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
+    """Say whether some queue has a unit for a record from a physical offset on.
+
+    Behind what a dead writer of ours logged there is none, unless a broker recovered the store, went on from there and
+    died before it wrote a checkpoint.
+    """
+    for queue in TopicTable(store.root).queues.values():
+        if queue.run.fault() is None:
+            end = queue.search_written_end()
+            last = queue.read(max(end - 1, queue.run.begin), end).physical_offsets
+            queue.run.close()
+            if len(last) and int(last[-1]) >= physical_offset:
+                return True
+    return False
+
+
+def _is_within_log(store: StoreFiles, settled: Watermark) -> bool:
+    """Say whether what was settled is there, and recovery can begin where it ended: retention may have passed it."""
+    return _is_rooted(store, settled) and settled.end >= store.log.segments.begin
 
 
 def _is_rooted(store: StoreFiles, note: Watermark) -> bool:
@@ -91,13 +132,15 @@ def _is_rooted(store: StoreFiles, note: Watermark) -> bool:
 
 def _finish_section(store: StoreFiles, note: Watermark) -> None:
     """Finish what a dead writer of ours logged as a whole behind the watermark; take back what it wrote in part."""
+    # Which files it wrote in its last section it told nobody: the next settling syncs all there are.
+    store.believe(replace(note, dirty=None))
     end = max(note.end, note.logged_end)
     begin = note.end
     if not store.index.repair(note.index):
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
     cleared = store.log_writer.clear_from(end)
-    # Units that it wrote whole count; one of which it wrote a part is written over with the same bytes.
-    _close(store, end, _dispatch(store, begin, end))
+    # Its units are written over with the same bytes: of the last one it may have written a part.
+    _close(store, end, _dispatch(store, begin, end, note.end, rewind=True))
     if end != note.end or cleared:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
 
@@ -133,9 +176,14 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             store.queues.cut(key, unit)
         queue.run.close()
     cleared = store.log_writer.clear_from(tail.end)
-    if closing is Closing.CRASHED:
+    if closing is Closing.CLEAN:
+        # Before a note says that all is settled: a power cut could bring back what was cleared, right behind the end.
+        store.changes.sync()
+    else:
         indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
-        last = _dispatch(store, min(tail.first_unitless(), max(indexed, store.log.segments.begin)), tail.end)
+        # Records before the first one without a unit have theirs, or belong to a topic that was deleted.
+        unitless = tail.first_unitless()
+        last = _dispatch(store, min(unitless, max(indexed, store.log.segments.begin)), tail.end, unitless)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         _close(store, tail.end, last)
         store.settle()
@@ -155,7 +203,7 @@ def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
     begin = settled.end
     if not store.index.repair(settled.index):
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
-    last = _dispatch(store, begin, end)
+    last = _dispatch(store, begin, end, settled.end)
     for key in queues:
         store.queues.clear_behind(key)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
@@ -164,6 +212,8 @@ def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
 
 
 def _stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> bool:
+    if physical_offset < store.log.segments.begin:
+        return True  # it has expired; nothing speaks against the unit
     record = store.log.record_at(physical_offset)
     return isinstance(record, Record) and record.queue_offset == queue_offset
 
@@ -200,8 +250,11 @@ def _lacks_a_sector(store: StoreFiles, record: Record) -> bool:
     return any(not tail[one - begin : other - begin].strip(b"\0") for one, other in pairwise(edges))
 
 
-def _dispatch(store: StoreFiles, begin: int, end: int) -> Record | None:
-    """Make the units and keys that are missing for the records of [begin, end); return the last one, without body."""
+def _dispatch(store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewind: bool = False) -> Record | None:
+    """Make the keys that are missing for the records of [begin, end), and from `unit_begin` on the units.
+
+    With `rewind` units that are there from `unit_begin` on are written again. Return the last record, without body.
+    """
     waiting: list[Record] = []
     last: Record | None = None
     place = begin
@@ -218,9 +271,9 @@ def _dispatch(store: StoreFiles, begin: int, end: int) -> Record | None:
         place += record.total_size
         last = replace(record, body=b"")
         if len(waiting) >= _BATCH_RECORDS:
-            _dispatch_records(store, waiting)
+            _dispatch_records(store, waiting, unit_begin, rewind=rewind)
             waiting = []
-    _dispatch_records(store, waiting)
+    _dispatch_records(store, waiting, unit_begin, rewind=rewind)
     return last
 
 
@@ -234,22 +287,32 @@ def _close(store: StoreFiles, end: int, last: Record | None) -> None:
         store.close_section(end, max(last.store_timestamp, note.last_ms), last.physical_offset, head)
 
 
-def _dispatch_records(store: StoreFiles, records: list[Record]) -> None:
+def _dispatch_records(store: StoreFiles, records: list[Record], unit_begin: int, *, rewind: bool) -> None:
     store.note_progress()
     by_queue: dict[QueueKey, list[Record]] = {}
     for record in records:
-        if record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
+        gets_unit = record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
+        if gets_unit and record.physical_offset >= unit_begin:
             key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
             by_queue.setdefault(key, []).append(record)
     for key, of_queue in by_queue.items():
+        if rewind:
+            first = of_queue[0].physical_offset
+            store.queues.rewind(key, first, lambda offset, place: _stands_at(store, offset, place))
         _put_missing(store, key, of_queue)
     _index(store, records)
 
 
 def _put_missing(store: StoreFiles, key: QueueKey, records: list[Record]) -> None:
-    """Put the units of those records that have none yet."""
-    next_offset = store.queues.next_offset(key)
-    missing = [record for record in records if record.queue_offset >= next_offset]
+    """Put the units of those records that have none yet.
+
+    A record before the queue's last one is of a topic that was deleted and made again (ConsumeQueue
+    #putMessagePositionInfo passes over it too).
+    """
+    next_offset, last_place = store.queues.next_offset(key), store.queues.last_place(key)
+    missing = [
+        record for record in records if record.queue_offset >= next_offset and record.physical_offset > last_place
+    ]
     if not missing:
         return
     if missing[0].queue_offset > next_offset:

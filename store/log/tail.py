@@ -108,8 +108,11 @@ class LogTail:
         return self._last_record
 
     def first_unitless(self) -> int:
-        """Return the physical offset of the first message whose unit is missing, the end if none is."""
-        return min((record.physical_offset for record in self._waiting), default=self.end)
+        """Return a physical offset up to which every message has its unit, but for those of topics that were deleted.
+
+        At the latest where the first message begins whose unit is missing or is not believed.
+        """
+        return min(self._base, min((record.physical_offset for record in self._waiting), default=self.end))
 
     def is_rewritten(self) -> bool:
         """Say whether what was seen is nothing to go on from: look at everything again.

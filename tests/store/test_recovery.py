@@ -1,0 +1,256 @@
+"""What recovery must not do: take for torn, stale or missing what somebody was promised."""
+
+import os
+import shutil
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import open_reader
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.section import Section
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import FIRST_STORE_MS
+from rmq_spark.store.units import QueueKey
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+SIZES = FileSizes(4096, 1000, 50 * 46, IndexShape(20, 60))
+
+
+class WriterDeathError(Exception):
+    """The writer died here."""
+
+
+def die(*_: object) -> None:
+    raise WriterDeathError
+
+
+def writer(
+    root: Path, disk: Disk | None = None, sizes: FileSizes = SIZES, commit_log_path: str | None = None
+) -> StoreWriter:
+    ticks = count(FIRST_STORE_MS)
+    settings = WriterSettings(sizes=sizes, commit_log_path=commit_log_path)
+    return StoreWriter(str(root), disk or Disk(), settings, lambda: next(ticks), time.sleep)
+
+
+def samples(first: int, last: int, topic: str = "T", queues: int = 2) -> list[SampleMessage]:
+    return [
+        SampleMessage(topic, number % queues, b"%04d" % number + b"b" * 30, tags=f"t{number % 5}", keys=f"k{number}")
+        for number in range(first, last)
+    ]
+
+
+def append(store: StoreWriter, messages: list[SampleMessage], *, settle: bool = False) -> None:
+    with store.section() as section:
+        for topic in sorted({message.topic for message in messages}):
+            section.ensure_topic(topic, 2)
+        section.append(encode_samples(messages))
+        if settle:
+            section.settle()
+
+
+def begin_and_die(store: StoreWriter, messages: list[SampleMessage], part: str, step: str) -> None:
+    """Begin to append, and die before a step of a part of the store's files (`part` "" for the files themselves)."""
+
+    def begin(section: Section) -> None:
+        setattr(getattr(section._store, part) if part else section._store, step, die)
+        section.append(encode_samples(messages))
+
+    with pytest.raises(WriterDeathError), store.section() as section:
+        begin(section)
+
+
+def numbers(root: Path, commit_log_path: str | None = None) -> dict[str, list[int]]:
+    """Return the number of every message, by queue."""
+    found: dict[str, list[int]] = {}
+    with open_reader(str(root), commit_log_path=commit_log_path) as reader:
+        reader.refresh()
+        for topic in reader.topics():
+            for queue in reader.queues(topic):
+                held = reader.bounds(queue)
+                batches = reader.read(queue, held.min_offset, held.max_offset, ("body",))
+                found[str(queue)] = [int(row["body"][:4]) for batch in batches for row in batch.to_pylist()]
+    return found
+
+
+def cut_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have whoever recovers think that the machine was started again since."""
+    for module in ("watermark_file", "recovery"):
+        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "another boot")
+
+
+def test_retention_that_passed_what_was_settled_leaves_the_rest_to_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = writer(tmp_path / "s")
+    for first in range(0, 200, 20):
+        append(store, samples(first, first + 20))
+    with store.section() as section:
+        assert section.expire(max_bytes=8192).segments > 2
+    before = numbers(tmp_path / "s")
+    cut_power(monkeypatch)
+    append(writer(tmp_path / "s"), samples(200, 202))
+    assert numbers(tmp_path / "s") == {"T/0": [*before["T/0"], 200], "T/1": [*before["T/1"], 201]}
+
+
+def test_a_queue_whose_messages_all_expired_goes_on_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = writer(tmp_path / "s")
+    append(store, samples(0, 20, "Idle", 1))
+    for first in range(20, 200, 20):
+        append(store, samples(first, first + 20))
+    with store.section() as section:
+        section.expire(max_bytes=4096)
+    store.close()
+    append(store, samples(200, 202))
+    cut_power(monkeypatch)
+    with writer(tmp_path / "s").section() as section:
+        assert section.next_offset("Idle", 0) == 20
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_log_whose_end_is_not_where_it_is_looked_for_is_no_torn_one(tmp_path: Path, is_closed: bool) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    store = writer(tmp_path / "s", commit_log_path=str(log))
+    append(store, samples(0, 60))
+    if is_closed:
+        store.close()
+    before = numbers(tmp_path / "s", str(log))
+    with pytest.raises(StorePathError, match="commitLogPath"):
+        writer(tmp_path / "s").close()
+    assert numbers(tmp_path / "s", str(log)) == before
+
+
+def test_a_folder_of_the_log_that_is_not_mounted_is_no_torn_log(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    both = ",".join(map(str, folders))
+    store = writer(tmp_path / "s", commit_log_path=both)
+    append(store, samples(0, 40), settle=True)
+    append(store, samples(40, 120))
+    before = numbers(tmp_path / "s", both)
+    missing = max((path for folder in folders for path in folder.iterdir()), key=lambda path: path.name).parent
+    missing.rename(tmp_path / "away")
+    missing.mkdir()
+    with pytest.raises(StorePathError, match="mounted"):
+        append(writer(tmp_path / "s", commit_log_path=both), samples(120, 122))
+    missing.rmdir()
+    (tmp_path / "away").rename(missing)
+    assert numbers(tmp_path / "s", both) == before
+
+
+@pytest.mark.parametrize(("part", "step"), [("log_writer", "write"), ("", "note_logged"), ("", "close_section")])
+def test_what_a_broker_took_after_our_writer_died_stays_though_it_died_before_its_checkpoint(
+    tmp_path: Path, part: str, step: str
+) -> None:
+    store = writer(tmp_path / "s")
+    append(store, samples(0, 6))
+    begin_and_die(store, samples(6, 10), part, step)
+    root = tmp_path / "s"
+    ours = {name: (root / "rmq" / name).read_bytes() for name in ("watermark", "settings.json")}
+    # A broker knows nothing of our side files, and one of 4.9 writes its checkpoint once a minute.
+    shutil.rmtree(root / "rmq")
+    page = (root / "checkpoint").read_bytes() if (root / "checkpoint").exists() else None
+    append(writer(root), samples(10, 14, "B"))
+    (root / "checkpoint").unlink(missing_ok=True)
+    if page is not None:
+        (root / "checkpoint").write_bytes(page)
+    for name, data in ours.items():
+        (root / "rmq" / name).write_bytes(data)
+    before = numbers(root)
+    append(writer(root), samples(14, 16, "C"))
+    assert numbers(root) == {**before, "C/0": [14], "C/1": [15]}
+    assert before["B/0"] == [10, 12]
+
+
+class SyncedNames(SystemCalls):
+    """A disk that remembers the names of the files that were synced."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def sync(self, descriptor: int) -> None:
+        """Sync, and remember what."""
+        self.names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        super().sync(descriptor)
+
+
+@pytest.mark.parametrize(("part", "step"), [("queues", "put"), ("", "close_section")])
+def test_what_a_dead_writer_wrote_is_synced_before_the_store_counts_as_closed(
+    tmp_path: Path, part: str, step: str
+) -> None:
+    store = writer(tmp_path / "s")
+    append(store, samples(0, 6), settle=True)
+    begin_and_die(store, samples(6, 10), part, step)
+    calls = SyncedNames()
+    writer(tmp_path / "s", Disk(calls)).close()
+    changed = [path for folder in ("commitlog", "consumequeue") for path in (tmp_path / "s" / folder).rglob("0*0")]
+    assert {str(path) for path in changed if path.is_file()} <= set(calls.names)
+
+
+def test_stale_bytes_are_cleared_for_good_before_the_store_counts_as_settled(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "truncated-stale", tmp_path / "s")
+    last = str(max((tmp_path / "s" / "commitlog").iterdir()))
+    calls = SyncedNames()
+    append(writer(tmp_path / "s", Disk(calls)), samples(0, 1))
+    assert calls.names.index(last) < calls.names.index(str(tmp_path / "s" / "rmq" / "watermark"))
+
+
+def test_a_unit_of_which_a_part_was_written_is_written_again(tmp_path: Path) -> None:
+    sizes = FileSizes(1 << 20, 1000 * 20, 50 * 46, IndexShape(20, 6000))
+    store = writer(tmp_path / "s", sizes=sizes)
+    append(store, samples(0, 5, queues=1))
+    path = tmp_path / "s" / "consumequeue" / "T" / "0" / f"{0:020d}"
+    before = path.read_bytes()
+    begin_and_die(store, samples(5, 300, queues=1), "", "close_section")
+    whole = path.read_bytes()
+    page_bytes = 4096  # the kernel writes page by page, and a process may be killed between two
+    assert page_bytes % 20 == 16, "place and size of a unit before the edge, half of its tags code behind it"
+    path.write_bytes(whole[:page_bytes] + before[page_bytes:])
+    writer(tmp_path / "s", sizes=sizes).close()
+    assert path.read_bytes() == whole
+
+
+def crash_as_a_broker(root: Path) -> None:
+    """Leave a store of ours as a broker's that died: no side files, no index that outlives a crash."""
+    shutil.rmtree(root / "rmq")
+    shutil.rmtree(root / "index")
+    (root / "abort").touch()
+
+
+def test_messages_of_a_topic_before_it_was_made_anew_stay_away(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append(store, samples(0, 30, queues=1))
+    store.close()
+    shutil.rmtree(tmp_path / "s" / "consumequeue" / "T")
+    append(store, samples(30, 36, queues=1))
+    store.close()
+    crash_as_a_broker(tmp_path / "s")
+    append(writer(tmp_path / "s"), samples(36, 37, queues=1))
+    assert numbers(tmp_path / "s")["T/0"] == list(range(30, 37))
+
+
+def test_a_deleted_topic_stays_deleted(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append(store, samples(0, 30))
+    append(store, samples(30, 32, "Other"))
+    store.close()
+    topics = tmp_path / "s" / "config" / "topics.json"
+    topics.write_text(topics.read_text().replace('"T"', '"NotT"'))
+    shutil.rmtree(tmp_path / "s" / "consumequeue" / "T")
+    crash_as_a_broker(tmp_path / "s")
+    writer(tmp_path / "s").close()
+    assert not (tmp_path / "s" / "consumequeue" / "T").exists()
+    with open_reader(str(tmp_path / "s")) as reader:
+        assert reader.find_key("Other", "k31") == [(QueueKey("Other", 1), 0)]
