@@ -18,7 +18,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.store_files import FileSizes
+from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.encoded_samples import encode_samples
 from rmq_spark.store.testing.sample_message import SampleMessage
