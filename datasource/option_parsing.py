@@ -81,9 +81,8 @@ def parse_value(option: Option, text: str, now_ms: int) -> Any:
 
 def _unknown(name: str, by_name: Mapping[str, Option], table: Iterable[Option], known: str | None) -> str:
     hint = f" {known}" if known else ""
-    near = difflib.get_close_matches(name.lower(), by_name, 1)
-    if near and not known:
-        option = by_name[near[0]]
-        hint = f" Did you mean {option.alias if option.alias == near[0] else option.name}?"
+    for near in difflib.get_close_matches(name.lower(), by_name, 1):
+        option = by_name[near]
+        hint = f" Did you mean {option.alias if option.alias == near else option.name}?"
     accepted = ", ".join(option.name + (f" (or {option.alias})" if option.alias else "") for option in table)
     return f'unknown option "{name}".{hint} Accepted are: {accepted}.'

@@ -7,6 +7,7 @@ import pytest
 from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
 from rmq_spark.datasource.sink_options import SinkOptions, looks_like_reading, parse_sink_options
 from rmq_spark.datasource.sink_values import QUEUES_MAX
+from rmq_spark.store import CommitOptions, OutboxSettings, SinkSettings
 from rmq_spark.store.errors import OptionError
 
 
@@ -25,26 +26,28 @@ def test_without_options_everything_has_its_default() -> None:
     assert not options.allow_network_store
 
 
+EVERY_OPTION = {
+    "path": "file:///data/store",
+    "commitLogPath": "/a,/b",
+    "topic": "orders",
+    "queues": "8",
+    "createTopic": "false",
+    "flush": "async",
+    "compression": "ZSTD",
+    "compressOver": "16k",
+    "onBatchConflict": "skip",
+    "onBatchGap": "continue",
+    "stagingRetention": "6h",
+    "lockTimeout": "10m",
+    "txnAppId": "billing",
+    "txnVersion": "0",
+    "allowNetworkStore": "true",
+}
+
+
 def test_every_option_reaches_its_field() -> None:
-    given = {
-        "path": "file:///data/store",
-        "commitLogPath": "/a,/b",
-        "topic": "orders",
-        "queues": "8",
-        "createTopic": "false",
-        "flush": "async",
-        "compression": "ZSTD",
-        "compressOver": "16k",
-        "onBatchConflict": "skip",
-        "onBatchGap": "continue",
-        "stagingRetention": "6h",
-        "lockTimeout": "10m",
-        "txnAppId": "billing",
-        "txnVersion": "0",
-        "allowNetworkStore": "true",
-    }
-    assert set(given) == {option.name for option in SINK_OPTIONS}
-    options = parse_sink_options(given)
+    assert set(EVERY_OPTION) == {option.name for option in SINK_OPTIONS}
+    options = parse_sink_options(EVERY_OPTION)
     assert options == SinkOptions(
         path="/data/store",
         commit_log_path=("/a", "/b"),
@@ -63,6 +66,35 @@ def test_every_option_reaches_its_field() -> None:
         allow_network_store=True,
     )
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_every_option_reaches_the_engine() -> None:
+    settings = parse_sink_options(EVERY_OPTION).sink_settings()
+    assert settings == SinkSettings(
+        path="/data/store",
+        outbox=OutboxSettings(
+            commit_log_path="/a,/b", queue_count=8, creates_topics=False, compression="zstd", compress_over=16 << 10
+        ),
+        commit=CommitOptions(
+            on_conflict="skip",
+            on_gap="continue",
+            is_transaction=True,
+            create_topics=False,
+            queue_count=8,
+            flush="async",
+            staging_retention_ms=6 * 3_600_000,
+        ),
+        lock_timeout_ms=600_000,
+        allow_network_store=True,
+    )
+
+
+def test_the_sinks_defaults_are_the_engines_but_that_it_waits_for_the_disk() -> None:
+    settings = parse_sink_options({"path": "/data/store"}).sink_settings()
+    assert settings == SinkSettings("/data/store")
+    assert settings.commit.flush == "sync"
+    with pytest.raises(OptionError, match="path is required"):
+        parse_sink_options({}).sink_settings()
 
 
 def test_names_do_not_depend_on_case_and_sparks_own_are_passed_over() -> None:

@@ -69,6 +69,13 @@ def test_what_tasks_staged_comes_out_in_the_order_of_the_tasks_once(store) -> No
     assert not [name for name in files_of(store) if name.endswith(".arrow")]
 
 
+def test_many_rows_at_once_are_staged_in_pieces(store) -> None:
+    staged = stage_rows([batch(*["x"] * (2 * PIECE_ROWS))], options(store), KEY, TASK)
+    file = pa.ipc.open_file(store / "rmq" / "staging" / staged.name)
+    rows = [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
+    assert (sum(rows), max(rows)) == (2 * PIECE_ROWS, PIECE_ROWS)
+
+
 def test_a_task_without_rows_has_no_file_and_counts_all_the_same(store) -> None:
     before = files_of(store)
     staged = stage_rows([batch()], options(store), KEY, TASK)
