@@ -22,12 +22,12 @@ from rmq_spark.store import CommitKey
 class RmqBatchWriter(DataSourceArrowWriter):
     """Stages in the tasks, appends when Spark commits."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+    def __init__(self, options: SinkOptions, store_id: str | None) -> None:
+        self._options, self._store_id = options, store_id
         self._key = write_key(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        file = stage_rows(iterator, self._options, self._key, this_task())
+        file = stage_rows(iterator, self._options, self._store_id, self._key, this_task())
         return StagedRows(self._key, file)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rmq_spark.datasource.sink_options import SinkOptions
-from rmq_spark.store import CommitKey, StagedFile, abort_sink, commit_sink, open_store
+from rmq_spark.store import CommitKey, StagedFile, abort_sink, commit_sink, open_reader, open_store
 
 
-def ensure_store(options: SinkOptions) -> None:
-    """See that there is a store to write to, and make it where nothing is yet. Takes no lock.
+def ensure_store(options: SinkOptions) -> str | None:
+    """See that there is a store to write to, and make it where nothing is yet; return its id. Takes no lock.
 
-    Raises StorePathError for a path that is something else, and for one that cannot be written.
+    The id is None until one of our writers has appended. Raises StorePathError for a path that is something else, and
+    for one that cannot be written.
     """
     settings = options.sink_settings()
     open_store(
@@ -18,6 +19,8 @@ def ensure_store(options: SinkOptions) -> None:
         commit_log_path=settings.outbox.commit_log_path,
         allow_network_store=settings.allow_network_store,
     )
+    with open_reader(settings.path, commit_log_path=settings.outbox.commit_log_path) as store:
+        return store.store_id()
 
 
 def commit_files(options: SinkOptions, key: CommitKey, files: Sequence[StagedFile]) -> None:

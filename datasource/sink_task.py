@@ -38,14 +38,17 @@ class SinkTask:
         return f"{self.partition:05d}-{self.attempt}-{self.random_bits:08x}"
 
 
-def stage_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions, key: CommitKey, task: SinkTask) -> StagedFile:
+def stage_rows(
+    batches: Iterable[pa.RecordBatch], options: SinkOptions, store_id: str | None, key: CommitKey, task: SinkTask
+) -> StagedFile:
     """Stage all rows of a task and return what the commit needs to know of them.
 
+    `store_id` is what `ensure_store` said on the driver.
     Raises OptionError, which names partition and row, for a row that cannot become a message, NotFoundError for a
-    topic that is not there and not to be made, StoreChangedError where this machine sees no store, and what the disk
-    raises. Then the file is gone, and nothing else has changed. Any number of tasks may stage at once.
+    topic that is not there and not to be made, StoreChangedError where this machine sees another store or none, and
+    what the disk raises. Then the file is gone, and nothing else has changed. Any number of tasks may stage at once.
     """
-    _refuse_other_storage(options)
+    _refuse_other_storage(options, store_id)
     stage = TaskStage(options.sink_settings(), key, task.file_name)
     try:
         for batch in batches:
@@ -66,13 +69,20 @@ def _stage(stage: TaskStage, rows: pa.RecordBatch, partition: int) -> None:
         raise OptionError(f"partition {partition}, {error}") from None
 
 
-def _refuse_other_storage(options: SinkOptions) -> None:
-    """Raise StoreChangedError unless this machine sees a store: the driver does, or has made one."""
+def _refuse_other_storage(options: SinkOptions, store_id: str | None) -> None:
+    """Raise StoreChangedError unless this machine sees the store that the driver has seen, or made."""
     settings = options.sink_settings()
     try:
-        open_reader(settings.path, commit_log_path=settings.outbox.commit_log_path).close()
+        with open_reader(settings.path, commit_log_path=settings.outbox.commit_log_path) as store:
+            seen = store.store_id()
     except StorePathError as error:
-        raise StoreChangedError(
-            f"host {platform.node()} does not see the store to which the driver writes: {error} On a cluster the path "
-            "must be storage that the driver and all executors share, mounted at the same path."
-        ) from None
+        raise _other_storage(str(error)) from None
+    if store_id not in (None, seen):
+        raise _other_storage(f'the id of the one at "{settings.path}" is {seen}, the driver\'s has {store_id}.')
+
+
+def _other_storage(found: str) -> StoreChangedError:
+    return StoreChangedError(
+        f"host {platform.node()} does not see the store to which the driver writes: {found} On a cluster the path must "
+        "be storage that the driver and all executors share, mounted at the same path."
+    )

@@ -82,8 +82,8 @@ class RmqDataSource(DataSource):
         from rmq_spark.datasource.batch_writer import RmqBatchWriter  # half of the engine, which no reader needs
 
         options = _value(self._writing)
-        _check_write(options, schema, 'mode("append")' if overwrite else None)
-        return RmqBatchWriter(options)
+        store_id = _prepare_write(options, schema, 'mode("append")' if overwrite else None)
+        return RmqBatchWriter(options, store_id)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer of one batch of a stream. Asked in every batch, and again for the batch's commit."""
@@ -91,12 +91,15 @@ class RmqDataSource(DataSource):
 
         options = _value(self._writing)
         options.check_stream()
-        _check_write(options, schema, 'outputMode("append")' if overwrite else None)
-        return RmqStreamWriter(options)
+        store_id = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None)
+        return RmqStreamWriter(options, store_id)
 
 
-def _check_write(options: SinkOptions, schema: StructType, remedy: str | None) -> None:
-    """Raise what is wrong with a write before its first task; `remedy` is the mode to use instead, if it is wrong."""
+def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None) -> str | None:
+    """Raise what is wrong with a write before its first task, else see that there is a store and return its id.
+
+    `remedy` is the mode to use instead of the user's, if that is wrong.
+    """
     from rmq_spark.datasource.sink_commit import ensure_store
 
     options.check_complete()
@@ -106,7 +109,7 @@ def _check_write(options: SinkOptions, schema: StructType, remedy: str | None) -
             "write to another path or topic."
         )
     check_sink_schema(_fields(schema), options.topic)
-    ensure_store(options)
+    return ensure_store(options)
 
 
 def _read_settings(schema: StructType, options: ReadOptions) -> ReadSettings:

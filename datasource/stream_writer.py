@@ -21,14 +21,15 @@ from rmq_spark.datasource.sink_task import stage_rows
 class RmqStreamWriter(DataSourceStreamArrowWriter):
     """Stages in the tasks, appends when Spark commits a batch, unless the ledger says that it did so before."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+    def __init__(self, options: SinkOptions, store_id: str | None) -> None:
+        self._options, self._store_id = options, store_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "called in a task"
         key = key_of_task(context.getLocalProperty(QUERY_ID_PROPERTY), context.getLocalProperty(BATCH_ID_PROPERTY))
-        return StagedRows(key, stage_rows(iterator, self._options, key, this_task()))
+        file = stage_rows(iterator, self._options, self._store_id, key, this_task())
+        return StagedRows(key, file)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         key = key_of_commit(staged_keys(messages), len(messages), batchId)

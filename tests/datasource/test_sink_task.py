@@ -50,7 +50,7 @@ def bodies(store: Path) -> list[bytes]:
 
 def test_a_task_touches_nothing_but_the_staging_folder(store) -> None:
     before = files_of(store)
-    staged = stage_rows([batch("a", "b"), batch(), batch("c")], options(store), KEY, TASK)
+    staged = stage_rows([batch("a", "b"), batch(), batch("c")], options(store), None, KEY, TASK)
     assert staged.rows == 3
     new = files_of(store) - before
     assert {name for name in new if not name.startswith("rmq/")} == set()
@@ -61,7 +61,8 @@ def test_a_task_touches_nothing_but_the_staging_folder(store) -> None:
 def test_what_tasks_staged_comes_out_in_the_order_of_the_tasks_once(store) -> None:
     given = options(store, queues="1")
     staged = [
-        stage_rows([batch(f"{task}-0", f"{task}-1")], given, KEY, SinkTask(task, 9 - task, 0)) for task in range(3)
+        stage_rows([batch(f"{task}-0", f"{task}-1")], given, None, KEY, SinkTask(task, 9 - task, 0))
+        for task in range(3)
     ]
     for _ in range(2):  # the same batch again
         commit_files(given, KEY, staged)
@@ -70,7 +71,7 @@ def test_what_tasks_staged_comes_out_in_the_order_of_the_tasks_once(store) -> No
 
 
 def test_many_rows_at_once_are_staged_in_pieces(store) -> None:
-    staged = stage_rows([batch(*["x"] * (2 * PIECE_ROWS))], options(store), KEY, TASK)
+    staged = stage_rows([batch(*["x"] * (2 * PIECE_ROWS))], options(store), None, KEY, TASK)
     file = pa.ipc.open_file(store / "rmq" / "staging" / staged.name)
     rows = [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
     assert (sum(rows), max(rows)) == (2 * PIECE_ROWS, PIECE_ROWS)
@@ -78,7 +79,7 @@ def test_many_rows_at_once_are_staged_in_pieces(store) -> None:
 
 def test_a_task_without_rows_has_no_file_and_counts_all_the_same(store) -> None:
     before = files_of(store)
-    staged = stage_rows([batch()], options(store), KEY, TASK)
+    staged = stage_rows([batch()], options(store), None, KEY, TASK)
     assert (staged.rows, files_of(store)) == (0, before)
     commit_files(options(store), KEY, [staged])
     with open_reader(str(store)) as reader:
@@ -90,7 +91,7 @@ def test_a_bad_row_is_named_by_its_partition_and_place_and_the_file_goes(store) 
     with pytest.raises(
         OptionError, match=rf"^partition 3, row {2 * PIECE_ROWS + 11}, topic 'orders': its body is null"
     ):
-        stage_rows([many, many, batch("y", None)], options(store), KEY, TASK)
+        stage_rows([many, many, batch("y", None)], options(store), None, KEY, TASK)
     assert not [name for name in files_of(store) if name.endswith(".arrow")]
 
 
@@ -100,27 +101,40 @@ def test_an_error_that_comes_from_spark_goes_through_and_the_file_goes(store) ->
         raise RuntimeError("the row before this one cannot be computed")
 
     with pytest.raises(RuntimeError, match="cannot be computed"):
-        stage_rows(rows(), options(store), KEY, TASK)
+        stage_rows(rows(), options(store), None, KEY, TASK)
     assert not [name for name in files_of(store) if name.endswith(".arrow")]
 
 
 def test_a_topic_that_must_not_be_made_is_missed_by_the_task(store) -> None:
     with pytest.raises(NotFoundError, match='topic "orders" is not in the store'):
-        stage_rows([batch("x")], options(store, createTopic="false"), KEY, TASK)
+        stage_rows([batch("x")], options(store, createTopic="false"), None, KEY, TASK)
 
 
 def test_a_machine_that_does_not_see_the_store_says_so_and_makes_none(tmp_path) -> None:
     with pytest.raises(StoreChangedError) as caught:
-        stage_rows([batch("x")], options(tmp_path / "elsewhere"), KEY, TASK)
+        stage_rows([batch("x")], options(tmp_path / "elsewhere"), None, KEY, TASK)
     assert "does not see the store to which the driver writes" in str(caught.value)
     assert "storage that the driver and all executors share" in str(caught.value)
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_machine_that_sees_another_store_says_so(tmp_path) -> None:
+    ids = []
+    for name in ("one", "two"):
+        given = options(tmp_path / name)
+        assert ensure_store(given) is None, "it has no id before its first message"
+        commit_files(given, KEY, [stage_rows([batch("x")], given, None, KEY, TASK)])
+        ids.append(ensure_store(given))
+    assert None not in ids
+    with pytest.raises(StoreChangedError, match=f"is {ids[1]}, the driver's has {ids[0]}"):
+        stage_rows([batch("x")], options(tmp_path / "two"), ids[0], KEY, TASK)
+    assert stage_rows([batch("x")], options(tmp_path / "two"), ids[1], KEY, TASK).rows == 1
+
+
 def test_attempts_of_one_task_never_meet(store) -> None:
     given = options(store, queues="1")
-    one = stage_rows([batch("x")], given, KEY, SinkTask(3, 17, 1))
-    two = stage_rows([batch("x")], given, KEY, SinkTask(3, 17, 2))
+    one = stage_rows([batch("x")], given, None, KEY, SinkTask(3, 17, 1))
+    two = stage_rows([batch("x")], given, None, KEY, SinkTask(3, 17, 2))
     assert one.name != two.name
     assert one.digest == two.digest
     commit_files(given, KEY, [two])
@@ -128,8 +142,8 @@ def test_attempts_of_one_task_never_meet(store) -> None:
 
 
 def test_what_is_discarded_is_gone_and_the_rest_stays(store) -> None:
-    one = stage_rows([batch("x")], options(store), KEY, SinkTask(0, 0, 1))
-    two = stage_rows([batch("y")], options(store), KEY, SinkTask(1, 1, 1))
+    one = stage_rows([batch("x")], options(store), None, KEY, SinkTask(0, 0, 1))
+    two = stage_rows([batch("y")], options(store), None, KEY, SinkTask(1, 1, 1))
     discard_files(options(store), KEY, [one])
     assert [name for name in files_of(store) if name.endswith(".arrow")] == [f"rmq/staging/{two.name}"]
 
@@ -154,9 +168,9 @@ def test_every_write_has_a_key_of_its_own_unless_it_is_a_transaction(tmp_path) -
 
 
 def test_a_writer_and_its_messages_survive_the_way_to_the_tasks_and_back(store) -> None:
-    writer = RmqBatchWriter(options(store))
+    writer = RmqBatchWriter(options(store), None)
     travelled = pickle.loads(cloudpickle.dumps(writer))
-    staged = stage_rows([batch("x")], options(store), write_key(options(store)), TASK)
+    staged = stage_rows([batch("x")], options(store), None, write_key(options(store)), TASK)
     message = StagedRows(CommitKey("a", 1), staged)
     assert pickle.loads(cloudpickle.dumps(message)) == message
     assert len(cloudpickle.dumps(message)) < 2000, "it goes through the driver"
