@@ -64,14 +64,17 @@ class Chain:
         self.unitless: list[Record] = []
         self.refused_ms: int | None = None
 
-    def settle(self, left: Left, checkpoint: Callable[[], Checkpoint]) -> None:
-        """Find `end`. Raises DamageError if the store was closed in order and yet newer messages follow a hole."""
+    def settle(self, left: Left, checkpoint: Callable[[], Checkpoint], last_indexed: Callable[[], int]) -> None:
+        """Find `end`. Raises DamageError if the store was closed in order and yet newer messages follow a hole.
+
+        `last_indexed` tells the physical offset of the last message that the key index knows, -1 if it knows none.
+        """
         self._follow()
         self._cut_stale(left, checkpoint)
         if left.closing is Closing.CRASHED:
             self._cut_torn(checkpoint().physic_msg_timestamp)
         elif left.closing is Closing.CLEAN:
-            self._refuse_hole(checkpoint())
+            self._refuse_hole(checkpoint(), last_indexed)
 
     def _follow(self) -> None:
         """Move `end` from record to record as far as they touch, noting those without a unit."""
@@ -101,10 +104,17 @@ class Chain:
         _, times = self._times()
         return max(self._known_ms, int(times.max()) if len(times) else -1)
 
-    def last_place(self) -> int:
-        """Return the physical offset of the last record up to the end, -1 if there is none from the base on."""
+    def is_all_that_was_known(self, checkpoint: Checkpoint, last_indexed: Callable[[], int]) -> bool:
+        """Say whether who closed the store in order knew of no message behind the end: two witnesses have to agree.
+
+        The checkpoint names the time of the last message that was dispatched. The key index names the last one with a
+        key; and 5.x notes in the checkpoint where the last one began when the broker started.
+        """
+        if checkpoint.logics_msg_timestamp != max(self.newest_ms(), 0):
+            return False
         places, _ = self._times()
-        return int(places[-1]) if len(places) else -1
+        last_place = int(places[-1]) if len(places) else -1
+        return last_place in (checkpoint.confirm_phy_offset, last_indexed())
 
     def _times(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return place and store time of every record of the chain, in order."""
@@ -159,10 +169,11 @@ class Chain:
                 self._cut_back(int(places[distinct][stretch.first + torn]))
                 return
 
-    def _refuse_hole(self, checkpoint: Checkpoint) -> None:
+    def _refuse_hole(self, checkpoint: Checkpoint, last_indexed: Callable[[], int]) -> None:
         """A store that was closed in order ends with its newest message: newer ones behind the end mean damage.
 
-        Unless the broker that closed it had ended its log just there (checkpoint.confirmPhyOffset, 5.x).
+        Unless the broker that closed it had ended its log just there (checkpoint.confirmPhyOffset, 5.x), or knew of
+        none behind the end: it recovered what a power cut had left with a hole in it.
         """
         beyond = self.physical_offsets >= self.end
         if checkpoint.confirm_phy_offset == self.end > 0:
@@ -171,6 +182,8 @@ class Chain:
         newer = self.store_times[beyond] >= self.newest_ms()
         if not newer.any():
             self._refuse_early_end(checkpoint)
+            return
+        if self.is_all_that_was_known(checkpoint, last_indexed):
             return
         segment = self._log.segments.holding(self.end)
         found = self._log.record_at(self.end)

@@ -53,7 +53,7 @@ class LogTail:
         last_indexed: Callable[[], int],
     ) -> None:
         self._log, self._left, self._checkpoint = log, left, checkpoint
-        self._may_exist = may_exist
+        self._may_exist, self._last_indexed = may_exist, last_indexed
         self._judge = UnitJudge(log, checkpoint, last_indexed)
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
@@ -264,7 +264,7 @@ class LogTail:
         agree, times = compare_heads(self._log, places[order], sizes[order], offsets[order], queue_ids[order])
         chosen = order[agree]
         chained = Chain(self._log, places[chosen], sizes[chosen], times[agree], base, self._newest_ms)
-        chained.settle(left, self._checkpoint)
+        chained.settle(left, self._checkpoint, self._last_indexed)
         flags = np.zeros(len(places), np.bool_)
         flags[chosen] = True
         parts = np.split(flags, np.cumsum(lengths)[:-1]) if keys else []

@@ -59,17 +59,16 @@ class UnitJudge:
     def _beyond(self, queue: ConsumeQueue, unit: int, place: int, chained: Chain) -> DamageError | None:
         """A truncation leaves whole records behind the log's end that are older than the newest message before it.
 
-        Zeros or torn bytes are what damage leaves, or a power cut: units may outlive one that their records did not.
-        The broker that recovers such a store moves the queue's end in memory and leaves those units (ConsumeQueue
-        #truncateDirtyLogicFiles, 4.9, 5.3).
+        Zeros, torn bytes and newer records are what damage leaves, or a power cut: units may outlive one that their
+        records did not. The broker that recovers such a store moves the queue's end in memory and leaves those units
+        (ConsumeQueue#truncateDirtyLogicFiles, 4.9, 5.3).
         """
         if place < chained.end or self._checkpoint().confirm_phy_offset == chained.end > 0:
             return None
         record = self._log.record_at(place)
-        if isinstance(record, Record):
-            if record.store_timestamp < chained.newest_ms():
-                return None
-        elif self._ended_there(chained):
+        if isinstance(record, Record) and record.store_timestamp < chained.newest_ms():
+            return None
+        if chained.is_all_that_was_known(self._checkpoint(), self._last_indexed):
             return None
         path, position = queue.run.path_of(unit)
         return DamageError(
@@ -79,17 +78,6 @@ class UnitJudge:
             f"one for the record at {place}",
             record.why if isinstance(record, Torn) else "another one",
         )
-
-    def _ended_there(self, chained: Chain) -> bool:
-        """Say whether who closed the store in order knew of no message behind the end: two witnesses have to agree.
-
-        The checkpoint names the time of the last message that was dispatched. The key index names the last one with a
-        key; and 5.x notes in the checkpoint where the last one began when the broker started.
-        """
-        page = self._checkpoint()
-        if page.logics_msg_timestamp != max(chained.newest_ms(), 0):
-            return False
-        return chained.last_place() in (page.confirm_phy_offset, self._last_indexed())
 
     def _misnamed(
         self, queue: ConsumeQueue, unit: int, units: Units, unnamed: Mapping[int, Record]

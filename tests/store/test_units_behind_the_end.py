@@ -46,6 +46,20 @@ def truncated(tmp_path: Path) -> Path:
     return store
 
 
+@pytest.fixture
+def holed(truncated: Path, tmp_path: Path) -> Path:
+    """The same with the later records in the log but for the first of them, which the power cut took."""
+    for segment in (truncated / "commitlog").iterdir():
+        shutil.copy(tmp_path / "later" / "commitlog" / segment.name, segment)
+    with open_reader(str(tmp_path / "later")) as reader:
+        reader.refresh()
+        lost = reader.proof(QueueKey("T", 0), KEEPS // 2).physical_offset
+    with (truncated / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(lost)
+        file.write(bytes(100))
+    return truncated
+
+
 def bounds(store: Path) -> list[QueueBounds]:
     with open_reader(str(store)) as reader:
         reader.refresh()
@@ -78,6 +92,17 @@ def test_without_an_index_the_place_where_a_broker_of_5_started_is_the_witness(t
         encode_checkpoint(Checkpoint(logics_msg_timestamp=page.logics_msg_timestamp, confirm_phy_offset=last))
     )
     assert bounds(truncated) == [QueueBounds(0, 3), QueueBounds(0, 3)]
+
+
+def test_newer_records_behind_a_hole_are_none_if_nobody_knew_of_them(holed: Path) -> None:
+    assert bounds(holed) == [QueueBounds(0, 3), QueueBounds(0, 3)]
+
+
+def test_newer_records_behind_a_hole_are_damage_if_the_index_knows_of_them(holed: Path, tmp_path: Path) -> None:
+    shutil.rmtree(holed / "index")
+    shutil.copytree(tmp_path / "later" / "index", holed / "index")
+    with pytest.raises(DamageError, match="3 newer messages follow"):
+        bounds(holed)
 
 
 def test_an_index_that_knows_more_says_that_it_is_damage(truncated: Path, tmp_path: Path) -> None:
