@@ -92,6 +92,7 @@ TAKES_AWAY = {".remove", ".remove_folder", ".truncate"}
 MAY_TAKE_AWAY = {
     "store/log/recovery": "what a writer that died left half-done",
     "store/log/log_writer": "segments behind a torn tail",
+    "store/log/queue_writer": "an empty file in the place of one to be made",
     "store/log/store_files": "`abort` of a store that is whole again",
     "store/log/retention": "segments, queue files and index files that expired",
     "store/log/key_index": "index files behind the watermark",

@@ -192,6 +192,8 @@ class QueueWriter:
                 full.sync()
         begin = position // size * size
         path = files.join(run.folder, filenames.segment_name(begin))
+        if files.file_size(path) == 0:
+            self._disk.remove(path)  # somebody died while making it: MappedFileQueue#doLoad takes it away, too
         self._disk.create(path, size)
         self._changes.note_new_file(path)
         if is_first and position > begin and run.layout is QUEUE_UNIT:

@@ -85,9 +85,11 @@ class Section:
 
         Once it returns they survive the death of any process. `records.data` is changed: offsets and store time are
         filled in. Raises OptionError for a record that no segment holds and DiskFullError where there is no room, both
-        before anything is written; after any other error the next section finds out what there is.
+        before anything is written; after any other error the next section finds out what there is. StoreError in a
+        process that was forked from the one that holds the lock.
         """
         store = self._store
+        store.note_progress()
         if not len(records):
             nothing = np.zeros(0, np.int64)
             return Appended(nothing, nothing, store.note.last_ms)

@@ -179,8 +179,10 @@ class StoreFiles:
         for topic, _ in files.list_folder(folder):
             for queue_id, _ in files.list_folder(files.join(folder, topic)):
                 for name, is_folder in files.list_folder(files.join(folder, topic, queue_id)):
-                    if not is_folder and filenames.parse_segment_name(name) is not None:
-                        return files.file_size(files.join(folder, topic, queue_id, name))
+                    size_bytes = files.file_size(files.join(folder, topic, queue_id, name))
+                    # An empty one says nothing: somebody died while making it.
+                    if not is_folder and filenames.parse_segment_name(name) is not None and size_bytes > 0:
+                        return size_bytes
         return self._sizes.queue_file_bytes if is_plain else self._sizes.batch_queue_file_bytes
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.lock_probe import is_locked
 from rmq_spark.store.disk.mounts import is_remote
-from rmq_spark.store.errors import DamageError, NotFoundError, OffsetRangeError, OptionError
+from rmq_spark.store.errors import DamageError, NotFoundError, OffsetRangeError, OptionError, StoreChangedError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.columns import COLUMNS
@@ -148,7 +148,10 @@ class StoreReader:
         if files_of is None:
             self._raise_fault(queue)
             return QueueBounds(0, 0)  # only topics.json knows it
-        first, end = self._unit_bounds(files_of)
+        try:
+            first, end = self._unit_bounds(files_of)
+        except StoreChangedError:  # retention took its first files since they were listed
+            first, end = self._unit_bounds(files_of)
         held = QueueBounds(files_of.offset_of(first, end), files_of.offset_of(end, end))
         if held.min_offset > held.max_offset:
             path, position = files_of.run.path_of(first)

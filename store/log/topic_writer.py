@@ -11,8 +11,10 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import (
+    BATCH_QUEUE_TYPE,
     PERM_READ,
     PERM_WRITE,
+    QUEUE_TYPE,
     DataVersion,
     TopicConfig,
     TopicsFile,
@@ -36,9 +38,11 @@ class TopicWriter:
         return self._all().get(topic)
 
     def is_batch(self, topic: str) -> bool:
-        """Say whether the topic's queues are batch consume queues."""
+        """Say whether the topic's queues are batch consume queues: by topics.json, else by where they lie."""
         config = self.config(topic)
-        return config is not None and config.is_batch_queue
+        if config is not None:
+            return config.is_batch_queue
+        return files.is_folder(files.join(self._root, filenames.BATCH_CONSUME_QUEUE, topic))
 
     def write_queues(self, topic: str) -> int | None:
         """Return over how many queues messages to the topic are spread, None if there is no such topic.
@@ -47,7 +51,8 @@ class TopicWriter:
         """
         config = self.config(topic)
         if config is None:
-            held = files.list_folder(files.join(self._root, filenames.CONSUME_QUEUE, topic))
+            tree = filenames.BATCH_CONSUME_QUEUE if self.is_batch(topic) else filenames.CONSUME_QUEUE
+            held = files.list_folder(files.join(self._root, tree, topic))
             ids = [int(name) for name, is_folder in held if is_folder and name.isdigit()]
             return max(ids) + 1 if ids else None
         if not config.perm & PERM_WRITE:
@@ -67,7 +72,8 @@ class TopicWriter:
         if count is not None and self.config(topic) is not None:
             return count
         filenames.check_topic_name(topic)
-        made = TopicConfig(topic, count or queue_count, count or queue_count, perm)
+        attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
+        made = TopicConfig(topic, count or queue_count, count or queue_count, perm, attributes=attributes)
         self._write({**self._all(), topic: made}, now_ms)
         return made.write_queue_count
 

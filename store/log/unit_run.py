@@ -120,5 +120,9 @@ class UnitRun:
     def _open(self, segment: Segment) -> OpenFile:
         if self._file is None or self._file.path != segment.path:
             self.close()
-            self._file = OpenFile(segment.path)
+            try:
+                self._file = OpenFile(segment.path)
+            except StoreChangedError:
+                self._listed = None  # retention took it: whoever asks again is to meet what is left
+                raise
         return self._file

@@ -1,0 +1,96 @@
+"""Appending where things are not as a writer of ours leaves them: empty files, a lost topics.json, a forked child."""
+
+import os
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import open_reader
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import StoreError
+from rmq_spark.store.format.batch_body import Item, encode_items
+from rmq_spark.store.format.config_json import decode_topics
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import FIRST_STORE_MS, build_store
+from rmq_spark.store.units import QueueKey
+
+SIZES = FileSizes(4096, 1000, 50 * 46, IndexShape(20, 60))
+
+
+def writer(root: Path) -> StoreWriter:
+    ticks = count(FIRST_STORE_MS)
+    return StoreWriter(str(root), Disk(), WriterSettings(sizes=SIZES), lambda: next(ticks), time.sleep)
+
+
+def append(root: Path, topic: str, bodies: list[bytes]) -> None:
+    with writer(root).section() as section:
+        section.ensure_topic(topic, 1)
+        section.append(encode_samples([SampleMessage(topic, 0, body) for body in bodies]))
+
+
+def bodies_of(root: Path, topic: str) -> list[bytes]:
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        held = reader.bounds(QueueKey(topic, 0))
+        batches = reader.read(QueueKey(topic, 0), held.min_offset, held.max_offset, ("body",))
+        return [row["body"] for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("topic", ["T", "Another"])
+def test_an_empty_file_of_a_queue_is_made_anew_and_no_measure_for_others(tmp_path: Path, topic: str) -> None:
+    append(tmp_path / "s", "Z", [b"first"])
+    empty = tmp_path / "s" / "consumequeue" / "T" / "0" / f"{0:020d}"
+    empty.parent.mkdir(parents=True)
+    empty.touch()
+    append(tmp_path / "s", topic, [b"one", b"two"])
+    assert bodies_of(tmp_path / "s", topic) == [b"one", b"two"]
+    assert (tmp_path / "s" / "consumequeue" / topic / "0" / f"{0:020d}").stat().st_size == 1000
+
+
+def test_batch_queues_that_topics_json_does_not_name_stay_batch_queues(tmp_path: Path) -> None:
+    items = encode_items([Item(0, b"one", b""), Item(0, b"two", b"")])
+    batch = SampleMessage("B", 0, items, properties={"INNER_NUM": "2"}, message_count=2)
+    build_store(tmp_path / "s", [batch], segment_bytes=4096, batch_topics=["B"])
+    topics = tmp_path / "s" / "config" / "topics.json"
+    topics.unlink()
+    append(tmp_path / "s", "B", [b"three"])
+    assert not (tmp_path / "s" / "consumequeue" / "B").exists()
+    assert bodies_of(tmp_path / "s", "B") == [b"one", b"two", b"three"]
+    assert decode_topics(topics.read_bytes())["B"].is_batch_queue
+
+
+def test_a_child_that_was_forked_in_a_section_appends_nothing(tmp_path: Path) -> None:
+    append(tmp_path / "s", "T", [b"one"])
+    with writer(tmp_path / "s").section() as section:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                section.append(encode_samples([SampleMessage("T", 0, b"the child's")]))
+            except StoreError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        section.append(encode_samples([SampleMessage("T", 0, b"two")]))
+    assert bodies_of(tmp_path / "s", "T") == [b"one", b"two"]
+
+
+def test_a_reader_beside_goes_on_when_retention_takes_files_of_a_queue_that_rests(tmp_path: Path) -> None:
+    append(tmp_path / "s", "T", [b"%04d" % number + b"b" * 30 for number in range(200)])
+    with open_reader(str(tmp_path / "s")) as reader:
+        reader.refresh()
+        before = reader.bounds(QueueKey("T", 0))
+        with writer(tmp_path / "s").section() as section:
+            assert section.expire(max_bytes=8192).queue_files
+        reader.refresh()
+        after = reader.bounds(QueueKey("T", 0))
+        assert before.min_offset < after.min_offset < after.max_offset == before.max_offset
+        batches = list(reader.read(QueueKey("T", 0), after.min_offset, after.max_offset, ("body",)))
+        assert sum(batch.num_rows for batch in batches) == after.max_offset - after.min_offset
