@@ -49,6 +49,8 @@ class Roller:
     def append(self, section: Section, intent: Intent, records: EncodedRecords, first_row: int) -> int:
         """Append a chunk, the rows of an intent from number `first_row` on; return how many rows stand in the log."""
         appended = section.append(records)
+        if intent.is_synced:
+            section.begin_sync()  # the disk works while the next chunk is read
         rows = first_row + len(records)
         if rows < intent.rows:
             # Only a hint: a crash before it has whoever goes on compare one chunk more.

@@ -126,7 +126,7 @@ class _Sink:
         self._file, self._written = file, 0
         self._parts: list[bytes] = []
         self._pending_bytes = 0
-        self._arrow = pa.ipc.new_file(self, SCHEMA)
+        self._arrow = pa.ipc.new_file(self, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4"))
 
     def write_batch(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
         self._arrow.write_batch(batch, custom_metadata=metadata)

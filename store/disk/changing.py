@@ -189,6 +189,10 @@ class ChangingFile:
         """Return the file's length now, in bytes."""
         return os.fstat(self._descriptor).st_size
 
+    def begin_sync(self) -> None:
+        """Have the kernel begin to write out this file: a later `sync` waits less. Promises nothing."""
+        self._calls.begin_sync(self._descriptor)
+
     def sync(self) -> None:
         """Return when every byte written to this file so far, by whomever, survives a power cut."""
         self._refuse_if_poisoned()

@@ -5,6 +5,7 @@ calls the kernel to change anything, but for locks (`file_lock.py`), which leave
 """
 
 import contextlib
+import ctypes
 import errno
 import os
 
@@ -12,6 +13,8 @@ import os
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _FILE_MODE = 0o666  # less the umask, as Java creates files
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: begin, and wait for nothing
+_write_out = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
@@ -57,6 +60,11 @@ class SystemCalls:
     def sync(self, descriptor: int) -> None:
         """Return when everything written to the file so far, and its size, survives a power cut."""
         _sync_data(descriptor)
+
+    def begin_sync(self, descriptor: int) -> None:
+        """Have the kernel begin to write out what was written to the file; promises nothing, and may do nothing."""
+        if _write_out is not None:
+            _write_out(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
     def sync_folder(self, path: str) -> None:
         """Return when all names in the folder, made and removed so far, survive a power cut."""

@@ -39,6 +39,11 @@ class LogWriter:
             self._open.close()
             self._open = None
 
+    def begin_sync(self) -> None:
+        """Have the disk begin with what was written to the segment that is open: settling waits less then."""
+        if self._open is not None:
+            self._open.begin_sync()
+
     def write(self, placement: Placement, data: NDArray[np.uint8]) -> None:
         """Write records that lie one behind the other in `data` where they were placed: one write for each segment.
 

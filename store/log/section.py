@@ -110,6 +110,14 @@ class Section:
         store.close_section(placement.end, time_ms, last_place, last_head)
         return Appended(offsets, placement.physical_offsets, time_ms)
 
+    def begin_sync(self) -> None:
+        """Have the disk begin to write what was appended, for who will settle later. Promises nothing."""
+        self._store.log_writer.begin_sync()
+
+    def refuse_full_disk(self, log_bytes: int, record_count: int) -> None:
+        """Raise DiskFullError if there is no room for so much log, in any folder that it may go to."""
+        self._store.refuse_full_disk(log_bytes, record_count)
+
     def settle(self) -> None:
         """Have everything that anybody appended on disk for good, and leave the store as one closed in order."""
         self._store.settle()

@@ -155,6 +155,8 @@ class LogTail:
         for key, (begin, units) in seen.items():
             believed = flags[key] & (units.physical_offsets + units.sizes <= self.end)
             last = int(np.flatnonzero(believed)[-1]) + 1 if believed.any() else 0
+            if left.closing is Closing.CRASHED and not believed[:last].all():
+                last = int(np.argmin(believed))  # a power cut lost units in the middle: the queue ends before them
             confirmed = self._judge.confirm(key, units, last, left.closing)
             self.ends[key] = begin + confirmed
             if confirmed:
@@ -287,6 +289,8 @@ class LogTail:
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come
+            if queue is not None and record.physical_offset < self._last_places.get(key, -1):
+                continue  # the queue's own last record lies behind it: it is of a topic that was deleted and made anew
             waiting.append(record)
             if closing is not Closing.CLEAN and key not in self._unreadable:
                 self.pending.add(key)

@@ -1,13 +1,14 @@
 """Appending where things are not as a writer of ours leaves them: empty files, a lost topics.json, a forked child."""
 
 import os
+import shutil
 import time
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import open_reader
+from rmq_spark.store import open_reader, open_store
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format.batch_body import Item, encode_items
@@ -94,3 +95,32 @@ def test_a_reader_beside_goes_on_when_retention_takes_files_of_a_queue_that_rest
         assert before.min_offset < after.min_offset < after.max_offset == before.max_offset
         batches = list(reader.read(QueueKey("T", 0), after.min_offset, after.max_offset, ("body",)))
         assert sum(batch.num_rows for batch in batches) == after.max_offset - after.min_offset
+
+
+def test_units_that_a_power_cut_lost_in_the_middle_of_a_queue_are_made_anew(tmp_path: Path) -> None:
+    """A broker's own recovery would end the queue at the hole, and append behind it."""
+    root = tmp_path / "s"
+    messages = [SampleMessage("T", 0, b"%03d" % number) for number in range(40)]
+    build_store(root, messages, segment_bytes=1 << 16, queue_file_bytes=1000, abort=True)
+    (root / "checkpoint").unlink()
+    units = root / "consumequeue" / "T" / "0" / f"{0:020d}"
+    data = bytearray(units.read_bytes())
+    data[20 * 11 : 20 * 19] = bytes(20 * 8)
+    units.write_bytes(data)
+    append(root, "T", [b"new"])
+    assert bodies_of(root, "T") == [b"%03d" % number for number in range(40)] + [b"new"]
+
+
+def test_a_topic_that_was_deleted_and_made_anew_in_one_segment_is_no_damage(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    messages = [SampleMessage("T", 0, b"old %d" % number) for number in range(9)]
+    build_store(root, [*messages, SampleMessage("Other", 0, b"other")], segment_bytes=1 << 16)
+    shutil.rmtree(root / "consumequeue" / "T")
+    topics = root / "config" / "topics.json"
+    topics.write_text(topics.read_text().replace('"T"', '"Gone"'))
+    append(root, "T", [b"new", b"newer"])
+    open_store(str(root)).close()
+    shutil.rmtree(root / "rmq")  # as a broker leaves it
+    assert bodies_of(root, "T") == [b"new", b"newer"]
+    append(root, "T", [b"newest"])
+    assert bodies_of(root, "T") == [b"new", b"newer", b"newest"]
