@@ -93,8 +93,10 @@ def _stands(store: StoreFiles, note: Watermark, has_abort: bool, *, ran_on: bool
     """Say whether the note still tells the truth: nobody else has written since. `ran_on`: the machine did."""
     if not note.is_settled and not has_abort:
         return False  # a broker recovered the store and left it in order
-    if has_abort and not ran_on:
-        return False  # after a power cut the note may be ahead of what it speaks of
+    if not ran_on:
+        # After a power cut the note may be ahead of what it speaks of. Or units may have outlived records that a broker
+        # has taken back since: with nothing left to dispatch it leaves a checkpoint that is equal to ours.
+        return False
     if not _is_rooted(store, note):
         return False
     if note.is_open:

@@ -80,6 +80,20 @@ def test_a_writer_goes_on_where_the_records_end(truncated: Path) -> None:
     assert bodies == [[b"0", b"2", b"4", b"6"]]
 
 
+def test_a_writer_does_not_go_by_its_note_of_an_earlier_boot(
+    truncated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that took back all that the power cut had left of our last section leaves a checkpoint equal to ours."""
+    before = tmp_path / "before"
+    append(before, 0, KEEPS, 1_700_000_000_000)
+    shutil.rmtree(before / "consumequeue")
+    shutil.copytree(truncated / "consumequeue", before / "consumequeue")
+    for module in ("watermark_file", "recovery"):
+        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "after the power cut")
+    append(before, KEEPS, 8, 1_700_000_009_000)
+    assert bounds(before) == [QueueBounds(0, 4), QueueBounds(0, 4)]
+
+
 def test_without_an_index_the_place_where_a_broker_of_5_started_is_the_witness(truncated: Path) -> None:
     with open_reader(str(truncated)) as reader:
         reader.refresh()
