@@ -90,14 +90,15 @@ def open_store(
 
     `flush` is "async" (each call's messages survive the death of any process) or "sync" (power cuts too); missing
     topics are made with so many `queues`; bodies of `compress_over` bytes or more are compressed by `compression`
-    (zlib, lz4, zstd). Others are waited for up to `lock_timeout_ms` without progress of theirs. Raises OptionError,
-    StorePathError for a path that is no store, and LockTimeoutError from sends while a broker holds it.
+    (none, zlib, lz4, zstd). Others are waited for up to `lock_timeout_ms` without progress of theirs. Raises
+    OptionError, StorePathError for a path that is no store, and LockTimeoutError from sends while a broker holds it.
     """
-    from rmq_spark.store.commit.message_store import MessageStore
+    from rmq_spark.store.commit.message_store import MessageStore, check_arguments
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.log.file_sizes import FileSizes
     from rmq_spark.store.log.store_writer import WriterSettings
 
+    compression = check_arguments(queues, compression, compress_over, lock_timeout_ms, segment_bytes)
     sizes = FileSizes(segment_bytes=segment_bytes)
     settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes)
     outbox = OutboxSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes)

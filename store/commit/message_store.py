@@ -14,7 +14,7 @@ from rmq_spark.store.commit.row_slices import split_records
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import NotFoundError, OptionError
+from rmq_spark.store.errors import NotFoundError, OptionError, StoreError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import MESSAGE_COLUMNS, EncodedRecords
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
@@ -26,6 +26,8 @@ from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.units import QueueBounds
 
 FLUSHES = ("async", "sync")
+COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
+_MIN_SEGMENT_BYTES = 1024  # a record without a body takes a tenth of it
 
 SENT = pa.schema(
     [
@@ -60,6 +62,30 @@ class SendResult:
     message_id: str
 
 
+def check_arguments(
+    queues: object, compression: str | None, compress_over: object, lock_timeout_ms: object, segment_bytes: object
+) -> str | None:
+    """Return the name of a compression, None for none. Raises OptionError for what `open_store` cannot take."""
+    least = {"queues": 1, "compress_over": 0, "lock_timeout_ms": 0, "segment_bytes": _MIN_SEGMENT_BYTES}
+    given = {"queues": queues, "compress_over": compress_over, "lock_timeout_ms": lock_timeout_ms}
+    for name, value in {**given, "segment_bytes": segment_bytes}.items():
+        _check_number(name, value, least[name])
+    if compression not in (None, *COMPRESSIONS):
+        raise OptionError(f"compression={compression!r} is none of: {', '.join(COMPRESSIONS)}.")
+    return None if compression == "none" else compression
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise OptionError(f"{name}={value!r} is no whole number from {least} on. Times are ms, sizes are bytes.")
+
+
+def _check_limits(**limits: int | None) -> None:
+    for name, value in limits.items():
+        if value is not None:
+            _check_number(name, value, 0)
+
+
 class MessageStore:
     """A store opened to append. One thread at a time; any number of processes, of ours, at once; no broker.
 
@@ -75,6 +101,7 @@ class MessageStore:
         finisher = IntentFinisher(self.path, disk, wall_clock_ms)
         self._writer = StoreWriter(self.path, disk, settings, wall_clock_ms, time.sleep, (finisher,))
         self._outbox = Outbox(self.path, outbox)
+        self._is_closed = False
 
     def __enter__(self) -> "MessageStore":
         return self
@@ -116,7 +143,12 @@ class MessageStore:
             "flag": flag,
         }
         schema = pa.schema(list(_MESSAGE_TYPES.items()))
-        records, (appended,) = self._append(pa.RecordBatch.from_pylist([row], schema=schema))
+        try:
+            message = pa.RecordBatch.from_pylist([row], schema=schema)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            kinds = ", ".join(f"{name} {kind}" for name, kind in _MESSAGE_TYPES.items())
+            raise OptionError(f"no message: {error}. Types are: {kinds}. Nothing was appended.") from None
+        records, (appended,) = self._append(message)
         record = decode_record(records.data.tobytes())
         assert isinstance(record, Record)
         return SendResult(
@@ -134,6 +166,11 @@ class MessageStore:
         column. Messages of one call go in turns of at most 64 MiB of log, so one that dies in the middle may have
         appended a part of them; a Spark sink appends all or nothing. Raises what `send` raises.
         """
+        if not isinstance(messages, pa.Table | pa.RecordBatch):
+            raise OptionError(
+                f"send_many takes a pyarrow Table or RecordBatch, not {type(messages).__name__}. For a list of dicts: "
+                "pyarrow.Table.from_pylist(rows)."
+            )
         table = pa.Table.from_batches([messages]) if isinstance(messages, pa.RecordBatch) else messages
         if topic is not None:
             table = table.drop_columns(["topic"]) if "topic" in table.column_names else table
@@ -143,6 +180,7 @@ class MessageStore:
         if unknown or missing:
             wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(missing)}"
             raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
+        table = _typed(table)
         sent = [SENT.empty_table()]
         for batch in table.combine_chunks().to_batches(max_chunksize=1 << 16):
             records, parts = self._append(batch)
@@ -185,11 +223,13 @@ class MessageStore:
 
     def expire(self, *, max_age_ms: int | None = None, max_bytes: int | None = None) -> Expired:
         """Delete the oldest segments: those whose messages are all older, and those beyond so many bytes of log."""
+        _check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
         with self._writer.section() as section:
             return section.expire(max_age_ms, max_bytes)
 
     def set_retention(self, *, max_age_ms: int | None = None, max_bytes: int | None = None) -> None:
         """Have every writer of ours delete what is older, or beyond so many bytes, from now on; None: nothing is."""
+        _check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
         self._writer.set_retention(max_age_ms, max_bytes)
 
     def settle(self) -> None:
@@ -198,10 +238,14 @@ class MessageStore:
             section.settle()
 
     def close(self) -> None:
-        """Settle, and let go of the store."""
-        self._writer.close()
+        """Settle, and let go of the store. A second call does nothing; sending is over."""
+        if not self._is_closed:
+            self._writer.close()
+            self._is_closed = True
 
     def _append(self, messages: pa.RecordBatch) -> tuple[EncodedRecords, list[Appended]]:
+        if self._is_closed:
+            raise StoreError(f'the store at "{self.path}" was closed. Open it again to append.')
         records = self._outbox.encode(messages)
         appended: list[Appended] = []
         for part in split_records(records, MAX_SECTION_BYTES):
@@ -227,3 +271,17 @@ class MessageStore:
                     f'topic "{topic}" has {has} queues by now, and messages were to go to queue {count - 1}. Nothing '
                     "was appended; send them again."
                 )
+
+
+def _typed(table: pa.Table) -> pa.Table:
+    """Return the table with the types that messages have, keys as a list included. Raises OptionError."""
+    fields = []
+    for name in table.column_names:
+        kind = table.schema.field(name).type
+        is_list = name == "keys" and pa.types.is_list(kind)
+        fields.append((name, pa.list_(pa.string()) if is_list else _MESSAGE_TYPES[name]))
+    try:
+        return table.cast(pa.schema(fields))
+    except (pa.ArrowException, ValueError) as error:
+        kinds = ", ".join(f"{name} {kind}" for name, kind in _MESSAGE_TYPES.items())
+        raise OptionError(f"no messages: {error}. Types are: {kinds}. Nothing was appended.") from None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmq_spark import NotFoundError, OptionError, close, open_reader, open_store
+from rmq_spark import NotFoundError, OptionError, StoreError, close, open_reader, open_store
 from rmq_spark.store.units import QueueBounds
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=12)
@@ -173,3 +173,43 @@ def test_closing_a_path_leaves_it_in_order_and_makes_nothing(tmp_path: Path) -> 
     with pytest.raises(OptionError, match="flush"):
         open_store(str(tmp_path / "other"), flush="later")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"queues": 0}, "queues=0 is no whole number from 1 on"),
+        ({"queues": "4"}, "queues='4' is no whole number"),
+        ({"segment_bytes": 0}, "segment_bytes=0 is no whole number from 1024 on"),
+        ({"lock_timeout_ms": "60s"}, "lock_timeout_ms='60s' is no whole number"),
+        ({"compression": "gzip"}, "compression='gzip' is none of: none, zlib, lz4, zstd"),
+    ],
+)
+def test_a_bad_argument_is_refused_before_a_folder_is_made(tmp_path: Path, arguments: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        open_store(str(tmp_path / "s"), **arguments)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("limit", ["1h", -1, 1.5])
+def test_a_retention_that_is_no_number_is_refused(tmp_path: Path, limit: Any) -> None:
+    with open_store(str(tmp_path / "s"), compression="none") as store:
+        with pytest.raises(OptionError, match=r"max_age_ms=.* is no whole number from 0 on. Times are ms"):
+            store.set_retention(max_age_ms=limit)
+        with pytest.raises(OptionError, match="max_bytes="):
+            store.expire(max_bytes=limit)
+
+
+def test_what_is_no_message_is_an_error_of_ours(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "s"))
+    wrong: Any = 5
+    with pytest.raises(OptionError, match=r"Types are: topic string, body binary"):
+        store.send("T", wrong)
+    with pytest.raises(OptionError, match=r"Table.from_pylist"):
+        store.send_many([{"body": b"a"}], topic="T")
+    with pytest.raises(OptionError, match="Types are"):
+        store.send_many(pa.table({"body": [b"a"], "properties": [{"a": "b"}]}), topic="T")
+    store.send_many(pa.table({"body": ["text"], "keys": [["a", "b"]]}), topic="T")
+    store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.send("T", b"late")
