@@ -23,7 +23,7 @@ from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.lookup import IndexFolder, find_by_id, find_by_key, last_indexed_place
-from rmq_spark.store.log.queues import ConsumeQueue
+from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.range_reader import read_range
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
@@ -264,8 +264,21 @@ class StoreReader:
         if queue.key not in self._min_units:
             first = queue.first_from(self._log.segments.begin, end)
             queue.refuse_hole_before(first, self._log.segments.begin)
+            self._refuse_wrong_begin(queue, queue.read(first, min(first + 1, end)), first)
             self._min_units[queue.key] = first
         return self._min_units[queue.key], end
+
+    def _refuse_wrong_begin(self, queue: ConsumeQueue, units: Units, first: int) -> None:
+        """Raise DamageError if the first unit of a batch queue does not begin at its record's queue offset."""
+        if units.message_counts is None or not len(units):
+            return
+        record = self._log.record_at(int(units.physical_offsets[0]))
+        base = int(units.queue_offsets[0])
+        if isinstance(record, Record) and record.queue_offset != base:
+            path, position = queue.run.path_of(first)
+            raise DamageError(
+                f"base offset of the first unit of {queue.key}", path, position, record.queue_offset, base
+            )
 
     def _raise_fault(self, key: QueueKey) -> None:
         if not self._looked:

@@ -1,5 +1,6 @@
 """Queues whose files as such are wrong: an error of theirs alone, and gone when they are mended."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,3 +108,14 @@ def test_a_queue_that_goes_wrong_under_a_reader_is_an_error_once_it_is_asked_for
                 reader.bounds(WRONG)
             assert reader.bounds(OTHER) == QueueBounds(0, 2)
             reader.refresh()
+
+
+def test_a_batch_queue_that_begins_at_a_wrong_offset_is_damage(golden: Path, tmp_path: Path) -> None:
+    """A first unit with a larger base would hide the messages before it."""
+    store = Path(shutil.copytree(golden / "batchcq-cqext", tmp_path / "s"))
+    units = store / "batchconsumequeue" / "TopicIB" / "0" / f"{0:020d}"
+    data = bytearray(units.read_bytes())
+    data[35] ^= 8
+    units.write_bytes(data)
+    with open_reader(str(store)) as reader, pytest.raises(DamageError, match="base offset of the first unit"):
+        reader.bounds(QueueKey("TopicIB", 0))
