@@ -182,6 +182,10 @@ def test_found_messages_of_a_queue_are_one_task_however_scattered(store) -> None
         def find_key(topic, key):
             return hits
 
+        @staticmethod
+        def store_id():
+            return None
+
     view = SimpleNamespace(path=str(store), commit_log_path=None, store=Index, proof=lambda queue, offset: None)
     (partition,) = reader._found_partitions(view, [QueueRange(QueueKey("orders", 0), 0, 9)])
     assert [(piece.begin, piece.end) for piece in partition.pieces] == [(1, 3), (7, 9)]

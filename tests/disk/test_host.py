@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -78,6 +79,9 @@ def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_programs_name_may_hold_anything(tmp_path: Path) -> None:
     command = shutil.copy(str(shutil.which("sleep")), tmp_path / ") S 1 (")
     with sleeper(str(command)) as pid:
+        deadline = time.monotonic() + 60
+        while host.command_name(pid).startswith("python") and time.monotonic() < deadline:
+            time.sleep(0.01)  # the child has not become the program yet
         assert host.command_name(pid) == ") S 1 ("
         assert host.is_alive(named(pid))
         assert host.start_ticks(pid) >= host.start_ticks(os.getpid())
