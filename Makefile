@@ -11,7 +11,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint torture bench wheel clean
+.PHONY: help setup demo test lint torture compat bench wheel clean
 
 help: ## this list
 	@echo "Targets, each with its own set-up:"
@@ -33,6 +33,9 @@ lint: setup ## style, format, types: all three, also when the first finds someth
 
 torture: setup ## the long random runs
 	@$(BIN)/python -P -m pytest -m torture -o faulthandler_timeout=0 $(TESTS)
+
+compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, both ways
+	@$(BIN)/python -P -m pytest -m compat -rs $(or $(TESTS),tests/compat)
 
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py

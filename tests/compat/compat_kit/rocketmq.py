@@ -1,0 +1,240 @@
+"""A real RocketMQ as objects: a broker, a client, and the store classes. Each is a process of Java that reads lines
+of JSON and answers with lines of JSON.
+
+    with Broker(java, store) as broker, Client(java, broker) as client:
+        client("create-topic", topic="T", queues=1)
+        client("produce", topic="T", text="hello", queueId=0)
+        assert client("pull", topic="T", group="g")[0]["queueOffset"] == 0
+"""
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from compat_kit.build import class_path, java_program
+from compat_kit.network import Network
+
+Line = dict[str, Any]
+_OPENED = (
+    "--add-opens=java.base/java.nio",
+    "--add-opens=java.base/sun.nio.ch",
+    "--add-opens=java.base/jdk.internal.ref",
+)
+_FLAGS = (
+    *("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    *(f"{option}=ALL-UNNAMED" for option in (*_OPENED, "--add-exports=java.base/jdk.internal.ref")),
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Duser.timezone=UTC",
+)
+_FOLLOWED = {"message", "queue", "group"}  # events that another line follows
+_PORTS = 16  # a broker takes its port, the one above, and some below
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """How programs of one RocketMQ are run. `home` is where each leaves its logs, in a folder of its own."""
+
+    version: str
+    network: Network
+    home: Path
+
+    @property
+    def is_5(self) -> bool:
+        """Say whether it is a 5.x."""
+        return self.version.startswith("5.")
+
+    def start(self, program: str, options: Iterable[str]) -> "Program":
+        """Start one of the programs in tests/compat/java."""
+        home = Path(tempfile.mkdtemp(prefix=f"{program}-{self.version}-", dir=self.home))
+        java = [java_program("java"), *_FLAGS, "-cp", class_path(self.version)]
+        command = [*self.network.prefix, *java, "Harness", program, "--home", str(home), *options]
+        return Program(command, home)
+
+
+class Program:
+    """A running program: lines go in, lines come out."""
+
+    def __init__(self, command: list[str], home: Path) -> None:
+        self.home = home
+        with (home / "stderr").open("w") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Give it a line."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+
+    def read(self) -> Line:
+        """Return its next line. Raises RuntimeError if it has ended."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            code, errors = self.process.wait(), (self.home / "stderr").read_text(errors="replace")
+            raise RuntimeError(f"the program ended with {code}; its logs are in {self.home}\n{errors[-2000:]}")
+        return dict(json.loads(line))
+
+    def end(self) -> None:
+        """Close its input and wait until it is over: what it does then is to stop in order."""
+        if self.process.poll() is None:
+            self.process.communicate()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.communicate()
+
+
+class Broker:
+    """A broker on a store, and a name server for it. Entered: it serves. Left: it stopped in order."""
+
+    def __init__(self, java: Java, store: Path, ip: str = "127.0.0.1", **conf: object) -> None:
+        self.java, self.store, self.ip, self.conf = java, store, ip, conf
+        self.namesrv = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+    def start(self) -> None:
+        """Start it and wait until it serves. Raises RuntimeError with its answer if it does not."""
+        pairs = [part for name, value in self.conf.items() for part in ("--conf", f"{name}={_text(value)}")]
+        place = ["--store", str(self.store), "--port", str(_free_port()), "--ip", self.ip]
+        self.program = self.java.start("broker", [*place, *pairs])
+        ready = self.program.read()
+        if ready["event"] != "ready":
+            self.program.end()
+            raise RuntimeError(f"{ready}; its logs are in {self.program.home}")
+        self.namesrv, self.pid = ready["namesrv"], ready["pid"]
+
+    def stop(self) -> None:
+        """Stop in order: every file is closed and `abort` is gone."""
+        self.program.end()
+
+    def kill(self) -> None:
+        """kill -9: `abort` stays."""
+        if self.program.process.poll() is None:
+            os.kill(self.pid, 9)
+            self.program.process.communicate()
+
+
+class Client:
+    """The Java client of a broker: producers, consumers, admin."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.program = broker.java.start("client", ["--namesrv", broker.namesrv])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.program.end()
+        else:
+            self.program.kill()
+
+    def __call__(self, op: str, **fields: object) -> list[Line]:
+        """Return the lines that the operation printed, but the last one if that only says done.
+
+        Raises RuntimeError with the exception that the client threw.
+        """
+        self.program.write({"op": op, **fields})
+        lines = [self.program.read()]
+        while lines[-1]["event"] in _FOLLOWED:
+            lines.append(self.program.read())
+        if lines[-1]["event"] == "error":
+            raise RuntimeError(lines[-1]["error"])
+        return lines if lines[-1]["event"] in ("sent", "created", "slept") else lines[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A store that the real store classes are to open, which changes it: give them a copy.
+
+    `conf` has what files do not say: index shapes. `times` and `keys`: about how many of the times of a queue and of
+    the keys in the store are looked up.
+    """
+
+    store: Path
+    conf: Mapping[str, object] = field(default_factory=dict)
+    times: int = 0
+    keys: int = 0
+
+
+class Verifier:
+    """The store classes of one version, in one process for as many stores as there are. Entered and left."""
+
+    def __init__(self, java: Java) -> None:
+        self.java = java
+        self._program: Program | None = None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._program is not None:
+            self._program.end()
+
+    def verify(self, requests: Iterable[Request]) -> list[Line]:
+        """Return what the store classes saw in each store, in order. Raises RuntimeError if one does not open."""
+        reports = self.try_verify(requests)
+        failed = [f"{one['store']}: {one['why']}" for one in reports if one["event"] == "failed"]
+        if failed:
+            raise RuntimeError("; ".join(failed))
+        return reports
+
+    def try_verify(self, requests: Iterable[Request]) -> list[Line]:
+        """Return the same with a line that says why, event `failed`, for each store that does not open."""
+        if self._program is None:
+            self._program = self.java.start("verify", [])
+        waiting = list(requests)
+        for number, one in enumerate(waiting):
+            conf = {name: _text(value) for name, value in one.conf.items()}
+            line = {"id": number, "store": str(one.store), "conf": conf, "times": one.times, "keys": one.keys}
+            self._program.write(line)
+        found = {}
+        for _ in waiting:
+            report = self._program.read()
+            found[report["id"]] = report
+        return [found[number] for number in range(len(waiting))]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _free_port() -> int:
+    """Return a port in the middle of a run of free ones. Another program may take them; a second start finds others."""
+    for _ in range(50):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        if first + _PORTS < 65536 and all(map(_is_free, range(first, first + _PORTS))):
+            return int(first + _PORTS - 4)
+    raise RuntimeError("no run of free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

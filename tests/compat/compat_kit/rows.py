@@ -1,0 +1,125 @@
+"""Messages as rows that can be compared, whoever read them: our reader, RocketMQ's store classes, its client.
+
+A row has every column of ours. A body is its SHA-1 and length, so that rows stay small; times are ms; an IPv6
+address is written as Python does. What depends on the moment of a pull (MIN_OFFSET, MAX_OFFSET) is left out.
+"""
+
+import hashlib
+import ipaddress
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import rmq_spark
+from rmq_spark.store.format.record import COMPRESSED
+from rmq_spark.store.units import QueueKey
+
+Row = dict[str, Any]
+Rows = dict[QueueKey, list[Row]]
+
+_SAME_NAME = (
+    *("queueId", "queueOffset", "commitLogOffset", "tags", "keys", "bornTimestamp", "storeTimestamp", "reconsumeTimes"),
+    *("msgId", "offsetMsgId", "flag", "sysFlag"),
+)
+_OF_A_PULL = ("MIN_OFFSET", "MAX_OFFSET")
+
+
+def our_rows(store: Path) -> Rows:
+    """Return every message of a store as our reader sees it, bodies checked against their CRC."""
+    found: Rows = {}
+    with rmq_spark.open_reader(str(store)) as reader:
+        reader.refresh()
+        for topic in reader.topics():
+            for queue in reader.queues(topic):
+                held = reader.bounds(queue)
+                batches = reader.read(queue, held.min_offset, held.max_offset, tuple(rmq_spark.COLUMNS), check_crc=True)
+                found[queue] = [_of_ours(row) for batch in batches for row in batch.to_pylist()]
+    return found
+
+
+def our_bounds(store: Path) -> dict[QueueKey, tuple[int, int]]:
+    """Return where every queue of a store begins and ends, as our reader sees it."""
+    with rmq_spark.open_reader(str(store)) as reader:
+        reader.refresh()
+        queues = [queue for topic in reader.topics() for queue in reader.queues(topic)]
+        bounds = {queue: reader.bounds(queue) for queue in queues}
+    return {queue: (held.min_offset, held.max_offset) for queue, held in bounds.items()}
+
+
+def their_rows(messages: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the messages that RocketMQ's store classes or client printed, by queue, in the order of their offsets."""
+    found: Rows = {}
+    for message in messages:
+        for one in message.get("inner", [message]):
+            row = _of_theirs(one)
+            found.setdefault(QueueKey(row["physicalTopic"], row["queueId"]), []).append(row)
+    for rows in found.values():
+        rows.sort(key=lambda row: row["queueOffset"])
+    return found
+
+
+def their_bounds(queues: Iterable[Mapping[str, Any]]) -> dict[QueueKey, tuple[int, int]]:
+    """Return where every queue begins and ends, as RocketMQ's store classes said."""
+    return {QueueKey(queue["topic"], queue["queueId"]): (queue["min"], queue["max"]) for queue in queues}
+
+
+def differences(ours: Rows, theirs: Rows) -> list[str]:
+    """Return what differs, a line each: queues, offsets, columns. An empty queue is as good as none."""
+    lines = []
+    for queue in sorted({*ours, *theirs}):
+        one, other = ours.get(queue, []), theirs.get(queue, [])
+        offsets, others = [row["queueOffset"] for row in one], [row["queueOffset"] for row in other]
+        if offsets != others:
+            lines.append(f"{queue}: offsets {_short(offsets)}, theirs {_short(others)}")
+            continue
+        for row, twin in zip(one, other, strict=True):
+            lines += [
+                f"{queue} at {row['queueOffset']}, {name}: {row.get(name)!r}, theirs {twin.get(name)!r}"
+                for name in sorted({*row, *twin})
+                if row.get(name) != twin.get(name)
+            ]
+    return lines
+
+
+def count(rows: Rows) -> int:
+    """Return how many messages there are."""
+    return sum(map(len, rows.values()))
+
+
+def _of_ours(row: Mapping[str, Any]) -> Row:
+    found = {name: row[name] for name in _SAME_NAME}
+    found |= {name: int(row[name].timestamp() * 1000) for name in ("bornTimestamp", "storeTimestamp")}
+    found |= {name: _host(row[name]) for name in ("bornHost", "storeHost")}
+    body = row["body"]
+    return found | {
+        "topic": row["topic"],
+        "physicalTopic": row["physicalTopic"],
+        "body": (len(body), hashlib.sha1(body).hexdigest()),
+        "properties": dict(row["properties"]),
+    }
+
+
+def _of_theirs(message: Mapping[str, Any]) -> Row:
+    found = {name: message.get(name) for name in _SAME_NAME}
+    found |= {name: _host(message[name]) for name in ("bornHost", "storeHost")}
+    properties = {name: text for name, text in message["properties"].items() if name not in _OF_A_PULL}
+    if message["bodyLength"]:
+        found["sysFlag"] &= ~COMPRESSED  # as 5.x does where the body comes out decompressed; 4.9 leaves the bit
+    topic = message["topic"]
+    # The client restores it for a listener: DefaultMQPushConsumerImpl#resetRetryAndNamespace.
+    restored = properties.get("RETRY_TOPIC", topic) if topic.startswith("%RETRY%") else topic
+    return found | {
+        "topic": restored,
+        "physicalTopic": topic,
+        "body": (message["bodyLength"], message["bodySha1"]),
+        "properties": properties,
+    }
+
+
+def _host(text: str) -> str:
+    address, port = text.rsplit(":", 1)
+    return f"{ipaddress.ip_address(address.strip('[]'))}:{port}"
+
+
+def _short(numbers: list[int]) -> str:
+    return f"[{numbers[0]}..{numbers[-1]}], {len(numbers)}" if numbers else "none"
