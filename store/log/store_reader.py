@@ -274,11 +274,11 @@ class StoreReader:
             return
         record = self._log.record_at(int(units.physical_offsets[0]))
         base = int(units.queue_offsets[0])
-        if isinstance(record, Record) and record.queue_offset != base:
+        # Where the log has lost nothing yet, neither has the queue.
+        expected = record.queue_offset if isinstance(record, Record) and self._log.segments.begin else 0
+        if isinstance(record, Record) and base != expected:
             path, position = queue.run.path_of(first)
-            raise DamageError(
-                f"base offset of the first unit of {queue.key}", path, position, record.queue_offset, base
-            )
+            raise DamageError(f"base offset of the first unit of {queue.key}", path, position, expected, base)
 
     def _raise_fault(self, key: QueueKey) -> None:
         if not self._looked:
