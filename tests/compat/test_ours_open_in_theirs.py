@@ -8,7 +8,7 @@ import pytest
 from compat_kit import our_stores
 from compat_kit.lookups import key_differences, time_differences
 from compat_kit.rocketmq import Line, Request, Verifier
-from compat_kit.rows import count, differences, our_bounds, our_rows, their_bounds, their_rows
+from compat_kit.rows import bound_differences, count, differences, our_bounds, our_rows, their_rows
 
 import rmq_spark
 from rmq_spark.store import CommitKey, CommitOptions, OutboxSettings, SinkSettings, TaskStage, commit_sink
@@ -103,14 +103,8 @@ def problems_of(store: Path, report: Line) -> list[str]:
         lines.append(f"needed recovery: {found}")
     if found["filesBefore"] != found["filesAfter"]:
         lines.append(f"files were {found['filesBefore']}, and then {found['filesAfter']}")
-    lines += [f"undecodable: {queue}" for queue in report["queues"] if queue["undecodable"]]
     lines += differences(our_rows(store), their_rows(report["messages"]))
-    ours, theirs = our_bounds(store), their_bounds(report["queues"])
-    lines += [
-        f"{queue}: bounds {ours.get(queue)}, theirs {theirs.get(queue)}"
-        for queue in sorted({*ours, *theirs})
-        if ours.get(queue, (0, 0)) != theirs.get(queue, (0, 0))
-    ]
+    lines += bound_differences(our_bounds(store), report["queues"])
     return lines + key_differences(store, report["keys"]) + time_differences(store, report["times"])
 
 

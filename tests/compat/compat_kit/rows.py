@@ -58,9 +58,19 @@ def their_rows(messages: Iterable[Mapping[str, Any]]) -> Rows:
     return found
 
 
-def their_bounds(queues: Iterable[Mapping[str, Any]]) -> dict[QueueKey, tuple[int, int]]:
-    """Return where every queue begins and ends, as RocketMQ's store classes said."""
-    return {QueueKey(queue["topic"], queue["queueId"]): (queue["min"], queue["max"]) for queue in queues}
+def bound_differences(ours: Mapping[QueueKey, tuple[int, int]], theirs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return where queues begin or end elsewhere than RocketMQ's store classes said, a line each.
+
+    A queue without a message is as good as none. 4.9 leaves the begin of a queue all of whose messages expired at 0,
+    and then finds units there that speak of no record (ConsumeQueue#correctMinOffset).
+    """
+    lines, found = [], {QueueKey(queue["topic"], queue["queueId"]): queue for queue in theirs}
+    for key in sorted({*ours, *found}):
+        one, other = ours.get(key, (0, 0)), found.get(key, {"min": 0, "max": 0, "undecodable": 0})
+        is_expired = one[0] == one[1] == other["max"] and other["min"] == 0
+        if not is_expired and (one != (other["min"], other["max"]) or other["undecodable"]):
+            lines.append(f"{key}: bounds {one}, theirs {dict(other)}")
+    return lines
 
 
 def differences(ours: Rows, theirs: Rows) -> list[str]:
