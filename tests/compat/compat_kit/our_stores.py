@@ -23,6 +23,16 @@ def index_conf(sizes: FileSizes) -> dict[str, object]:
     return {"maxHashSlotNum": sizes.index.slot_count, "maxIndexNum": sizes.index.unit_count}
 
 
+def broker_conf(sizes: FileSizes = SMALL) -> dict[str, object]:
+    """Return what a broker has to be told to work on a store with such files; without the timer wheel's 38 MB."""
+    return index_conf(sizes) | {
+        "mappedFileSizeCommitLog": sizes.segment_bytes,
+        "mappedFileSizeConsumeQueue": sizes.queue_file_bytes,
+        "mapperFileSizeBatchConsumeQueue": sizes.batch_queue_file_bytes,
+        "timerWheelEnable": False,
+    }
+
+
 def open_small(path: Path, *, flush: str = "async", sizes: FileSizes = SMALL, **outbox: Any) -> MessageStore:
     """Open a store to append, as `rmq_spark.open_store` does, with files of these sizes if it makes any."""
     settings = WriterSettings("compat tests", sizes=sizes)

@@ -124,6 +124,11 @@ class Broker:
             raise RuntimeError(f"{ready}; its logs are in {self.program.home}")
         self.namesrv, self.pid = ready["namesrv"], ready["pid"]
 
+    def expire(self) -> int:
+        """Have it delete what its conf calls old; return where its log begins, a physical offset."""
+        self.program.write({"op": "expire"})
+        return int(self.program.read()["minPhyOffset"])
+
     def stop(self) -> None:
         """Stop in order: every file is closed and `abort` is gone."""
         self.program.end()

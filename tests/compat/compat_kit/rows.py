@@ -1,7 +1,7 @@
 """Messages as rows that can be compared, whoever read them: our reader, RocketMQ's store classes, its client.
 
 A row has every column of ours. A body is its SHA-1 and length, so that rows stay small; times are ms; an IPv6
-address is written as Python does. What depends on the moment of a pull (MIN_OFFSET, MAX_OFFSET) is left out.
+address is written as Python does. What depends on the moment of consuming (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME) is left out.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _SAME_NAME = (
     *("queueId", "queueOffset", "commitLogOffset", "tags", "keys", "bornTimestamp", "storeTimestamp", "reconsumeTimes"),
     *("msgId", "offsetMsgId", "flag", "sysFlag"),
 )
-_OF_A_PULL = ("MIN_OFFSET", "MAX_OFFSET")
+_OF_A_PULL = ("MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME")
 
 
 def our_rows(store: Path) -> Rows:
