@@ -1,10 +1,13 @@
 """A pipeline from store to store whose driver is killed again and again: every message comes out once.
 
-Each life is a program of its own, killed at a random moment after its query began. Three ways: everything at once, as
-when a container is killed; Spark's JVM alone, whose Python processes live on for a moment and may finish a commit; the
-Python driver alone, after which the JVM ends by itself.
+Each life is a program of its own, killed after its query began: at a random moment, when a commit has promised to
+append its rows, or when the store's ledger has a batch of which Spark's checkpoint does not know yet. Three ways:
+everything at once, as when a container is killed; Spark's JVM alone, whose Python processes live on for a moment and
+may finish a commit; the Python driver alone, after which the JVM ends by itself.
 """
 
+import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 QUEUES = 3
-STARTS_WITHIN_S = 120
+STARTS_WITHIN_S = 300
 ENDS_WITHIN_S = 600
 KILLED_WITHIN_S = 3.0  # after its query began: some batches
 
@@ -55,6 +58,30 @@ def assert_left_in_order(store: Path) -> None:
     assert ledger.stat().st_size
 
 
+def wait_for_moment(life: "Life", store: Path, random: Random) -> tuple[int | None, str]:
+    """Wait until it is time to kill; return the life's exit code if it ended before, and what was waited for."""
+    moment = random.choice(("a random moment", "a promise", "a row in the ledger"))
+    code = life.wait(random.uniform(0, KILLED_WITHIN_S if moment == "a random moment" else 1))
+    before = changes(store / "rmq" / "ledger")
+    until = time.monotonic() + ENDS_WITHIN_S
+    while code is None and moment != "a random moment" and time.monotonic() < until:
+        if moment == "a promise" and changes(store / "rmq" / "intents"):
+            break
+        if moment == "a row in the ledger" and changes(store / "rmq" / "ledger") != before:
+            break
+        code = life.wait(0.001)
+    return code, moment
+
+
+def changes(folder: Path) -> list[tuple[str, int]]:
+    """Return the JSON files of a folder and when they were changed."""
+    found = []
+    for file in folder.glob("*.json"):
+        with contextlib.suppress(OSError):
+            found.append((file.name, file.stat().st_mtime_ns))
+    return found
+
+
 def kill_somehow(life: "Life", random: Random) -> str:
     """Kill the driver in one of three ways; return which."""
     from_outside = {"everything": life.members(), "the JVM": life.members("java"), "the Python driver": [life.pid]}
@@ -73,7 +100,7 @@ def run_lives(start: Start, folder: Path, seed: int, kills: int) -> None:
     while killed < kills:
         life = start("pipeline_life.py", *arguments)
         assert life.wait_for("started", STARTS_WITHIN_S), life.log.read_text(errors="replace")
-        code = life.wait(random.uniform(0, KILLED_WITHIN_S))
+        code, moment = wait_for_moment(life, store, random)
         if code is not None:
             assert life.says("done"), life.log.read_text(errors="replace")
             feed(source, fed, 20 * kills)  # all is copied: something to be killed for
@@ -81,7 +108,7 @@ def run_lives(start: Start, folder: Path, seed: int, kills: int) -> None:
             continue
         way = kill_somehow(life, random)
         killed += 1
-        print(f"seed {seed}: kill {killed} of {way}")
+        print(f"seed {seed}: kill {killed} of {way} at {moment}")
         if random.random() < 0.5:
             life.end()  # else the next life begins while Python processes of this one may still be at work
     life = start("pipeline_life.py", *arguments)

@@ -1,7 +1,8 @@
 """Messages as rows that can be compared, whoever read them: our reader, RocketMQ's store classes, its client.
 
 A row has every column of ours. A body is its SHA-1 and length, so that rows stay small; times are ms; an IPv6
-address is written as Python does. What depends on the moment of consuming (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME) is left out.
+address is written as Python does. What depends on the moment of consuming (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME)
+is left out.
 """
 
 import hashlib
