@@ -191,7 +191,8 @@ class Roller:
             f"{intent.key} was begun by application {intent.application!r} and cannot be finished: {why} Some of its "
             f"{intent.rows} rows may be in the store already. Mend that, and the next write to the store finishes it. "
             f"Or give it up by removing {path}: rows that are not in the store yet stay out, and if the query writes "
-            "this batch again, the others are there twice. Other queries can write meanwhile."
+            "this batch again, the others are there twice. Other queries can write meanwhile; retention leaves "
+            f"the log from physical offset {intent.start} on."
         )
         error.__cause__ = why
         return error
@@ -227,6 +228,13 @@ class IntentFinisher:
         finally:
             for _, lock in dead:
                 lock.release()
+
+    def needed_from(self) -> int | None:
+        """Return where the oldest intent's rows begin: without that part of the log nobody could finish it.
+
+        The living are asked too: they may die. Raises what `Intents.read_all` raises.
+        """
+        return min((intent.start for intent in self._roller.intents.read_all()), default=None)
 
 
 def count_appended(section: Section, root: str, intent: Intent, hints: Sequence[Hint]) -> int:

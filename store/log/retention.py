@@ -6,6 +6,7 @@ Source: MappedFileQueue#deleteExpiredFileByTime, CleanConsumeQueueService, Index
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmq_spark.store.disk import files
@@ -27,14 +28,23 @@ class Expired:
     size_bytes: int = 0
 
 
-def expire(store: StoreFiles, max_age_ms: int | None = None, max_bytes: int | None = None) -> Expired:
+def expire(
+    store: StoreFiles,
+    max_age_ms: int | None = None,
+    max_bytes: int | None = None,
+    needed_from: Callable[[], int | None] = lambda: None,
+) -> Expired:
     """Delete the oldest segments whose messages are all older than `max_age_ms`, and those beyond `max_bytes` of log.
 
-    The last segment stays in any case. A file that a reader holds open stays readable for that reader. A crash on
-    the way leaves files of queues that speak of nothing; the next call deletes them.
+    The last segment stays in any case, and so does the one that holds the physical offset `needed_from` with all
+    behind it: somebody has yet to look there. It is asked only if there is something to delete. A file that a reader
+    holds open stays readable for that reader. A crash on the way leaves files of queues that speak of nothing; the
+    next call deletes them.
     """
     segments = store.log.segments.segments
     keep = _first_kept(store, segments, max_age_ms, max_bytes)
+    if keep and (needed := needed_from()) is not None:
+        keep = min(keep, sum(segment.end <= needed for segment in segments))
     if not keep:
         return Expired()
     size_bytes = 0

@@ -13,7 +13,7 @@ The order of writes in a section, and what a crash leaves at each step:
    survive a power cut, and a broker calls the store closed in order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,13 @@ class Appended:
 
 
 class Section:
-    """What may be done under the lock. Made by StoreWriter, which has recovered the store; not to be kept behind it."""
+    """What may be done under the lock. Made by StoreWriter, which has recovered the store; not to be kept behind it.
 
-    def __init__(self, store: StoreFiles) -> None:
-        self._store = store
+    `needed_from` says from which physical offset on the log must stay, None if nobody needs more of it than readers.
+    """
+
+    def __init__(self, store: StoreFiles, needed_from: Callable[[], int | None] = lambda: None) -> None:
+        self._store, self._needed_from = store, needed_from
 
     @property
     def end(self) -> int:
@@ -124,7 +127,7 @@ class Section:
 
     def expire(self, max_age_ms: int | None = None, max_bytes: int | None = None) -> Expired:
         """Delete the oldest segments, by age of their messages (ms) and by size of the log (bytes); see `retention`."""
-        return expire(self._store, max_age_ms, max_bytes)
+        return expire(self._store, max_age_ms, max_bytes, self._needed_from)
 
     def note_progress(self) -> None:
         """Tell those who wait for the lock that its holder gets on: in long work that appends nothing."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeAlias
+from typing import Protocol
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
@@ -27,7 +27,16 @@ from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 _LOG = logging.getLogger("rmq_spark")
 
-Finisher: TypeAlias = Callable[[Section], None]
+
+class Finisher(Protocol):
+    """Who keeps promises of dead writers, and knows which part of the log that takes."""
+
+    def __call__(self, section: Section) -> None:
+        """Do what was promised: called in every section before its own work."""
+
+    def needed_from(self) -> int | None:
+        """Return the physical offset from which on the log must stay for promises that are not kept yet, or None."""
+
 
 # What a folder may hold and still count as one where nothing is yet: a task of a sink stages before anybody appends.
 _OWN_NAMES = {
@@ -55,7 +64,8 @@ class StoreWriter:
     """Appends to one store. One thread at a time; any number of processes, which take turns.
 
     Opening makes the store where there is none yet. Raises StorePathError for what is no store or may not be written.
-    `finishers` are called in every section before its own work: what dead writers promised comes first.
+    `finishers` are called in every section before its own work: what dead writers promised comes first, and retention
+    leaves what that takes.
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class StoreWriter:
             try:
                 self._make_settings()
                 prepare(self._files)
-                section = Section(self._files)
+                section = Section(self._files, self._needed_from)
                 for finish in self._finishers:
                     finish(section)
                 yield section
@@ -121,6 +131,10 @@ class StoreWriter:
             held = check_settings(self.root)
             assert held is not None
             write_settings(self.disk, self.root, StoreSettings(held.store_id, max_age_ms, max_bytes))
+
+    def _needed_from(self) -> int | None:
+        """Return the least physical offset that a finisher needs, None if none needs any."""
+        return min((place for finish in self._finishers if (place := finish.needed_from()) is not None), default=None)
 
     def _retire(self, section: Section) -> None:
         """Delete what the settings say is old. What was appended is appended, whatever is in the way here."""

@@ -420,6 +420,51 @@ def test_an_intent_that_is_given_up_lets_its_query_go_on(kit: "Kit") -> None:
     assert [name for name in kit.own_files() if name.startswith("intents/")] == []
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_bytes": 0}, {"max_age_ms": 0}, {"max_bytes": 5000, "max_age_ms": 1}],
+    ids=lambda limits: "_".join(limits),
+)
+@pytest.mark.parametrize("is_set", [False, True], ids=["called", "set"])
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_retention_leaves_what_an_unfinished_commit_needs(
+    kit: "Kit", spread: Spread, chunks: int, is_set: bool, limits: dict[str, int]
+) -> None:
+    early = [f"early{number}" for number in range(60)]
+    kit.commit(CommitKey("w", 0), kit.stage(CommitKey("w", 0), early, topic="W"))
+    files = kit.stage(KEY, NAMES)
+    die_before(kit, files, chunks)
+    path = spoil_one(kit, files)
+    (intent,) = Intents(kit.root, Disk()).read_all()
+    if is_set:
+        kit.writer().set_retention(limits.get("max_age_ms"), limits.get("max_bytes"))
+    for batch in range(1, 5):
+        kit.commit(CommitKey("w", batch), kit.stage(CommitKey("w", batch), early, topic="W"))
+        with kit.writer().section() as section:
+            if not is_set:
+                section.expire(**limits)
+    begins = sorted(int(found.name) for found in Path(kit.root, "commitlog").iterdir())
+    segment_bytes = kit.settings.sizes.segment_bytes
+    assert begins[0] == intent.start // segment_bytes * segment_bytes > 0, "what is older goes"
+
+    path.with_suffix(".kept").rename(path)
+    Path(kit.root, "rmq/intents/q.progress").unlink(missing_ok=True)  # hints may be lost
+    if is_set:
+        kit.writer().set_retention(None, None)  # else the rows go with the rest once they are finished
+    kit.settle()
+    assert kit.rows() == spread(NAMES)
+    with kit.writer().section() as section:
+        assert section.expire(max_bytes=0).segments == len(begins) - 1, "nobody needs it any more"
+
+
+def test_retention_deletes_nothing_that_the_commit_in_whose_section_it_runs_needs(kit: "Kit") -> None:
+    kit.writer().set_retention(None, 0)
+    names = [name + "x" * 400 for name in NAMES]
+    files = kit.stage(KEY, names)
+    die_before(kit, files, 1, chunk_bytes=7000)
+    assert sorted(found.name for found in Path(kit.root, "commitlog").iterdir())[0] == "0" * 20
+
+
 def test_damage_behind_the_first_chunk_stops_the_commit_and_says_how_to_go_on(kit: "Kit") -> None:
     files = kit.stage(KEY, NAMES)
     path = Path(staged_path(kit.root, files[1].name))
