@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import PurePath
+
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
     from rmq_spark.store.commit.keys import CommitKey
     from rmq_spark.store.commit.message_store import MessageStore, SendResult
@@ -61,20 +63,23 @@ _HOMES = {
 }
 
 
-def open_reader(path: str, *, commit_log_path: str | None = None, read_mode: str = "auto") -> "StoreReader":
+def open_reader(
+    path: "str | PurePath", *, commit_log_path: str | None = None, read_mode: str = "auto"
+) -> "StoreReader":
     """Open the store at `path` for reading; nothing on disk is changed, created or locked.
 
     `commit_log_path` names the commit log's folder, or several joined by commas, where it lies elsewhere.
     `read_mode` is "mmap", "pread" or "auto", which maps files except on network and FUSE file systems. Raises
     StorePathError for a path that holds no store, or one of an unsupported kind.
     """
+    from rmq_spark.store.disk import files
     from rmq_spark.store.log.store_reader import StoreReader  # the whole engine: not before somebody opens a store
 
-    return StoreReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
+    return StoreReader(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
 
 
 def open_store(
-    path: str,
+    path: "str | PurePath",
     *,
     flush: str = "async",
     queues: int = 4,
@@ -91,29 +96,43 @@ def open_store(
     `flush` is "async" (each call's messages survive the death of any process) or "sync" (power cuts too); missing
     topics are made with so many `queues`; bodies of `compress_over` bytes or more are compressed by `compression`
     (none, zlib, lz4, zstd). Others are waited for up to `lock_timeout_ms` without progress of theirs. Raises
-    OptionError, StorePathError for a path that is no store, and LockTimeoutError from sends while a broker holds it.
+    OptionError before anything is made, StorePathError for a path that is no store or where none can be made, and
+    LockTimeoutError from sends while a broker holds it.
     """
-    from rmq_spark.store.commit.message_store import MessageStore, check_arguments
+    from rmq_spark.store.commit.arguments import check_opening
+    from rmq_spark.store.commit.message_store import MessageStore
     from rmq_spark.store.commit.outbox import OutboxSettings
+    from rmq_spark.store.disk import files
     from rmq_spark.store.log.file_sizes import FileSizes
     from rmq_spark.store.log.store_writer import WriterSettings
 
-    compression = check_arguments(queues, compression, compress_over, lock_timeout_ms, segment_bytes)
+    compression = check_opening(
+        flush=flush,
+        queues=queues,
+        create_topic=create_topic,
+        compression=compression,
+        compress_over=compress_over,
+        commit_log_path=commit_log_path,
+        lock_timeout_ms=lock_timeout_ms,
+        allow_network_store=allow_network_store,
+        segment_bytes=segment_bytes,
+    )
     sizes = FileSizes(segment_bytes=segment_bytes)
     settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes)
     outbox = OutboxSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes)
-    return MessageStore(path, settings, outbox, flush)
+    return MessageStore(files.absolute(path), settings, outbox, flush)
 
 
-def close(path: str, *, commit_log_path: str | None = None, lock_timeout_ms: int = 60_000) -> None:
+def close(path: "str | PurePath", *, commit_log_path: str | None = None, lock_timeout_ms: int = 60_000) -> None:
     """Leave the store at `path` as one that was closed in order: all is on disk for good, `abort` is gone.
 
     For a store to which programs appended with flush=async, before a broker opens it. What dead writers left is
     finished first. Raises StorePathError where there is no store, and LockTimeoutError while a broker holds it.
     """
+    from rmq_spark.store.disk import files
     from rmq_spark.store.log.store_kind import commit_log_folders
 
-    commit_log_folders(path, commit_log_path)  # nothing is made where nothing is
+    commit_log_folders(files.absolute(path), commit_log_path)  # nothing is made where nothing is
     open_store(path, commit_log_path=commit_log_path, lock_timeout_ms=lock_timeout_ms).close()
 
 

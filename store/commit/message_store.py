@@ -1,22 +1,24 @@
 """A store for programs: send one message or many, make topics, ask for bounds, let old messages go, leave in order."""
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 
+from rmq_spark.store.commit.arguments import check_limits, check_new_topic, check_topic, message_of, messages_of
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.outbox import Outbox, OutboxSettings
 from rmq_spark.store.commit.row_slices import split_records
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import NotFoundError, OptionError, StoreError
+from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
-from rmq_spark.store.format.encoding import MESSAGE_COLUMNS, EncodedRecords
+from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
 from rmq_spark.store.format.record import Record, decode_record
 from rmq_spark.store.log.retention import Expired
@@ -25,10 +27,9 @@ from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.units import QueueBounds
 
-FLUSHES = ("async", "sync")
-COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
-_MIN_SEGMENT_BYTES = 1024  # a record without a body takes a tenth of it
+_ROWS_AT_ONCE = 1 << 16
 
+# What `send_many` returns for each row.
 SENT = pa.schema(
     [
         ("topic", pa.string()),
@@ -38,17 +39,8 @@ SENT = pa.schema(
         ("storeTimestamp", pa.timestamp("ms", tz="UTC")),
     ]
 )
-_MESSAGE_TYPES = {
-    "topic": pa.string(),
-    "body": pa.binary(),
-    "tags": pa.string(),
-    "keys": pa.string(),
-    "properties": pa.map_(pa.string(), pa.string()),
-    "shardingKey": pa.string(),
-    "queueId": pa.int32(),
-    "flag": pa.int32(),
-}
-assert tuple(_MESSAGE_TYPES) == MESSAGE_COLUMNS
+# A row's number, as the encoder begins an error with it: it counts from the first row that the store was ever given.
+_ROW = re.compile(r"^row (\d+)(, |: )")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,48 +54,25 @@ class SendResult:
     message_id: str
 
 
-def check_arguments(
-    queues: object, compression: str | None, compress_over: object, lock_timeout_ms: object, segment_bytes: object
-) -> str | None:
-    """Return the name of a compression, None for none. Raises OptionError for what `open_store` cannot take."""
-    least = {"queues": 1, "compress_over": 0, "lock_timeout_ms": 0, "segment_bytes": _MIN_SEGMENT_BYTES}
-    given = {"queues": queues, "compress_over": compress_over, "lock_timeout_ms": lock_timeout_ms}
-    for name, value in {**given, "segment_bytes": segment_bytes}.items():
-        _check_number(name, value, least[name])
-    if compression not in (None, *COMPRESSIONS):
-        raise OptionError(f"compression={compression!r} is none of: {', '.join(COMPRESSIONS)}.")
-    return None if compression == "none" else compression
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise OptionError(f"{name}={value!r} is no whole number from {least} on. Times are ms, sizes are bytes.")
-
-
-def _check_limits(**limits: int | None) -> None:
-    for name, value in limits.items():
-        if value is not None:
-            _check_number(name, value, 0)
-
-
 class MessageStore:
     """A store opened to append. One thread at a time; any number of processes, of ours, at once; no broker.
 
     Messages are visible, and safe from the death of any process, once the call returns; with `flush="sync"`, or after
-    `settle` or `close`, from a power cut too. Use it in `with`, or `close` it.
+    `settle` or `close`, from a power cut too. Use it in `with`, or `close` it: then every call but `close` raises
+    StoreError.
     """
 
     def __init__(self, path: str, settings: WriterSettings, outbox: OutboxSettings, flush: str) -> None:
-        if flush not in FLUSHES:
-            raise OptionError(f'flush="{flush}" is none of: {", ".join(FLUSHES)}.')
         self.path, self._flush, self._outbox_settings = files.absolute(path), flush, outbox
         disk = Disk()
         finisher = IntentFinisher(self.path, disk, wall_clock_ms)
         self._writer = StoreWriter(self.path, disk, settings, wall_clock_ms, time.sleep, (finisher,))
         self._outbox = Outbox(self.path, outbox)
+        self._rows_encoded = 0
         self._is_closed = False
 
     def __enter__(self) -> "MessageStore":
+        self._refuse_if_closed()
         return self
 
     def __exit__(
@@ -134,21 +103,15 @@ class MessageStore:
         """
         row = {
             "topic": topic,
-            "body": body.encode() if isinstance(body, str) else body,
+            "body": body,
             "tags": tags,
             "keys": keys,
-            "properties": None if properties is None else list(properties.items()),
+            "properties": properties,
             "shardingKey": sharding_key,
             "queueId": queue_id,
             "flag": flag,
         }
-        schema = pa.schema(list(_MESSAGE_TYPES.items()))
-        try:
-            message = pa.RecordBatch.from_pylist([row], schema=schema)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
-            kinds = ", ".join(f"{name} {kind}" for name, kind in _MESSAGE_TYPES.items())
-            raise OptionError(f"no message: {error}. Types are: {kinds}. Nothing was appended.") from None
-        records, (appended,) = self._append(message)
+        records, (appended,) = self._append(message_of(row))
         record = decode_record(records.data.tobytes())
         assert isinstance(record, Record)
         return SendResult(
@@ -160,80 +123,62 @@ class MessageStore:
         )
 
     def send_many(self, messages: pa.Table | pa.RecordBatch, *, topic: str | None = None) -> pa.Table:
-        """Append the rows of a table, in their order, and return where each went: columns `SENT`, a row for each.
+        """Append the rows of a table, in their order, and return where each went, a row for each.
 
-        Columns: body, and any of topic, tags, keys, properties, shardingKey, queueId, flag; `topic` goes before the
-        column. Messages of one call go in turns of at most 64 MiB of log, so one that dies in the middle may have
-        appended a part of them; a Spark sink appends all or nothing. Raises what `send` raises.
+        Given are the columns body, and any of topic, tags, keys, properties, shardingKey, queueId, flag; `topic` goes
+        before the column. Returned are topic, queueId, queueOffset, commitLogOffset (bytes) and storeTimestamp.
+        Messages of one call go in turns of at most 64 MiB of log, so one that dies in the middle may have appended a
+        part of them: a note on the error says how many rows. A Spark sink appends all or nothing. Raises what `send`
+        raises; rows count from the first of the call.
         """
-        if not isinstance(messages, pa.Table | pa.RecordBatch):
-            raise OptionError(
-                f"send_many takes a pyarrow Table or RecordBatch, not {type(messages).__name__}. For a list of dicts: "
-                "pyarrow.Table.from_pylist(rows)."
-            )
-        table = pa.Table.from_batches([messages]) if isinstance(messages, pa.RecordBatch) else messages
-        if topic is not None:
-            table = table.drop_columns(["topic"]) if "topic" in table.column_names else table
-            table = table.append_column("topic", pa.repeat(pa.scalar(topic), len(table)))
-        unknown = set(table.column_names) - set(MESSAGE_COLUMNS)
-        missing = {"topic", "body"} - set(table.column_names)
-        if unknown or missing:
-            wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(missing)}"
-            raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
-        table = _typed(table)
+        table = messages_of(messages, topic)
         sent = [SENT.empty_table()]
-        for batch in table.combine_chunks().to_batches(max_chunksize=1 << 16):
-            records, parts = self._append(batch)
-            numbers = records.queue_numbers
-            sent.append(
-                pa.table(
-                    [
-                        pa.array([queue.topic for queue in records.queues], pa.string()).take(pa.array(numbers)),
-                        pa.array(np.array([queue.queue_id for queue in records.queues], np.int32)[numbers]),
-                        pa.array(np.concatenate([part.queue_offsets for part in parts])),
-                        pa.array(np.concatenate([part.physical_offsets for part in parts])),
-                        pa.array(
-                            np.concatenate([np.full(len(part.queue_offsets), part.store_time_ms) for part in parts])
-                        ).cast(SENT.field("storeTimestamp").type),
-                    ],
-                    schema=SENT,
-                )
-            )
+        for batch in table.combine_chunks().to_batches(max_chunksize=_ROWS_AT_ONCE):
+            records, parts = self._append(batch, sum(map(len, sent)))
+            sent.append(_places(records, parts))
         return pa.concat_tables(sent).combine_chunks()
 
     def create_topic(self, topic: str, queues: int = 4, *, perm: int = PERM_READ | PERM_WRITE) -> int:
         """Make a topic with so many queues, if it is not there, and return how many it has.
 
         `perm` is 6 to read and write, 4 only to read, 2 only to write. Raises OptionError for a name that no broker
-        takes.
+        takes, and what `send` raises of the store.
         """
+        check_new_topic(topic, queues, perm)
+        self._refuse_if_closed()
         with self._writer.section() as section:
             return section.ensure_topic(topic, queues, perm)
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
+        self._refuse_if_closed()
         with StoreReader(self.path, commit_log_path=self._outbox_settings.commit_log_path) as reader:
             return reader.topics()
 
     def bounds(self, topic: str) -> dict[int, QueueBounds]:
         """Return what can be read of each of the topic's queues, by queue id. Raises NotFoundError."""
+        check_topic(topic)
+        self._refuse_if_closed()
         with StoreReader(self.path, commit_log_path=self._outbox_settings.commit_log_path) as reader:
             reader.refresh()
             return {queue.queue_id: reader.bounds(queue) for queue in reader.queues(topic)}
 
     def expire(self, *, max_age_ms: int | None = None, max_bytes: int | None = None) -> Expired:
         """Delete the oldest segments: those whose messages are all older, and those beyond so many bytes of log."""
-        _check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
+        check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
+        self._refuse_if_closed()
         with self._writer.section() as section:
             return section.expire(max_age_ms, max_bytes)
 
     def set_retention(self, *, max_age_ms: int | None = None, max_bytes: int | None = None) -> None:
         """Have every writer of ours delete what is older, or beyond so many bytes, from now on; None: nothing is."""
-        _check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
+        check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
+        self._refuse_if_closed()
         self._writer.set_retention(max_age_ms, max_bytes)
 
     def settle(self) -> None:
         """Have everything that was appended on disk for good; a broker calls the store cleanly closed then."""
+        self._refuse_if_closed()
         with self._writer.section() as section:
             section.settle()
 
@@ -243,18 +188,44 @@ class MessageStore:
             self._writer.close()
             self._is_closed = True
 
-    def _append(self, messages: pa.RecordBatch) -> tuple[EncodedRecords, list[Appended]]:
-        if self._is_closed:
-            raise StoreError(f'the store at "{self.path}" was closed. Open it again to append.')
-        records = self._outbox.encode(messages)
+    def _append(
+        self, messages: pa.RecordBatch, rows_before: int | None = None
+    ) -> tuple[EncodedRecords, list[Appended]]:
+        """Append rows, of which the same call has appended `rows_before`; None: the call has one row, without number.
+
+        Errors say in a note how many rows of the call are in the store nevertheless.
+        """
+        self._refuse_if_closed()
         appended: list[Appended] = []
-        for part in split_records(records, MAX_SECTION_BYTES):
-            with self._writer.section() as section:
-                self._ensure_topics(section, part)
-                appended.append(section.append(part))
-                if self._flush == "sync":
-                    section.settle()
+        try:
+            records = self._encode(messages, rows_before)
+            for part in split_records(records, MAX_SECTION_BYTES):
+                with self._writer.section() as section:
+                    self._ensure_topics(section, part)
+                    appended.append(section.append(part))
+                    if self._flush == "sync":
+                        section.settle()
+        except RmqError as error:
+            there = (rows_before or 0) + sum(len(part.queue_offsets) for part in appended)
+            if there:
+                error.add_note(f"The first {there} rows of the call were appended. Send only the others again.")
+            raise
         return records, appended
+
+    def _encode(self, messages: pa.RecordBatch, rows_before: int | None) -> EncodedRecords:
+        try:
+            records = self._outbox.encode(messages)
+        except OptionError as error:
+            if rows_before is None:
+                raise OptionError(_ROW.sub("", str(error))) from None
+            earlier = self._rows_encoded - rows_before
+            raise OptionError(_ROW.sub(lambda row: f"row {int(row[1]) - earlier}{row[2]}", str(error))) from None
+        self._rows_encoded += len(records)
+        return records
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise StoreError(f'the store at "{self.path}" was closed. Open it again with rmq_spark.open_store.')
 
     def _ensure_topics(self, section: Section, records: EncodedRecords) -> None:
         """Make topics that are missing; raises where one has fewer queues than it had when rows were encoded."""
@@ -273,15 +244,15 @@ class MessageStore:
                 )
 
 
-def _typed(table: pa.Table) -> pa.Table:
-    """Return the table with the types that messages have, keys as a list included. Raises OptionError."""
-    fields = []
-    for name in table.column_names:
-        kind = table.schema.field(name).type
-        is_list = name == "keys" and pa.types.is_list(kind)
-        fields.append((name, pa.list_(pa.string()) if is_list else _MESSAGE_TYPES[name]))
-    try:
-        return table.cast(pa.schema(fields))
-    except (pa.ArrowException, ValueError) as error:
-        kinds = ", ".join(f"{name} {kind}" for name, kind in _MESSAGE_TYPES.items())
-        raise OptionError(f"no messages: {error}. Types are: {kinds}. Nothing was appended.") from None
+def _places(records: EncodedRecords, parts: Sequence[Appended]) -> pa.Table:
+    """Return where records went, in the columns of SENT."""
+    numbers = records.queue_numbers
+    times_ms = [np.full(len(part.queue_offsets), part.store_time_ms) for part in parts]
+    columns = [
+        pa.array([queue.topic for queue in records.queues], pa.string()).take(pa.array(numbers)),
+        pa.array(np.array([queue.queue_id for queue in records.queues], np.int32)[numbers]),
+        pa.array(np.concatenate([part.queue_offsets for part in parts])),
+        pa.array(np.concatenate([part.physical_offsets for part in parts])),
+        pa.array(np.concatenate(times_ms)).cast(SENT.field("storeTimestamp").type),
+    ]
+    return pa.table(columns, schema=SENT)

@@ -57,6 +57,8 @@ class Disk:
             except FileExistsError:
                 if not os.path.isdir(path):
                     raise NotADirectoryError(errno.ENOTDIR, "a file stands there") from None
+            except FileNotFoundError as error:
+                raise _unmakeable(path, error) from error
 
     def create(self, path: str, size_bytes: int) -> None:
         """Make a file of `size_bytes` zeros, which take no room until they are written over.
@@ -231,6 +233,16 @@ def _explained(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise _explanation(path, error) from error
+
+
+def _unmakeable(path: str, error: OSError) -> StoreError:
+    """Return why a folder cannot be made, although the one above it was there a moment ago."""
+    if not os.path.isdir(_folder_of(path)):
+        return _explanation(path, error)
+    return StorePathError(
+        f"the folder {path} cannot be made: {error.strerror}. {_folder_of(path)} is there, but its file system takes "
+        "no such folder (as /proc does not). Give another path."
+    )
 
 
 def _explanation(path: str, error: OSError) -> StoreError:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from types import TracebackType
 
-from rmq_spark.store.errors import StoreChangedError, StorePathError
+from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
 
 _EXTENT_BYTES = 1 << 20
 
@@ -102,9 +102,17 @@ def process_id() -> int:
     return os.getpid()
 
 
-def absolute(path: str) -> str:
-    """Return the path as seen from everywhere on this machine; `~` is the user's home."""
-    return os.path.abspath(os.path.expanduser(path))
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return the path as seen from everywhere on this machine; `~` is the user's home.
+
+    Raises OptionError for what is no path at all: the kernel would not even be asked.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise OptionError(f"{path!r} is no path. Give the folder of a store as a str or a pathlib.Path.")
+    if "\0" in text:
+        raise OptionError(f"the path {text!r} has the character 0 in it, which no path can have. Take it out.")
+    return os.path.abspath(os.path.expanduser(text))
 
 
 def _unreadable(path: str, error: OSError) -> StorePathError:

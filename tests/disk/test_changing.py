@@ -36,6 +36,12 @@ def test_a_file_where_a_folder_should_be_is_an_error_that_says_so(tmp_path: Path
             disk.make_folder(str(tmp_path / path))
 
 
+def test_a_folder_that_no_file_system_makes_is_not_said_to_be_gone(disk: Disk) -> None:
+    for path in ("/proc/nothing", "/proc/nothing/store"):
+        with pytest.raises(StorePathError, match=r"the folder /proc/nothing cannot be made: .*\. Give another path"):
+            disk.make_folder(path)
+
+
 @pytest.mark.parametrize("kernel", ["", "no nameless files", "no proc"])
 def test_a_new_file_has_its_full_size_takes_no_room_and_replaces_none(
     tmp_path: Path, disk: Disk, kernel: str, monkeypatch: pytest.MonkeyPatch

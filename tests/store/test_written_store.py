@@ -178,9 +178,9 @@ def test_closing_a_path_leaves_it_in_order_and_makes_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"queues": 0}, "queues=0 is no whole number from 1 on"),
+        ({"queues": 0}, "queues=0 is no whole number from 1 to 65536"),
         ({"queues": "4"}, "queues='4' is no whole number"),
-        ({"segment_bytes": 0}, "segment_bytes=0 is no whole number from 1024 on"),
+        ({"segment_bytes": 0}, "segment_bytes=0 is no whole number from 1024 to 2147483647"),
         ({"lock_timeout_ms": "60s"}, "lock_timeout_ms='60s' is no whole number"),
         ({"compression": "gzip"}, "compression='gzip' is none of: none, zlib, lz4, zstd"),
     ],

@@ -1,0 +1,150 @@
+"""What programs hand to a `MessageStore`, looked at before anything is changed: numbers, words, topics, rows.
+
+Every function raises OptionError for what is not acceptable, with what was given and what is accepted.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
+from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
+from rmq_spark.store.format.filenames import check_topic_name
+from rmq_spark.store.format.message_columns import CLOSED_TOPICS
+
+FLUSHES = ("async", "sync")
+COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
+PERMS = (PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE)
+# What a broker would still load: each queue of a topic is a folder, and a slip of the finger must not make millions.
+MAX_QUEUES = 1 << 16
+MAX_SEGMENT_BYTES = (1 << 31) - 1  # mappedFileSizeCommitLog is a Java int
+_MIN_SEGMENT_BYTES = 1024  # a record without a body takes a tenth of it
+
+MESSAGE_TYPES = {
+    "topic": pa.string(),
+    "body": pa.binary(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "shardingKey": pa.string(),
+    "queueId": pa.int32(),
+    "flag": pa.int32(),
+}
+assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
+_SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
+_TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
+_NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # a text that is no UTF-8 is a ValueError
+
+
+def check_opening(
+    *,
+    flush: object,
+    queues: object,
+    create_topic: object,
+    compression: str | None,
+    compress_over: object,
+    commit_log_path: object,
+    lock_timeout_ms: object,
+    allow_network_store: object,
+    segment_bytes: object,
+) -> str | None:
+    """Look at what `open_store` was given, but for the path; return the name of a compression, None for none."""
+    check_word("flush", flush, FLUSHES)
+    check_queue_count(queues)
+    check_number("compress_over", compress_over, 0)
+    check_number("lock_timeout_ms", lock_timeout_ms, 0)
+    check_number("segment_bytes", segment_bytes, _MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
+    for name, value in (("create_topic", create_topic), ("allow_network_store", allow_network_store)):
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} is neither True nor False.")
+    if commit_log_path is not None and not isinstance(commit_log_path, str):
+        raise OptionError(f"commit_log_path={commit_log_path!r} is no str: a folder, or several joined by commas.")
+    if compression is not None:
+        check_word("compression", compression, COMPRESSIONS)
+    return None if compression == "none" else compression
+
+
+def check_number(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise unless `value` is a whole number from `least` on, and at most `most`."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise OptionError(f"{name}={value!r} is no whole number {bounds}. Times are ms, sizes are bytes.")
+
+
+def check_limits(**limits: object) -> None:
+    """Raise unless each limit is a whole number from 0 on, or None."""
+    for name, value in limits.items():
+        if value is not None:
+            check_number(name, value, 0)
+
+
+def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of some words."""
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is none of: {', '.join(accepted)}.")
+
+
+def check_queue_count(queues: object) -> None:
+    """Raise unless a topic can have so many queues."""
+    check_number("queues", queues, 1, MAX_QUEUES)
+
+
+def check_topic(topic: object) -> str:
+    """Return a topic's name. Raises for one that no broker takes."""
+    if not isinstance(topic, str):
+        raise OptionError(f"topic={topic!r} is no str.")
+    return check_topic_name(topic)
+
+
+def check_new_topic(topic: object, queues: object, perm: object) -> None:
+    """Look at a topic that is to be made."""
+    if check_topic(topic) in CLOSED_TOPICS:
+        raise OptionError(f"topic {topic} is RocketMQ's own: a broker makes it, nobody else.")
+    check_queue_count(queues)
+    if type(perm) is not int or perm not in PERMS:
+        raise OptionError(f"perm={perm!r} is none of: 6 (read and write), 4 (read), 2 (write).")
+
+
+def message_of(row: dict[str, Any]) -> pa.RecordBatch:
+    """Return one message as the encoder takes it; `row` has all of MESSAGE_COLUMNS, properties as a mapping."""
+    try:
+        properties, body = row["properties"], row["body"]
+        if properties is not None:
+            row["properties"] = list(dict(properties).items())
+        if isinstance(body, str):
+            row["body"] = body.encode()
+        return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+    except _NOT_ARROW as error:
+        raise OptionError(f"no message: {error}. {_TYPES_ARE} Nothing was appended.") from None
+
+
+def messages_of(given: object, topic: str | None) -> pa.Table:
+    """Return rows as the encoder takes them, keys as a list included; `topic`, if given, is that of all of them."""
+    if not isinstance(given, pa.Table | pa.RecordBatch):
+        raise OptionError(
+            f"send_many takes a pyarrow Table or RecordBatch, not {type(given).__name__}. For a list of dicts: "
+            "pyarrow.Table.from_pylist(rows)."
+        )
+    table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OptionError(f"columns that are there twice: {', '.join(twice)}. Rename one, or leave it out.")
+    if topic is not None:
+        table = table.drop_columns(["topic"]) if "topic" in names else table
+        table = table.append_column("topic", pa.repeat(pa.scalar(check_topic(topic)), len(table)))
+    unknown = set(table.column_names) - set(MESSAGE_COLUMNS)
+    missing = {"topic", "body"} - set(table.column_names)
+    if unknown or missing:
+        wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(sorted(missing))}"
+        raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
+    try:
+        return table.cast(pa.schema([(field.name, _type_of(field)) for field in table.schema]))
+    except _NOT_ARROW as error:
+        raise OptionError(f"no messages: {error}. {_TYPES_ARE} Nothing was appended.") from None
+
+
+def _type_of(field: pa.Field) -> pa.DataType:
+    is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
+    return pa.list_(pa.string()) if field.name == "keys" and is_list else MESSAGE_TYPES[field.name]

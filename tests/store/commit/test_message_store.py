@@ -1,0 +1,203 @@
+"""What a program that appends is refused: in our words, before anything changes, and once its store is closed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_spark import OptionError, RmqError, StoreError, close, open_reader, open_store
+from rmq_spark.store.commit import message_store
+from rmq_spark.store.commit.message_store import MessageStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MessageStore:
+    return open_store(str(tmp_path / "s"))
+
+
+def count(store: MessageStore) -> int:
+    return sum(held.max_offset for topic in store.topics() for held in store.bounds(topic).values())
+
+
+@pytest.mark.parametrize("opening", [open_reader, open_store, close])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/a\0b", "has the character 0 in it"),
+        ("", "'' is no path"),
+        (None, "None is no path"),
+        (5, "5 is no path"),
+        (b"store", "is no path"),
+    ],
+)
+def test_what_is_no_path_is_an_error_of_ours(opening: Callable[[Any], object], path: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        opening(path)
+
+
+def test_a_path_may_be_a_path_object_or_begin_in_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with open_store(tmp_path / "s") as store:
+        store.send("T", "a")
+    close("~/s")
+    with open_reader("~/s") as reader:
+        assert reader.topics() == ["T"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"queues": 65537}, "queues=65537 is no whole number from 1 to 65536"),
+        ({"queues": True}, "queues=True is no whole number"),
+        ({"segment_bytes": 1 << 31}, "segment_bytes=2147483648 is no whole number from 1024 to 2147483647"),
+        ({"compress_over": -1}, "compress_over=-1 is no whole number from 0 on"),
+        ({"create_topic": "no"}, "create_topic='no' is neither True nor False"),
+        ({"allow_network_store": 1}, "allow_network_store=1 is neither True nor False"),
+        ({"commit_log_path": 5}, "commit_log_path=5 is no str"),
+        ({"commit_log_path": "/a\0b"}, "has the character 0 in it"),
+        ({"flush": None}, "flush=None is none of: async, sync"),
+    ],
+)
+def test_a_bad_argument_of_opening_is_refused(tmp_path: Path, arguments: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        open_store(str(tmp_path / "s"), **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"body": 5},
+        {"body": "\ud800"},
+        {"topic": 5},
+        {"tags": 5},
+        {"tags": "a\ud800"},
+        {"keys": ["k", "l"]},
+        {"properties": 5},
+        {"properties": {"n": 1}},
+        {"sharding_key": 7},
+        {"queue_id": "1"},
+        {"flag": 1 << 40},
+    ],
+)
+def test_an_argument_of_another_type_is_no_message(store: MessageStore, arguments: Any) -> None:
+    with pytest.raises(OptionError, match=r"^no message: .* Types are: topic string, .* Nothing was appended"):
+        store.send(**({"topic": "T", "body": "a"} | arguments))
+    assert store.topics() == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"value": ["a"]}, "no such column: value"),
+        ({"body": [1]}, "no messages: .* Types are"),
+        ({"body": ["a"], "queueId": ["x"]}, "no messages: "),
+        ({"body": ["a"], "queueId": [1 << 40]}, "no messages: "),
+    ],
+)
+def test_a_table_of_other_columns_holds_no_messages(store: MessageStore, columns: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        store.send_many(pa.table(columns), topic="T")
+    assert store.topics() == []
+
+
+def test_a_column_that_is_there_twice_is_named(store: MessageStore) -> None:
+    with pytest.raises(OptionError, match="there twice: body"):
+        store.send_many(pa.table([pa.array(["a"]), pa.array(["b"])], names=["body", "body"]), topic="T")
+
+
+def test_texts_with_long_offsets_are_taken_too(store: MessageStore) -> None:
+    keys = pa.array([["k", "l"]], pa.large_list(pa.large_string()))
+    store.send_many(pa.table({"body": pa.array(["a"], pa.large_string()), "keys": keys}), topic="T")
+    assert count(store) == 1
+
+
+@pytest.mark.parametrize("topic", [5, "", "a b"])
+def test_a_topic_that_is_no_name_is_refused_wherever_it_is_given(store: MessageStore, topic: Any) -> None:
+    for call in (
+        lambda: store.send_many(pa.table({"body": ["a"]}), topic=topic),
+        lambda: store.create_topic(topic),
+        lambda: store.bounds(topic),
+    ):
+        with pytest.raises(OptionError, match="topic"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("T", 0), "queues=0 is no whole number from 1 to 65536"),
+        (("T", "4"), "queues='4' is no whole number"),
+        (("T", 65537), "queues=65537"),
+        (("SCHEDULE_TOPIC_XXXX",), "RocketMQ's own"),
+    ],
+)
+def test_a_topic_that_no_broker_would_make_is_not_made(store: MessageStore, arguments: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        store.create_topic(*arguments)
+    assert store.topics() == []
+
+
+@pytest.mark.parametrize("perm", [0, 1, 7, "6", True])
+def test_a_perm_that_means_nothing_is_refused(store: MessageStore, perm: Any) -> None:
+    with pytest.raises(OptionError, match=r"is none of: 6 \(read and write\)"):
+        store.create_topic("T", perm=perm)
+
+
+def test_rows_in_errors_count_in_their_call(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing: Any = None
+    store.send_many(pa.table({"body": ["a"] * 10}), topic="T")
+    with pytest.raises(OptionError, match=r"^topic 'T': its body is null"):
+        store.send("T", missing)
+    with pytest.raises(OptionError, match=r"^row 1, topic 'T': its body is null") as caught:
+        store.send_many(pa.table({"body": ["a", None]}), topic="T")
+    assert not hasattr(caught.value, "__notes__")
+    monkeypatch.setattr(message_store, "_ROWS_AT_ONCE", 4)
+    with pytest.raises(OptionError, match=r"^row 9, topic 'T': its body is null") as caught:
+        store.send_many(pa.table({"body": ["a"] * 9 + [None]}), topic="T")
+    assert caught.value.__notes__ == ["The first 8 rows of the call were appended. Send only the others again."]
+    assert count(store) == 18
+
+
+def test_a_call_that_dies_between_two_turns_says_how_many_rows_are_there(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_store, "MAX_SECTION_BYTES", 1000)
+    turns = 0
+
+    def ensure_topics(*_: object) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            raise StoreError("the disk fails")
+
+    monkeypatch.setattr(MessageStore, "_ensure_topics", ensure_topics)
+    with pytest.raises(StoreError, match="the disk fails") as caught:
+        store.send_many(pa.table({"body": [b"x" * 300] * 10}), topic="T")
+    assert caught.value.__notes__ == ["The first 4 rows of the call were appended. Send only the others again."]
+
+
+def test_a_closed_store_refuses_everything_and_stays_in_order(store: MessageStore, tmp_path: Path) -> None:
+    store.send("T", "a")
+    store.close()
+    store.close()
+    calls: list[Callable[[], object]] = [
+        lambda: store.send("T", "late"),
+        lambda: store.send_many(pa.table({"body": ["late"]}), topic="T"),
+        lambda: store.create_topic("late"),
+        lambda: store.expire(max_bytes=0),
+        lambda: store.set_retention(max_bytes=0),
+        store.settle,
+        store.topics,
+        lambda: store.bounds("T"),
+        store.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(RmqError, match=r"was closed\. Open it again with rmq_spark\.open_store"):
+            call()
+    assert not (tmp_path / "s" / "abort").exists()
+    with open_store(str(tmp_path / "s")) as again:
+        assert (again.topics(), count(again)) == (["T"], 1)
