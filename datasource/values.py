@@ -118,9 +118,16 @@ def _number(digits: str) -> int:
 
 def parse_path(text: str) -> str:
     """Return the path of a local folder; `file:` is taken off, other schemes are refused."""
-    path = parse_text(text)
-    if "\0" in path:
+    path = _parse_local_path(text)
+    if not path:
+        raise Unacceptable("names no folder.")
+    if "\0" in path:  # plain, or as %00 behind file:
         raise Unacceptable("has the character 0 in it, which no path can have.")
+    return path
+
+
+def _parse_local_path(text: str) -> str:
+    path = parse_text(text)
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):", path)
     if scheme is None:
         return path

@@ -69,7 +69,8 @@ class NotFoundError(StoreError, LookupError):
 class OffsetRangeError(StoreError, LookupError):
     """A queue offset lies outside what the queue holds.
 
-    `[begin, end)` was asked for, `[min_offset, max_offset)` is there. Below `min_offset` retention has deleted
+    `[begin, end)` of the queue `queue` was asked for, or the one offset `begin` where `end` is the same, and
+    `[min_offset, max_offset)` is there. Below `min_offset` retention has deleted
     the messages; from `max_offset` on nothing was stored yet, or the store was cut or rebuilt.
     """
 
@@ -79,10 +80,9 @@ class OffsetRangeError(StoreError, LookupError):
         self.min_offset, self.max_offset = min_offset, max_offset
 
     def __str__(self) -> str:
-        return (
-            f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for were "
-            f"[{self.begin}, {self.end})"
-        )
+        is_place = self.begin == self.end
+        asked = f"was the offset {self.begin}" if is_place else f"were [{self.begin}, {self.end})"
+        return f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
 
 
 class DamageError(StoreError):

@@ -106,6 +106,17 @@ def test_an_empty_path_is_refused() -> None:
     assert refusal(values.parse_path, "  ") == "is empty."
 
 
+@pytest.mark.parametrize("text", ["/a\0b", "file:///a%00b", "file:/a\0b"])
+def test_no_path_has_the_character_0(text) -> None:
+    assert "has the character 0 in it" in refusal(values.parse_path, text)
+    assert "has the character 0 in it" in refusal(values.parse_paths, f"/x,{text}")
+
+
+def test_a_file_uri_without_a_path_is_no_folder() -> None:
+    assert refusal(values.parse_path, "file:") == "names no folder."
+    assert values.parse_path("file:///a%20") == "/a ", "a blank at the end belongs to the name"
+
+
 def test_topics_are_separated_by_commas() -> None:
     assert values.parse_topics(" orders ,%RETRY%billing,a-b_c|d") == ("orders", "%RETRY%billing", "a-b_c|d")
 
