@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rmq_spark.datasource.schema import SPARK_TYPES, Field
 from rmq_spark.store.errors import OptionError
@@ -21,6 +21,7 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
 
 _COLLATION = re.compile(r"(?<=string) collate \w+")
 _NESTED = ("struct", "array", "map")
+_ONE_TEXT = ("tags", "topic", "shardingKey")
 
 
 def check_sink_schema(given: Sequence[Field], topic: str | None) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def check_sink_schema(given: Sequence[Field], topic: str | None) -> tuple[str, .
     cannot have, and a body or a topic that is missing. Every message says which call puts it right.
     """
     names = tuple(column.name for column in given)
-    _refuse_unknown([name for name in names if name not in SINK_COLUMNS], names)
+    _refuse_unknown([column for column in given if column.name not in SINK_COLUMNS], names)
     for name in names:
         if names.count(name) > 1:
             raise OptionError(f'column "{name}" is there twice. Rename one of them, or leave it out in a select.')
@@ -43,10 +44,7 @@ def check_sink_schema(given: Sequence[Field], topic: str | None) -> tuple[str, .
                 f"{_remedy(column.name, spark_type, accepted[0])}"
             )
     if "body" not in names:
-        raise OptionError(
-            f"there is no column body, which every message has. Columns are: {', '.join(names)}. Make one, as in "
-            '.withColumn("body", to_json(struct("*"))) or .withColumnRenamed("value", "body").'
-        )
+        raise _no_body(names)
     if topic is None and "topic" not in names:
         raise OptionError(
             "neither a column topic nor the option topic says where to write. Give the option, as in "
@@ -55,28 +53,73 @@ def check_sink_schema(given: Sequence[Field], topic: str | None) -> tuple[str, .
     return names
 
 
-def _refuse_unknown(unknown: Sequence[str], names: Sequence[str]) -> None:
+def _refuse_unknown(unknown: Sequence[Field], names: Sequence[str]) -> None:
     if not unknown:
         return
-    quoted = ", ".join(f'"{name}"' for name in dict.fromkeys(unknown))
-    leave_out = f"Leave out what is not to be written: .drop({quoted})."
-    if all(name in SPARK_TYPES for name in unknown):
+    renamed = _renamed(unknown, names)
+    if not renamed and "body" not in names:
+        raise _no_body(names)  # to leave out the unknown ones would help nobody
+    dropped = list(dict.fromkeys(column.name for column in unknown if column.name not in renamed))
+    calls = "".join(f'.withColumnRenamed("{name}", "{meant}")' for name, meant in renamed.items())
+    if dropped:
+        calls += f".drop({_quoted(dropped)})"
+    if all(column.name in SPARK_TYPES for column in unknown) and not renamed:
         raise OptionError(
-            f"{', '.join(unknown)}: given by the store when a message is written, not by a column. {leave_out}"
+            f"{', '.join(dropped)}: given by the store when a message is written, not by a column. Leave out what is "
+            f"not to be written: {calls}."
         )
-    lowered = {column.lower(): column for column in SINK_COLUMNS if column not in names}
-    near = [close for name in unknown for close in difflib.get_close_matches(name.lower(), lowered, 1)]
-    hint = f" Did you mean {lowered[near[0]]}?" if near else ""
+    hint = "Leave out what is not to be written"
+    if renamed:
+        hint = f"Did you mean {' and '.join(renamed.values())}? Rename {'it' if len(renamed) == 1 else 'them'}"
+        hint += ", and leave out what is not to be written" if dropped else ""
     raise OptionError(
-        f"there is no column {quoted} to write.{hint} Columns that can be written are: {', '.join(SINK_COLUMNS)}. "
-        f"{leave_out}"
+        f"there is no column {_quoted(dict.fromkeys(column.name for column in unknown))} to write. Columns that can be "
+        f"written are: {', '.join(SINK_COLUMNS)}. {hint}: {calls}."
     )
+
+
+def _no_body(names: Sequence[str]) -> OptionError:
+    return OptionError(
+        f"there is no column body, which every message has. Columns are: {', '.join(names)}. Make one, as in "
+        '.select(to_json(struct("*")).alias("body")) or .withColumnRenamed("value", "body").'
+    )
+
+
+def _renamed(unknown: Sequence[Field], names: Sequence[str]) -> dict[str, str]:
+    """Return which columns have only a wrong name, and the right one.
+
+    That is a name that is nearly right; and where there is no body, the one column that could be it: what Spark's
+    text and Kafka sources call `value`.
+    """
+    missing = {column.lower(): column for column in SINK_COLUMNS if column not in names}
+    renamed = {}
+    for column in unknown:
+        for near in difflib.get_close_matches(column.name.lower(), missing, 1):
+            renamed[column.name] = missing.pop(near)
+    bodies = [
+        column.name
+        for column in unknown
+        if column.name not in renamed
+        and column.name not in SPARK_TYPES
+        and _COLLATION.sub("", column.spark_type) in SINK_COLUMNS["body"]
+    ]
+    if "body" in missing and (len(bodies) == 1 or "value" in bodies):
+        renamed["value" if "value" in bodies else bodies[0]] = "body"
+    return renamed
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _remedy(name: str, found: str, wanted: str) -> str:
     """Return the call that turns a column of one type into a column of another."""
+    if found.startswith("array") and name == "keys":
+        return f'Cast it: .withColumn("{name}", col("{name}").cast("array<string>")).'
+    if found.startswith("array") and name in _ONE_TEXT:
+        return f'A message has one: take one of the texts, as in .withColumn("{name}", get("{name}", 0)).'
     if found.startswith(_NESTED) and wanted == "string":
         return f'Make text of it: .withColumn("{name}", to_json("{name}")).'
-    if wanted.startswith("map"):
+    if wanted.startswith("map") and not found.startswith("map"):
         return f'Make a map of it: .withColumn("{name}", create_map(lit("name"), col("value"))).'
     return f'Cast it: .withColumn("{name}", col("{name}").cast("{wanted}")).'

@@ -61,7 +61,7 @@ def test_an_offset_that_retention_deleted_is_a_loss_and_the_first_one_left_is_ta
 
 
 def test_an_offset_beyond_the_end_was_never_there() -> None:
-    with pytest.raises(OffsetRangeError, match=r"queue offsets \[0, 10\), asked for was the offset 11$") as caught:
+    with pytest.raises(OffsetRangeError, match=r"queue offsets \[0, 10\), asked for was the offset 11\n") as caught:
         resolve(Positions(None, {A0: 11}))
     assert "startingOffsets names that offset" in caught.value.__notes__[0]
     assert "failOnDataLoss=false" in caught.value.__notes__[0]

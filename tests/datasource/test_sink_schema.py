@@ -54,8 +54,34 @@ def test_a_column_that_does_not_exist_is_answered_with_those_that_do(name) -> No
 
 
 @pytest.mark.parametrize(("name", "near"), [("Body", "body"), ("queueid", "queueId"), ("propertys", "properties")])
-def test_a_column_that_is_nearly_one_is_answered_with_it(name, near) -> None:
-    assert f"Did you mean {near}?" in refusal(fields(**{name: "string"}))
+def test_a_column_that_is_nearly_one_is_answered_with_it_and_one_advice(name, near) -> None:
+    message = refusal(fields(**{name: "string"}))
+    assert f'Did you mean {near}? Rename it: .withColumnRenamed("{name}", "{near}").' in message
+    assert ".drop(" not in message
+
+
+@pytest.mark.parametrize("name", ["value", "line", "payload"])
+@pytest.mark.parametrize("spark_type", ["string", "binary", "string collate UTF8_LCASE"])
+def test_the_one_column_that_could_be_the_body_is_told_to_be_renamed(name, spark_type) -> None:
+    message = refusal(fields(**{name: spark_type}))
+    assert f'Did you mean body? Rename it: .withColumnRenamed("{name}", "body").' in message
+    assert ".drop(" not in message
+
+
+def test_what_kafkas_source_gives_is_renamed_and_the_rest_left_out() -> None:
+    kafka = fields(key="binary", value="binary", topic="string", partition="int", offset="bigint")
+    assert refusal(kafka).endswith(
+        "Did you mean keys and body? Rename them, and leave out what is not to be written: "
+        '.withColumnRenamed("key", "keys").withColumnRenamed("value", "body").drop("partition", "offset").'
+    )
+
+
+def test_columns_of_which_none_could_be_the_body_are_not_told_to_be_left_out() -> None:
+    for columns in (fields(value="int"), fields(first="string", second="string")):
+        message = refusal(columns)
+        assert f"there is no column body, which every message has. Columns are: {columns[0].name}" in message
+        assert '.select(to_json(struct("*")).alias("body"))' in message
+        assert ".drop(" not in message
 
 
 def test_a_column_that_is_there_already_is_not_suggested() -> None:
@@ -72,10 +98,12 @@ def test_a_column_twice_is_refused() -> None:
         ("body", "int", "string or binary", '.withColumn("body", col("body").cast("string"))'),
         ("body", "struct<a:int>", "string or binary", '.withColumn("body", to_json("body"))'),
         ("tags", "void", "string", '.withColumn("tags", col("tags").cast("string"))'),
-        ("keys", "array<int>", "string or array<string>", "to_json"),
+        ("tags", "array<string>", "string", '.withColumn("tags", get("tags", 0))'),
+        ("tags", "map<string,string>", "string", '.withColumn("tags", to_json("tags"))'),
+        ("keys", "array<int>", "string or array<string>", '.withColumn("keys", col("keys").cast("array<string>"))'),
         ("queueId", "bigint", "int", '.withColumn("queueId", col("queueId").cast("int"))'),
         ("flag", "string", "int", '.cast("int")'),
-        ("properties", "map<string,int>", "map<string,string>", "create_map("),
+        ("properties", "map<string,int>", "map<string,string>", '.cast("map<string,string>")'),
         ("properties", "string", "map<string,string>", "create_map("),
         ("topic", "binary", "string", '.cast("string")'),
         ("shardingKey", "bigint", "string", '.cast("string")'),
