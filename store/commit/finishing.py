@@ -242,7 +242,7 @@ def count_appended(section: Section, root: str, intent: Intent, hints: Sequence[
 
     Starts at the last hint that the log bears out, else where the log ended when the intent was made, and compares the
     log's records with the staged ones. Others' records may stand between. Raises DamageError for a log that cannot be
-    read up to its end, and what `read_chunks` raises.
+    read up to its end or has lost a row, and what `read_chunks` raises.
     """
     rows, place = 0, _first_record(section, intent.start)
     staged = _staged_records(root, intent.files, 0)
@@ -250,33 +250,30 @@ def count_appended(section: Section, root: str, intent: Intent, hints: Sequence[
         if not 0 < hint.rows <= intent.rows or hint.physical_offset >= section.end:
             continue
         from_hint = _staged_records(root, intent.files, hint.rows - 1)
-        found = next(section.records_from(hint.physical_offset), None)
+        found = section.record_from(hint.physical_offset)
         if found is not None and _is_same(found, next(from_hint)):
             rows, place, staged = hint.rows, hint.physical_offset + found.total_size, from_hint
             break
-    wanted = next(staged, None)
+    wanted, following = next(staged, None), next(staged, None)
     if wanted is None:
         return rows
     for number, record in enumerate(section.records_from(place)):
-        place = record.physical_offset + record.total_size
         if _is_same(record, wanted):
             rows += 1
-            wanted = next(staged, None)
+            wanted, following = following, next(staged, None)
             if wanted is None:
                 return rows
+        elif following is not None and _is_same(record, following):
+            # Rows are appended in their order. What no CRC covers may be damaged: the row would come twice.
+            raise DamageError(
+                f"row {rows + 1} of {intent.rows} of {intent.key}, and row {rows} nowhere before it, counted from 0",
+                files.join(root, COMMIT_LOG),
+                record.physical_offset,
+                f"row {rows} between physical offset {place} and this one",
+                "none that is equal to the staged one",
+            )
         if number % _PROGRESS_RECORDS == 0:
             section.note_progress()
-    # A filler may stand at the end, and nothing else that is no record.
-    if place != section.end and not (
-        section.end % section.segment_bytes == 0 and section.end - place < section.segment_bytes
-    ):
-        raise DamageError(
-            "an intent's rows are looked for in the log, which cannot be read up to its end",
-            files.join(root, COMMIT_LOG),
-            place,
-            f"records up to {section.end}",
-            "none",
-        )
     return rows
 
 
@@ -285,7 +282,7 @@ def _first_record(section: Section, physical_offset: int) -> int:
 
     After a power cut a broker may have taken back the log's end and written other messages in its place.
     """
-    if physical_offset >= section.end or next(section.records_from(physical_offset), None) is not None:
+    if physical_offset >= section.end or section.record_from(physical_offset) is not None:
         return physical_offset
     return physical_offset - physical_offset % section.segment_bytes
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.errors import OptionError
+from rmq_spark.store.errors import DamageError, OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import EncodedRecords
-from rmq_spark.store.format.record import BLANK_BYTES, RECORD_HEAD, Blank, Record
+from rmq_spark.store.format.record import BLANK_BYTES, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.log.placement import place_records
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, expire
@@ -134,17 +134,39 @@ class Section:
         self._store.note_progress()
 
     def records_from(self, physical_offset: int) -> Iterator[Record]:
-        """Yield the log's records from one on, in their order, to its end: for recovery, one by one."""
+        """Yield the log's records from one on, in their order, to its end: for recovery, one by one.
+
+        Raises DamageError where no whole record of this place stands before the end: who counts must not count short.
+        """
         log, place = self._store.log, physical_offset
         while place < self.end:
             record = log.record_at(place)
+            if isinstance(record, Record) and record.crc_matches:
+                size, why = record.total_size, "a record"
+            elif isinstance(record, Blank):
+                size, why = record.remaining_size, "a filler"
+            else:
+                size, why = 0, record.why if isinstance(record, Torn) else "a body with another CRC"
+            is_filler_short = isinstance(record, Blank) and (place + size) % self.segment_bytes
+            if not 0 < size <= self.end - place or is_filler_short:
+                segment = log.segments.holding(place)
+                raise DamageError(
+                    "what stands before the log's end",
+                    segment.path if segment else self._store.folders[0],
+                    place - (segment.begin if segment else 0),
+                    f"a whole record, or a filler, in the log that ends at {self.end}",
+                    f"{why} of {size} bytes" if size else why,
+                )
             if isinstance(record, Record):
                 yield record
-                place += record.total_size
-            elif isinstance(record, Blank):
-                place += self.segment_bytes - place % self.segment_bytes
-            else:
-                return
+            place += size
+
+    def record_from(self, physical_offset: int) -> Record | None:
+        """Return the first record from a physical offset on; None at the log's end, and where no whole one starts."""
+        try:
+            return next(self.records_from(physical_offset), None)
+        except DamageError:
+            return None
 
     def _refuse_oversize(self, records: EncodedRecords) -> None:
         assert len(records.data) <= MAX_SECTION_BYTES or len(records) == 1, len(records.data)

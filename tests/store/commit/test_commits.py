@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from rmq_spark.store.errors import (
     StoreChangedError,
     StoreError,
 )
+from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.failing_disk import FailingDisk
@@ -418,6 +420,69 @@ def test_an_intent_that_is_given_up_lets_its_query_go_on(kit: "Kit") -> None:
     assert kit.commit(KEY, kit.stage(KEY, NAMES)).rows == 12
     assert len(kit.all_rows()) == 5 + 12, "as the error said"
     assert [name for name in kit.own_files() if name.startswith("intents/")] == []
+
+
+def tear(record: bytes, other: bytes) -> bytes:
+    return bytes(len(record))
+
+
+def flip_body(record: bytes, other: bytes) -> bytes:
+    return record[:90] + bytes([record[90] ^ 1]) + record[91:]
+
+
+def flip_property(record: bytes, other: bytes) -> bytes:
+    return record[:-3] + bytes([record[-3] ^ 1]) + record[-2:]
+
+
+def put_another(record: bytes, other: bytes) -> bytes:
+    assert len(record) == len(other)
+    return other
+
+
+@pytest.mark.parametrize("row", [0, 4, 8])
+@pytest.mark.parametrize("damage", [tear, flip_body, flip_property, put_another])
+def test_a_damaged_row_is_not_taken_for_one_that_is_yet_to_come(
+    kit: "Kit",
+    spread: Spread,
+    damage: Callable[[bytes, bytes], bytes],
+    row: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    die_before(kit, kit.stage(KEY, NAMES), 2)
+    Path(kit.root, "rmq/intents/q.progress").unlink()
+    with kit.writer() as store, store.lock.hold():
+        store._files.look()
+        log, places = store._files.log, [0]
+        while isinstance(record := log.record_at(places[-1]), Record):
+            places.append(places[-1] + record.total_size)
+        log.close()
+    segment = Path(kit.root, "commitlog", "0" * 20)
+    whole = segment.read_bytes()
+    parts = [whole[begin:end] for begin, end in pairwise(places)]
+    assert len(parts) == 10
+    other = next(part for part in parts[row + 1 :] + parts if len(part) == len(parts[row]) and part != parts[row])
+    with segment.open("r+b") as file:
+        file.seek(places[row])
+        file.write(damage(parts[row], other))
+    kit.settle()
+    assert "cannot be finished: damaged store" in caplog.text
+    with segment.open("r+b") as file:
+        file.seek(0)
+        assert file.read() == whole.replace(parts[row], damage(parts[row], other), 1), "nothing was appended"
+        file.seek(0)
+        file.write(whole)
+    kit.settle()
+    assert kit.rows() == spread(NAMES)
+
+
+def test_a_hole_as_short_as_a_filler_before_the_end_of_a_full_log_is_damage(kit: "Kit") -> None:
+    kit.commit(KEY, kit.stage(KEY, NAMES))
+    with kit.writer().section() as section:
+        assert len([*section.records_from(0)]) == len(NAMES)
+        store = section._store
+        store.note = replace(store.note, end=section.segment_bytes)
+        with pytest.raises(DamageError, match="before the log's end"):
+            list(section.records_from(0))
 
 
 @pytest.mark.parametrize(
