@@ -1,6 +1,6 @@
 """Stores that we write: messages of all sorts, in files so small that a few hundred fill several of each kind."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -80,8 +80,19 @@ def table(messages: Iterable[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(messages), schema=pa.schema(list(types.items())))
 
 
-def fill(path: Path, *, count: int = 900, seed: int = 1, flush: str = "async", close: bool = True) -> int:
-    """Append messages of all sorts in calls of different sizes, with every compression; return how many."""
+def fill(
+    path: Path,
+    *,
+    count: int = 900,
+    seed: int = 1,
+    flush: str = "async",
+    close: bool = True,
+    with_bodies: Container[str] = (),
+) -> int:
+    """Append messages of all sorts in calls of different sizes, with every compression; return how many.
+
+    `with_bodies`: topics in which no body is empty.
+    """
     random, number = Random(seed), 0
     while number < count:
         compression = random.choice((None, "zlib", "lz4", "zstd"))
@@ -91,7 +102,9 @@ def fill(path: Path, *, count: int = 900, seed: int = 1, flush: str = "async", c
         for _ in range(4):
             size = min(random.choice((1, 2, 30, 120)), count - number)
             if size:
-                with_store.send_many(table(message(number + n, random) for n in range(size)))
+                made = [message(number + n, random) for n in range(size)]
+                bodies = (b"-" if one["topic"] in with_bodies and not one["body"] else one["body"] for one in made)
+                with_store.send_many(table({**one, "body": body} for one, body in zip(made, bodies, strict=True)))
                 number += size
         if close:
             with_store.close()
