@@ -255,7 +255,8 @@ class _Commit:
             self._roller.ledger.write(row, is_durable=self._options.flush == "sync")
 
     def _skip(self, verdict: Verdict) -> CommitTotals:
-        level = logging.WARNING if verdict is Verdict.OVERRULED else logging.INFO
+        # Spark repeats a batch that died, and so does foreachBatch: that is no news. Rows that are dropped may be.
+        level = logging.INFO if verdict is Verdict.REPEATED else logging.WARNING
         _LOG.log(level, "rmq: %s with %d rows is skipped: %s", self._key, self._rows, verdict.value)
         abort_staged(self._writer.root, self._writer.disk, self._key.folder, self._staged)
         return CommitTotals(skipped=True)

@@ -64,7 +64,10 @@ class Verdict(Enum):
 
     APPEND = "append"
     REPEATED = "it is in the store already"
-    PASSED = "a later version is in the store"
+    PASSED = (
+        "a later version of this txnAppId is in the store. If these rows are new, another writer or an earlier "
+        "checkpoint has used the name: give every one its own txnAppId"
+    )
     OVERRULED = "the store has another batch of that number, and onBatchConflict=skip"
 
 

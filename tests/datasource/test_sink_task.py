@@ -1,5 +1,6 @@
 """What a task stages and what the driver makes of it, without Spark."""
 
+import logging
 import pickle
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_what_tasks_staged_comes_out_in_the_order_of_the_tasks_once(store) -> No
         commit_files(given, KEY, staged)
     assert bodies(store) == [f"{task}-{row}".encode() for task in range(3) for row in range(2)]
     assert not [name for name in files_of(store) if name.endswith(".arrow")]
+
+
+def test_an_older_transaction_is_dropped_with_a_warning_and_a_repeated_one_in_silence(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version, body, said in (("7", "x", []), ("7", "x", []), ("3", "y", ["3"])):
+        caplog.clear()
+        given = options(store, queues="1", txnAppId="copy", txnVersion=version)
+        key = write_key(given)
+        commit_files(given, key, [stage_rows([batch(body)], given, None, key, TASK)])
+        assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(said)
+        for number in said:
+            assert f"batch {number} of query txn:copy with 1 rows is skipped: a later version" in caplog.text
+            assert "give every one its own txnAppId" in caplog.text
+    assert bodies(store) == [b"x"]
 
 
 def test_many_rows_at_once_are_staged_in_pieces(store) -> None:
