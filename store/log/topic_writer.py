@@ -31,6 +31,7 @@ class TopicWriter:
         self._disk, self._root = disk, root
         self._path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
         self._read_at: tuple[int, int] | None = None  # length and time of what was read
+        self._durable_at: tuple[int, int] | None = None  # of what is known to be on disk for good
         self._configs: dict[str, TopicConfig] = {}
 
     def config(self, topic: str) -> TopicConfig | None:
@@ -70,6 +71,7 @@ class TopicWriter:
         """
         count = self.write_queues(topic)
         if count is not None and self.config(topic) is not None:
+            self._make_durable()
             return count
         filenames.check_topic_name(topic)
         attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
@@ -77,8 +79,23 @@ class TopicWriter:
         self._write({**self._all(), topic: made}, now_ms)
         return made.write_queue_count
 
+    def _make_durable(self) -> None:
+        """See that the file as it is survives a power cut, once for each version of it.
+
+        Who wrote it may have died before its sync, or may be a broker, which waits for no disk: then messages would be
+        on disk for good, and their topic not.
+        """
+        if self._read_at != self._durable_at:
+            with self._disk.open(self._path) as file:
+                file.sync()
+            self._disk.sync_folder(files.parent(self._path))
+            self._durable_at = self._read_at
+
+    def _seen(self) -> tuple[int, int]:
+        return files.file_size(self._path), files.modified_ms(self._path)
+
     def _all(self) -> dict[str, TopicConfig]:
-        seen = files.file_size(self._path), files.modified_ms(self._path)
+        seen = self._seen()
         if seen != self._read_at:
             self._configs = read_topics(self._root)
             self._read_at = seen
@@ -100,4 +117,4 @@ class TopicWriter:
             self._disk.replace(self._path + filenames.BACKUP_SUFFIX, old)
         # From here the topic is there for everybody; a crash before leaves the file as it was.
         self._disk.replace(self._path, encode_topics_file(replace(kept, topics=topics, data_version=newer)))
-        self._read_at = None
+        self._read_at, self._durable_at = None, self._seen()

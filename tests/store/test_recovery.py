@@ -1,5 +1,6 @@
 """What recovery must not do: take for torn, stale or missing what somebody was promised."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -16,6 +17,8 @@ from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.topics import read_topics
+from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.encoded_samples import encode_samples
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import FIRST_STORE_MS
@@ -254,3 +257,26 @@ def test_a_deleted_topic_stays_deleted(tmp_path: Path) -> None:
     assert not (tmp_path / "s" / "consumequeue" / "T").exists()
     with open_reader(str(tmp_path / "s")) as reader:
         assert reader.find_key("Other", "k31") == [(QueueKey("Other", 1), 0)]
+
+
+def test_a_topic_that_a_dead_writer_named_is_on_disk_for_good_before_messages_to_it(tmp_path: Path) -> None:
+    """Die at every effect of making a topic; somebody else sends to it and settles; then the power goes."""
+    (tmp_path / "disk").mkdir()
+    disk = CrashDisk(tmp_path / "disk")
+    root = tmp_path / "disk" / "s"
+    append(writer(root, disk), samples(0, 2), settle=True)
+    for death in range(40):
+        topic = f"New{death}"
+        disk.die_at(disk.effect_count + death)
+        with contextlib.suppress(ProcessDeathError), writer(root, disk).section() as section:
+            section.ensure_topic(topic, 2)
+            break
+        disk.revive()
+        append(writer(root, disk), samples(0, 2, topic), settle=True)
+        for image in disk.images(disk.effect_count, 1, subset_count=0):
+            if "only what was synced" in str(image):
+                again = tmp_path / str(death)
+                again.mkdir()
+                image.write_to(again)
+                assert topic in read_topics(str(again / "s")), image
+    assert death > 10
