@@ -5,6 +5,7 @@ Source: DefaultMessageStore#queryMessage, IndexService#queryOffset, MessageDecod
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
@@ -13,15 +14,22 @@ from rmq_spark.store.format.batch_body import message_count
 from rmq_spark.store.format.index_file import IndexFile, IndexShape
 from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.message_id import may_be_offset_message_id, parse_offset_message_id
-from rmq_spark.store.format.record import (
-    TRANSACTION_COMMIT,
-    TRANSACTION_MASK,
-    Record,
-)
+from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
+from rmq_spark.store.format.record import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK, Record
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.units import QueueKey
 
-Hit = tuple[QueueKey, int, int]  # a record's queue and the queue offsets of its messages, [begin, end)
+
+class Hit(NamedTuple):
+    """A record's queue and the queue offsets of its messages, [begin, end).
+
+    `is_whole`: what was looked up is carried by the record around an inner batch, so all its messages are meant.
+    """
+
+    queue: QueueKey
+    begin: int
+    end: int
+    is_whole: bool = False
 
 
 @dataclass(slots=True)
@@ -99,7 +107,7 @@ def find_by_key(index: IndexFolder, log: CommitLog, topic: str, key: str, begin_
     for place in index.places(topic, key, begin_ms, end_ms):
         record = log.record_at(place)
         if isinstance(record, Record) and begin_ms <= record.store_timestamp <= end_ms:
-            hits += [hit for hit in [_hit(record)] if hit is not None and hit[0].topic == topic]
+            hits += [hit for hit in [_hit(record, key)] if hit is not None and hit.queue.topic == topic]
     return hits
 
 
@@ -110,16 +118,22 @@ def find_by_id(index: IndexFolder, log: CommitLog, message_id: str, topics: Sequ
         place = parse_offset_message_id(message_id).physical_offset
         record = log.record_at(place) if place >= 0 else None
         hit = _hit(record) if isinstance(record, Record) else None
-        if hit is not None and hit[0].topic in topics:
+        if hit is not None and hit.queue.topic in topics:
             hits.append(hit)
     for topic in topics:
         hits += find_by_key(index, log, topic, message_id, 0, 2**63 - 1)
     return hits
 
 
-def _hit(record: Record) -> Hit | None:
+def _hit(record: Record, wanted: str = "") -> Hit | None:
     """Return where a record's messages are in its queue, None for one that no queue names."""
     if record.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
         return None
     key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
-    return key, record.queue_offset, record.queue_offset + message_count(record)
+    is_whole = wanted != "" and bool(record.sys_flag & INNER_BATCH) and wanted in _keys_of(record)
+    return Hit(key, record.queue_offset, record.queue_offset + message_count(record), is_whole)
+
+
+def _keys_of(record: Record) -> list[str]:
+    properties = parse(record.properties)
+    return [properties.get(UNIQ_KEY, ""), *properties.get(KEYS, "").split(" ")]

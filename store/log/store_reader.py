@@ -22,7 +22,7 @@ from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.lookup import IndexFolder, find_by_id, find_by_key, last_indexed_place
+from rmq_spark.store.log.lookup import Hit, IndexFolder, find_by_id, find_by_key, last_indexed_place
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.range_reader import read_range
 from rmq_spark.store.log.settings_file import read_settings
@@ -206,7 +206,8 @@ class StoreReader:
     def find_key(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[tuple[QueueKey, int]]:
         """Return queue and queue offset of the topic's messages with this key, in order, as the index knows them.
 
-        A message counts by any of its KEYS or by its UNIQ_KEY, and only if it was stored in [begin_ms, end_ms].
+        A message counts by any of its KEYS or by its UNIQ_KEY, or those of the inner batch that it is in (the msgId
+        that its sender was told), and only if it was stored in [begin_ms, end_ms].
         The index may be incomplete (a broker drops its newest file after a crash, or wrote none).
         """
         self.queues(topic)
@@ -315,14 +316,15 @@ class StoreReader:
             unit += len(units)
         queue.run.close()
 
-    def _messages_with(
-        self, hits: list[tuple[QueueKey, int, int]], columns: tuple[str, str], wanted: str
-    ) -> list[tuple[QueueKey, int]]:
+    def _messages_with(self, hits: list[Hit], columns: tuple[str, str], wanted: str) -> list[tuple[QueueKey, int]]:
         """Return the messages of the hits that really carry `wanted`, sorted, each once."""
-        found = set()
-        for key, begin, end in hits:
+        found: set[tuple[QueueKey, int]] = set()
+        for key, begin, end, is_whole in hits:
             held = self.bounds(key)
             begin, end = max(begin, held.min_offset), min(end, held.max_offset)
+            if is_whole:
+                found.update((key, offset) for offset in range(begin, end))
+                continue
             for batch in self.read(key, begin, end, ("queueOffset", *columns)):
                 offsets, first, second = (column.to_pylist() for column in batch.columns)
                 for offset, one, other in zip(offsets, first, second, strict=True):

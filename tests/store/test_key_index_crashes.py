@@ -329,8 +329,8 @@ def test_every_key_is_found_after_a_crash_a_repair_and_the_rest_of_the_log(
         lookup = IndexFolder(str(root))
         assert len(find_by_key(lookup, log, "T", "all", 0, 2**62)) == 60
         for number in range(60):
-            ((queue, begin, end),) = find_by_key(lookup, log, "T", f"k{number}", 0, 2**62)
-            assert (queue.queue_id, begin, end) == (number % 2, number // 2, number // 2 + 1)
+            (hit,) = find_by_key(lookup, log, "T", f"k{number}", 0, 2**62)
+            assert (hit.queue.queue_id, hit.begin, hit.end) == (number % 2, number // 2, number // 2 + 1)
         lookup.close()
     log.close()
 

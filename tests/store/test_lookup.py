@@ -11,6 +11,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.format import index_file
 from rmq_spark.store.format.index_file import IndexFileWriter, IndexHeader, IndexShape
 from rmq_spark.store.format.java import index_key_hash
+from rmq_spark.store.format.properties import parse
 from rmq_spark.store.testing.row_twin import walk_records
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -101,3 +102,19 @@ def test_a_reader_that_was_closed_finds_keys_again(index: GrowingIndex, reader: 
     assert len(found(reader)) == 10
     reader.close()
     assert len(found(reader)) == 10
+
+
+def test_the_id_of_an_inner_batch_finds_all_its_messages(golden: Path) -> None:
+    """The id that its sender was told is a property of the record around it, and of no message."""
+    found = 0
+    with open_reader(str(golden / "demo")) as reader:
+        for record in walk_records(golden / "demo"):
+            properties = parse(record.properties)
+            if "INNER_NUM" in properties:
+                begin = int(properties["INNER_BASE"])
+                queue = QueueKey(record.topic.decode(), record.queue_id)
+                expected = [(queue, begin + number) for number in range(int(properties["INNER_NUM"]))]
+                assert reader.find_key(queue.topic, properties["UNIQ_KEY"]) == expected
+                assert reader.find_message_id(properties["UNIQ_KEY"], [queue.topic]) == expected
+                found += 1
+    assert found > 3
