@@ -1,14 +1,19 @@
 """A lock on a file that excludes other processes, other threads and Java alike.
 
-It is an open-file-description lock on byte [0, 1), exclusive. It conflicts with the process-wide locks that Java's
+It is an open-file-description lock on one byte, exclusive. It conflicts with the process-wide locks that Java's
 FileChannel#tryLock takes, and unlike those it does not vanish when some other descriptor of the file is closed. It
 goes with its descriptor: when the process dies, however, the lock is free.
+
+A broker opens its lock file before it looks at the store, and locks it only after, seconds later (DefaultMessageStore
+and its #load, #start). So against brokers a lock is not enough: `BrokerLock` takes a lease too.
 """
 
 import contextlib
 import errno
 import fcntl
 import os
+import signal
+import stat
 import struct
 import weakref
 
@@ -17,19 +22,23 @@ from rmq_spark.store.errors import StoreChangedError, StorePathError
 # struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
 _FLOCK = "hhqqi4x"
 _TAKEN = {errno.EAGAIN, errno.EACCES}
+_F_SETSIG = 10  # fcntl(2) of Linux; the module has no name for it
 _TRIES = 3  # a file that is replaced under every try is no file to lock
 
 
 class FileLock:
-    """The lock on byte 0 of the file at `path`, which must be there when it is tried.
+    """The lock on a byte, `at`, of the file at `path`, which must be there when it is tried.
 
     For one thread; two objects exclude each other even in one process. A forked child never holds it: there the
     descriptor is closed at once, and the parent's lock stays. It must not be held across a fork all the same, for what
     the child does between fork and that moment nobody guards.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    _kind = fcntl.F_WRLCK
+    _access = os.O_RDWR
+
+    def __init__(self, path: str, at: int = 0) -> None:
+        self.path, self._at = path, at
         self._descriptor = -1
         _all.add(self)
 
@@ -65,7 +74,7 @@ class FileLock:
             descriptor, self._descriptor = self._descriptor, -1
             # Unlocked before it is closed: a child between fork and exec may still have the descriptor.
             with contextlib.suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, self._range(fcntl.F_UNLCK))
             os.close(descriptor)
 
     def __del__(self) -> None:
@@ -74,7 +83,11 @@ class FileLock:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(self.path, self._access | os.O_CLOEXEC)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a folder can be opened to be read
+                os.close(descriptor)
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            return descriptor
         except FileNotFoundError as error:
             raise StoreChangedError(
                 f"{self.path} is gone: the store was moved or removed. Open the store again."
@@ -86,9 +99,8 @@ class FileLock:
             ) from error
 
     def _try_lock(self, descriptor: int) -> bool:
-        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, self._range(self._kind))
         except OSError as error:
             if error.errno in _TAKEN:
                 return False
@@ -97,6 +109,9 @@ class FileLock:
                 "them two writers would destroy the store. Keep it on a local disk."
             ) from error
         return True
+
+    def _range(self, kind: int) -> bytes:
+        return struct.pack(_FLOCK, kind, os.SEEK_SET, self._at, 1, 0)
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
@@ -109,6 +124,32 @@ class FileLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class BrokerLock(FileLock):
+    """The lock on byte 0 of the file that brokers lock, against them alone: others of ours may have it as well.
+
+    While it is held a broker that starts waits before it looks at the store. It is not to be had while a broker has the
+    file open, be it before the broker's own lock. Readers of the file are not held up.
+
+    That is done by a lease (fcntl(2)), which the kernel takes away from who does not release it within 45 s
+    (/proc/sys/fs/lease-break-time). It grants none to a process that neither owns the file nor is privileged, and none
+    on some file systems: there a broker that starts is excluded only from when it takes its lock.
+    """
+
+    _kind = fcntl.F_RDLCK  # enough against an exclusive lock; and a lease is for who does not write to the file himself
+    _access = os.O_RDONLY
+
+    def _try_lock(self, descriptor: int) -> bool:
+        try:
+            # When a broker opens the file the kernel sends a signal: one that nobody minds, instead of SIGIO, of which
+            # a process dies. There is nothing to do but to go on: the broker waits.
+            fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return False  # somebody has it open for writing
+        return super()._try_lock(descriptor)  # the lease goes with the descriptor
 
 
 _all: "weakref.WeakSet[FileLock]" = weakref.WeakSet()

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.format import filenames
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 
@@ -73,6 +74,8 @@ class Changes:
         self._folders.add(folder)
         for name, is_folder in files.list_folder(folder):
             path = files.join(folder, name)
+            if path == files.join(self._roots[0], filenames.LOCK):
+                continue  # nothing in it is ever needed, and who opens it to write waits until the store is released
             if not is_folder:
                 self._files.add(path)
             elif path != files.join(self._roots[0], SIDE_FOLDER):

@@ -1,9 +1,11 @@
 """The lock of a store: one writer at a time, among processes of ours and brokers.
 
 It is the lock on byte [0, 1) of the file `lock` that a broker takes when it starts and keeps while it lives
-(DefaultMessageStore#start, 4.9 and 5.3). Two files of ours in `rmq/` make waiting for it bearable:
+(DefaultMessageStore#start, 4.9 and 5.3). Against brokers ours is a shared one, with a lease, so that none looks at the
+store meanwhile; writers of ours exclude each other by a lock on byte 1 of `rmq/turn`. Two files of ours in `rmq/` make
+waiting bearable:
 
-- `turn`, a second lock, belongs to whoever is next. Who wants the store takes the turn first and passes it on once it
+- `turn`, on its byte 0, belongs to whoever is next. Who wants the store takes the turn first and passes it on once it
   has the store. So who releases and wants again comes behind whoever already waits, and cannot barge in.
 - `holder.json` says who holds the store, since when and how far it came. The holder writes it while it still has the
   turn and takes it away before it releases. A change of it is progress, and waiting times out only without progress.
@@ -18,7 +20,7 @@ from typing import Protocol
 
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
 from rmq_spark.store.disk.lock_probe import is_locked
 from rmq_spark.store.disk.mounts import file_system, is_remote
 from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, StorePathError
@@ -30,6 +32,7 @@ from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 TURN = "turn"
 HOLDER = "holder.json"
+_OURS_AT = 1  # the byte of `turn` that the holder locks
 _LOCK_CONTENT = b"lock"  # what a broker writes into it
 _BROKER_COMMAND = "java"
 _PROGRESS_EVERY_MS = 500  # nobody who waits looks at more
@@ -67,8 +70,9 @@ class StoreLock:
         sleep: Callable[[float], None],
     ) -> None:
         self._root, self._disk, self._settings, self._now_ms, self._sleep = root, disk, settings, now_ms, sleep
-        self._lock = FileLock(files.join(root, filenames.LOCK))
+        self._lock = BrokerLock(files.join(root, filenames.LOCK))
         self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN))
+        self._ours = FileLock(self._turn.path, _OURS_AT)
         self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
         self._holder: Holder | None = None
         self._noted_ms = 0
@@ -135,7 +139,7 @@ class StoreLock:
         wait, slept_ms = LockWait(self._settings.lock_timeout_ms), 0
         while True:
             has_turn = self._turn.is_held or self._turn.try_take()
-            if (has_turn or wait.is_turn_abandoned) and self._lock.try_take():
+            if (has_turn or wait.is_turn_abandoned) and self._try_take():
                 return
             note = files.read_small(self._holder_path)
             locked = has_turn or is_locked(self._lock.path)
@@ -144,10 +148,22 @@ class StoreLock:
                 raise self._refuse_broker()
             if wait.is_over:
                 # Whoever has the turn may be stopped. Better to barge in once than to fail beside a free lock.
-                if not locked and self._lock.try_take():
+                if not locked and self._try_take():
                     return
                 raise self._refuse(note)
             slept_ms = self._pause(wait.pause_ms(has_turn=has_turn))
+
+    def _try_take(self) -> bool:
+        """Take the lock: first against others of ours, then against brokers."""
+        if not self._ours.try_take():
+            return False
+        try:
+            if self._lock.try_take():
+                return True
+        finally:
+            if not self._lock.is_held:
+                self._ours.release()
+        return False
 
     def _pause(self, pause_ms: int) -> int:
         """Sleep; return for how long, in ms. Clocks that are set while it sleeps count for little."""
@@ -196,6 +212,7 @@ class StoreLock:
                         self._disk.remove(self._holder_path)
             finally:
                 self._lock.release()
+                self._ours.release()
         self._holder = None
 
 
