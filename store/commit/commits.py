@@ -3,7 +3,7 @@
     stage: tasks, many at once          commit: one process
     --------------------------          -------------------------------------------------------------
     StageWriter.write, .finish  ->      ledger looked at -> [store's lock: ledger, topics, intent, chunk] ->
-    StagedFile, in a message            [lock: chunk] -> … -> [lock: chunk, settle, ledger] -> staged files away
+    StagedFile, in a message            [lock: chunks] -> … -> [lock: chunks, settle, ledger] -> staged files away
 
 Once the intent is on disk the rows come into the store, even if this call raises: whoever takes the store's lock next
 finishes it. Up to then nothing has changed but topics that were made.
@@ -20,13 +20,14 @@ from rmq_spark.store.commit.finishing import Roller
 from rmq_spark.store.commit.intents import Intent
 from rmq_spark.store.commit.keys import CommitKey, make_folders
 from rmq_spark.store.commit.ledger import LedgerRow, LedgerRules, Verdict, judge_batch
+from rmq_spark.store.commit.read_ahead import read_ahead
 from rmq_spark.store.commit.staging import CHUNK_BYTES, StagedFile, check_staged, read_chunks, total_digest
 from rmq_spark.store.commit.sweeping import abort_staged, find_garbage, sweep_staging
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.errors import LockTimeoutError, RmqError, StoreError
 from rmq_spark.store.format.encoding import EncodedRecords
-from rmq_spark.store.log.section import Section
+from rmq_spark.store.log.section import MAX_SECTION_BYTES, Section
 from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.units import QueueKey
 
@@ -51,7 +52,8 @@ class CommitOptions:
     queue_count: int = 4
     flush: str = "sync"
     staging_retention_ms: int = 24 * 3_600_000
-    chunk_bytes: int = CHUNK_BYTES  # of log, appended before others get their turn; at most MAX_SECTION_BYTES
+    chunk_bytes: int = CHUNK_BYTES  # of log, in memory and appended at a time; at most MAX_SECTION_BYTES
+    turn_bytes: int = MAX_SECTION_BYTES  # of log, appended before others get their turn: whole chunks, at least one
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ class _Commit:
         if verdict is not Verdict.APPEND:
             return self._skip(verdict)
         chunks = read_chunks(self._writer.root, self._staged, 0, self._options.chunk_bytes)
+        if self._bytes > self._options.chunk_bytes:  # a thread costs more than it gains where there is one chunk
+            chunks = read_ahead(chunks)
         first, problem = self._look_at_files(chunks)
         begun = self._begin(first, problem)
         if isinstance(begun, Verdict):
@@ -125,9 +129,7 @@ class _Commit:
         if begun is not None:
             try:
                 while begun.rows < self._rows:
-                    records = self._next(chunks, begun.intent)  # read while others have the lock
-                    with self._writer.section() as section:
-                        self._append(section, begun, records)
+                    self._take_turn(begun, chunks)
             finally:
                 # Not done: whoever takes the store's lock next goes on from here.
                 begun.lock.release()
@@ -234,6 +236,17 @@ class _Commit:
             lock.release()
             raise
         return begun
+
+    def _take_turn(self, begun: _Progress, chunks: Iterator[EncodedRecords]) -> None:
+        """Append as many chunks as go before others get the lock."""
+        records = self._next(chunks, begun.intent)  # read while others have the lock
+        with self._writer.section() as section:
+            left_bytes = self._options.turn_bytes - len(records.data)
+            self._append(section, begun, records)
+            while begun.rows < self._rows and left_bytes >= self._options.chunk_bytes:
+                records = self._next(chunks, begun.intent)
+                left_bytes -= len(records.data)
+                self._append(section, begun, records)
 
     def _next(self, chunks: Iterator[EncodedRecords], intent: Intent) -> EncodedRecords:
         try:

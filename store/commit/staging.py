@@ -29,6 +29,7 @@ from rmq_spark.store.log.section import MAX_SECTION_BYTES
 # Appended, and in memory, at a time. Larger arrays are given back to the kernel each time, and their pages faulted in
 # anew: 0.3 µs a message.
 CHUNK_BYTES = 16 << 20
+_WRITE_OUT_BYTES = 8 << 20  # of a staged file, before the disk is told to begin with them
 _DIGESTS = 1 << 64  # digests of parts add up modulo this
 
 
@@ -124,6 +125,7 @@ class _Sink:
     def __init__(self, file: ChangingFile) -> None:
         self.closed = False  # Arrow asks
         self._file, self._written = file, 0
+        self._begun = 0  # what the disk was told to begin with
         self._parts: list[bytes] = []
         self._pending_bytes = 0
         self._arrow = pa.ipc.new_file(self, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4"))
@@ -146,6 +148,9 @@ class _Sink:
         self._file.write(self._written, data)
         self._written += len(data)
         self._parts, self._pending_bytes = [], 0
+        if self._written - self._begun >= _WRITE_OUT_BYTES:
+            self._file.begin_sync()  # the disk works while the task goes on
+            self._begun = self._written
 
     # What Arrow calls.
 

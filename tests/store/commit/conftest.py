@@ -27,6 +27,7 @@ QUEUES = 2
 # Small: a few dozen rows fill several segments, queue files and index files.
 SIZES = FileSizes(4096, 400, 50 * 46, IndexShape(20, 60))
 CHUNK_BYTES = 700  # four or five rows
+OPTIONS = CommitOptions(queue_count=QUEUES, chunk_bytes=CHUNK_BYTES, turn_bytes=CHUNK_BYTES)
 FIRST_MS = 1_700_000_000_000
 
 
@@ -69,7 +70,7 @@ class Kit:
 
     root: str
     disk: Disk = field(default_factory=unsynced_disk)
-    options: CommitOptions = field(default_factory=lambda: CommitOptions(queue_count=QUEUES, chunk_bytes=CHUNK_BYTES))
+    options: CommitOptions = OPTIONS
     settings: WriterSettings = field(default_factory=lambda: WriterSettings(sizes=SIZES))
     attempts: count = field(default_factory=count)
     ticks: count = field(default_factory=lambda: count(FIRST_MS))

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +28,10 @@ from rmq_spark.store.errors import (
     StoreChangedError,
     StoreError,
 )
+from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.record import Record
-from rmq_spark.store.log.section import Section
+from rmq_spark.store.log.section import Appended, Section
+from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.failing_disk import FailingDisk
 
@@ -287,6 +290,29 @@ def test_a_row_that_nobody_synced_does_not_stand_for_messages(kit: "Kit", spread
     Ledger(kit.root, kit.disk).write(LedgerRow("q", 0, 12, 999, digest, 1), is_durable=False)
     kit.settle()
     assert kit.rows() == spread(NAMES)
+
+
+@pytest.mark.parametrize(("turn_chunks", "turns"), [(1, [1] * 9), (3, [1, 3, 3, 2]), (100, [1, 8])])
+def test_a_turn_has_as_many_chunks_as_its_bytes_allow(
+    kit: "Kit", spread: Spread, monkeypatch: pytest.MonkeyPatch, turn_chunks: int, turns: list[int]
+) -> None:
+    names = [f"{number:04d}" for number in range(45)]
+    files, found = kit.stage(KEY, names), []
+    section, append = StoreWriter.section, Section.append
+
+    def note_section(writer: StoreWriter) -> AbstractContextManager[Section]:
+        found.append(0)
+        return section(writer)
+
+    def note_append(one: Section, records: EncodedRecords) -> Appended:
+        found[-1] += 1
+        return append(one, records)
+
+    monkeypatch.setattr(StoreWriter, "section", note_section)
+    monkeypatch.setattr(Section, "append", note_append)
+    kit.commit(KEY, files, turn_bytes=turn_chunks * kit.options.chunk_bytes)
+    assert [chunks for chunks in found if chunks] == turns
+    assert kit.rows() == spread(names)
 
 
 def test_others_get_their_turn_between_chunks_and_leave_the_living_alone(kit: "Kit", spread: Spread) -> None:
