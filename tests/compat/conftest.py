@@ -32,6 +32,7 @@ def _load_kit() -> None:
 _load_kit()
 
 from compat_kit.build import VERSIONS, UnavailableError, class_path, java_program  # noqa: E402
+from compat_kit.coverage_table import table_lines  # noqa: E402
 from compat_kit.network import Network  # noqa: E402
 from compat_kit.rocketmq import Java, Verifier  # noqa: E402
 
@@ -48,6 +49,11 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"RMQ_COMPAT=required, and it was skipped: {report.longrepr}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in table_lines():
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

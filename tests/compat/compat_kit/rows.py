@@ -13,6 +13,7 @@ from typing import Any
 
 import rmq_spark
 from rmq_spark.store.format.record import COMPRESSED
+from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
 
 Row = dict[str, Any]
@@ -29,13 +30,19 @@ def our_rows(store: Path) -> Rows:
     """Return every message of a store as our reader sees it, bodies checked against their CRC."""
     found: Rows = {}
     with rmq_spark.open_reader(str(store)) as reader:
-        reader.refresh()
-        for topic in reader.topics():
-            for queue in reader.queues(topic):
-                held = reader.bounds(queue)
-                batches = reader.read(queue, held.min_offset, held.max_offset, tuple(rmq_spark.COLUMNS), check_crc=True)
-                found[queue] = [_of_ours(row) for batch in batches for row in batch.to_pylist()]
+        follow(reader, found)
     return found
+
+
+def follow(reader: StoreReader, found: Rows) -> None:
+    """Add to the rows that a reader has found what came since, bodies checked against their CRC."""
+    reader.refresh()
+    for topic in reader.topics():
+        for queue in reader.queues(topic):
+            held, rows = reader.bounds(queue), found.setdefault(queue, [])
+            begin = rows[-1]["queueOffset"] + 1 if rows else held.min_offset
+            batches = reader.read(queue, begin, held.max_offset, tuple(rmq_spark.COLUMNS), check_crc=True)
+            rows += [_of_ours(row) for batch in batches for row in batch.to_pylist()]
 
 
 def our_bounds(store: Path) -> dict[QueueKey, tuple[int, int]]:
