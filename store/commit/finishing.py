@@ -36,7 +36,6 @@ from rmq_spark.store.log.section import Section
 _LOG = logging.getLogger("rmq_spark")
 _COMPARED_BYTES = 4 << 20  # of staged records, read at a time to be compared one by one
 _PROGRESS_RECORDS = 5_000  # compared between two signs of life
-_UNIT_ROOM_BYTES = 80  # of disk, for each message's unit and index entries
 
 
 class Roller:
@@ -119,7 +118,9 @@ class Roller:
         again. Raises DiskFullError, NotFoundError, OptionError, StoreChangedError, StorePathError; then nothing has
         changed, unless making a topic failed.
         """
-        self._refuse_full_disk(intent, rows_there)
+        rows = intent.rows - rows_there
+        if rows:
+            section.refuse_full_disk(intent.bytes * rows // intent.rows, rows)
         largest = max((file.largest_bytes for file in intent.files), default=0)
         if largest + BLANK_BYTES > section.segment_bytes:
             raise OptionError(
@@ -145,17 +146,6 @@ class Roller:
                 )
         for topic in sorted(intent.topics):
             section.ensure_topic(topic, intent.queue_count)
-
-    def _refuse_full_disk(self, intent: Intent, rows_there: int) -> None:
-        rows = intent.rows - rows_there
-        wanted = intent.bytes * rows // max(intent.rows, 1) + rows * _UNIT_ROOM_BYTES
-        free = files.free_bytes(self.root)
-        if rows and free < wanted:
-            raise DiskFullError(
-                f"the file system of {self.root} has {free >> 20} MiB left, and {wanted >> 20} MiB are needed to "
-                f"append {rows} messages. None of them was written. Make room there (retention deletes old segments), "
-                "then write again."
-            )
 
     def _take_stock(self, section: Section, intent: Intent) -> tuple[Intent, int]:
         """Return the intent as it stands now, and how many of its rows are in the log."""

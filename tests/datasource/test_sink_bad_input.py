@@ -1,15 +1,23 @@
 """Walks the table of docs/ERRORS.md about writing: every bad input against real Spark, with its class and message."""
 
 import fcntl
+import json
 import re
 import shutil
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -91,9 +99,38 @@ class Case:
         topics.write_text(re.sub(r'"perm":\s*\d+', f'"perm":{perm}', text))
         assert text != topics.read_text()
 
-    def log(self) -> bytes:
-        """Return all bytes of the commit log."""
-        return b"".join(file.read_bytes() for file in sorted((self.store / "commitlog").iterdir()))
+    def contents(self) -> tuple[bytes, list[str]]:
+        """Return all bytes of the commit log, and the topics' names."""
+        log = b"".join(file.read_bytes() for file in sorted((self.store / "commitlog").iterdir()))
+        return log, list(json.loads((self.store / "config" / "topics.json").read_text())["topicConfigTable"])
+
+    def half_written(self) -> list[str]:
+        """Return what a write leaves behind that is neither done nor undone."""
+        side = self.store / "rmq"
+        found = [*side.glob("staging/**/*.arrow"), *side.glob("intents/*"), *self.store.rglob("*.tmp")]
+        found += [path for path in (self.store / "abort", side / "holder.json") if path.exists()]
+        for path in (self.store / "lock", side / "turn"):
+            lock = FileLock(str(path))
+            if path.exists() and not lock.try_take():
+                found.append(path)
+            lock.release()
+        return [str(path.relative_to(self.store)) for path in found]
+
+    @contextmanager
+    def small_disk(self) -> Iterator[Callable[[str], None]]:
+        """Put a small file system under the store; yields a function that gives it other mount options."""
+        mount = ["mount", "-t", "tmpfs", "-o", "size=33m", "tmpfs", str(self.store)]
+        kept = shutil.copytree(self.store, self.folder / "kept")
+        if subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("only who may mount file systems can have a small one")
+        try:
+            shutil.copytree(kept, self.store, dirs_exist_ok=True)
+            yield (
+                lambda other: subprocess.run(["mount", "-o", f"remount,{other}", str(self.store)], check=True) and None
+            )
+            assert self.half_written() == []
+        finally:
+            subprocess.run(["umount", str(self.store)], check=True)
 
 
 def complete_mode(case: Case) -> None:
@@ -116,6 +153,55 @@ def broker(case: Case) -> None:
     with open(case.store / "lock", "r+b") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
         case.write()
+
+
+def never_released(case: Case) -> None:
+    settings = WriterSettings(application="nightly import")
+    writer = StoreWriter(str(case.store), Disk(), settings, wall_clock_ms, time.sleep)
+    with writer, writer.section():
+        case.write(lockTimeout="1s")
+
+
+def read_only(case: Case) -> None:
+    with case.small_disk() as remount:
+        remount("ro")
+        case.write()
+
+
+def full_disk(case: Case) -> None:
+    with case.small_disk() as remount:
+        # Of the 33 MiB a writer leaves 32 for all that is not log.
+        large = case.spark.range(0, 400, 1, 2).selectExpr("repeat(uuid(), 150) body")
+        before = case.contents()
+        with pytest.raises(Exception, match="DiskFullError") as caught:
+            case.write(large)
+        assert (case.contents(), case.half_written()) == (before, [])
+        remount("size=400m")
+        case.write(large)
+        assert case.spark.read.format("rmq").option("subscribe", "orders").load(str(case.store)).count() == 403
+        raise caught.value
+
+
+def staged_file_gone(case: Case) -> None:
+    staging = str(case.store / "rmq" / "staging")
+
+    def take_away(row: tuple[str]) -> tuple[str]:
+        if row[0] == "1":  # the second task: it takes away what the first one staged
+            end = time.monotonic() + WITHIN_S
+            while not (files := list(Path(staging).rglob("*.arrow"))) and time.monotonic() < end:
+                time.sleep(0.01)
+            files[0].unlink()
+        return row
+
+    rows = case.spark.sparkContext.parallelize([("0",), ("1",)], 2).map(take_away)
+    case.write(case.spark.createDataFrame(rows, "body string"))
+
+
+def other_version(case: Case) -> None:
+    case.write()
+    settings = case.store / "rmq" / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"v": 99}))
+    case.write()
 
 
 def forget_commit(case: Case, number: int) -> None:
@@ -189,6 +275,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "overwriting": lambda case: case.write(mode="overwrite"),
     "a stream in complete mode": complete_mode,
     "no body": lambda case: case.write(case.frame(body=None, value="'x'").withColumnRenamed("value", "tags")),
+    "a body under another name": lambda case: case.write(case.frame(body=None, value="'x'")),
     "no topic": lambda case: case.write(topic=None),
     "columns that the store gives itself": copy_with_offsets,
     "a column that cannot be written": lambda case: case.write(case.frame(delayLevel="3")),
@@ -201,6 +288,9 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a topic without permission to write": no_write_permission,
     "a queue that the topic does not have": lambda case: case.write(case.frame(queueId="4")),
     "a property without a name": lambda case: case.write(case.frame(properties="map('', 'x')")),
+    "a property whose name would end in the middle": lambda case: case.write(
+        case.frame(properties="map('a\u0001b', 'x')")
+    ),
     "a property that would end in the middle": lambda case: case.write(case.frame(properties="map('a', 'b\u0002c')")),
     "properties that are too long": lambda case: case.write(case.frame(properties="map('a', repeat('x', 40000))")),
     "a body that is too large": lambda case: case.write(case.frame(body="repeat('x', 4194305)")),
@@ -208,7 +298,14 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a path that is a file": lambda case: case.write(path=case.store / "checkpoint"),
     "a folder that is no store": other_folder,
     "a store of DLedger": dledger,
+    "a store of a later version of ours": other_version,
+    "a path where no folder can be": lambda case: case.write(path="/proc/nothing/store"),
+    "a folder in which nothing may be made": lambda case: case.write(path="/sys/nothing"),
+    "a store that may not be written": read_only,
+    "no room on the disk": full_disk,
     "a store that a broker holds": broker,
+    "a lock that is never released": never_released,
+    "a staged file that is gone": staged_file_gone,
     "the same batch with other rows": other_rows,
     "a store from an older copy": restored,
     "the same transaction with other rows": txn_with_other_rows,
@@ -216,6 +313,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
 
 # What writes first what it should, and meets the error then.
 WRITTEN_BEFORE = {
+    "a store of a later version of ours",
     "the same batch with other rows",
     "a store from an older copy",
     "the same transaction with other rows",
@@ -223,7 +321,7 @@ WRITTEN_BEFORE = {
 
 ROWS = read_table()
 # Advice must be something that a reader can follow: an option, a call, a file; no command line of ours exists.
-COMMAND = re.compile(r"\b(?:rmq [a-z]+|python -m \S+|make (?:setup|demo|test|lint|clean))")
+COMMAND = re.compile(r"(?<![/\w])(?:rmq [a-z]+|python -m \S+|make (?:setup|demo|test|lint|clean))")
 
 
 def test_the_table_and_this_test_name_the_same_situations() -> None:
@@ -240,10 +338,11 @@ def test_a_bad_write_is_answered_as_the_table_says(row: Row, spark: "SparkSessio
 
 def provoke(row: Row, case: Case) -> str:
     """Return our message at the end of Spark's."""
-    before = case.log()
+    before = case.contents()
     with pytest.raises(Exception) as caught:  # noqa: PT011
         PROVOKE[row.situation](case)
-    assert (case.log() == before) is (row.situation not in WRITTEN_BEFORE), "nothing is written with an error"
+    assert (case.contents() == before) is (row.situation not in WRITTEN_BEFORE), "nothing is written with an error"
+    assert case.half_written() == []
     text = str(caught.value)
     if row.error == "AnalysisException":
         assert type(caught.value).__name__ == row.error
