@@ -270,10 +270,11 @@ def gather(buffer: Bytes, positions: Positions, layout: np.dtype[np.void]) -> ND
     return gather_bytes(buffer, positions, layout.itemsize).view(layout)
 
 
-def first_torn_body(buffer: Bytes, positions: Positions) -> int | None:
-    """Return the first record whose body has another CRC than its head says, None if all have it.
+def first_torn_record(buffer: Bytes, positions: Positions) -> int | None:
+    """Return the first record that was not written whole, None if all were.
 
-    The caller has compared the heads' lengths with the units'. A body that would leave the buffer is torn.
+    Its body has another CRC than its head says, or topic and properties do not end where it ends: no CRC covers them.
+    The caller has compared the heads' lengths with the units'. A record that would leave the buffer is torn.
     """
     flags = gather(buffer, positions, RECORD_HEAD)["sys_flag"] & HOST_BITS
     torn = []
@@ -284,8 +285,19 @@ def first_torn_body(buffer: Bytes, positions: Positions) -> int | None:
         begins = positions[rows] + layout.itemsize
         ends = begins + heads["body_size"]
         crcs = heads["body_crc"].tolist()
-        for row, begin, end, crc in zip(rows.tolist(), begins.tolist(), ends.tolist(), crcs, strict=True):
-            if not begin <= end <= len(buffer) or (end > begin and body_crc(buffer[begin:end].data) != crc):
+        tails = (positions[rows] + heads["total_size"] - ends).tolist()
+        widths = np.where(heads["magic"] == MAGIC_V1, 1, 2).tolist()
+        each = zip(rows.tolist(), begins.tolist(), ends.tolist(), crcs, tails, widths, strict=True)
+        for row, begin, end, crc, tail_size, width in each:
+            is_whole = begin <= end <= len(buffer) and _tail_bytes(buffer[end:], width) == tail_size
+            if not is_whole or (end > begin and body_crc(buffer[begin:end].data) != crc):
                 torn.append(row)
                 break
     return min(torn, default=None)
+
+
+def _tail_bytes(tail: Bytes, topic_width: int) -> int:
+    """Return how long topic and properties say that they are, with their lengths; -1 if they leave the buffer."""
+    topic_end = topic_width + int.from_bytes(tail[:topic_width].tobytes(), "big")
+    properties = tail[topic_end : topic_end + 2].tobytes()
+    return topic_end + 2 + int.from_bytes(properties, "big") if len(properties) == 2 else -1

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.checkpoint import Checkpoint
-from rmq_spark.store.format.heads import first_torn_body
+from rmq_spark.store.format.heads import first_torn_record
 from rmq_spark.store.format.record import Blank, Record
 from rmq_spark.store.log.commit_log import CommitLog
 
@@ -72,6 +72,7 @@ class Chain:
         self._follow()
         self._cut_stale(left, checkpoint)
         if left.closing is Closing.CRASHED:
+            self._refuse_gap()
             self._cut_torn(checkpoint().physic_msg_timestamp)
         elif left.closing is Closing.CLEAN:
             self._refuse_hole(checkpoint(), last_indexed)
@@ -157,13 +158,30 @@ class Chain:
         if step_ms >= _RESTART_MS or (is_clean and last_ms == int(newest[first - 1])):
             self._cut_back(int(places[first]), int(times[first]))
 
+    def _refuse_gap(self) -> None:
+        """After a crash: a segment that is missing before one with messages was not lost by the crash."""
+        run = self._log.segments
+        later = next((segment for segment in run.segments if segment.begin >= self.end), None)
+        if later is None or run.holding(later.begin - 1) is not None:
+            return
+        known = self.physical_offsets[self.physical_offsets >= later.begin]
+        if len(known):
+            raise DamageError(
+                f"no segment where the log goes on at {run.begin}..{self.end}: messages follow behind it, the first at "
+                f"physical offset {int(known[0])}",
+                later.path,
+                0,
+                "a segment right before it",
+                "none",
+            )
+
     def _cut_torn(self, flushed_ms: int) -> None:
-        """After a crash: end before the first message newer than the checkpoint whose body was not written whole."""
+        """After a crash: end before the first message newer than the checkpoint that was not written whole."""
         young = (self.store_times > flushed_ms) & (self.physical_offsets < self.end)
         places, sizes = self.physical_offsets[young], self.sizes[young]
         distinct = np.flatnonzero(np.diff(places, prepend=-1) > 0)
         for stretch in self._log.stretches(places[distinct], sizes[distinct]):
-            torn = first_torn_body(stretch.buffer, stretch.positions)
+            torn = first_torn_record(stretch.buffer, stretch.positions)
             stretch.check()
             if torn is not None:
                 self._cut_back(int(places[distinct][stretch.first + torn]))
