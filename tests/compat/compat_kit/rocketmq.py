@@ -115,9 +115,27 @@ class Broker:
 
     def start(self) -> None:
         """Start it and wait until it serves. Raises RuntimeError with its answer if it does not."""
+        self._launch()
+        self._await_ready()
+
+    def load(self) -> None:
+        """Start it and wait until it has loaded the store, which it has not locked yet."""
+        self._launch("--stepwise", "true")
+        loaded = self.program.read()
+        assert loaded["event"] == "loaded", loaded
+        self.pid = loaded["pid"]
+
+    def serve(self) -> None:
+        """Let one that was loaded go on; wait until it serves. Raises RuntimeError with its answer if it does not."""
+        self.program.write({"op": "serve"})
+        self._await_ready()
+
+    def _launch(self, *options: str) -> None:
         pairs = [part for name, value in self.conf.items() for part in ("--conf", f"{name}={_text(value)}")]
         place = ["--store", str(self.store), "--port", str(_free_port()), "--ip", self.ip]
-        self.program = self.java.start("broker", [*place, *pairs])
+        self.program = self.java.start("broker", [*place, *pairs, *options])
+
+    def _await_ready(self) -> None:
         ready = self.program.read()
         if ready["event"] != "ready":
             self.program.end()
