@@ -3,6 +3,7 @@
 To try a store of yours: .venv/bin/python notebooks/demo.py /path/to/store
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -25,7 +26,8 @@ BATCH_COUNT = 3  # enough to see that it is a stream
 def main(store: Path) -> None:
     """Print what is there, a few rows, a line per batch, the sums, and what to try next."""
     total = look(store)
-    print("Starting Spark ...", flush=True)
+    print("Starting Spark ... (some seconds; a minute where other programs keep the machine busy)", flush=True)
+    begun = time.perf_counter()
     spark = rmq_spark.session(
         "rmq-spark demo",
         conf={
@@ -34,6 +36,7 @@ def main(store: Path) -> None:
             "spark.ui.showConsoleProgress": "false",
         },
     )
+    print(f"Spark is there after {time.perf_counter() - begun:.0f} s.{busy()}", flush=True)
 
     messages = (
         spark.readStream.format("rmq")
@@ -79,7 +82,7 @@ def main(store: Path) -> None:
         print(f"{topic + '/' + str(queue_id):<30} {count:10,} messages")
     print(f"{'all together':<30} {counts.total():10,} messages {megabytes(body_bytes)}")
     read_alone(store, {topic for topic, _ in counts})
-    print("\nA batch costs Spark some tenths of a second, however small it is, and the first one more.")
+    print(f"\nA batch costs Spark itself some tenths of a second, however small, and the first one more.{busy()}")
 
     title("A million messages written to a new store, and streamed back")
     write_and_stream_back(spark)
@@ -132,6 +135,14 @@ def show(batch: DataFrame) -> None:
 def title(text: str) -> None:
     """Print a heading."""
     print(f"\n{text}\n{'─' * len(text)}", flush=True)
+
+
+def busy() -> str:
+    """Say that the machine is at work on something else, where it is: then no rate here is what it could be."""
+    wanted, there = os.getloadavg()[0], os.cpu_count() or 1
+    if wanted <= 2 * there:
+        return ""
+    return f"\nThis machine is busy ({wanted:.0f} programs for {there} processors): everything takes longer."
 
 
 def megabytes(size: int) -> str:

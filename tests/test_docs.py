@@ -2,13 +2,17 @@
 
 import ast
 import configparser
+import dataclasses
+import inspect
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import rmq_spark
+from rmq_spark.store import MessageStore, SendResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +24,7 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+RUN = (ROOT / "README.md", ROOT / "docs" / "PROGRAMS.md")
 # A path of ours in backticks: with a folder of ours in front, or a file at the top.
 PATH = re.compile(
     r"`((?:store|datasource|rmq_spark|tests|docs|notebooks|benchmarks|\.ci)/[\w./*-]*"
@@ -56,8 +61,9 @@ def test_a_make_target_that_is_named_exists(document: Path) -> None:
 def test_python_code_is_valid_and_is_run_or_says_why_not(document: Path) -> None:
     for reason, code in CODE.findall(document.read_text()):
         if not reason:
-            assert document.name == "README.md", (
-                f"{document.name}: only the README's code is run. Put `<!-- not run: reason -->` before\n{code}"
+            assert document in RUN, (
+                f"{document.name}: only the code of {', '.join(path.name for path in RUN)} is run. Put "
+                f"`<!-- not run: reason -->` before\n{code}"
             )
         ast.parse(code)
 
@@ -75,6 +81,55 @@ def test_the_readme_s_examples_run_in_order(
     printed = capfd.readouterr().out
     assert re.search(r"\|queueId\| *tags\|count\|", printed), "the batch example shows counts"
     assert "|queueId|queueOffset|" in printed, "the streaming example shows messages"
+    assert property_names(str(namespace["store"])) == property_names("tests/golden/demo"), "a copy keeps properties"
+
+
+def property_names(path: str) -> Counter[str]:
+    """Return how many messages of the topic orders have each property."""
+    names: Counter[str] = Counter()
+    with rmq_spark.open_reader(path) as store:
+        for queue in store.queues("orders"):
+            held = store.bounds(queue)
+            for batch in store.read(queue, held.min_offset, held.max_offset, ["properties"]):
+                names.update(name for row in batch.column("properties").to_pylist() for name, _ in row)
+    return names
+
+
+def test_the_examples_for_programs_run_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    blocks = [code for reason, code in CODE.findall(RUN[1].read_text()) if not reason]
+    namespace: dict[str, object] = {"__name__": "programs"}
+    for code in blocks:
+        exec(compile(code, RUN[1].name, "exec"), namespace)
+    printed = capfd.readouterr().out
+    assert re.search(r"^orders \d 0 0 [0-9A-F]{32}$", printed, re.MULTILINE), printed
+    assert "['orders', 'payments']" in printed
+    assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 3
+    (store,) = tmp_path.iterdir()
+    assert not (store / "abort").exists()
+
+
+def test_the_page_for_programs_has_every_argument_with_its_default() -> None:
+    section = RUN[1].read_text().split("## Opening")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE)
+    parameters = inspect.signature(rmq_spark.open_store).parameters.values()
+    assert [(name, value_of(default)) for name, default in rows] == [
+        (parameter.name, parameter.default) for parameter in parameters if parameter.name != "path"
+    ]
+
+
+def value_of(text: str) -> object:
+    """Return the value of an expression of numbers and texts."""
+    return eval(compile(text, "default", "eval"), {"__builtins__": {}})
+
+
+def test_the_page_for_programs_names_every_call() -> None:
+    text = RUN[1].read_text()
+    calls = {name for name in vars(MessageStore) if not name.startswith("_")}
+    assert calls == set(re.findall(r"messages\.(\w+)\(", text))
+    assert {f"place.{field.name}" for field in dataclasses.fields(SendResult)} <= set(re.findall(r"place\.\w+", text))
 
 
 def test_the_readme_lists_every_column() -> None:
