@@ -70,6 +70,17 @@ class Disk:
         with _explained(path):
             self.calls.create(path, size_bytes)
 
+    def create_filled(self, path: str, size_bytes: int, position: int, data: Bytes) -> None:
+        """Make a file of `size_bytes` with `data` (contiguous) at `position`, and zeros elsewhere.
+
+        Others see it with its data or not at all, after a power cut too: the data are on disk for good before the
+        name is there, which is once its folder is synced. Raises FileExistsError, and then nothing has changed.
+        """
+        view = _view(data)
+        assert 0 <= position <= position + len(view) <= size_bytes, (position, len(view), size_bytes)
+        with _explained(path):
+            self.calls.create_filled(path, size_bytes, position, view)
+
     def open(self, path: str) -> "ChangingFile":
         """Open a file that is there, to change its bytes. Raises StoreChangedError if it is not there."""
         with _explained(path):
@@ -170,8 +181,7 @@ class ChangingFile:
         """
         assert position >= 0, position
         self._refuse_if_poisoned()
-        view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
-        done = 0
+        view, done = _view(data), 0
         with _explained(self.path):
             while done < len(view):
                 done += self._calls.write(self._descriptor, position + done, view[done:])
@@ -218,6 +228,10 @@ class ChangingFile:
                 f"{self.path} could not be synced before, and what of it is on the disk is not known. Close the writer "
                 f"and open it again: it recovers. What happened then: {self._poison}"
             )
+
+
+def _view(data: Bytes) -> memoryview:
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
 def _folder_of(path: str) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import os
+from collections.abc import Callable
 
 # What open() answers where a file cannot be made without a name: NFS, old kernels, some FUSE file systems.
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
@@ -31,23 +32,22 @@ class SystemCalls:
         The name comes last, so whoever sees the file sees its full size, after a crash too. Only on file systems
         that know no nameless files a crash in between leaves it empty.
         """
-        try:
-            if not _NAMELESS:
-                raise OSError(errno.EOPNOTSUPP, "no nameless files here")
-            descriptor = os.open(os.path.dirname(path) or ".", _NAMELESS | os.O_RDWR | os.O_CLOEXEC, _FILE_MODE)
-        except OSError as error:
-            if error.errno not in _NO_NAMELESS_FILES:
-                raise
-            _create_named(path, size_bytes)
-            return
-        try:
-            os.ftruncate(descriptor, size_bytes)
-            # Without the folder's descriptor Python calls link(), which would link the link in /proc.
-            os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
-        except FileNotFoundError:  # no /proc in this container
-            _create_named(path, size_bytes)
-        finally:
-            os.close(descriptor)
+        _create(path, size_bytes, _write_nothing)
+
+    def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
+        """Make a file of `size_bytes` with bytes at a position, zeros elsewhere. FileExistsError if the name is taken.
+
+        The bytes are on the disk for good before the name is there. Only on file systems that know no nameless files
+        a crash in between leaves it empty, or without some of the bytes.
+        """
+
+        def fill(descriptor: int) -> None:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(descriptor, data[done:], position + done)
+            self._sync_new(descriptor)
+
+        _create(path, size_bytes, fill)
 
     def open(self, path: str) -> int:
         """Open a file that is there for reading and writing; return its descriptor. Changes nothing by itself."""
@@ -89,11 +89,40 @@ class SystemCalls:
         """Take away an empty folder. OSError (ENOTEMPTY) if something is in it."""
         os.rmdir(path)
 
+    def _sync_new(self, descriptor: int) -> None:
+        _sync_data(descriptor)
 
-def _create_named(path: str, size_bytes: int) -> None:
+
+def _write_nothing(descriptor: int) -> None:
+    pass
+
+
+def _create(path: str, size_bytes: int, fill: Callable[[int], None]) -> None:
+    try:
+        if not _NAMELESS:
+            raise OSError(errno.EOPNOTSUPP, "no nameless files here")
+        descriptor = os.open(os.path.dirname(path) or ".", _NAMELESS | os.O_RDWR | os.O_CLOEXEC, _FILE_MODE)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS_FILES:
+            raise
+        _create_named(path, size_bytes, fill)
+        return
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        fill(descriptor)
+        # Without the folder's descriptor Python calls link(), which would link the link in /proc.
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+    except FileNotFoundError:  # no /proc in this container
+        _create_named(path, size_bytes, fill)
+    finally:
+        os.close(descriptor)
+
+
+def _create_named(path: str, size_bytes: int, fill: Callable[[int], None]) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
     try:
         os.ftruncate(descriptor, size_bytes)
+        fill(descriptor)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -19,7 +19,7 @@ class Changes:
         self._disk, self._roots = disk, tuple(roots)
         self._files: set[str] = set()
         self._folders: set[str] = set()
-        self._is_complete = known is not None
+        self._unknown = set(self._roots) if known is None else set()  # folders below which anything may have changed
         for name in known or ():
             path = files.join(self._roots[0], name)  # an absolute one stays as it is
             if path.endswith("/"):
@@ -48,7 +48,7 @@ class Changes:
 
     def names(self) -> tuple[str, ...] | None:
         """Return what a watermark keeps: files, and folders with a slash at the end; None for "too many"."""
-        if not self._is_complete:
+        if self._unknown:
             return None
         inside = self._roots[0] + "/"  # such names stay right when the store is moved
         paths = [*sorted(self._files), *sorted(f"{path}/" for path in self._folders)]
@@ -56,19 +56,32 @@ class Changes:
 
     def sync(self) -> None:
         """Have all of it on disk for good. Raises what a failed sync raises; then nothing counts as synced."""
-        if not self._is_complete:
-            for root in self._roots:
-                self._note_all(root)
-        for path in sorted(self._files):
+        for root in sorted(self._unknown):
+            self._note_all(root)
+        self._sync(self._files, self._folders)
+        self._files.clear()
+        self._folders.clear()
+        self._unknown.clear()
+
+    def sync_in(self, folders: Iterable[str]) -> None:
+        """Have what lies right in some folders on disk for good; the rest stays noted. Raises what `sync` raises."""
+        chosen = set(folders)
+        for root in sorted(self._unknown & chosen):
+            self._note_all(root)
+        inside = {path for path in self._files if files.parent(path) in chosen}
+        self._sync(inside, self._folders & chosen)
+        self._files -= inside
+        self._folders -= chosen
+        self._unknown -= chosen
+
+    def _sync(self, paths: Iterable[str], folders: Iterable[str]) -> None:
+        for path in sorted(paths):
             if files.file_size(path) >= 0:  # retention may have taken it since
                 with self._disk.open(path) as file:
                     file.sync()
-        for path in sorted(self._folders):
+        for path in sorted(folders):
             if files.is_folder(path):
                 self._disk.sync_folder(path)
-        self._files.clear()
-        self._folders.clear()
-        self._is_complete = True
 
     def _note_all(self, folder: str) -> None:
         self._folders.add(folder)

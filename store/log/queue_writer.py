@@ -70,9 +70,10 @@ class QueueWriter:
         changes: Changes,
         file_bytes: Callable[[np.dtype[np.void]], int],
         is_batch: Callable[[str], bool],
+        sync_log: Callable[[], None],
     ) -> None:
         self._disk, self._root, self._changes = disk, root, changes
-        self._file_bytes, self._is_batch = file_bytes, is_batch
+        self._file_bytes, self._is_batch, self._sync_log = file_bytes, is_batch, sync_log
         self._ends: dict[QueueKey, _End] = {}
 
     def forget(self) -> None:
@@ -98,14 +99,20 @@ class QueueWriter:
         self.clear_behind(key)
 
     def clear_behind(self, key: QueueKey) -> None:
-        """Make zero what stands behind the queue's end, for recovery.
+        """Make zero what stands behind the queue's end, for recovery; files that begin there go.
 
-        A broker leaves such bytes, and a later recovery may take them for units again.
+        A broker leaves such bytes, and a later recovery may take them for units again. A queue's only file stays where
+        its name alone says at which offset the queue goes on.
         """
         end = self._end(key)
         run = end.queue.run
-        for segment in run.segments:
-            begin = max(end.unit * run.layout.itemsize - segment.begin, 0)
+        end_position = end.unit * run.layout.itemsize
+        for segment in reversed(run.segments):
+            if segment.begin >= end_position and (segment is not run.segments[0] or not segment.begin):
+                self._disk.remove(segment.path)
+                self._changes.note_folder(run.folder)
+                continue
+            begin = max(end_position - segment.begin, 0)
             parts = list(files.data_extents(segment.path, begin, segment.size)) if begin < segment.size else []
             if parts:
                 with self._disk.open(segment.path) as file:
@@ -171,36 +178,45 @@ class QueueWriter:
 
     def _write(self, end: _End, number: int, units: NewUnits) -> None:
         run = end.queue.run
-        position = number * run.layout.itemsize
-        segment = _holding(run, position) or self._make_file(end, position)
+        position, data = number * run.layout.itemsize, self._encode(end.queue, units)
+        segment = _holding(run, position)
+        if segment is None:
+            self._make_file(end, position, data)
+            return
         with self._disk.open(segment.path) as file:
-            file.write(position - segment.begin, self._encode(end.queue, units))
+            file.write(position - segment.begin, data)
         self._changes.note_file(segment.path)
 
-    def _make_file(self, end: _End, position: int) -> Segment:
-        """Make the file for a position; in the first one of a queue, fill stands before the first unit."""
+    def _make_file(self, end: _End, position: int, data: bytes) -> None:
+        """Make the file for a position, with its first units; in the first one of a queue, fill stands before them.
+
+        No power cut leaves its name without its first unit: where a broker cuts back its log, it counts the first
+        unit of a queue's last file whatever stands there (ConsumeQueue#truncateDirtyLogicFiles, 4.9 and 5.3), and
+        the queue would have a hole for ever.
+        """
         run = end.queue.run
         size = self._bytes_of(end.queue)
-        is_first = not run.segments
-        if is_first:
+        begin = position // size * size
+        if not run.segments:
             self._disk.make_folder(run.folder)
             self._changes.note_new_folder(run.folder, self._root)
+            if position > begin and run.layout is QUEUE_UNIT:
+                data = encode_blank_fill((position - begin) // QUEUE_UNIT.itemsize) + data
+                position = begin
         else:
             # A broker that opens the store after a power cut looks at a queue's last three files only
-            # (ConsumeQueue#recover): a file before them must not lack units.
+            # (ConsumeQueue#recover): a file before them must not lack units. But first the log: units that outlive
+            # their records have every later recovery of a broker cut back all queues.
+            self._sync_log()
             with self._disk.open(run.segments[-1].path) as full:
                 full.sync()
-        begin = position // size * size
         path = files.join(run.folder, filenames.segment_name(begin))
         if files.file_size(path) == 0:
             self._disk.remove(path)  # somebody died while making it: MappedFileQueue#doLoad takes it away, too
-        self._disk.create(path, size)
+        # From here readers see the file and its units at once; a crash before leaves neither.
+        self._disk.create_filled(path, size, position - begin, data)
         self._changes.note_new_file(path)
-        if is_first and position > begin and run.layout is QUEUE_UNIT:
-            with self._disk.open(path) as file:
-                file.write(0, encode_blank_fill((position - begin) // QUEUE_UNIT.itemsize))
         run.look()
-        return Segment(begin, size, path)
 
     @staticmethod
     def _encode(queue: ConsumeQueue, units: NewUnits) -> bytes:

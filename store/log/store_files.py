@@ -52,7 +52,7 @@ class StoreFiles:
         self.log = CommitLog(folders, mapped=False)
         self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
         self.topics = TopicWriter(disk, root)
-        self.queues = QueueWriter(disk, root, self.changes, self._queue_file_bytes, self.topics.is_batch)
+        self.queues = self._queue_writer()
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
         self.note = nothing_written()
 
@@ -72,7 +72,7 @@ class StoreFiles:
         self.note = note
         self.changes = Changes(self.disk, (self.root, *self.folders), note.dirty)
         self.log_writer = LogWriter(self.disk, self.log, self.folders, self.changes, self._sizes.segment_bytes)
-        self.queues = QueueWriter(self.disk, self.root, self.changes, self._queue_file_bytes, self.topics.is_batch)
+        self.queues = self._queue_writer()
         self.index = KeyIndex(self.root, self.disk, self._sizes.index, self.now_ms, self.changes)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
@@ -167,6 +167,17 @@ class StoreFiles:
         # Only now nothing is left to recover. A crash before this costs the next writer a look at the last segment.
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)
+
+    def _queue_writer(self) -> QueueWriter:
+        changes = self.changes
+        return QueueWriter(
+            self.disk,
+            self.root,
+            changes,
+            self._queue_file_bytes,
+            self.topics.is_batch,
+            lambda: changes.sync_in(self.folders),
+        )
 
     def _write_note(self, note: Watermark) -> None:
         self.note = write_watermark(self.disk, self.root, note)

@@ -139,10 +139,12 @@ class Recorder(SystemCalls):
     def create(self, path: str, size_bytes: int) -> None:
         self._live()
         super().create(path, size_bytes)
-        inside = self._inside(path)
-        self._numbers[inside] = self._next_number
-        self.effects.append(Create(inside, self._next_number, size_bytes))
-        self._next_number += 1
+        self._note_new(path, size_bytes, 0, b"")
+
+    def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
+        self._live()
+        super().create_filled(path, size_bytes, position, data)
+        self._note_new(path, size_bytes, position, bytes(data))
 
     def open(self, path: str) -> int:
         descriptor = super().open(path)
@@ -185,6 +187,15 @@ class Recorder(SystemCalls):
         self._live()
         super().remove_folder(path)
         self.effects.append(RemoveFolder(self._inside(path)))
+
+    def _sync_new(self, descriptor: int) -> None:
+        """Wait for no disk, as in `sync`."""
+
+    def _note_new(self, path: str, size_bytes: int, position: int, data: bytes) -> None:
+        inside = self._inside(path)
+        self._numbers[inside] = self._next_number
+        self.effects.append(Create(inside, self._next_number, size_bytes, position, data))
+        self._next_number += 1
 
     def _live(self) -> None:
         if self.dies_at is not None and len(self.effects) >= self.dies_at:

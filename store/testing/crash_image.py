@@ -165,8 +165,9 @@ class DiskState:
         match effect:
             case MakeFolder(path):
                 self._change(path, _Folder())
-            case Create(path, number, size_bytes):
-                self._files[number] = _File(bytes(size_bytes), bytes(size_bytes))
+            case Create(path, number, size_bytes, position, data):
+                content = _with_piece(bytes(size_bytes), position, data)
+                self._files[number] = _File(content, content)
                 self._change(path, self._files[number])
             case Write(_, number, position, data):
                 self._files[number].write(position, data)

@@ -15,11 +15,16 @@ class MakeFolder:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A file of `size_bytes` zeros got its name."""
+    """A file of `size_bytes` got its name: zeros, but for `data`, which was on the disk for good before."""
 
     path: str
     file: int
     size_bytes: int
+    position: int = 0
+    data: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Create(path={self.path!r}, size_bytes={self.size_bytes}, filled={len(self.data)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,10 @@ class FailingCalls(SystemCalls):
         self._count(path)
         self._inner.create(path, size_bytes)
 
+    def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
+        self._count(path)
+        self._inner.create_filled(path, size_bytes, position, data)
+
     def open(self, path: str) -> int:
         return self._inner.open(path)
 

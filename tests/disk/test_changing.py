@@ -62,6 +62,31 @@ def test_a_new_file_has_its_full_size_takes_no_room_and_replaces_none(
     assert os.listdir(tmp_path) == ["segment"]
 
 
+@pytest.mark.parametrize("kernel", ["", "no nameless files", "no proc"])
+def test_a_filled_file_has_its_bytes_and_replaces_none(
+    tmp_path: Path, disk: Disk, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "no nameless files":
+        monkeypatch.setattr(system_calls, "_NAMELESS", 0)
+    if kernel == "no proc":
+        monkeypatch.setattr(os, "link", lambda *_, **__: os.open("no/such/file", os.O_RDONLY))
+    path = tmp_path / "queue"
+    disk.create_filled(str(path), 10, 3, b"abcd")
+    assert path.read_bytes() == b"\0\0\0abcd\0\0\0"
+    with pytest.raises(FileExistsError):
+        disk.create_filled(str(path), 10, 0, b"x")
+    assert path.read_bytes() == b"\0\0\0abcd\0\0\0"
+    assert os.listdir(tmp_path) == ["queue"]
+
+
+def test_no_power_cut_leaves_the_name_of_a_filled_file_without_its_bytes(tmp_path: Path) -> None:
+    disk = CrashDisk(tmp_path)
+    disk.create_filled(str(tmp_path / "queue"), 2000, 600, b"b" * 600)
+    whole = bytes(600) + b"b" * 600 + bytes(800)
+    assert [image.contents for image in disk.images(1, 1)] == [{"queue": whole}, {}]
+    assert [image.contents for image in disk.images(0, 1)] == [{}]
+
+
 def test_a_file_that_does_not_get_its_size_gets_no_name(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rmq_spark.store import open_reader
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT
+from rmq_spark.store.format.record import Record
+from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.retention import expire
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -130,6 +135,16 @@ def numbers(root: Path) -> list[int]:
     return found
 
 
+def queue_files(root: Path) -> list[list[NDArray[np.void]]]:
+    """Return the units in each file of each queue, the files of a queue in order."""
+    folders = sorted(root.glob("consumequeue/*/*"))
+    return [
+        [np.frombuffer(path.read_bytes(), QUEUE_UNIT) for path in sorted(folder.iterdir())]
+        for folder in folders
+        if any(folder.iterdir())
+    ]
+
+
 def check(root: Path, work: Workload, point: int, *, is_power_cut: bool) -> None:
     """Recover the store and look whether all is kept that was promised, and nothing else is there."""
     promise = work.at(point)
@@ -142,6 +157,7 @@ def check(root: Path, work: Workload, point: int, *, is_power_cut: bool) -> None
         section.ensure_topic("T", QUEUES)
     store.close()
     assert not (root / "abort").exists()
+    assert {int(units["record_size"][0]) > 0 for of_queue in queue_files(root) for units in of_queue} <= {True}
     after = set(numbers(root))
     assert set(range(gone, kept)) <= after
     assert after <= set(range(work.begun_at(point)))
@@ -195,6 +211,35 @@ def test_a_crash_at_every_system_call(tmp_path: Path, monkeypatch: pytest.Monkey
     work = live(tmp_path / "live")
     tried = crash_everywhere(work, tmp_path / "image", every(work, 1, 0), seed, monkeypatch)
     print(f"seed {seed}: {tried[0]} points, {tried[1]} images")
+
+
+def test_a_power_cut_leaves_no_queue_file_without_its_units_and_no_units_of_a_full_one_without_their_records(
+    tmp_path: Path,
+) -> None:
+    """What a broker makes of such images is seen in the compatibility tests: a hole for ever, or queues cut back."""
+    work, folder = live(tmp_path / "live"), tmp_path / "image"
+    file_count = full_count = 0
+    for point in range(0, work.disk.effect_count + 1, 3):
+        for image in work.disk.images(point, 5):
+            if "power cut" not in str(image):
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            image.write_to(folder)
+            log = CommitLog((str(folder / "s" / "commitlog"),), mapped=False)
+            for of_queue in queue_files(folder / "s"):
+                for units in of_queue:
+                    assert units["record_size"][0] > 0, image
+                    file_count += 1
+                for units in of_queue[:-1]:
+                    assert (units["record_size"] > 0).all(), image
+                    for place in units["physical_offset"].tolist():
+                        has_expired = place < log.segments.begin
+                        assert has_expired or isinstance(log.record_at(place), Record), f"{place} in {image}"
+                    full_count += 1
+            log.close()
+    print(f"{file_count} files, {full_count} full ones")
+    assert full_count > 100
 
 
 def test_a_crash_of_the_recovery_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
