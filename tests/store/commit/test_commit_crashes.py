@@ -194,7 +194,7 @@ def test_who_finishes_relies_on_no_name_that_is_not_on_disk(
     life = live(make_kit, tmp_path / "measured", "sync")
     renamed = Rename(f"store/rmq/{name}.tmp", f"store/rmq/{name}")
     (place,) = [place for place in range(life.begun, life.done) if life.disk.effects[place] == renamed]
-    assert crash_twice(make_kit, spread, tmp_path, [place + 1 - life.begun], 12) > 5
+    assert crash_twice(make_kit, spread, tmp_path, [place + 1 - life.begun], 6) > 5
 
 
 @pytest.mark.torture
