@@ -1,5 +1,6 @@
 """What a program that appends is refused: in our words, before anything changes, and once its store is closed."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_spark import OptionError, RmqError, StoreError, close, open_reader, open_store
+from rmq_spark import (
+    LockTimeoutError,
+    OptionError,
+    RmqError,
+    StoreError,
+    StorePathError,
+    close,
+    open_reader,
+    open_store,
+)
 from rmq_spark.store.commit import message_store
 from rmq_spark.store.commit.message_store import MessageStore
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 
 
 @pytest.fixture
@@ -178,6 +191,42 @@ def test_a_call_that_dies_between_two_turns_says_how_many_rows_are_there(
     with pytest.raises(StoreError, match="the disk fails") as caught:
         store.send_many(pa.table({"body": [b"x" * 300] * 10}), topic="T")
     assert caught.value.__notes__ == ["The first 4 rows of the call were appended. Send only the others again."]
+
+
+def test_a_store_that_another_writer_keeps_is_refused_and_nothing_is_written(
+    store: MessageStore, tmp_path: Path
+) -> None:
+    store.send("T", "a")
+    settings = WriterSettings(application="nightly import")
+    keeper = StoreWriter(str(tmp_path / "s"), Disk(), settings, wall_clock_ms, time.sleep)
+    with open_store(tmp_path / "s", lock_timeout_ms=50) as late:
+        with keeper, keeper.section():
+            for call in (
+                lambda: late.send("T", "b"),
+                lambda: late.send_many(pa.table({"body": ["b"] * 3}), topic="U"),
+                lambda: late.create_topic("U"),
+                lambda: late.expire(max_bytes=0),
+                late.settle,
+            ):
+                with pytest.raises(LockTimeoutError, match="nightly import"):
+                    call()
+        assert (late.topics(), count(late)) == (["T"], 1)
+        late.send("T", "b")
+        assert count(late) == 2
+
+
+@pytest.mark.parametrize("opening", [open_store, close])
+def test_a_store_of_another_version_of_ours_is_refused_and_still_read(
+    store: MessageStore, tmp_path: Path, opening: Callable[[Path], object]
+) -> None:
+    store.send("T", "a")
+    store.close()
+    (tmp_path / "s" / "rmq" / "settings.json").write_text('{"v": 99}')
+    with pytest.raises(StorePathError, match=r"settings\.json is of version 99; .* Reading works with any"):
+        opening(tmp_path / "s")
+    with open_reader(tmp_path / "s") as reader:
+        assert reader.topics() == ["T"]
+    assert not (tmp_path / "s" / "abort").exists()
 
 
 def test_a_closed_store_refuses_everything_and_stays_in_order(store: MessageStore, tmp_path: Path) -> None:
