@@ -15,6 +15,7 @@ Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -156,6 +157,9 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     tail.look(table.queues, table.queues, whole=True)
     for fault in tail.faults.values():
         raise fault
+    if closing is Closing.CRASHED:
+        for _ in _records(store, tail.first_unitless(), tail.end):
+            pass  # a torn one is refused before anything is changed
     place, head = tail.last_record
     before = read_watermark(store.root)
     store.believe(
@@ -259,6 +263,18 @@ def _dispatch(store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewin
     """
     waiting: list[Record] = []
     last: Record | None = None
+    for record in _records(store, begin, end):
+        waiting.append(record)
+        last = replace(record, body=b"")
+        if len(waiting) >= _BATCH_RECORDS:
+            _dispatch_records(store, waiting, unit_begin, rewind=rewind)
+            waiting = []
+    _dispatch_records(store, waiting, unit_begin, rewind=rewind)
+    return last
+
+
+def _records(store: StoreFiles, begin: int, end: int) -> Iterator[Record]:
+    """Yield the records of [begin, end). Raises DamageError for what is none."""
     place = begin
     while place < end:
         record = store.log.record_at(place)
@@ -269,14 +285,8 @@ def _dispatch(store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewin
             segment = store.log.segments.holding(place)
             path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
             raise DamageError("a record before the log's end", path, position, "a record", record.why)
-        waiting.append(record)
+        yield record
         place += record.total_size
-        last = replace(record, body=b"")
-        if len(waiting) >= _BATCH_RECORDS:
-            _dispatch_records(store, waiting, unit_begin, rewind=rewind)
-            waiting = []
-    _dispatch_records(store, waiting, unit_begin, rewind=rewind)
-    return last
 
 
 def _close(store: StoreFiles, end: int, last: Record | None) -> None:
