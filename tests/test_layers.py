@@ -63,7 +63,7 @@ ONLY = {
     "tempfile": "store.testing",
     "threading": "datasource store.testing",
     "multiprocessing": "",
-    "concurrent": "",
+    "concurrent": "store.commit.read_ahead",
     "json": "store.format store.commit store.testing datasource stop",
 }
 

@@ -27,7 +27,7 @@ from rmq_spark.store.commit.staging import CHUNK_BYTES, StagedFile, check_staged
 from rmq_spark.store.commit.sweeping import remove_staged
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import DamageError, DiskFullError, NotFoundError, OptionError, RmqError, StoreChangedError
+from rmq_spark.store.errors import DamageError, NotFoundError, OptionError, RmqError, StoreChangedError
 from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.filenames import COMMIT_LOG, check_topic_name
 from rmq_spark.store.format.record import BLANK_BYTES, Record, decode_record

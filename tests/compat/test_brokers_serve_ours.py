@@ -19,8 +19,8 @@ from rmq_spark.store.units import QueueKey
 
 pytestmark = pytest.mark.compat
 
-# Topics for push consumers. 4.9's dies of an empty body (ProcessQueue#putMessage: NullPointerException): it skips all that
-# came with it, up to 32 messages. Its pull consumer, and 5.3's of both kinds, take it.
+# Topics for push consumers. 4.9's dies of an empty body (ProcessQueue#putMessage: NullPointerException): it skips all
+# that came with it, up to 32 messages. Its pull consumer, and 5.3's of both kinds, take it.
 PUSHED = ("orders", "p")
 HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 
