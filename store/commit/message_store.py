@@ -1,6 +1,5 @@
 """A store for programs: send one message or many, make topics, ask for bounds, let old messages go, leave in order."""
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,6 @@ SENT = pa.schema(
         ("storeTimestamp", pa.timestamp("ms", tz="UTC")),
     ]
 )
-# A row's number, as the encoder begins an error with it: it counts from the first row that the store was ever given.
-_ROW = re.compile(r"^row (\d+)(, |: )")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,6 @@ class MessageStore:
         finisher = IntentFinisher(self.path, disk, wall_clock_ms)
         self._writer = StoreWriter(self.path, disk, settings, wall_clock_ms, time.sleep, (finisher,))
         self._outbox = Outbox(self.path, outbox)
-        self._rows_encoded = 0
         self._is_closed = False
 
     def __enter__(self) -> "MessageStore":
@@ -198,7 +194,7 @@ class MessageStore:
         self._refuse_if_closed()
         appended: list[Appended] = []
         try:
-            records = self._encode(messages, rows_before)
+            records = self._outbox.encode(messages, rows_before)
             for part in split_records(records, MAX_SECTION_BYTES):
                 with self._writer.section() as section:
                     self._ensure_topics(section, part)
@@ -211,17 +207,6 @@ class MessageStore:
                 error.add_note(f"The first {there} rows of the call were appended. Send only the others again.")
             raise
         return records, appended
-
-    def _encode(self, messages: pa.RecordBatch, rows_before: int | None) -> EncodedRecords:
-        try:
-            records = self._outbox.encode(messages)
-        except OptionError as error:
-            if rows_before is None:
-                raise OptionError(_ROW.sub("", str(error))) from None
-            earlier = self._rows_encoded - rows_before
-            raise OptionError(_ROW.sub(lambda row: f"row {int(row[1]) - earlier}{row[2]}", str(error))) from None
-        self._rows_encoded += len(records)
-        return records
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

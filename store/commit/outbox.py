@@ -58,9 +58,12 @@ class Outbox:
         )
         self._router = QueueRouter(self._write_queues, random_bits())
 
-    def encode(self, messages: pa.RecordBatch) -> EncodedRecords:
-        """Encode rows; columns are some of MESSAGE_COLUMNS. Raises OptionError for a row that is no message."""
-        return self._encoder.encode(messages, self._router, wall_clock_ms())
+    def encode(self, messages: pa.RecordBatch, first_row: int | None) -> EncodedRecords:
+        """Encode rows; columns are some of MESSAGE_COLUMNS.
+
+        Raises OptionError for a row that is no message: it names the row, counted from `first_row`, if that is given.
+        """
+        return self._encoder.encode(messages, self._router, wall_clock_ms(), first_row)
 
     def forget_topics(self) -> None:
         """Look the topics up again: one has fewer queues than it had."""

@@ -39,10 +39,15 @@ class TaskStage:
         refuse_network(root, allowed=settings.allow_network_store)
         self._outbox = Outbox(root, settings.outbox)
         self._stage = StageWriter(root, Disk(), key.folder, name)
+        self._row_count = 0
 
     def write(self, messages: pa.RecordBatch) -> None:
-        """Stage rows; columns are some of MESSAGE_COLUMNS. Raises OptionError for a row that is no message."""
-        self._stage.write(self._outbox.encode(messages))
+        """Stage rows; columns are some of MESSAGE_COLUMNS.
+
+        Raises OptionError for a row that is no message: it names the row, counted from the task's first.
+        """
+        self._stage.write(self._outbox.encode(messages, self._row_count))
+        self._row_count += messages.num_rows
 
     def finish(self) -> StagedFile:
         """Return what was staged; it is on disk for good."""

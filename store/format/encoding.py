@@ -73,7 +73,6 @@ class MessageEncoder:
     ) -> None:
         self._ids, self._body_rules = ids, body_rules
         self._max_record_bytes = segment_bytes - BLANK_BYTES
-        self._rows_before = 0
         head = np.zeros(1, RECORD_HEAD)
         head["magic"] = MAGIC_V1
         for name, host in (("born_host", born_host), ("store_host", store_host)):
@@ -82,11 +81,13 @@ class MessageEncoder:
             head[name] = np.void(field)
         self._head = head
 
-    def encode(self, messages: pa.RecordBatch, router: QueueRouter, born_ms: int) -> EncodedRecords:
+    def encode(
+        self, messages: pa.RecordBatch, router: QueueRouter, born_ms: int, first_row: int | None = 0
+    ) -> EncodedRecords:
         """Encode the rows, born at `born_ms` since the epoch; the columns are some of MESSAGE_COLUMNS.
 
-        Raises OptionError, which names the row and its topic, for one that cannot become a message; rows count from
-        0 through all batches of this encoder. Nothing is encoded then.
+        Raises OptionError, which names the row and its topic, for one that cannot become a message; the first is called
+        `first_row`, or nothing if that is None. Nothing is encoded then.
         """
         unknown = set(messages.schema.names) - set(MESSAGE_COLUMNS)
         assert not unknown, unknown
@@ -97,9 +98,9 @@ class MessageEncoder:
             encoded = self._encode(columns, router, born_ms)
         except RowFault as fault:
             topic = columns["topic"][fault.row].cast(pa.binary()).as_py()
-            named = "" if topic is None else f", topic {topic.decode('utf-8', 'replace')!r}"
-            raise OptionError(f"row {self._rows_before + fault.row}{named}: {fault.what}") from None
-        self._rows_before += messages.num_rows
+            row = [] if first_row is None else [f"row {first_row + fault.row}"]
+            of_topic = [] if topic is None else [f"topic {topic.decode('utf-8', 'replace')!r}"]
+            raise OptionError(": ".join(filter(None, [", ".join(row + of_topic), fault.what]))) from None
         return encoded
 
     def _encode(self, columns: dict[str, pa.Array], router: QueueRouter, born_ms: int) -> EncodedRecords:

@@ -51,8 +51,8 @@ def batch(*rows: Row) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([row.get(n) for row in whole], TYPES[n]) for n in names], names)
 
 
-def encode(*rows: Row, with_encoder: MessageEncoder | None = None) -> EncodedRecords:
-    return (with_encoder or encoder()).encode(batch(*rows), QueueRouter(lambda _: 4, 0), BORN_MS)
+def encode(*rows: Row, with_encoder: MessageEncoder | None = None, first_row: int | None = 0) -> EncodedRecords:
+    return (with_encoder or encoder()).encode(batch(*rows), QueueRouter(lambda _: 4, 0), BORN_MS, first_row)
 
 
 def records_of(encoded: EncodedRecords) -> list[Record]:
@@ -130,12 +130,14 @@ REFUSED: list[tuple[Row, str]] = [
 
 @pytest.mark.parametrize(("wrong", "what"), REFUSED, ids=[what[:30] for _, what in REFUSED])
 def test_a_row_that_cannot_become_a_message_is_named(wrong: Row, what: str) -> None:
-    """Rows count through the batches of a task, and nothing of the batch is returned."""
+    """By its number, if its rows have numbers; and nothing of the batch is returned."""
     one = encoder()
-    encode({}, {}, {}, with_encoder=one)
     with pytest.raises(OptionError) as error:
-        encode({}, wrong, {}, with_encoder=one)
+        encode({}, wrong, {}, with_encoder=one, first_row=3)
     assert str(error.value).startswith(f"row 4, topic 't': {what}")
+    with pytest.raises(OptionError) as error:
+        encode(wrong, with_encoder=one, first_row=None)
+    assert str(error.value).startswith(f"topic 't': {what}")
     encode({}, with_encoder=one)
 
 
