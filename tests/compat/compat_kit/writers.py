@@ -26,7 +26,7 @@ store, first, calls = our_stores.open_small(path), 0, 0
 while True:
     numbers = range(first, first + (1, 3, 17)[calls % 3])
     first, calls = numbers.stop, calls + 1
-    rows = [dict(body=f"{name}-{n}".ljust(600).encode(), keys=f"{name}-{n}", queueId=n % queues) for n in numbers]
+    rows = [dict(body=f"{name}-{n}".ljust(1500).encode(), keys=f"{name}-{n}", queueId=n % queues) for n in numbers]
     table = pa.table({"body": [row["body"] for row in rows], "keys": [row["keys"] for row in rows],
                       "queueId": pa.array([row["queueId"] for row in rows], pa.int32())})
     try:
@@ -68,7 +68,7 @@ class Notes:
             lines.append(f"{len(bodies) - len(set(bodies))} messages are there twice")
         for (queue_id, offset), text in self.places.items():
             held = rows.get(queue_id, [])
-            if offset >= len(held) or held[offset]["body"] not in (_digest(text), _digest(text.ljust(600))):
+            if offset >= len(held) or held[offset]["body"] not in (_digest(text), _digest(text.ljust(1500))):
                 lines.append(f"{text} is not at {offset} of queue {queue_id}")
         return lines
 
