@@ -4,4 +4,10 @@ build.py     jars and classes of one version, made at first use
 network.py   a network in which RocketMQ starts
 rocketmq.py  a broker, a client and the store classes as objects
 rows.py      messages as rows that can be compared, whoever read them
+lookups.py   look-ups by key, id and time that can be compared
+our_stores.py  stores that we write
+kinds.py     every kind of record that a broker and its client write
+their_lives.py  a broker that writes them all, and its store in every state
+coverage_table.py  how many messages of each kind were compared
+damages.py   what may happen to a store's files
 """
