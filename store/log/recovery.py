@@ -15,39 +15,27 @@ Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from rmq_spark.store.disk.host import boot_id
-from rmq_spark.store.errors import DamageError, StorePathError
-from rmq_spark.store.format.batch_body import message_count
-from rmq_spark.store.format.java import index_key_hash
-from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
+from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format.record import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_HEAD,
-    TRANSACTION_COMMIT,
-    TRANSACTION_MASK,
-    TRANSACTION_ROLLBACK,
     Blank,
     Record,
-    Torn,
 )
-from rmq_spark.store.format.tags_code import tags_code_of
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
+from rmq_spark.store.log.dispatching import LastRecord, dispatch, log_blocks, stands_at
 from rmq_spark.store.log.lookup import last_indexed_place
-from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.log.watermark_file import read_settled_watermark, read_watermark, watermark_path
-from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 _BATCH_RECORDS = 10_000  # dispatched together: bounds memory
@@ -143,7 +131,7 @@ def _finish_section(store: StoreFiles, note: Watermark) -> None:
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
     cleared = store.log_writer.clear_from(end)
     # Its units are written over with the same bytes: of the last one it may have written a part.
-    _close(store, end, _dispatch(store, begin, end, note.end, rewind=True))
+    _close(store, end, dispatch(store, begin, end, note.end, rewind=True))
     if end != note.end or cleared:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
 
@@ -158,7 +146,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     for fault in tail.faults.values():
         raise fault
     if closing is Closing.CRASHED:
-        for _ in _records(store, tail.first_unitless(), tail.end):
+        for _ in log_blocks(store, tail.first_unitless(), tail.end):
             pass  # a torn one is refused before anything is changed
     place, head = tail.last_record
     before = read_watermark(store.root)
@@ -189,7 +177,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
         # Records before the first one without a unit have theirs, or belong to a topic that was deleted.
         unitless = tail.first_unitless()
-        last = _dispatch(store, min(unitless, max(indexed, store.log.segments.begin)), tail.end, unitless)
+        last = dispatch(store, min(unitless, max(indexed, store.log.segments.begin)), tail.end, unitless)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         _close(store, tail.end, last)
         store.settle()
@@ -204,24 +192,17 @@ def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
     end = _whole_end(store, settled.end)
     queues = list(TopicTable(store.root).queues)
     for key in queues:
-        store.queues.rewind(key, settled.end, lambda offset, place: _stands_at(store, offset, place))
+        store.queues.rewind(key, settled.end, lambda offset, place: stands_at(store, offset, place))
     cleared = store.log_writer.clear_from(end)
     begin = settled.end
     if not store.index.repair(settled.index):
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
-    last = _dispatch(store, begin, end, settled.end)
+    last = dispatch(store, begin, end, settled.end)
     for key in queues:
         store.queues.clear_behind(key)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()
-
-
-def _stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> bool:
-    if physical_offset < store.log.segments.begin:
-        return True  # it has expired; nothing speaks against the unit
-    record = store.log.record_at(physical_offset)
-    return isinstance(record, Record) and record.queue_offset == queue_offset
 
 
 def _whole_end(store: StoreFiles, begin: int) -> int:
@@ -256,115 +237,11 @@ def _lacks_a_sector(store: StoreFiles, record: Record) -> bool:
     return any(not tail[one - begin : other - begin].strip(b"\0") for one, other in pairwise(edges))
 
 
-def _dispatch(store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewind: bool = False) -> Record | None:
-    """Make the keys that are missing for the records of [begin, end), and from `unit_begin` on the units.
-
-    With `rewind` units that are there from `unit_begin` on are written again. Return the last record, without body.
-    """
-    waiting: list[Record] = []
-    last: Record | None = None
-    for record in _records(store, begin, end):
-        waiting.append(record)
-        last = replace(record, body=b"")
-        if len(waiting) >= _BATCH_RECORDS:
-            _dispatch_records(store, waiting, unit_begin, rewind=rewind)
-            waiting = []
-    _dispatch_records(store, waiting, unit_begin, rewind=rewind)
-    return last
-
-
-def _records(store: StoreFiles, begin: int, end: int) -> Iterator[Record]:
-    """Yield the records of [begin, end). Raises DamageError for what is none."""
-    place = begin
-    while place < end:
-        record = store.log.record_at(place)
-        if isinstance(record, Blank):
-            place += record.remaining_size
-            continue
-        if isinstance(record, Torn):
-            segment = store.log.segments.holding(place)
-            path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
-            raise DamageError("a record before the log's end", path, position, "a record", record.why)
-        yield record
-        place += record.total_size
-
-
-def _close(store: StoreFiles, end: int, last: Record | None) -> None:
+def _close(store: StoreFiles, end: int, last: LastRecord | None) -> None:
     """Say that all records up to `end`, of which `last` is the last if any were met, have their units and keys."""
     note = store.note
     if last is None:
         store.close_section(end, note.last_ms, note.last_place, note.last_head)
     else:
         head = store.log.bytes_at(last.physical_offset, RECORD_HEAD.itemsize)
-        store.close_section(end, max(last.store_timestamp, note.last_ms), last.physical_offset, head)
-
-
-def _dispatch_records(store: StoreFiles, records: list[Record], unit_begin: int, *, rewind: bool) -> None:
-    store.note_progress()
-    by_queue: dict[QueueKey, list[Record]] = {}
-    for record in records:
-        gets_unit = record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
-        if gets_unit and record.physical_offset >= unit_begin:
-            key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
-            by_queue.setdefault(key, []).append(record)
-    for key, of_queue in by_queue.items():
-        if rewind:
-            first = of_queue[0].physical_offset
-            store.queues.rewind(key, first, lambda offset, place: _stands_at(store, offset, place))
-        _put_missing(store, key, of_queue)
-    _index(store, records)
-
-
-def _put_missing(store: StoreFiles, key: QueueKey, records: list[Record]) -> None:
-    """Put the units of those records that have none yet.
-
-    A record before the queue's last one is of a topic that was deleted and made again (ConsumeQueue
-    #putMessagePositionInfo passes over it too).
-    """
-    next_offset, last_place = store.queues.next_offset(key), store.queues.last_place(key)
-    missing = [
-        record for record in records if record.queue_offset >= next_offset and record.physical_offset > last_place
-    ]
-    if not missing:
-        return
-    if missing[0].queue_offset > next_offset:
-        if next_offset or store.queues.has_files(key):
-            segment = store.log.segments.holding(missing[0].physical_offset)
-            raise DamageError(
-                f"queue {key} ends at queue offset {next_offset}, and the next message in the log has "
-                f"{missing[0].queue_offset}",
-                segment.path if segment else store.root,
-                missing[0].physical_offset - (segment.begin if segment else 0),
-                next_offset,
-                missing[0].queue_offset,
-            )
-        store.queues.begin_at(key, missing[0].queue_offset)
-    counts = np.array([message_count(record) for record in missing], np.int64)
-    store.queues.put(
-        key,
-        NewUnits(
-            np.array([record.physical_offset for record in missing], np.int64),
-            np.array([record.total_size for record in missing], np.int64),
-            np.array([tags_code_of(record) for record in missing], np.int64),
-            np.array([record.queue_offset for record in missing], np.int64),
-            np.array([record.store_timestamp for record in missing], np.int64),
-            None if (counts == 1).all() else counts,
-        ),
-    )
-
-
-def _index(store: StoreFiles, records: list[Record]) -> None:
-    """Put the keys of records into the index; the index passes over those that it has (IndexService#buildIndex)."""
-    hashes, places, times = [], [], []
-    for record in records:
-        if record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
-            continue
-        topic, properties = record.topic.decode("utf-8", "replace"), parse(record.properties)
-        keys = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
-        keys += [key for key in properties.get(KEYS, "").split(" ") if key]
-        hashes += [index_key_hash(f"{topic}#{key}") for key in keys]
-        places += [record.physical_offset] * len(keys)
-        times += [record.store_timestamp] * len(keys)
-    store.index.put_many(
-        np.array(hashes, np.int32), np.array(places, np.int64), np.array(times, np.int64), skip_known=True
-    )
+        store.close_section(end, max(last.store_time_ms, note.last_ms), last.physical_offset, head)

@@ -1,0 +1,157 @@
+"""Units and index keys made anew from the log, by columns: for recovery, which may have all of a log to go through.
+
+`store/testing/dispatch_twin.py` does the same record by record.
+Source: DefaultMessageStore#doReput, #doDispatch, IndexService#buildIndex (5.3).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.record import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK,
+    Blank,
+    Record,
+    Torn,
+)
+from rmq_spark.store.format.record_columns import NotWholeError, RecordColumns, split_records, walk_records
+from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.store_files import StoreFiles
+from rmq_spark.store.units import QueueKey
+
+_BLOCK_BYTES = 8 << 20  # of log, dispatched together: bounds memory
+
+
+@dataclass(frozen=True, slots=True)
+class LastRecord:
+    """Where the last record begins, and when it was stored (ms)."""
+
+    physical_offset: int
+    store_time_ms: int
+
+
+def dispatch(
+    store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewind: bool = False, block_bytes: int = _BLOCK_BYTES
+) -> LastRecord | None:
+    """Make the keys that are missing for the records of [begin, end), and from `unit_begin` on the units.
+
+    With `rewind` units that are there from `unit_begin` on are written again. Return the last record, None without
+    any. Raises DamageError for what is no record, and for a queue that ends before the next message in the log.
+    """
+    last = None
+    for records in log_blocks(store, begin, end, block_bytes):
+        store.note_progress()
+        _put_units(store, records, unit_begin, rewind=rewind)
+        _put_keys(store, records)
+        last = LastRecord(int(records.places[-1]), int(records.store_times[-1]))
+    return last
+
+
+def log_blocks(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOCK_BYTES) -> Iterator[RecordColumns]:
+    """Yield the records of [begin, end), many at a time. Raises DamageError for what is none."""
+    place = begin
+    while place < end:
+        data = store.log.bytes_at(place, min(block_bytes, end - place))
+        positions, size = walk_records(data)
+        if not len(positions):
+            # A filler, a record that is larger than a block, or none.
+            record = store.log.record_at(place)
+            if isinstance(record, Blank):
+                place += record.remaining_size
+                continue
+            if isinstance(record, Torn):
+                raise _no_record(store, place, record)
+            data = store.log.bytes_at(place, record.total_size)
+            positions, size = np.zeros(1, np.int64), record.total_size
+        try:
+            records = split_records(data, positions, size, place)
+        except NotWholeError as fault:
+            bad = place + int(positions[fault.row])
+            raise _no_record(store, bad, store.log.record_at(bad)) from fault
+        yield records
+        place += size
+
+
+def stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> bool:
+    """Say whether the record at a physical offset has that queue offset, or has expired."""
+    if physical_offset < store.log.segments.begin:
+        return True  # nothing speaks against the unit
+    record = store.log.record_at(physical_offset)
+    return isinstance(record, Record) and record.queue_offset == queue_offset
+
+
+def _no_record(store: StoreFiles, place: int, found: Record | Blank | Torn) -> DamageError:
+    segment = store.log.segments.holding(place)
+    path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
+    why = found.why if isinstance(found, Torn) else "another one"
+    return DamageError("a record before the log's end", path, position, "a record", why)
+
+
+def _put_units(store: StoreFiles, records: RecordColumns, unit_begin: int, *, rewind: bool) -> None:
+    """Put the units, queue by queue, of those records that have none yet."""
+    kinds = records.sys_flags & TRANSACTION_MASK
+    gets_unit = ((kinds == 0) | (kinds == TRANSACTION_COMMIT)) & (records.places >= unit_begin)
+    rows = np.flatnonzero(gets_unit)
+    if not len(rows):
+        return
+    rows = rows[np.lexsort((rows, records.queue_ids[rows], records.topic_numbers[rows]))]
+    topics, queue_ids = records.topic_numbers[rows], records.queue_ids[rows]
+    edges = np.flatnonzero((topics[1:] != topics[:-1]) | (queue_ids[1:] != queue_ids[:-1])) + 1
+    for of_queue in np.split(rows, edges):
+        key = QueueKey(records.topics[int(records.topic_numbers[of_queue[0]])], int(records.queue_ids[of_queue[0]]))
+        if rewind:
+            first = int(records.places[of_queue[0]])
+            store.queues.rewind(key, first, lambda offset, place: stands_at(store, offset, place))
+        _put_missing(store, key, records, of_queue)
+
+
+def _put_missing(store: StoreFiles, key: QueueKey, records: RecordColumns, rows: NDArray[np.intp]) -> None:
+    """Put the units of those records of one queue that have none yet.
+
+    A record before the queue's last one is of a topic that was deleted and made again (ConsumeQueue
+    #putMessagePositionInfo passes over it too).
+    """
+    next_offset, last_place = store.queues.next_offset(key), store.queues.last_place(key)
+    missing = rows[(records.queue_offsets[rows] >= next_offset) & (records.places[rows] > last_place)]
+    if not len(missing):
+        return
+    first = int(records.queue_offsets[missing[0]])
+    if first > next_offset:
+        if next_offset or store.queues.has_files(key):
+            place = int(records.places[missing[0]])
+            segment = store.log.segments.holding(place)
+            raise DamageError(
+                f"queue {key} ends at queue offset {next_offset}, and the next message in the log has {first}",
+                segment.path if segment else store.root,
+                place - (segment.begin if segment else 0),
+                next_offset,
+                first,
+            )
+        store.queues.begin_at(key, first)
+    counts = records.message_counts[missing]
+    store.queues.put(
+        key,
+        NewUnits(
+            records.places[missing],
+            records.sizes[missing],
+            records.tags_codes[missing],
+            records.queue_offsets[missing],
+            records.store_times[missing],
+            None if (counts == 1).all() else counts,
+        ),
+    )
+
+
+def _put_keys(store: StoreFiles, records: RecordColumns) -> None:
+    """Put the keys of records into the index, which passes over those that it has (IndexService#buildIndex)."""
+    rows, hashes = records.key_rows, records.key_hashes
+    is_rolled_back = records.sys_flags & TRANSACTION_MASK == TRANSACTION_ROLLBACK
+    if is_rolled_back.any():
+        kept = ~is_rolled_back[rows]
+        rows, hashes = rows[kept], hashes[kept]
+    store.index.put_many(hashes, records.places[rows], records.store_times[rows], skip_known=True)

@@ -1,0 +1,121 @@
+"""Units and index keys made anew from the log record by record: the slow twin of `store/log/dispatching.py`."""
+
+import numpy as np
+
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.batch_body import message_count
+from rmq_spark.store.format.java import index_key_hash
+from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
+from rmq_spark.store.format.record import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK,
+    Blank,
+    Record,
+    Torn,
+)
+from rmq_spark.store.format.tags_code import tags_code_of
+from rmq_spark.store.log.dispatching import LastRecord, stands_at
+from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.store_files import StoreFiles
+from rmq_spark.store.units import QueueKey
+
+_TWIN_RECORDS = 50
+
+
+def dispatch(store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewind: bool = False) -> LastRecord | None:
+    """Make the keys that are missing for the records of [begin, end), and from `unit_begin` on the units.
+
+    With `rewind` units that are there from `unit_begin` on are written again. Return the last record, without body.
+    """
+    waiting: list[Record] = []
+    last: LastRecord | None = None
+    place = begin
+    while place < end:
+        record = store.log.record_at(place)
+        if isinstance(record, Blank):
+            place += record.remaining_size
+            continue
+        if isinstance(record, Torn):
+            segment = store.log.segments.holding(place)
+            path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
+            raise DamageError("a record before the log's end", path, position, "a record", record.why)
+        waiting.append(record)
+        place += record.total_size
+        last = LastRecord(record.physical_offset, record.store_timestamp)
+        if len(waiting) >= _TWIN_RECORDS:
+            _put_records(store, waiting, unit_begin, rewind=rewind)
+            waiting = []
+    _put_records(store, waiting, unit_begin, rewind=rewind)
+    return last
+
+
+def _put_records(store: StoreFiles, records: list[Record], unit_begin: int, *, rewind: bool) -> None:
+    store.note_progress()
+    by_queue: dict[QueueKey, list[Record]] = {}
+    for record in records:
+        gets_unit = record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
+        if gets_unit and record.physical_offset >= unit_begin:
+            key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
+            by_queue.setdefault(key, []).append(record)
+    for key, of_queue in by_queue.items():
+        if rewind:
+            first = of_queue[0].physical_offset
+            store.queues.rewind(key, first, lambda offset, place: stands_at(store, offset, place))
+        _put_missing(store, key, of_queue)
+    _index(store, records)
+
+
+def _put_missing(store: StoreFiles, key: QueueKey, records: list[Record]) -> None:
+    """Put the units of those records that have none yet.
+
+    A record before the queue's last one is of a topic that was deleted and made again (ConsumeQueue
+    #putMessagePositionInfo passes over it too).
+    """
+    next_offset, last_place = store.queues.next_offset(key), store.queues.last_place(key)
+    missing = [
+        record for record in records if record.queue_offset >= next_offset and record.physical_offset > last_place
+    ]
+    if not missing:
+        return
+    if missing[0].queue_offset > next_offset:
+        if next_offset or store.queues.has_files(key):
+            segment = store.log.segments.holding(missing[0].physical_offset)
+            raise DamageError(
+                f"queue {key} ends at queue offset {next_offset}, and the next message in the log has "
+                f"{missing[0].queue_offset}",
+                segment.path if segment else store.root,
+                missing[0].physical_offset - (segment.begin if segment else 0),
+                next_offset,
+                missing[0].queue_offset,
+            )
+        store.queues.begin_at(key, missing[0].queue_offset)
+    counts = np.array([message_count(record) for record in missing], np.int64)
+    store.queues.put(
+        key,
+        NewUnits(
+            np.array([record.physical_offset for record in missing], np.int64),
+            np.array([record.total_size for record in missing], np.int64),
+            np.array([tags_code_of(record) for record in missing], np.int64),
+            np.array([record.queue_offset for record in missing], np.int64),
+            np.array([record.store_timestamp for record in missing], np.int64),
+            None if (counts == 1).all() else counts,
+        ),
+    )
+
+
+def _index(store: StoreFiles, records: list[Record]) -> None:
+    """Put the keys of records into the index; the index passes over those that it has (IndexService#buildIndex)."""
+    hashes, places, times = [], [], []
+    for record in records:
+        if record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
+            continue
+        topic, properties = record.topic.decode("utf-8", "replace"), parse(record.properties)
+        keys = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
+        keys += [key for key in properties.get(KEYS, "").split(" ") if key]
+        hashes += [index_key_hash(f"{topic}#{key}") for key in keys]
+        places += [record.physical_offset] * len(keys)
+        times += [record.store_timestamp] * len(keys)
+    store.index.put_many(
+        np.array(hashes, np.int32), np.array(places, np.int64), np.array(times, np.int64), skip_known=True
+    )
