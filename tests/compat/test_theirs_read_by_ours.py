@@ -4,14 +4,21 @@ Row by row and column by column ours are compared with what its pull consumer an
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from compat_kit import our_stores
 from compat_kit.coverage_table import note
+from compat_kit.kinds import PREFIX
 from compat_kit.lookups import key_differences, time_differences
 from compat_kit.rocketmq import Java, Line, Request, Verifier
-from compat_kit.rows import Rows, bound_differences, count, differences, our_bounds, our_rows, their_rows
+from compat_kit.rows import Rows, bound_differences, count, differences, our_bounds, our_rows, table_rows, their_rows
 from compat_kit.their_lives import EXTENDED, SIZES, TOLD, Live, Lives, copy_of, extended_places
+
+from rmq_spark import COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.compat
 
@@ -99,6 +106,16 @@ def test_we_read_what_a_broker_closed_in_order(lives: Lives, verifier: Verifier,
     assert differences(as_far_as(ours, lives.second.later), lives.second.later) == []
     assert look_up_differences(store, report) == []
     assert note(lives.java.version, "clean", ours, extended_places(store)) == []
+
+
+@pytest.mark.spark
+def test_spark_reads_what_a_broker_closed_in_order(lives: Lives, spark: "SparkSession") -> None:
+    """All topics of kinds in one batch: the rows of the engine, which were compared with theirs above."""
+    reader = spark.read.format("rmq").option("subscribePattern", f"{PREFIX}.*").option("columns", ",".join(COLUMNS))
+    found = table_rows(row.asDict() for row in reader.load(str(lives.clean)).collect())
+    ours = {queue: rows for queue, rows in our_rows(lives.clean).items() if queue.topic.startswith(PREFIX)}
+    assert count(ours) > 1000
+    assert differences(found, ours) == []
 
 
 def test_we_read_what_retention_left(lives: Lives, verifier: Verifier, tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def follow(reader: StoreReader, found: Rows) -> None:
             rows += [_of_ours(row) for batch in batches for row in batch.to_pylist()]
 
 
+def table_rows(table: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return rows of a table with all of our columns, by queue, in the order of their offsets."""
+    found: Rows = {}
+    for row in sorted(table, key=lambda row: int(row["queueOffset"])):
+        found.setdefault(QueueKey(row["physicalTopic"], row["queueId"]), []).append(_of_ours(row))
+    return found
+
+
 def our_bounds(store: Path) -> dict[QueueKey, tuple[int, int]]:
     """Return where every queue of a store begins and ends, as our reader sees it."""
     with rmq_spark.open_reader(str(store)) as reader:
@@ -106,7 +114,7 @@ def count(rows: Rows) -> int:
 
 def _of_ours(row: Mapping[str, Any]) -> Row:
     found = {name: row[name] for name in _SAME_NAME}
-    found |= {name: int(row[name].timestamp() * 1000) for name in ("bornTimestamp", "storeTimestamp")}
+    found |= {name: round(row[name].timestamp() * 1000) for name in ("bornTimestamp", "storeTimestamp")}
     found |= {name: _host(row[name]) for name in ("bornHost", "storeHost")}
     body = row["body"]
     return found | {
