@@ -65,5 +65,7 @@ def _broker_conf(root: str, sizes: FileSizes) -> str:
         "mapperFileSizeBatchConsumeQueue": sizes.batch_queue_file_bytes,
         "maxHashSlotNum": sizes.index.slot_count,
         "maxIndexNum": sizes.index.unit_count,
+        # Else a broker that recovers after a crash drops index files and puts only its last segment's keys again.
+        "messageIndexSafe": "true",
     }
     return "".join(f"{name}={value}\n" for name, value in lines.items())

@@ -328,3 +328,18 @@ def test_a_queue_ends_in_the_first_file_that_was_not_filled(tmp_path: Path) -> N
     first.write_bytes(data)
     queue = ConsumeQueue(QueueKey("T", 0), str(first.parent))
     assert queue.search_written_end() == 18
+
+
+def test_a_new_store_says_what_a_broker_has_to_be_told_of_it(tmp_path: Path) -> None:
+    with writer(tmp_path).section():
+        pass
+    lines = (tmp_path / "rmq" / "broker.conf").read_text().splitlines()
+    assert dict(line.split("=") for line in lines) == {
+        "storePathRootDir": str(tmp_path),
+        "mappedFileSizeCommitLog": "4096",
+        "mappedFileSizeConsumeQueue": "1000",
+        "mapperFileSizeBatchConsumeQueue": str(50 * 46),
+        "maxHashSlotNum": "20",
+        "maxIndexNum": "60",
+        "messageIndexSafe": "true",
+    }
