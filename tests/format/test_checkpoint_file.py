@@ -21,6 +21,16 @@ def test_a_golden_page_says_when_and_how_far(golden: Path) -> None:
     assert found == Checkpoint(0x1A1FBB1F411, 0x1A1FBB1F411, 0, 0, 0xC366)
 
 
+def test_every_field_has_a_place_of_its_own() -> None:
+    # No two bytes are alike, and golden pages leave replication and index at zero.
+    page = bytes(range(1, 41)).ljust(4096, b"\0")
+    found = Checkpoint(
+        0x0102030405060708, 0x090A0B0C0D0E0F10, 0x1112131415161718, 0x191A1B1C1D1E1F20, 0x2122232425262728
+    )
+    assert decode_checkpoint(page) == found
+    assert encode_checkpoint(found) == page
+
+
 @pytest.mark.parametrize("size", range(49))
 def test_what_a_short_page_lacks_reads_as_zero(size: int) -> None:
     whole = Checkpoint(1, 2, 3, 4, 5)
