@@ -2,7 +2,8 @@
 
 | file in a store | module |
 | --- | --- |
-| `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_columns`, `record_cut`, `rows`, `columns`, `ragged` |
+| `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_columns`, `record_cut`, `rows`, |
+| | `columns`, `ragged` |
 | properties text in a record | `properties`, `shaped_properties` |
 | compressed body of a record | `body_codec` |
 | body of an inner batch | `batch_body` |
