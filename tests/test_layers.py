@@ -33,6 +33,7 @@ LAYERS = {
     "disk": "store.disk",
     "log": "store.log",
     "commit": "store.commit",
+    "group": "store.group",
     "door": "store",
     "testing": "store.testing",
     "plan": "datasource",
@@ -47,7 +48,7 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 # module touches the machine, the clock's neighbours or chance.
 ONLY = {
     "numpy": "store",
-    "pyarrow": "=store store.format store.log store.commit store.testing datasource",
+    "pyarrow": "=store store.format store.log store.commit store.group store.testing datasource",
     "pyspark": f"{SPARK_MODULES} spark_session stop",
     "hypothesis": "store.testing",
     "random": "store.testing",
@@ -61,10 +62,10 @@ ONLY = {
     "socket": "store.disk.host",
     "subprocess": "store.testing java",
     "tempfile": "store.testing",
-    "threading": "datasource store.testing",
+    "threading": "datasource store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
-    "json": "store.format store.commit store.testing datasource stop",
+    "json": "store.format store.commit store.group store.testing datasource stop",
 }
 
 
@@ -166,6 +167,9 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         ("rmq_spark.store.log.end", "rmq_spark.store.commit.ledger"),
         ("rmq_spark.store.commit.ledger", "rmq_spark.store"),
         ("rmq_spark.store.commit.ledger", "os"),
+        ("rmq_spark.store.commit.ledger", "rmq_spark.store.group.allocation"),
+        ("rmq_spark.store.group.allocation", "rmq_spark.store"),
+        ("rmq_spark.store.group.allocation", "os"),
         ("rmq_spark.store.disk.changing", "socket"),
         ("rmq_spark.store", "rmq_spark.store.testing.samples"),
         ("rmq_spark.store", "rmq_spark.datasource.options"),
@@ -191,6 +195,7 @@ def test_the_tables_refuse_a_planted_breach(module: str, name: str) -> None:
         ("rmq_spark.store.log.end", "rmq_spark.store.disk.local_disk"),
         ("rmq_spark.store", "rmq_spark.store.log.end"),
         ("rmq_spark.store.commit.ledger", "rmq_spark.store.log.end"),
+        ("rmq_spark.store.group.allocation", "rmq_spark.store.commit.keys"),
         ("rmq_spark.store.testing.samples", "rmq_spark.store"),
         ("rmq_spark.datasource.stream_reader", "rmq_spark.store"),
         ("rmq_spark.datasource.stream_reader", "pyspark.sql.datasource"),

@@ -1,0 +1,11 @@
+"""The consumer group: who of several queries reads which queues, and how far the group has come.
+
+group_name.py      which names a group may have
+allocation.py      which member gets which queues: RocketMQ's strategies, and callables of users
+hash_ring.py       the ring of consistent hashing
+start_position.py  where a group begins in a queue that it has no offset of
+in_flight.py       up to where everything is finished, of messages that are at work
+lock_table.py      whose a queue is for the next minute, for consumption in order
+
+May import words, format, disk, log and commit. The modules named above are pure: no files, and time is an argument.
+"""
