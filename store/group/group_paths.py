@@ -76,14 +76,10 @@ class GroupPaths:
         return files.join(self.folder, "published.json")
 
 
-def list_group_names(root: str) -> tuple[list[str], list[str]]:
-    """Return the groups that have side files, sorted, and the folders of those whose name was too long for one.
-
-    What such a group is called stands in its files.
-    """
+def list_group_names(root: str) -> list[str]:
+    """Return the groups that have side files, sorted, but for those with a name too long for a folder's."""
     folders = [name for name, is_folder in files.list_folder(side_path(root, GROUPS)) if is_folder]
-    whole = sorted(unquote(name) for name in folders if _CUT_MARK not in name)
-    return whole, [side_path(root, GROUPS, name) for name in folders if _CUT_MARK in name]
+    return sorted(unquote(name) for name in folders if _CUT_MARK not in name)
 
 
 class GroupTurn:

@@ -1,0 +1,225 @@
+"""What administrators ask of a group, for the door: its offsets, its lag, and to set it back or forward."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePath
+
+import pyarrow as pa
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn, list_group_names
+from rmq_spark.store.group.lag import GroupState, lag_table
+from rmq_spark.store.group.offset_file import (
+    OffsetFile,
+    group_offsets_of,
+    read_consumer_offsets,
+    read_group_offsets,
+    topics_by_group,
+)
+from rmq_spark.store.group.published import read_published
+from rmq_spark.store.group.resets import add_reset, read_resets
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.units import QueueKey
+
+EARLIEST, LATEST = "earliest", "latest"
+
+GroupOffsets = dict[str, dict[int, int]]  # topic -> queue id -> next queue offset
+ResetTo = str | int | datetime | Mapping[str, Mapping[int | str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How the store's lock is taken."""
+
+    lock_timeout_ms: int
+    allow_network_store: bool
+    application: str = "rmq-spark"
+
+
+def groups(path: str | PurePath, *, commit_log_path: str | None = None) -> list[str]:
+    """Return the consumer groups of the store at `path`, sorted: those with offsets, and those with queries of ours.
+
+    Changes nothing on disk. Raises StorePathError for a path that holds no store, DamageError.
+    """
+    root = _store(path, commit_log_path)
+    return sorted({*list_group_names(root), *topics_by_group(read_consumer_offsets(root, time.sleep))})
+
+
+def group_offsets(path: str | PurePath, group: str, *, commit_log_path: str | None = None) -> GroupOffsets:
+    """Return a group's next queue offsets by topic and queue id, {} for a group that has none. Changes nothing on disk.
+
+    While a broker lives they are those of up to five seconds ago. Raises OptionError for what is no group's name,
+    StorePathError for a path that holds no store, DamageError.
+    """
+    filenames.check_group_name(group)
+    return _nested(read_group_offsets(_store(path, commit_log_path), group, time.sleep))
+
+
+def group_lag(
+    path: str | PurePath,
+    group: str | None = None,
+    *,
+    now_ms: int | None = None,
+    commit_log_path: str | None = None,
+    read_mode: str = "auto",
+) -> pa.Table:
+    """Return how far a group, or each one, is behind: a row for each queue of its topics. Changes nothing on disk.
+
+    The columns, and what `state` says, are those of `lag.LAG`; `secondsBehind` counts from `now_ms` (ms since the
+    epoch), by default from now. Raises OptionError for what is no group's name, StorePathError, DamageError.
+    """
+    if group is not None:
+        filenames.check_group_name(group)
+    root = files.absolute(path)
+    with StoreReader(root, commit_log_path=commit_log_path, read_mode=read_mode) as reader:
+        # Before the store: a queue's end is then no earlier than any offset of a group that reads it.
+        held = read_consumer_offsets(root, time.sleep)
+        reader.refresh()
+        states = [
+            GroupState(name, group_offsets_of(held, name), _published_ms(root, name))
+            for name in sorted(topics_by_group(held))
+            if group is None or name == group
+        ]
+        return lag_table(reader, states, wall_clock_ms() if now_ms is None else now_ms)
+
+
+def reset_offsets(
+    path: str | PurePath,
+    group: str,
+    to: ResetTo,
+    topics: str | Sequence[str] | None = None,
+    *,
+    commit_log_path: str | None = None,
+    lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
+) -> GroupOffsets:
+    """Have a group go on elsewhere, running queries too; return where to, by topic and queue id.
+
+    `to` is "earliest", "latest", a time (ms since the epoch, or a datetime with a time zone: the first message stored
+    at or after it) or offsets by topic and queue id. `topics` are by default those that the group has offsets of, but
+    not its retry topic. When this returns the offsets stand in consumerOffset.json and the reset in the group's
+    folder, both for good: a query applies it at its next trigger, one that is stopped when it starts again, whatever
+    its checkpoint says. After an error nothing was changed, or, if the store failed between the two, queries of ours
+    apply the reset and others do not: call it again.
+
+    Raises OptionError, NotFoundError for a topic or queue that is not there, OffsetRangeError for an offset outside
+    what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, DamageError.
+    """
+    filenames.check_group_name(group)
+    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms, allow_network_store)
+    with StoreReader(root, commit_log_path=commit_log_path) as reader:
+        reader.refresh()
+        targets = find_targets(reader, group, to, topics)
+    offsets = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
+    paths = GroupPaths(root, group)
+    turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
+    with turn.hold(), offsets.hold(group):
+        # Read before anything is written: a damaged file is found out while all is as it was.
+        offsets.read(group)
+        read_resets(paths.resets)
+        # In this order: a query that runs would overwrite offsets that it knows no reset for.
+        add_reset(paths, disk, turn, targets, wall_clock_ms())
+        offsets.commit_held(group, targets)
+    return _nested(targets)
+
+
+def find_targets(
+    reader: StoreReader, group: str, to: ResetTo, topics: str | Sequence[str] | None = None
+) -> dict[QueueKey, int]:
+    """Return the queue offsets that `reset_offsets` would go to. Changes nothing. Raises what it raises."""
+    if isinstance(to, Mapping):
+        if topics is not None:
+            raise OptionError("reset_offsets: the offsets in `to` name their topics. Leave `topics` out.")
+        return _mapped(reader, to)
+    return {queue: _offset(reader, queue, to) for topic in _topics(reader, group, topics) for queue in topic}
+
+
+def _offset(reader: StoreReader, queue: QueueKey, to: object) -> int:
+    held = reader.bounds(queue)
+    if to == EARLIEST:
+        return held.min_offset
+    if to == LATEST:
+        return held.max_offset
+    time_ms = _time_ms(to)
+    return min(max(reader.offset_at_time(queue, time_ms, "lower"), held.min_offset), held.max_offset)
+
+
+def _time_ms(to: object) -> int:
+    if isinstance(to, datetime):
+        if to.tzinfo is None:
+            raise OptionError(
+                f"reset_offsets: to={to!r} has no time zone. Give one, as in datetime(…, tzinfo=timezone.utc), or ms "
+                "since the epoch."
+            )
+        to = round(to.timestamp() * 1000)
+    if type(to) is int and to >= 0:
+        return to
+    raise OptionError(
+        f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets as '
+        '{"topic": {0: 12}}.'
+    )
+
+
+def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None) -> list[list[QueueKey]]:
+    if topics is None:
+        own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
+        names = sorted(own & set(reader.topics()) - {filenames.retry_topic(group)})
+        if not names:
+            raise NotFoundError(
+                f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to reset.'
+            )
+    else:
+        names = [topics] if isinstance(topics, str) else sorted(set(topics))
+        if not names:
+            raise OptionError("reset_offsets: `topics` names none.")
+    return [reader.queues(name) for name in names]
+
+
+def _mapped(reader: StoreReader, to: Mapping[str, Mapping[int | str, int]]) -> dict[QueueKey, int]:
+    targets = {}
+    for topic, queues in to.items():
+        if topic == "@":  # ours, in offsets that were copied from a query's progress
+            continue
+        if not isinstance(queues, Mapping):
+            raise OptionError(f"reset_offsets: to[{topic!r}] is {queues!r}. Give offsets by queue id, as {{0: 12}}.")
+        reader.queues(topic)  # names others where there is no such topic
+        for queue_id, offset in queues.items():
+            is_number = isinstance(queue_id, str) and queue_id.isascii() and queue_id.isdigit()
+            if type(offset) is not int or not (is_number or type(queue_id) is int):
+                raise OptionError(
+                    f"reset_offsets: {queue_id!r}: {offset!r} of topic {topic} is no queue id with a queue offset."
+                )
+            queue = QueueKey(topic, int(queue_id))
+            held = reader.bounds(queue)
+            if not held.min_offset <= offset <= held.max_offset:
+                raise OffsetRangeError(str(queue), offset, offset, held.min_offset, held.max_offset)
+            targets[queue] = offset
+    if not targets:
+        raise OptionError("reset_offsets: `to` names no queue.")
+    return targets
+
+
+def _published_ms(root: str, group: str) -> int | None:
+    noted = read_published(GroupPaths(root, group).published)
+    return noted.time_ms if noted is not None else None
+
+
+def _store(path: str | PurePath, commit_log_path: str | None) -> str:
+    """Return the store's folder, absolute. Raises StorePathError where there is no store."""
+    root = files.absolute(path)
+    commit_log_folders(root, commit_log_path)
+    return root
+
+
+def _nested(offsets: Mapping[QueueKey, int]) -> GroupOffsets:
+    found: GroupOffsets = {}
+    for queue, offset in sorted(offsets.items()):
+        found.setdefault(queue.topic, {})[queue.queue_id] = offset
+    return found

@@ -1,0 +1,247 @@
+"""config/consumerOffset.json: how far every group has come, where a broker and its tools look for it.
+
+Read by anybody, without a lock. Written under the store's lock, and only while no broker holds the store: a broker
+keeps the offsets in memory, reads the file when it starts and overwrites it every five seconds.
+
+| what is there | what is read |
+| --- | --- |
+| the file, whole | the file |
+| no file, or one that stays empty or broken | `.bak`, which is what the file held before |
+| neither | no offsets |
+| a broken one, and nothing whole beside it | DamageError |
+
+A broker of 5.x overwrites the file in place, so one that is empty or broken is read again before `.bak` is taken.
+Source: ConfigManager#load, #persist; ConsumerOffsetManager (4.9, 5.3). RocketMQ takes a broken file without `.bak` for
+one without offsets, and every group would begin anew; here that is damage.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.file_lock import BrokerLock
+from rmq_spark.store.errors import DamageError, LockTimeoutError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.config_json import (
+    ConsumerOffsets,
+    decode_consumer_offsets,
+    encode_consumer_offsets,
+    offset_key,
+)
+from rmq_spark.store.log.store_lock import LockSettings, StoreLock
+from rmq_spark.store.units import QueueKey
+
+_TRIES = 4
+_WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file within milliseconds
+
+Sleep = Callable[[float], None]
+Offsets = Mapping[QueueKey, int]
+
+
+class Outcome(Enum):
+    """What became of a commit."""
+
+    WRITTEN = "the offsets are on disk for good"
+    UNCHANGED = "the file had them already"
+    BROKER = "a broker holds the store, and the file is its own: nothing was written"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What was read: the offsets, and the file's bytes if they come from the file itself, whole."""
+
+    offsets: ConsumerOffsets
+    data: bytes | None
+
+
+def read_consumer_offsets(root: str, sleep: Sleep) -> ConsumerOffsets:
+    """Return the offsets of all groups of the store at `root`. Changes nothing on disk; anybody may, at any time.
+
+    `sleep` takes seconds. Raises DamageError.
+    """
+    return _read(root, sleep, None).offsets
+
+
+def read_group_offsets(root: str, group: str, sleep: Sleep) -> dict[QueueKey, int]:
+    """Return the next queue offsets of one group, {} for a group without any. Raises DamageError."""
+    return group_offsets_of(read_consumer_offsets(root, sleep), group)
+
+
+def group_offsets_of(held: ConsumerOffsets, group: str) -> dict[QueueKey, int]:
+    """Return one group's next queue offsets, sorted by queue. Negative ones, which mean none, are left out."""
+    found = {}
+    for topic in sorted(topics_by_group(held).get(group, ())):
+        for queue_id, offset in sorted(held.of(topic, group).items()):
+            if offset >= 0:
+                found[QueueKey(topic, queue_id)] = offset
+    return found
+
+
+def topics_by_group(held: ConsumerOffsets) -> dict[str, list[str]]:
+    """Return the topics in which each group has offsets. Keys that name no group are passed over."""
+    found: dict[str, list[str]] = {}
+    for key in held.offsets:
+        topic, _, group = key.partition("@")
+        if topic and group:
+            found.setdefault(group, []).append(topic)
+    return found
+
+
+def has_broker(root: str) -> bool:
+    """Say whether a broker holds the store, or is about to: asked without waiting, and writers of ours do not count.
+
+    A broker locks its file exclusively and we share ours, so the answer is whether we could share it now.
+    """
+    path = files.join(root, filenames.LOCK)
+    if files.file_size(path) < 0:
+        return False
+    probe = BrokerLock(path)
+    try:
+        return not probe.try_take()
+    finally:
+        probe.release()
+
+
+def refuse_commit(root: str, group: str) -> LockTimeoutError:
+    """Return the error, which is also the text of a warning, for offsets that cannot be set beside a broker."""
+    return LockTimeoutError(
+        f'the offsets of consumer group "{group}" cannot be written to {_path(root)}: a broker holds the store and '
+        "overwrites that file with what it knows. The offsets there are the broker's. A query goes on from its "
+        "checkpoint all the same. Stop the broker (mqshutdown broker) to have our offsets published, or set its own "
+        "with mqadmin resetOffsetByTime."
+    )
+
+
+class OffsetFile:
+    """The offsets of all groups of the store at `root`, for writing. One thread; any number of processes of ours.
+
+    `settings` are how the store's lock is taken, `now_ms` is the clock, `sleep` takes seconds.
+    """
+
+    def __init__(self, root: str, disk: Disk, settings: LockSettings, now_ms: Callable[[], int], sleep: Sleep) -> None:
+        self._root, self._disk, self._now_ms, self._sleep = root, disk, now_ms, sleep
+        self._path = _path(root)
+        self._lock = StoreLock(root, disk, settings, now_ms, sleep)
+        self._known: _Held | None = None  # as last read or written: most often it still is
+        self._synced: bytes | None = None  # what of the file is known to survive a power cut
+
+    def read(self, group: str) -> dict[QueueKey, int]:
+        """Return a group's offsets as they are now. Takes no lock. Raises DamageError."""
+        return group_offsets_of(self._look().offsets, group)
+
+    def commit(self, group: str, offsets: Offsets) -> Outcome:
+        """Set a group's next queue offsets, in these queues; whatever else the file holds stays.
+
+        A smaller offset than there is counts like any other (ConsumerOffsetManager#commitOffset). Nothing is locked or
+        written where all are there already. Waits for writers of ours, not for a broker. After an error or a crash
+        either all or none of them are there. Raises LockTimeoutError, StorePathError, DiskFullError, DamageError.
+        """
+        if self._has_all(self._look(), group, offsets):
+            return Outcome.UNCHANGED
+        if has_broker(self._root):
+            return Outcome.BROKER
+        try:
+            with self._lock.hold():
+                return self.commit_held(group, offsets)
+        except LockTimeoutError:
+            if has_broker(self._root):  # it started between the two
+                return Outcome.BROKER
+            raise
+
+    @contextlib.contextmanager
+    def hold(self, group: str) -> Iterator[None]:
+        """Hold the store's lock in the body of `with`, for `commit_held` and what must come before it.
+
+        Raises LockTimeoutError, at once where a broker holds the store, and what StoreLock#hold raises.
+        """
+        if has_broker(self._root):
+            raise refuse_commit(self._root, group)
+        with self._lock.hold():
+            yield
+
+    def commit_held(self, group: str, offsets: Offsets) -> Outcome:
+        """Do what `commit` does, for who holds the lock by `hold`."""
+        assert self._lock.is_held, "the store's lock is not held"
+        assert all(offset >= 0 for offset in offsets.values()), offsets
+        filenames.check_group_name(group)
+        held = self._look()  # again: what others wrote until now must stay
+        if self._has_all(held, group, offsets):
+            return Outcome.UNCHANGED
+        table = dict(held.offsets.offsets)
+        for topic, changed in _by_topic(offsets).items():
+            table[offset_key(topic, group)] = {**held.offsets.of(topic, group), **changed}
+        version = held.offsets.data_version
+        if version is not None:  # 5.x; DataVersion#nextVersion
+            version = replace(version, counter=version.counter + 1, timestamp=self._now_ms())
+        self._write(held, replace(held.offsets, offsets=table, data_version=version))
+        return Outcome.WRITTEN
+
+    def _write(self, held: _Held, offsets: ConsumerOffsets) -> None:
+        data = encode_consumer_offsets(offsets, bare_numbers=True)
+        if held.data is None:
+            # A file that is missing or broken: what counts is in `.bak`, if anywhere, and stays there untouched.
+            self._disk.make_folder(files.parent(self._path))
+            self._disk.sync_folder(self._root)
+        else:
+            if held.data != self._synced:
+                # A broker waits for no disk. Until the new file has its name, this one must survive a power cut.
+                with self._disk.open(self._path) as file:
+                    file.sync()
+            # For who finds the file broken later. Not synced: whatever a power cut leaves of it, the file is whole.
+            self._disk.replace_unsynced(self._path + filenames.BACKUP_SUFFIX, held.data)
+        # A crash in here leaves the file as it was, or the new one, both whole. After it the new offsets are there for
+        # everybody and for good.
+        self._disk.replace(self._path, data)
+        self._known, self._synced = _Held(offsets, data), data
+
+    def _look(self) -> _Held:
+        self._known = _read(self._root, self._sleep, self._known)
+        return self._known
+
+    def _has_all(self, held: _Held, group: str, offsets: Offsets) -> bool:
+        return all(
+            changed.items() <= held.offsets.of(topic, group).items() for topic, changed in _by_topic(offsets).items()
+        )
+
+
+def _by_topic(offsets: Offsets) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for queue, offset in offsets.items():
+        found.setdefault(queue.topic, {})[queue.queue_id] = offset
+    return found
+
+
+def _path(root: str) -> str:
+    return files.join(root, filenames.CONFIG, filenames.CONSUMER_OFFSET_JSON)
+
+
+def _read(root: str, sleep: Sleep, known: _Held | None) -> _Held:
+    """Read the file or `.bak`; `known` is returned again where the file is byte by byte the same."""
+    path, problem = _path(root), None
+    for attempt in range(_TRIES):
+        data = files.read_small(path)
+        if data is None:
+            break
+        if known is not None and data == known.data:
+            return known
+        try:
+            if data:
+                return _Held(decode_consumer_offsets(data), data)
+        except ValueError as error:
+            problem = error
+        if attempt < _TRIES - 1:
+            sleep(_WAIT_SECONDS * 2**attempt)
+    backup = files.read_small(path + filenames.BACKUP_SUFFIX)
+    if backup:
+        try:
+            return _Held(decode_consumer_offsets(backup), None)
+        except ValueError as error:
+            what = "not the JSON of consumer offsets, and the file that it stands in for cannot be read either"
+            raise DamageError(what, path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error)) from error
+    if problem is not None:
+        what = "not the JSON of consumer offsets, and there is no .bak beside it"
+        raise DamageError(what, path, 0, "JSON", str(problem)) from problem
+    return _Held(ConsumerOffsets(), None)
