@@ -1,0 +1,251 @@
+"""The option `allocateStrategy` names a strategy, and no member reads by an answer that loses or doubles a queue."""
+
+import sys
+import types
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.group.allocation import (
+    ACCEPTED_STRATEGIES,
+    Imported,
+    allocate,
+    check_allocation,
+    find_strategy,
+)
+from rmq_spark.store.group.message_queue import MessageQueue
+from rmq_spark.store.group.strategies import (
+    Average,
+    Circle,
+    Config,
+    ConsistentHash,
+    MachineRoom,
+    MachineRoomNearby,
+    Strategy,
+)
+
+
+def queues_of(topic: str, count: int) -> list[MessageQueue]:
+    return [MessageQueue(topic, "b", number) for number in range(count)]
+
+
+def names(queues: Sequence[MessageQueue]) -> str:
+    return " ".join(str(queue.key) for queue in queues)
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("avg", Average()),
+        (" AVG ", Average()),
+        ("circle", Circle()),
+        ("consistentHash", ConsistentHash(10)),
+        ("consistenthash:3", ConsistentHash(3)),
+        ("machineRoom:r1, r2,", MachineRoom(frozenset({"r1", "r2"}))),
+        ("machineRoomNearby", MachineRoomNearby()),
+        ("machineRoomNearby:circle", MachineRoomNearby(Circle())),
+        (
+            'config:{"u": [2], "t": [1, 0]}',
+            Config((MessageQueue("t", "b", 0), MessageQueue("t", "b", 1), MessageQueue("u", "b", 2))),
+        ),
+        ('config:{"t": []}', Config(())),
+    ],
+)
+def test_the_option_names_a_strategy(text: str, strategy: Strategy) -> None:
+    found = find_strategy(text, "b")
+    if isinstance(strategy, MachineRoomNearby):
+        assert isinstance(found, MachineRoomNearby)
+        assert found.inner == strategy.inner
+    else:
+        assert found == strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no strategy of that name"),
+        ("averagely", "no strategy of that name"),
+        ("averagely:", "no strategy of that name"),
+        ("consistentHash:0", "virtual nodes are a number from 1 to 10000, found '0'"),
+        ("consistentHash:-1", "virtual nodes are a number"),
+        ("consistentHash:10001", "virtual nodes are a number"),
+        ("consistentHash:" + "9" * 5000, "virtual nodes are a number"),
+        ("consistentHash:many", "virtual nodes are a number"),
+        ("consistentHash:²", "virtual nodes are a number"),
+        ("machineRoom", "no room is named"),
+        ("machineRoom: , ", "no room is named"),
+        ("machineRoomNearby:machineRoom:r", "the strategy within a room is avg, circle or consistentHash"),
+        ("machineRoomNearby:machineRoomNearby", "the strategy within a room"),
+        ("config", "the queues are no JSON"),
+        ("config:{", "the queues are no JSON"),
+        ("config:" + "[" * 100_000, "the queues are no JSON"),
+        ("config:[]", "the queues are a JSON object"),
+        ("config:{}", "the queues are a JSON object"),
+        ("config:[1]", "the queues are a JSON object"),
+        ("config:7", "the queues are a JSON object"),
+        ('config:{"t": 1}', "for 't' there is 1"),
+        ('config:{"t": {"u": [1]}}', "for 't' there is"),
+        ('config:{"t": [true]}', r"for 't' there is \[True\]"),
+        ('config:{"t": [-1]}', "for 't' there is"),
+        ('config:{"t": [1.0]}', "for 't' there is"),
+        ('config:{"t": [1, 1]}', "a queue is named twice"),
+        ('config:{"t": [1], "t": [1]}', "a queue is named twice"),
+        ("no_such_module:name", "ModuleNotFoundError"),
+        ("math:no_such_name", "AttributeError"),
+        ("math:pi", "found 3.14.*, which is no function"),
+        ("decimal:Decimal", "which is no function"),
+        (":name", "importable"),
+        ("..:name", "importable"),
+    ],
+)
+def test_any_other_text_is_refused_with_what_is_accepted(text: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why) as caught:
+        find_strategy(text, "b")
+    assert ACCEPTED_STRATEGIES in str(caught.value)
+
+
+@pytest.fixture
+def users_module() -> Iterator[types.ModuleType]:
+    module = types.ModuleType("a_users_strategies")
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_a_users_callable_is_found_by_its_import_path_and_asked(users_module: types.ModuleType) -> None:
+    def backwards(group: str, client: str, queues: list[MessageQueue], clients: list[str]) -> list[MessageQueue]:
+        assert group == "g"
+        return queues[::-1][clients.index(client) :: len(clients)]
+
+    users_module.shares = types.SimpleNamespace(backwards=backwards)  # type: ignore[attr-defined]
+    strategy = find_strategy("a_users_strategies:shares.backwards")
+    assert strategy.name == "a_users_strategies:shares.backwards"
+    assert names(allocate(strategy, "g", "c1", queues_of("t", 3), ["c2", "c1"])) == "t/0 t/2"
+
+
+def test_a_module_that_fails_when_it_is_imported_is_named() -> None:
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "a_broken_module":
+                raise ZeroDivisionError("while importing")
+
+    finder = Finder()
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(OptionError, match=r"a_broken_module:f.*ZeroDivisionError: while importing"):
+            find_strategy("a_broken_module:f")
+    finally:
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+
+
+def test_each_topic_is_shared_by_itself() -> None:
+    queues = [*queues_of("t", 3), *queues_of("a", 3)]
+    assert names(allocate(Average(), "g", "c0", queues, ["c0", "c1"])) == "a/0 a/1 t/0 t/1"
+    assert names(allocate(Average(), "g", "c1", queues, ["c0", "c1"])) == "a/2 t/2"
+
+
+@given(st.permutations(range(7)), st.permutations(["c0", "c1", "c10"]), st.sampled_from([Average(), Circle()]))
+def test_a_share_does_not_hang_on_the_order_in_which_queues_and_members_are_found(
+    order: list[int], clients: list[str], strategy: Strategy
+) -> None:
+    queues = queues_of("t", 7)
+    shuffled = [queues[number] for number in order]
+    assert allocate(strategy, "g", "c1", shuffled, clients) == allocate(
+        strategy, "g", "c1", queues, ["c0", "c1", "c10"]
+    )
+
+
+def test_without_queues_there_is_no_share() -> None:
+    assert allocate(Average(), "g", "c0", [], ["c0"]) == []
+
+
+def test_a_client_that_is_no_member_has_no_share() -> None:
+    everything = Imported("m:f", lambda _group, client, queues, clients: queues if client == clients[0] else [])
+    for strategy in (Average(), everything):
+        assert allocate(strategy, "g", "c9", queues_of("t", 2), ["c0"]) == []
+
+
+def test_config_gives_each_topics_queues_once() -> None:
+    told = Config((*queues_of("t", 1), *queues_of("u", 2)))
+    assert names(allocate(told, "g", "c0", [*queues_of("t", 2), *queues_of("u", 2)], ["c0"])) == "t/0 u/0 u/1"
+
+
+def test_config_must_not_list_a_queue_that_is_not_there() -> None:
+    with pytest.raises(OptionError, match=r"CONFIG of group 'g' lists what is not there: t/1, t/2\. There are.* t/0 "):
+        allocate(Config(tuple(queues_of("t", 3))), "g", "c0", queues_of("t", 1), ["c0"])
+
+
+CLIENTS = ["c0", "c1"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ({"c0": [0, 1]}, r"gave 1 queue\(s\) to nobody: t/2"),
+        ({"c0": None, "c1": None}, r"gave 3 queue\(s\) to nobody: t/0, t/1, t/2"),
+        ({"c0": [0, 1], "c1": [1, 2]}, "gave a queue twice, to members 'c0' and 'c1': t/1"),
+        ({"c0": [0, 1, 0], "c1": [2]}, "gave a queue twice, to 'c0': t/0"),
+        ({"c0": [0, 1, 2], "c1": [3]}, "gave member 'c1' a queue that is not there: t/3"),
+    ],
+)
+def test_a_callable_that_loses_or_doubles_a_queue_is_refused_whoever_asks(
+    shares: dict[str, list[int] | None], why: str
+) -> None:
+    def share(_group: str, client: str, *_: object) -> list[MessageQueue] | None:
+        ids = shares.get(client, [])
+        return None if ids is None else [MessageQueue("t", "b", one) for one in ids]
+
+    for client in CLIENTS:
+        with pytest.raises(OptionError, match=why) as caught:
+            allocate(Imported("m:share", share), "g", client, queues_of("t", 3), CLIENTS)
+        assert "allocateStrategy m:share of group 'g'" in str(caught.value)
+        assert "the queues t/0, t/1, t/2 and the members c0, c1" in str(caught.value)
+
+
+def test_an_error_lists_the_first_of_many_queues() -> None:
+    with pytest.raises(OptionError, match=r"t/8, t/9 and 990 more\. There are"):
+        allocate(Imported("m:none", lambda *_: []), "g", "c0", queues_of("t", 1000), ["c0"])
+
+
+@pytest.mark.parametrize("answer", [["t/0"], [("t", "b", 0)], "ab", [None]])
+def test_a_callable_must_return_queues(answer: object) -> None:
+    with pytest.raises(OptionError, match=r"m:f gave member 'c0' of group 'g' .*, which is no queue"):
+        allocate(Imported("m:f", lambda *_: answer), "g", "c0", queues_of("t", 1), ["c0"])
+
+
+@pytest.mark.parametrize("answer", [7, object()])
+def test_a_callable_must_return_a_list(answer: object) -> None:
+    with pytest.raises(OptionError, match="m:f failed for member 'c0' of group 'g': TypeError"):
+        allocate(Imported("m:f", lambda *_: answer), "g", "c0", queues_of("t", 1), ["c0"])
+
+
+def test_what_a_callable_raises_is_named() -> None:
+    def share(*_: object) -> list[MessageQueue]:
+        raise KeyError("room")
+
+    with pytest.raises(OptionError, match="m:f failed for member 'c0' of group 'g': KeyError: 'room'") as caught:
+        allocate(Imported("m:f", share), "g", "c0", queues_of("t", 1), ["c0"])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_callable_cannot_spoil_the_lists_of_other_members() -> None:
+    def greedy(_group: str, _client: str, queues: list[MessageQueue], clients: list[str]) -> list[MessageQueue]:
+        clients.clear()
+        return [queues.pop()] if len(queues) == 1 else []
+
+    with pytest.raises(OptionError, match="gave a queue twice"):
+        allocate(Imported("m:f", greedy), "g", "c0", queues_of("t", 1), CLIENTS)
+
+
+@pytest.mark.parametrize("strategy", [Average(), Circle(), ConsistentHash(), MachineRoomNearby()])
+def test_rocketmqs_strategies_pass_the_check(strategy: Strategy) -> None:
+    shares = check_allocation(strategy, "g", queues_of("t", 20), ["c0", "c1", "c2"])
+    assert sorted(queue.queue_id for share in shares.values() for queue in share) == list(range(20))
+
+
+def test_rooms_that_leave_queues_out_do_not_pass_the_check() -> None:
+    with pytest.raises(OptionError, match=r"MACHINE_ROOM of group 'g' gave 2 queue\(s\) to nobody"):
+        check_allocation(MachineRoom(frozenset({"r"})), "g", queues_of("t", 2), ["c0"])

@@ -1,0 +1,42 @@
+"""Queues and clients stand in the order of RocketMQ's clients before they are shared."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_spark.store.group.message_queue import MessageQueue, java_order, sort_client_ids, sort_queues
+from rmq_spark.store.units import QueueKey
+
+
+def test_queues_stand_by_topic_then_broker_then_number() -> None:
+    rows = [("T", "b", 2), ("T", "a", 10), ("T", "a", 2), ("S", "z", 0)]
+    ordered = [("S", "z", 0), ("T", "a", 2), ("T", "a", 10), ("T", "b", 2)]
+    assert sort_queues(MessageQueue(*row) for row in rows) == [MessageQueue(*row) for row in ordered]
+
+
+@pytest.mark.parametrize(("first", "second"), [("c10", "c2"), ("192.168.0.1@100", "192.168.0.2@200"), ("B", "a")])
+def test_clients_stand_in_plain_order_of_texts(first: str, second: str) -> None:
+    assert sort_client_ids([second, first]) == [first, second]
+
+
+def test_beyond_the_basic_plane_the_order_is_javas() -> None:
+    assert sort_client_ids(["\uff5e", "😀"]) == ["😀", "\uff5e"]
+    assert sort_queues([MessageQueue("t", "\uff5e", 0), MessageQueue("t", "😀", 0)])[0].broker_name == "😀"
+
+
+@given(st.text(), st.text())
+def test_the_order_compares_as_string_compare_to(one: str, other: str) -> None:
+    def units(text: str) -> list[int]:
+        data = text.encode("utf-16-le", "surrogatepass")
+        return [data[at] | data[at + 1] << 8 for at in range(0, len(data), 2)]
+
+    assert (java_order(one) < java_order(other)) is (units(one) < units(other))
+
+
+def test_a_queue_names_itself_as_in_java_and_by_key() -> None:
+    queue = MessageQueue.of(QueueKey("topic_test", 0), "brokerName")
+    assert str(queue) == "MessageQueue [topic=topic_test, brokerName=brokerName, queueId=0]"
+    assert queue.key == QueueKey("topic_test", 0)
+    assert pickle.loads(pickle.dumps(queue)) == queue
