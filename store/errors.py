@@ -11,7 +11,8 @@
         ├── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
         ├── LockTimeoutError       somebody else holds the store: wait, or stop the holder
         ├── DiskFullError          no room: nothing was lost, make room and write again
-        └── BatchConflictError     a batch does not follow what its query wrote before: decide
+        ├── BatchConflictError     a batch does not follow what its query wrote before: decide
+        └── GroupConflictError     another member of the consumer group is in the way: stop one of the two
 
 Classes differ where a caller would act differently; the message is for people and says which thing,
 what was found, what is accepted and what to do next. All of them survive pickling, because Spark
@@ -132,4 +133,11 @@ class BatchConflictError(StoreError):
 
     The same batch with other rows (a checkpoint that was copied or rolled back; `onBatchConflict`), or one beyond the
     next (the store was restored from a backup; `onBatchGap`).
+    """
+
+
+class GroupConflictError(StoreError):
+    """Two queries cannot be members of one consumer group as they are, or one reads a queue that is another's now.
+
+    The message names both, and where each runs. Nothing was read, and no offset of the group was changed.
     """

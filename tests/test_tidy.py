@@ -98,6 +98,8 @@ MAY_TAKE_AWAY = {
     "store/log/key_index": "index files behind the watermark",
     "store/log/store_lock": "the name of the holder, which is its own",
     "store/commit/": "intents and staged files that the ledger has passed",
+    "store/group/lease": "files of a member that leaves, which are its own",
+    "store/group/membership": "files of members that are dead",
 }
 
 

@@ -1,0 +1,279 @@
+"""Who may be in a group with whom, and who lives. Members of one process exclude each other as those of several do."""
+
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError, GroupConflictError, StoreError
+from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.member_file import encode_member, read_member
+from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
+
+ALL = MemberTerms("app", "one", "all", "avg", "orders:*")
+SHARED = replace(ALL, assignment="shared")
+DAY_MS = 86_400_000
+
+
+class Time:
+    """Clocks that stand still but for sleeping; `on_sleep` is what others do meanwhile."""
+
+    def __init__(self) -> None:
+        self.seconds, self.now_ms = 0.0, 1_700_000_000_000
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.on_sleep()
+
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: self.now_ms, lambda: self.seconds, self.sleep)
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Time) -> Callable[..., Membership]:
+    """A function that makes a membership of the group `g`; names say in which order ids sort."""
+
+    def make(unique: str, terms: MemberTerms = SHARED, *, is_shared: bool = False) -> Membership:
+        return Membership(GroupPaths(str(tmp_path), "g"), Disk(), terms, clock.clocks(), unique, is_shared=is_shared)
+
+    return make
+
+
+def die(member: Membership) -> None:
+    """End as a process does that is killed: the lock is free, the files stay."""
+    member.lease._end_thread()
+    member.lease._lock.release()
+
+
+def move_away(member: Membership) -> None:
+    """Have a living member's file say that it is on another machine."""
+    path = Path(member.paths.member(member.id))
+    there = read_member(str(path))
+    assert there is not None
+    away = replace(there, process=replace(there.process, host="far", boot_id="another"))
+    path.write_bytes(encode_member(away))
+    member.lease._member = away
+
+
+def living(member: Membership) -> list[str]:
+    with member.turn.hold():
+        return [member_id.rpartition("#")[2] for member_id in member.living()]
+
+
+def files_of(member: Membership) -> list[str]:
+    return sorted(os.listdir(member.paths.members))
+
+
+def test_members_with_the_same_terms_share_a_group_sorted_by_id(make) -> None:
+    members = [make(name) for name in ("c", "a", "b")]
+    for member in members:
+        member.join()
+    assert [living(member) for member in members] == [["a", "b", "c"]] * 3
+    assert members[0].sharing() == sorted(member.id for member in members)
+
+
+@pytest.mark.parametrize(("first", "second"), [("all", "all"), ("all", "shared"), ("shared", "all")])
+def test_a_query_that_reads_all_queues_is_alone(make, clock, first: str, second: str) -> None:
+    make_first = make("a", replace(ALL, assignment=first, query_name="the first"))
+    make_first.join()
+    other = make("b", replace(ALL, assignment=second, query_name="the second"))
+    with pytest.raises(GroupConflictError) as caught:
+        other.join()
+    pid = f"process {os.getpid()} on host"
+    words = ['"the first"', '"the second"', "group g", "2023-11-14T22:13:20", "consumerGroup of its own"]
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert str(caught.value).count(pid) == 2
+    assert 5 <= clock.seconds < 5.2, "one that is just dying is waited for"
+    assert living(make_first) == ["a"]
+    make_first.leave()
+    other.join()
+    assert living(other) == ["b"]
+
+
+def test_one_that_dies_meanwhile_is_replaced(make, clock) -> None:
+    first, second = make("a", ALL), make("b", ALL)
+    first.join()
+    clock.on_sleep = lambda: die(first) if clock.seconds > 3 else None
+    second.join()
+    assert 3 < clock.seconds < 3.2
+    assert living(second) == ["b"]
+    assert len(files_of(second)) == 2, "the dead one's files are gone"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"subscription": "orders:TagA"}, ["orders:TagA", "orders:*", "subscribe to the same"]),
+        ({"strategy": "circle"}, ["allocateStrategy=circle", "allocateStrategy=avg"]),
+    ],
+)
+def test_members_that_differ_are_refused_by_name(make, change: dict[str, str], words: list[str]) -> None:
+    make_first = make("a", replace(SHARED, query_name="the first"))
+    make_first.join()
+    with pytest.raises(GroupConflictError) as caught:
+        make("b", replace(SHARED, query_name="the second", **change)).join()
+    words = [*words, '"the first"', '"the second"', make_first.paths.member(make_first.id)]
+    assert [word for word in words if word not in str(caught.value)] == []
+    make("c").join()
+
+
+def test_broadcasting_members_are_in_nobodys_way_and_share_nothing(make) -> None:
+    loud = replace(ALL, assignment="broadcasting", subscription="other")
+    first, loud_one, loud_two = make("a", ALL), make("b", loud), make("c", loud)
+    for member in (loud_one, first, loud_two):
+        member.join()
+    assert living(first) == ["a", "b", "c"]
+    assert first.sharing() == [first.id]
+
+
+def test_what_a_dead_member_leaves_is_taken_away_damaged_or_not(make) -> None:
+    first, second = make("a"), make("b", ALL)
+    first.join()
+    die(first)
+    path = Path(first.paths.member(first.id))
+    path.write_text("{")
+    Path(f"{path}.tmp").touch()
+    (path.parent / "lonely.lock").touch()
+    (path.parent / "odd.json").touch()
+    second.join()
+    assert [name.rpartition(".")[0] for name in files_of(second)] == [Path(second.paths.member(second.id)).stem] * 2
+
+
+def test_a_living_members_damaged_file_is_named_until_it_is_written_again(make, clock) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    path = Path(first.paths.member(first.id))
+    path.write_text("{")
+    with pytest.raises(DamageError, match=path.name):
+        second.join()
+    assert living(first) == ["a"]
+    clock.on_sleep = first.lease.beat
+    second.join()
+    assert living(second) == ["a", "b"]
+
+
+def test_a_member_of_another_machine_lives_as_long_as_it_beats(make, clock) -> None:
+    first, second = make("a", is_shared=True), make("b", is_shared=True)
+    first.join()
+    move_away(first)
+    second.join()
+    first.lease._lock._forget()  # its lock cannot be seen from here
+    for _ in range(5):
+        assert living(second) == ["a", "b"]
+        clock.seconds += 100
+        raised = replace(first.lease._member, beat=first.lease._member.beat + 1)
+        first.lease._member = raised
+        Path(first.paths.member(first.id)).write_bytes(encode_member(raised))
+    assert living(second) == ["a", "b"]
+    clock.seconds += 119.9
+    assert living(second) == ["a", "b"]
+    clock.seconds += 0.2
+    assert living(second) == ["b"]
+    assert len(files_of(second)) == 2
+
+
+@pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS])
+def test_a_wall_clock_that_jumps_kills_nobody_and_keeps_nobody_alive(make, clock, jump_ms: int) -> None:
+    first, second = make("a", is_shared=True), make("b", is_shared=True)
+    first.join()
+    move_away(first)
+    second.join()
+    assert living(second) == ["a", "b"]
+    clock.now_ms += jump_ms
+    path = Path(first.paths.member(first.id))
+    os.utime(path, (clock.now_ms / 1000, clock.now_ms / 1000))
+    assert living(second) == ["a", "b"]
+    clock.seconds += 121
+    assert living(second) == ["b"]
+
+
+def test_a_member_of_another_machine_is_refused_at_its_first_beat_and_replaced_without_one(make, clock) -> None:
+    first = make("a", ALL, is_shared=True)
+    first.join()
+    move_away(first)
+    clock.on_sleep = lambda: first.lease.beat() if clock.seconds > 29 else None
+    with pytest.raises(GroupConflictError, match="on host far"):
+        make("b", ALL, is_shared=True).join()
+    assert 29 < clock.seconds < 30
+    clock.on_sleep, clock.seconds = (lambda: None), 0
+    third = make("c", ALL, is_shared=True)
+    third.join()
+    assert 120 <= clock.seconds < 121
+    assert living(third) == ["c"]
+
+
+def test_who_was_taken_for_dead_comes_back_unless_another_has_its_place(make) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    second.join()
+    for suffix in ("member", "member_lock"):
+        os.remove(getattr(first.paths, suffix)(first.id))
+    assert not first.lease.is_held
+    assert not first.lease.beat()
+    assert living(second) == ["b"]
+    with first.turn.hold():
+        assert first.rejoin()
+        assert not first.rejoin()
+    assert living(second) == ["a", "b"]
+    os.remove(first.paths.member_lock(first.id))
+    second.leave()
+    alone = make("c", ALL)
+    alone.join()
+    with first.turn.hold(), pytest.raises(GroupConflictError, match="assignment=all"):
+        first.rejoin()
+
+
+def test_a_thread_raises_the_beat_and_ends_with_the_lease(make) -> None:
+    member = make("a", replace(SHARED, lease_heartbeat_ms=1))
+    before = threading.active_count()
+    member.join()
+    path = member.paths.member(member.id)
+    while read_member(path).beat < 3:
+        time.sleep(0.001)
+    assert threading.active_count() == before + 1
+    member.leave()
+    member.leave()
+    while threading.active_count() > before:
+        time.sleep(0.001)
+    assert files_of(member) == []
+
+
+def test_a_member_that_nobody_refers_to_is_a_member_no_more(make) -> None:
+    member = make("a", ALL)
+    member.join()
+    del member
+    gc.collect()
+    make("b", ALL).join()
+
+
+def test_a_forked_child_neither_holds_nor_ends_its_parents_lease(make) -> None:
+    member = make("a", ALL)
+    member.join()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            member.leave()
+            with member.turn.hold():
+                member.rejoin()
+        except StoreError as error:
+            code = 0 if "forked" in str(error) and not member.lease.is_held else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert member.lease.is_held
+    assert living(member) == ["a"]
+    assert json.loads(Path(member.paths.member(member.id)).read_text())["pid"] == os.getpid()
