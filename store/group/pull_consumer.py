@@ -1,0 +1,314 @@
+"""A consumer for programs that pull: queues, messages, a group's offsets, and sending, in one object.
+
+It is no member of its group: it takes part in no rebalance, and nobody is kept from reading what it reads. Beside it
+stand `pull` (what one pull finds), `pull_hold` and `arrival_wait` (waiting), `offset_memory` and `offset_file`.
+Follows DefaultMQPullConsumer (4.9.8).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from rmq_spark.store.commit.message_store import MessageStore, SendResult
+from rmq_spark.store.commit.outbox import OutboxSettings
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.host import host_name
+from rmq_spark.store.errors import OptionError, StoreError
+from rmq_spark.store.group.arrival_wait import wait
+from rmq_spark.store.group.group_name import check_consumer_group
+from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
+from rmq_spark.store.group.offset_file import OffsetFile, Outcome, read_group_offsets, refuse_commit
+from rmq_spark.store.group.offset_memory import OffsetMemory
+from rmq_spark.store.group.published import write_published
+from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, PullResult, check_columns, has_wanted, pull
+from rmq_spark.store.group.pull_hold import PullHold, hold_ms
+from rmq_spark.store.group.pull_limits import UNKNOWN_MEMORY_BYTES, PullLimits
+from rmq_spark.store.group.pull_reader import PullReader
+from rmq_spark.store.group.pull_status import PullStatus
+from rmq_spark.store.log.store_writer import WriterSettings
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
+from rmq_spark.store.units import QueueKey
+
+__all__ = ["DEFAULT_COLUMNS", "HOLD_MS", "PULL_MESSAGES", "PullConsumer"]
+
+PULL_MESSAGES = 32
+HOLD_MS = 20_000  # DefaultMQPullConsumer#brokerSuspendMaxTimeMillis
+_MEMORY_FILE = "/proc/meminfo"
+
+
+class PullConsumer:
+    """A store to pull from, and a group whose offsets are read and set. One thread at a time; use it in `with`.
+
+    Every call looks at the store as it is then, beside any writer, a broker too. Offsets that were updated are
+    written by `commit`, and at the latest by `close`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        group: str | None = None,
+        *,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        limits: PullLimits | None = None,
+        long_polling: bool = True,
+        commit_log_path: str | None = None,
+        read_mode: str = "auto",
+        check_crc: bool = False,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+        settings: WriterSettings | None = None,
+        open_sender: Callable[[], MessageStore] | None = None,
+        now_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Open the store at `path`, as the group `group` if offsets are asked for.
+
+        `limits` None: a broker's, on this machine. `settings` say how the store's lock is taken, `open_sender` opens
+        the store for `send`. `now_ms` is a clock that nobody sets, `sleep` takes seconds. Raises OptionError for a
+        group's name that RocketMQ refuses and for unknown columns, StorePathError where there is no store.
+        """
+        check_columns(columns)
+        self.group = None if group is None else check_consumer_group(group)
+        self._reader = PullReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
+        self._columns, self._long_polling = tuple(columns), long_polling
+        self._limits = limits or PullLimits(memory_bytes=_memory_bytes())
+        self._check_crc, self._max_decompressed_bytes = check_crc, max_decompressed_bytes
+        self._settings = settings or WriterSettings(commit_log_path=commit_log_path)
+        self._open_sender = open_sender or self._open_store
+        self._now_ms, self._sleep = now_ms, sleep
+        self._sender: MessageStore | None = None
+        self._offset_file: OffsetFile | None = None
+        self._offsets = OffsetMemory()
+        self._is_closed = False
+
+    def __enter__(self) -> "PullConsumer":
+        self._refuse_if_closed()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        self._look()
+        return self._reader.topics()
+
+    def queues(self, topic: str) -> list[QueueKey]:
+        """Return the topic's queues by queue id. Raises NotFoundError, which names other topics."""
+        self._look()
+        return self._reader.queues(topic)
+
+    def min_offset(self, queue: QueueKey) -> int:
+        """Return the queue offset of the first message that is still there. Raises NotFoundError."""
+        self._look()
+        return self._reader.bounds(queue).min_offset
+
+    def max_offset(self, queue: QueueKey) -> int:
+        """Return the queue offset that the next message will get. Raises NotFoundError."""
+        self._look()
+        return self._reader.bounds(queue).max_offset
+
+    def search_offset(self, queue: QueueKey, at: int | datetime, rule: str = "lower") -> int:
+        """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
+
+        "lower": the first message stored at or after it; "upper": the last one at or before it; "nearest": as
+        RocketMQ 4.9 answers. Raises OptionError for another rule, NotFoundError.
+        """
+        self._look()
+        time_ms = int(at.timestamp() * 1000) if isinstance(at, datetime) else at
+        return self._reader.offset_at_time(queue, time_ms, rule)
+
+    def pull(
+        self, queue: QueueKey, offset: int, max_messages: int = PULL_MESSAGES, *, accept: Accept | None = None
+    ) -> PullResult:
+        """Pull up to `max_messages` from a queue offset on, and return at once; see `pull.pull`.
+
+        An offset outside the queue is answered by a status. `accept` says of an array of tags codes which are wanted.
+        Raises OptionError for an offset below 0 and for `max_messages` below 1, NotFoundError, DamageError.
+        """
+        self._look(offset, max_messages)
+        return self._pull(queue, offset, max_messages, accept)
+
+    def pull_block_if_not_found(
+        self,
+        queue: QueueKey,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        timeout_ms: int = HOLD_MS,
+        *,
+        accept: Accept | None = None,
+    ) -> PullResult:
+        """Do what `pull` does, but wait up to `timeout_ms` where there is nothing new (PullStatus.NO_NEW_MSG).
+
+        Woken within milliseconds of an append by any process, a broker too. Messages that `accept` does not want wake
+        it every 5 s only. The answer after the wait may be NO_NEW_MSG again. Without long polling the wait is 1 s.
+        """
+        if timeout_ms < 0:
+            raise OptionError(f"timeout_ms={timeout_ms} is below 0.")
+        self._look(offset, max_messages)
+        found = self._pull(queue, offset, max_messages, accept)
+        held_ms = hold_ms(
+            timeout_ms, is_not_found=found.pull_status is PullStatus.NO_NEW_MSG, long_polling=self._long_polling
+        )
+        if held_ms is None:
+            return found
+        hold = PullHold(offset, found.max_offset, self._now_ms(), held_ms, long_polling=self._long_polling)
+        max_offset = found.max_offset
+
+        def is_woken() -> bool:
+            nonlocal max_offset
+            if self._reader.refresh():
+                max_offset = self._reader.bounds(queue).max_offset
+            return hold.is_woken(max_offset, self._now_ms(), self._has_wanted(queue, accept))
+
+        wait(is_woken, hold.until_ms, self._now_ms, self._sleep)
+        self._reader.refresh()
+        return self._pull(queue, offset, max_messages, accept)
+
+    def fetch_consume_offset(self, queue: QueueKey, *, from_store: bool = False) -> int | None:
+        """Return the next offset that the group is to consume of a queue, None if it has none.
+
+        The one updated last here, else the one in the store; with `from_store` the store's, which counts from then on.
+        Raises OptionError without a group, NotFoundError for a queue that is not there, DamageError.
+        """
+        group = self._group_for("offsets")
+        self._check_queue(queue)
+        known = self._offsets.get(queue)
+        if known is not None and not from_store:
+            return known
+        offset = read_group_offsets(self._reader.path, group, self._sleep).get(queue)
+        if offset is not None:
+            self._offsets.learn(queue, offset)
+        return offset
+
+    def update_consume_offset(self, queue: QueueKey, offset: int, *, increase_only: bool = False) -> None:
+        """Have the group go on at `offset` in a queue; `commit` writes it. `increase_only` never goes back.
+
+        Raises OptionError without a group and for an offset below 0, NotFoundError for a queue that is not there.
+        """
+        self._group_for("offsets")
+        _refuse_negative(offset)
+        self._check_queue(queue)
+        self._offsets.update(queue, offset, increase_only=increase_only)
+
+    def commit(self, queues: Iterable[QueueKey] | None = None) -> dict[QueueKey, int]:
+        """Write the updated offsets of these queues, or of all, into the store, and return those written.
+
+        They overwrite what the store has, be it larger, and are there for good afterwards. Offsets that other
+        programs wrote stay. Raises OptionError without a group, LockTimeoutError while a broker holds the store, and
+        what `OffsetFile.commit` raises: nothing is written then, and the next commit tries again.
+        """
+        group = self._group_for("offsets")
+        self._refuse_if_closed()
+        offsets = self._offsets.unwritten(queues)
+        if not offsets:
+            return {}
+        disk, root = Disk(), self._reader.path
+        if self._offset_file is None:
+            self._offset_file = OffsetFile(root, disk, self._settings, wall_clock_ms, self._sleep)
+        paths = GroupPaths(root, group)
+        with GroupTurn(paths, disk, self._sleep).hold():
+            outcome = self._offset_file.commit(group, offsets)
+            if outcome is Outcome.BROKER:
+                raise refuse_commit(root, group)
+            if outcome is Outcome.WRITTEN:
+                by = f"a pull consumer (process {files.process_id()} on host {host_name()})"
+                write_published(paths, disk, wall_clock_ms(), by)
+        self._offsets.mark_written(offsets)
+        return offsets
+
+    def send(self, topic: str, body: bytes | str, **fields: Any) -> SendResult:
+        """Append one message and return where it went; fields and errors are those of `MessageStore.send`."""
+        return self._sending().send(topic, body, **fields)
+
+    def send_many(self, messages: pa.Table | pa.RecordBatch, *, topic: str | None = None) -> pa.Table:
+        """Append the rows of a table and return where each went; see `MessageStore.send_many`."""
+        return self._sending().send_many(messages, topic=topic)
+
+    def close(self) -> None:
+        """Write updated offsets, settle what was sent, and let go of the store. A second call does nothing.
+
+        Files are closed after an error too. Raises what `commit` and `MessageStore.close` raise.
+        """
+        if self._is_closed:
+            return
+        try:
+            if self.group is not None:
+                self.commit()
+        finally:
+            self._is_closed = True
+            self._reader.close()
+            if self._sender is not None:
+                self._sender.close()
+
+    def _look(self, offset: int = 0, max_messages: int = 1) -> None:
+        """Refuse what no pull takes, then bring the reader up to date."""
+        self._refuse_if_closed()
+        _refuse_negative(offset)
+        if max_messages < 1:
+            raise OptionError(f"max_messages={max_messages} is not above 0.")
+        self._reader.refresh()
+
+    def _pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:
+        return pull(
+            self._reader,
+            queue,
+            offset,
+            max_messages,
+            self._limits,
+            accept,
+            self._columns,
+            check_crc=self._check_crc,
+            max_decompressed_bytes=self._max_decompressed_bytes,
+        )
+
+    def _has_wanted(self, queue: QueueKey, accept: Accept | None) -> Callable[[int, int], bool]:
+        return lambda begin, end: has_wanted(self._reader, queue, begin, end, accept)
+
+    def _check_queue(self, queue: QueueKey) -> None:
+        """Raise NotFoundError for a queue that is not there: a slip of the finger must not be waited for."""
+        self._look()
+        self._reader.bounds(queue)
+
+    def _group_for(self, what: str) -> str:
+        if self.group is None:
+            raise OptionError(f"{what} are a group's: open the consumer with group=, the name of a consumer group.")
+        return self.group
+
+    def _sending(self) -> MessageStore:
+        self._refuse_if_closed()
+        if self._sender is None:
+            self._sender = self._open_sender()
+        return self._sender
+
+    def _open_store(self) -> MessageStore:
+        outbox = OutboxSettings(self._settings.commit_log_path)
+        return MessageStore(self._reader.path, self._settings, outbox, "async")
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise StoreError(f'the consumer of the store at "{self._reader.path}" was closed. Open it again.')
+
+
+def _refuse_negative(offset: int) -> None:
+    if offset < 0:
+        raise OptionError(f"offset={offset} is below 0: a queue offset counts messages. See min_offset and max_offset.")
+
+
+def _memory_bytes() -> int:
+    """Return how much memory the machine has, and what a broker assumes where the system does not say."""
+    for line in (files.read_small(_MEMORY_FILE) or b"").splitlines():
+        name, _, size = line.partition(b":")
+        if name == b"MemTotal":
+            return int(size.split()[0]) * 1024
+    return UNKNOWN_MEMORY_BYTES
