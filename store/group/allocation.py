@@ -70,7 +70,7 @@ def find_strategy(text: str, broker_name: str = "") -> Strategy:
 
     `broker_name` is the store's, for queues that `config:` lists. Raises OptionError that lists what is accepted.
     """
-    kind, _, rest = text.strip().partition(":")
+    kind, _, rest = text.partition(":")
     match kind.strip().lower(), rest.strip():
         case ("avg", ""):
             return Average()

@@ -121,7 +121,7 @@ def test_a_users_callable_is_found_by_its_import_path_and_asked(users_module: ty
         return queues[::-1][clients.index(client) :: len(clients)]
 
     users_module.shares = types.SimpleNamespace(backwards=backwards)  # type: ignore[attr-defined]
-    strategy = find_strategy("a_users_strategies:shares.backwards")
+    strategy = find_strategy(" a_users_strategies:shares.backwards ")
     assert strategy.name == "a_users_strategies:shares.backwards"
     assert names(allocate(strategy, "g", "c1", queues_of("t", 3), ["c2", "c1"])) == "t/0 t/2"
 

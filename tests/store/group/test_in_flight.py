@@ -40,6 +40,19 @@ def test_a_message_that_is_not_at_work_is_passed_over() -> None:
     assert len(queue) == 1
 
 
+def test_a_message_that_is_finished_twice_counts_once() -> None:
+    queue = holding(5, 6)
+    assert queue.remove([5, 5]) == 6
+    assert len(queue) == 1
+
+
+def test_what_is_finished_is_not_taken() -> None:
+    queue = holding(5, 6, 7, 8)
+    queue.remove([6])
+    assert queue.take(2).tolist() == [5, 7]
+    assert queue.remove([8]) == 9
+
+
 def test_putting_a_message_again_changes_nothing() -> None:
     queue = holding(5, 6)
     assert queue.put([6, 5]) == 0
@@ -150,7 +163,9 @@ class TreeMaps:
         self.consuming -= set(offsets)
 
 
-some_offsets = st.lists(st.integers(0, 150), max_size=100)
+# Mostly runs, as pulls and tasks have them, so that moves meet; long ones, so that finished ones are taken out.
+runs = st.tuples(st.integers(0, 200), st.integers(1, 100)).map(lambda run: list(range(run[0], run[0] + run[1])))
+some_offsets = st.one_of(runs, runs, st.lists(st.integers(0, 20), max_size=30))
 steps = st.one_of(
     st.tuples(st.sampled_from(["put", "remove", "give_back"]), some_offsets),
     st.tuples(st.just("take"), st.integers(1, 20)),
