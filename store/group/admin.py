@@ -23,7 +23,7 @@ from rmq_spark.store.group.offset_file import (
     topics_by_group,
 )
 from rmq_spark.store.group.published import read_published
-from rmq_spark.store.group.resets import add_reset, read_resets
+from rmq_spark.store.group.resets import add_reset
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -121,9 +121,8 @@ def reset_offsets(
     paths = GroupPaths(root, group)
     turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
     with turn.hold(), offsets.hold(group):
-        # Read before anything is written: a damaged file is found out while all is as it was.
+        # Read before the reset is noted: a damaged file is found out while all is as it was.
         offsets.read(group)
-        read_resets(paths.resets)
         # In this order: a query that runs would overwrite offsets that it knows no reset for.
         add_reset(paths, disk, turn, targets, wall_clock_ms())
         offsets.commit_held(group, targets)
