@@ -193,7 +193,6 @@ class Assignment:
         return self._claims
 
     def _write_claims(self, claims: Claims) -> None:
-        self._head = b""  # after an error, the file is read again
         write_claims(self._path, self._membership.disk, claims)
         self._claims, self._head = claims, read_claims_head(self._path)
 

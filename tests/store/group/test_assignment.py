@@ -219,6 +219,44 @@ def test_a_query_that_reads_all_queues_raises_when_another_has_its_place(group: 
         one.rebalance(Q[:4], {})
 
 
+def test_a_lock_file_that_is_gone_is_noticed_and_made_again(group: Group) -> None:
+    one = group.member()
+    one.rebalance(Q[:2], {})
+    os.remove(group.paths.member_lock(one._membership.id))
+    assert not one.is_settled()
+    assert one.rebalance(Q[:2], {}) == Rebalanced((Q[0], Q[1]))
+    assert one.is_settled()
+
+
+def test_a_query_that_reads_all_queues_asks_no_strategy(group: Group) -> None:
+    one = group.member("all")
+    one._share = lambda *_: {}
+    assert one.rebalance(Q[:4], {}).owned == (*Q[:4],)
+
+
+def test_an_offset_is_written_again_when_another_had_the_queue_meanwhile(group: Group) -> None:
+    one = group.member()
+    one.rebalance(Q[:1], {})
+    one.publish({Q[0]: 5})
+    two = group.member()
+    bury(one)
+    two.rebalance(Q[:1], {})
+    two.leave({Q[0]: 9})
+    assert one.rebalance(Q[:1], {}).taken == (Q[0],)
+    one.publish({Q[0]: 5})
+    assert group.commits == [{Q[0]: 5}, {Q[0]: 9}, {Q[0]: 5}]
+
+
+def test_a_task_of_an_earlier_claim_of_the_same_member_is_fenced_too(group: Group) -> None:
+    one = group.member()
+    one.rebalance(Q[:1], {})
+    before = one.epochs
+    one.rebalance([], {})
+    one.rebalance(Q[:1], {})
+    assert lost_queues(group.paths.root, "g", one._membership.id, before) == (Q[0],)
+    assert lost_queues(group.paths.root, "g", one._membership.id, one.epochs) == ()
+
+
 def test_offsets_are_written_once(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
