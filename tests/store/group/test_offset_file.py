@@ -282,20 +282,20 @@ def test_a_broken_file_never_takes_the_place_of_the_one_before_it(root: Path, ba
 
 
 @pytest.mark.parametrize("how", ["lives", "starts"])
-def test_beside_a_broker_nothing_is_written_and_nobody_waits(root: Path, how: str) -> None:
+def test_beside_a_broker_nothing_is_written(root: Path, how: str) -> None:
     put(root, NEW, None)
     (root / "lock").write_bytes(b"lock")
-    offsets = make_file(root)
-    assert not has_broker(str(root))
+    offsets = make_file(root, sleep=Sleeps())
+    assert not has_broker(str(root), no_sleep)
     with broker(root, how):
         before = contents(root)
-        assert has_broker(str(root))
+        assert has_broker(str(root), Sleeps())
         assert offsets.commit("g", {QUEUE: 8}) is Outcome.BROKER
         assert offsets.commit("g", {QUEUE: 6}) is Outcome.UNCHANGED
         with pytest.raises(LockTimeoutError, match=r'consumer group "g".*broker.*mqshutdown'), offsets.hold("g"):
             pytest.fail("holds the lock")
         assert contents(root) == before
-    assert not has_broker(str(root))
+    assert not has_broker(str(root), no_sleep)
     assert offsets.commit("g", {QUEUE: 8}) is Outcome.WRITTEN
     assert isinstance(refuse_commit(str(root), "g"), LockTimeoutError)
 
@@ -304,7 +304,7 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([False, True])
-    monkeypatch.setattr("rmq_spark.store.group.offset_file.has_broker", lambda root: next(answers))
+    monkeypatch.setattr("rmq_spark.store.group.offset_file.has_broker", lambda root, sleep: next(answers))
     (root / "lock").write_bytes(b"lock")
     clock = iter(range(NOW_MS, NOW_MS + 10**9, 500))
     with broker(root):
@@ -315,8 +315,14 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
 def test_a_writer_of_ours_is_no_broker(root: Path) -> None:
     one = make_file(root)
     with one.hold("g"):
-        assert not has_broker(str(root))
-    assert not has_broker(str(root / "missing"))
+        assert not has_broker(str(root), no_sleep)
+    assert not has_broker(str(root / "missing"), no_sleep)
+
+
+def test_a_writer_of_ours_that_makes_the_lock_file_is_no_broker(root: Path) -> None:
+    (root / "lock").write_bytes(bytes(4))
+    with Disk().open(str(root / "lock")) as making:
+        assert make_file(root, sleep=Sleeps(making.close)).commit("g", {QUEUE: 1}) is Outcome.WRITTEN
 
 
 def test_a_name_that_no_broker_takes_is_refused(root: Path) -> None:
