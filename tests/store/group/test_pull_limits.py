@@ -128,6 +128,12 @@ def test_a_full_batch_goes_on_over_units_that_are_passed() -> None:
     assert (seen.scanned, seen.found.tolist()) == (7, [0, 6])
 
 
+def test_a_unit_that_is_passed_does_not_fill_the_batch() -> None:
+    units = candidates([100, 10, 1_000, 10], gone=[False, True, True, False])
+    seen = scan(units, 32, PullLimits(max_bytes_in_memory=500), log_end=1_120, segment_bytes=1_110)
+    assert (seen.scanned, seen.found.tolist()) == (4, [0, 3])
+
+
 def scan_one_by_one(
     units: Candidates, max_messages: int, limits: PullLimits, *, log_end: int, segment_bytes: int
 ) -> Scan:
