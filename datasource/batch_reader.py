@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from rmq_spark.datasource.clocks import sleep
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
-from rmq_spark.datasource.partition import Piece, RmqPartition
+from rmq_spark.datasource.partition import Fence, Piece, RmqPartition
 from rmq_spark.datasource.partition_reader import read_partition
 from rmq_spark.datasource.planning import Loss, clip_ranges, refuse_losses, resolve_positions
 from rmq_spark.datasource.settings import ReadSettings
@@ -58,7 +59,7 @@ class RmqBatchReader(DataSourceReader):
         """Return what the options leave of each queue, sorted, none empty."""
         options, bounds = self._options, view.bounds
         clip = not options.fail_on_data_loss
-        by_time = find_starts(view.store, bounds, options.starting_times, options.strategy)
+        by_time = self._starts(view)
         begins, losses = resolve_positions(bounds, options.starting_offsets, by_time, EARLIEST, "startingOffsets", clip)
         by_time = find_ends(view.store, bounds, options.ending_times)
         ends, behind = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
@@ -67,6 +68,17 @@ class RmqBatchReader(DataSourceReader):
         report_losses([loss for loss in losses if loss.count > 0], options.fail_on_data_loss)
         ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in bounds]
         return clip_ranges((part for part in ranges if part.count > 0), bounds)[0]
+
+    def _starts(self, view: StoreView) -> dict[QueueKey, int]:
+        """Return where queues begin that begin at a time, or where the consumer group stands."""
+        options, bounds = self._options, view.bounds
+        if not options.begins_at_group:
+            return find_starts(view.store, bounds, options.starting_times, options.strategy)
+        assert options.group is not None
+        from rmq_spark.store import find_beginnings, read_group_offsets  # half of the engine, which few queries need
+
+        held = read_group_offsets(view.path, options.group.group, sleep)
+        return find_beginnings(view.store, bounds, held, options.group.fallback, options.starting_time_of)
 
     def _found_partitions(self, view: StoreView, ranges: list[QueueRange]) -> list[InputPartition]:
         """Return a partition for each queue that has messages with the wanted keys or ids in its range."""
@@ -89,14 +101,14 @@ class RmqBatchReader(DataSourceReader):
         return partitions
 
 
-def plan_partition(view: StoreView, ranges: list[QueueRange]) -> InputPartition:
+def plan_partition(view: StoreView, ranges: list[QueueRange], fence: Fence | None = None) -> InputPartition:
     """Return ranges of one queue as a partition, with proof of each one's first and last message."""
     pieces = []
     for part in ranges:
         first = view.proof(part.queue, part.begin)
         last = first if part.count == 1 else view.proof(part.queue, part.end - 1)
         pieces.append(Piece(part.queue, part.begin, part.end, first, last))
-    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id())
+    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id(), fence)
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,8 @@ startingOffsets. The key "@", which no topic can have, keeps what belongs to no 
 | --- | --- |
 | v | version of this text; another one is refused |
 | start | where each queue began that the offset before this one does not name and that has rows since |
+| seek | where each queue went on that the offset before this one names elsewhere: it was reset, or was another's |
+| reset | the number of the last reset of the consumer group that was applied |
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its bound |
 | lost | messages that planning skipped with failOnDataLoss=false, by queue, since the query began |
@@ -52,6 +54,8 @@ class StreamOffset:
     ended: bool = False
     lost: Mapping[QueueKey, int] = field(default_factory=dict)
     turn: QueueKey | None = None
+    seeks: Mapping[QueueKey, int] = field(default_factory=dict)
+    reset: int = 0
 
     def is_initial(self) -> bool:
         """Say whether this is the constant before the first batch."""
@@ -68,6 +72,10 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
     mark: dict[str, Any] = {"v": VERSION}
     if offset.starts or not offset.positions:
         mark["start"] = encode_queues(offset.starts or {})
+    if offset.seeks:
+        mark["seek"] = encode_queues(offset.seeks)
+    if offset.reset:
+        mark["reset"] = offset.reset
     if offset.ending:
         mark["ending"] = True
     if offset.ended:
@@ -108,6 +116,8 @@ def decode_offset(value: Any) -> StreamOffset:
             bool(mark.get("ended", False)),
             _decode_queues(mark.get("lost", {})),
             None if turn is None else _decode_queue(turn),
+            _decode_queues(mark.get("seek", {})),
+            int(mark.get("reset", 0)),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None

@@ -9,6 +9,11 @@ from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 
 BATCH, STREAM = "batch", "stream"
 STRATEGIES = ("error", "latest", "earliest")
+ASSIGNMENTS = ("all", "shared")
+MODELS = ("clustering", "broadcasting")
+COMMITS = ("auto", "required", "off")
+CONFLICTS = ("checkpoint", "group", "fail")
+FALLBACKS = ("latest", "earliest", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,10 @@ OPTIONS = (
            "of its alternatives, is their full name", "orders-.*"),
     Option("assign", "JSON", values.parse_assignment, "one of three", "queues to read, by topic and queue id",
            '{"orders": [0, 1]}'),
-    Option("startingOffsets", _OFFSETS, values.parse_positions, "batch earliest, stream latest", "where to begin. "
-           "JSON may leave queues out, which begin at the default, and -1 is latest, -2 earliest. A stream heeds it "
-           "only before its first batch; queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
+    Option("startingOffsets", "earliest, latest, group or JSON", values.parse_starts, "batch earliest, stream latest, "
+           "shared group", "where to begin. JSON may leave queues out, which begin at the default, and -1 is latest, "
+           "-2 earliest; group is where the consumerGroup stands. A stream heeds it only before its first batch; "
+           "queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
     Option("startingTimestamp", _TIME, values.parse_times, "none", "begin at the first message stored at or after a "
            "time: ms, ISO 8601 with a zone, or before now (-10m); for all queues, by topic, or by topic and queue",
            "-10m", timed=True),
@@ -82,4 +88,31 @@ OPTIONS = (
            "separate them), found by the store's key index", "order-4711", (BATCH,)),
     Option("msgId", "words", values.parse_search_words, "none", "only messages with one of these ids (blanks separate "
            "them): the producer's or the broker's", "7F0000010A2F18B4AAC20001BBC60000", (BATCH,)),
+    Option("consumerGroup", "name", values.parse_text, "none", "the consumer group: startingOffsets=group begins "
+           "where it stands, and a stream is a member of it and publishes what is finished", "billing"),
+    Option("assignment", "word", values.parse_words(*ASSIGNMENTS), "all", "all: the query reads all queues and is "
+           "alone in its group; shared: the queries of the group share the queues", "shared", (STREAM,)),
+    Option("allocateStrategy", "strategy", values.parse_text, "avg", "who gets which queue where the group shares "
+           "them: avg, circle, consistentHash, machineRoom:…, machineRoomNearby, config:…, or package.module:name of a "
+           "callable", "circle", (STREAM,)),
+    Option("messageModel", "word", values.parse_words(*MODELS), "clustering", "broadcasting: every query of the group "
+           "reads all queues, keeps its offsets in its checkpoint and publishes none", "broadcasting", (STREAM,)),
+    Option("orderly", "true or false", values.parse_flag, "false", "tasks read a queue only while it is this query's, "
+           "and no queue is split", "true", (STREAM,)),
+    Option("commitOffsets", "word", values.parse_words(*COMMITS), "auto", "publish what is finished as the group's "
+           "offsets: auto (warn where it cannot be), required (fail there), off", "required", (STREAM,)),
+    Option("onOffsetConflict", "word", values.parse_words(*CONFLICTS), "checkpoint", "when a query starts again and "
+           "its group stands elsewhere: go on from the checkpoint, from the group's offsets, or fail if the group is "
+           "ahead", "group", (STREAM,)),
+    Option("groupFallback", "word", values.parse_words(*FALLBACKS), "latest", "where a group begins in a queue in "
+           "which it has no offset, unless the queue is young (then at 0): latest, earliest, or timestamp, which is "
+           "that of startingTimestamp", "earliest"),
+    Option("fenceLostQueues", "true or false", values.parse_flag, "false", "true: a task fails if its queue is "
+           "another member's by now, instead of delivering what that one delivers too", "true", (STREAM,)),
+    Option("leaseTimeout", "duration", values.parse_duration, "120s", "after so long without a sign of life a member "
+           "on another host counts as dead; one on this host at once", "60s", (STREAM,)),
+    Option("leaseHeartbeat", "duration", values.parse_duration, "30s", "how often a member gives a sign of life",
+           "10s", (STREAM,)),
+    Option("longPollingMs", "duration", values.parse_wait, "0", "how long a trigger that finds nothing waits for "
+           "messages; stopping the query may take that long", "15s", (STREAM,)),
 )  # fmt: skip

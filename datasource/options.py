@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rmq_spark.datasource.group_options import GroupOptions, build_group_options, check_start
 from rmq_spark.datasource.option_parsing import parse_given, strip_spark_options
 from rmq_spark.datasource.option_table import OPTIONS
 from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics
-from rmq_spark.datasource.values import EARLIEST, LATEST, Positions, Times
+from rmq_spark.datasource.values import EARLIEST, GROUP, LATEST, Positions, Times
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey
@@ -54,6 +55,19 @@ class ReadOptions:
     read_mode: str = "auto"
     keys: tuple[str, ...] | None = None
     message_ids: tuple[str, ...] | None = None
+    group: GroupOptions | None = None
+    long_polling_ms: int = 0
+    query_name: str = ""
+
+    @property
+    def begins_at_group(self) -> bool:
+        """Say whether the consumer group's offsets say where the query begins."""
+        start = self.starting_offsets
+        return self.group is not None and (self.group.is_shared or (start is not None and start.default == GROUP))
+
+    def starting_time_of(self, queue: QueueKey) -> int | None:
+        """Return the time at which the queue is to begin, in ms since the epoch, None for none."""
+        return None if self.starting_times is None else self.starting_times.of(queue)
 
     def check_complete(self) -> "tuple[str, Subscription]":
         """Return path and subscription; raises OptionError where one was not given."""
@@ -113,6 +127,7 @@ _FIELDS = {
     "readMode": "read_mode",
     "keys": "keys",
     "msgId": "message_ids",
+    "longPollingMs": "long_polling_ms",
 }
 
 
@@ -125,9 +140,20 @@ def parse_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     found = parse_given(strip_spark_options(given), OPTIONS, now_ms)
     limits = Limits(**{field: found[name] for name, field in _LIMIT_FIELDS.items() if name in found})
     fields = {field: found[name] for name, field in _FIELDS.items() if name in found}
-    options = ReadOptions(subscription=_subscription(found), limits=limits, **fields)
+    options = ReadOptions(
+        subscription=_subscription(found),
+        limits=limits,
+        group=build_group_options(found),
+        query_name=_query_name(given) if "consumerGroup" in found else "",
+        **fields,
+    )
     _check_together(options)
     return options
+
+
+def _query_name(given: Mapping[str, str]) -> str:
+    """Return the name by which other members of a group shall know the query: Spark does not hand it to sources."""
+    return next((text for name, text in given.items() if name.lower() == "queryname"), "")
 
 
 def _subscription(found: Mapping[str, Any]) -> Subscription | None:
@@ -146,7 +172,10 @@ def _subscription(found: Mapping[str, Any]) -> Subscription | None:
 
 def _check_together(options: ReadOptions) -> None:
     """Raise OptionError where two options contradict each other, whatever kind of query it is."""
-    _check_one_kind("starting", options.starting_offsets, options.starting_times)
+    check_start(options.group, options.starting_offsets, has_time=options.starting_times is not None)
+    if not options.begins_at_group:
+        _check_one_kind("starting", options.starting_offsets, options.starting_times)
+    _check_whole_queues(options)
     _check_one_kind("ending", options.ending_offsets, options.ending_times)
     start, end = options.starting_offsets, options.ending_offsets
     if end is not None and (end.default == EARLIEST or EARLIEST in end.queues.values()):
@@ -174,6 +203,14 @@ def _check_together(options: ReadOptions) -> None:
             "keys and msgId are both given. Give one of them; each may name several, with blanks between."
         )
     _check_covered(options)
+
+
+def _check_whole_queues(options: ReadOptions) -> None:
+    """Raise OptionError where queues are to be split and each to be read by one task, both."""
+    splitting = {"minPartitions": options.min_partitions, "maxRecordsPerPartition": options.max_records_per_partition}
+    for name, value in splitting.items():
+        if value is not None and options.group is not None and options.group.is_orderly:
+            raise OptionError(f"{name} splits queues, and orderly=true reads each in one task. Keep one of them.")
 
 
 def _check_one_kind(side: str, offsets: Positions | None, times: Times | None) -> None:

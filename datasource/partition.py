@@ -20,6 +20,14 @@ class Piece(NamedTuple):
     last: RecordProof | None
 
 
+class Fence(NamedTuple):
+    """Whose the queue of a partition is: the task fails once it is another member's, or has another epoch."""
+
+    group: str
+    member_id: str
+    epoch: int
+
+
 class RmqPartition(InputPartition):
     """Some pieces of one queue, in order; nearly always one. Both paths are absolute.
 
@@ -27,18 +35,24 @@ class RmqPartition(InputPartition):
     """
 
     def __init__(
-        self, path: str, commit_log_path: str | None, pieces: tuple[Piece, ...], store_id: str | None = None
+        self,
+        path: str,
+        commit_log_path: str | None,
+        pieces: tuple[Piece, ...],
+        store_id: str | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.path = path
         self.commit_log_path = commit_log_path
         self.pieces = pieces
         self.store_id = store_id
+        self.fence = fence
 
     def __reduce__(self) -> tuple[object, ...]:
         flat = tuple(
             (*_key(piece.queue), piece.begin, piece.end, _flat(piece.first), _flat(piece.last)) for piece in self.pieces
         )
-        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id)
+        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id, self.fence and tuple(self.fence))
 
 
 def _key(queue: QueueKey) -> tuple[str, int]:
@@ -53,7 +67,11 @@ _FlatPiece = tuple[str, int, int, int, tuple[int, int] | None, tuple[int, int] |
 
 
 def _unpickle(
-    path: str, commit_log_path: str | None, flat: tuple[_FlatPiece, ...], store_id: str | None
+    path: str,
+    commit_log_path: str | None,
+    flat: tuple[_FlatPiece, ...],
+    store_id: str | None,
+    fence: tuple[str, str, int] | None,
 ) -> RmqPartition:
     pieces = tuple(
         Piece(
@@ -65,4 +83,4 @@ def _unpickle(
         )
         for topic, queue_id, begin, end, first, last in flat
     )
-    return RmqPartition(path, commit_log_path, pieces, store_id)
+    return RmqPartition(path, commit_log_path, pieces, store_id, fence and Fence(*fence))

@@ -31,7 +31,19 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
     """
     with _Sight(partition, settings.read_mode) as sight:
         for piece in partition.pieces:
+            _check_fence(partition, piece)
             yield from _read_piece(sight, partition, piece, settings)
+            # Not within: what was given to Spark counts only once the task has ended well.
+            _check_fence(partition, piece)
+
+
+def _check_fence(partition: RmqPartition, piece: Piece) -> None:
+    """Raise GroupConflictError if the queue is another member's by now, and this task minds."""
+    fence = partition.fence
+    if fence is not None:
+        from rmq_spark.store import check_epochs  # half of the engine, which few queries need
+
+        check_epochs(partition.path, fence.group, fence.member_id, {piece.queue: fence.epoch})
 
 
 class _Sight:

@@ -179,11 +179,13 @@ def count_new(progress: Progress, targets: Mapping[QueueKey, int]) -> int:
 def is_same(before: StreamOffset, after: StreamOffset) -> bool:
     """Say whether nothing has moved, so that the text of `before` is to be repeated.
 
-    `starts` of an offset are history once the next one has it as its start; `turn` alone moves nothing.
+    `starts` and `seeks` of an offset are history once the next one has it as its start; `turn` alone moves nothing.
     """
     return (
         not before.is_initial()
+        and not after.seeks
         and before.positions == after.positions
+        and before.reset == after.reset
         and before.lost == after.lost
         and (before.ending, before.ended) == (after.ending, after.ended)
     )
@@ -192,11 +194,14 @@ def is_same(before: StreamOffset, after: StreamOffset) -> bool:
 def ranges_between(before: StreamOffset, after: StreamOffset) -> list[QueueRange]:
     """Return what a batch from `before` to `after` reads, sorted by queue; nothing where the end lies before.
 
-    A queue that `before` does not name begins at its place in the `starts` of `after`, else where it ends.
+    A queue begins at its place in the `seeks` of `after`; else, if `before` does not name it, in the `starts` of
+    `after`, else where it ends.
     """
+    if before == after:  # a batch without news, in which `starts` and `seeks` are history
+        return []
     starts = after.starts or {}
     ranges = [
-        QueueRange(queue, before.positions.get(queue, starts.get(queue, end)), end)
+        QueueRange(queue, after.seeks.get(queue, before.positions.get(queue, starts.get(queue, end))), end)
         for queue, end in after.positions.items()
     ]
     return sorted((part for part in ranges if part.count > 0), key=lambda part: part.queue)

@@ -1,6 +1,5 @@
 """`format("rmq")`: the class that Spark makes for one load() or one write, and the readers and writers it asks for."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.batch_reader import RmqBatchReader
+from rmq_spark.datasource.clocks import wall_clock_ms
 from rmq_spark.datasource.options import ReadOptions, parse_options
 from rmq_spark.datasource.schema import Field, check_schema, columns_ddl, resolve_columns
 from rmq_spark.datasource.settings import ReadSettings
@@ -26,11 +26,6 @@ from rmq_spark.datasource.stream_reader import RefusedStream, RmqStreamReader
 from rmq_spark.store.errors import OptionError, RmqError
 
 Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
-
-
-def wall_clock_ms() -> int:
-    """Return the time, in ms since the epoch: the one place where the Spark side asks a clock for it."""
-    return time.time_ns() // 1_000_000  # noqa: TID251
 
 
 class RmqDataSource(DataSource):

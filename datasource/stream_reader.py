@@ -14,7 +14,7 @@ get a copy that knows nothing but the settings. What Spark 4.3 does, and what fo
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from rmq_spark.datasource import clocks
 from rmq_spark.datasource.batch_reader import plan_partition, read_planned, report_losses
 from rmq_spark.datasource.limits import must_wait
 from rmq_spark.datasource.offsets import (
@@ -37,6 +38,7 @@ from rmq_spark.datasource.offsets import (
     initial_offset,
 )
 from rmq_spark.datasource.options import Limits, ReadOptions
+from rmq_spark.datasource.partition import Fence
 from rmq_spark.datasource.planning import (
     Bounds,
     Loss,
@@ -50,13 +52,18 @@ from rmq_spark.datasource.planning import (
     resolve_positions,
 )
 from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.splitting import split_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.timestamps import find_starts
-from rmq_spark.datasource.values import LATEST
+from rmq_spark.datasource.values import LATEST, MARK
+from rmq_spark.store import wait_for_arrival
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.units import QueueKey
+
+if TYPE_CHECKING:
+    from rmq_spark.datasource.group_share import GroupShare
 
 _COUNTED = ', counted under "@".lost in the offset of this batch'
 _NOT_COUNTED = ', NOT counted under "@".lost: they went after the batch was planned, and its offset stands'
@@ -65,12 +72,20 @@ _NOT_COUNTED = ', NOT counted under "@".lost: they went after the batch was plan
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One run of one query. `options` is complete; `now_ms` is the clock, in ms since the epoch."""
 
-    def __init__(self, options: ReadOptions, settings: ReadSettings, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        settings: ReadSettings,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
+        sleep: Callable[[float], None] = clocks.sleep,
+    ) -> None:
         self._options = options
         self._settings = settings
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
         self._view = StoreView(options)
         self._end = StreamEnd(options)
+        self._group = _group_share(options, self._view)
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: where the queues ended
         self._starts: dict[QueueKey, int] | None = None  # where the query begins, once resolved
         self._start_losses: list[Loss] = []
@@ -98,31 +113,59 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
+        self._join()
         self._view.plan(lambda: self._look(()))
         self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
-        return self._view.plan(lambda: self._latest_offset(start, limits))
+        self._join()
+        answer = self._view.plan(lambda: self._latest_offset(start, limits))
+        may_wait = self._options.long_polling_ms > 0 and self._snapshot is None
+        if answer is start and may_wait and self._wait_for_news():
+            answer = self._view.plan(lambda: self._latest_offset(start, limits))
+        return answer
+
+    def _join(self) -> None:
+        """Become a member of the group before anything is read: another query may be in the way."""
+        if self._group is not None:
+            self._group.query.join()
+
+    def _wait_for_news(self) -> bool:
+        """Wait for longPollingMs at most; say whether something came. A query that is stopped is held up so long."""
+        wait_ms: float = self._options.long_polling_ms
+        if self._idle_until_ms is not None:
+            wait_ms = min(wait_ms, max(self._idle_until_ms - self._now_ms(), 0))
+        until_ms = self._monotonic_ms() + wait_ms
+        has_come = wait_for_arrival(self._has_news, until_ms, self._monotonic_ms, self._sleep)
+        return has_come or self._idle_until_ms is not None
+
+    def _has_news(self) -> bool:
+        return self._view.has_moved() or (self._group is not None and self._group.has_news())
 
     def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         now_ms = self._now_ms()
-        is_idle = not self._view.has_moved() and start == self._idle_at
+        is_idle = not self._has_news() and start == self._idle_at
         if is_idle and (self._idle_until_ms is None or now_ms < self._idle_until_ms):
             return start
         before = self._decode(start)
         self._look(before.positions)
         self._end.look(self._view.store, self._view.bounds, now_ms)
-        after, until_ms = self._plan(before, limits, now_ms)
+        share = Share() if self._group is None else self._group.look(before, self._view.bounds)
+        after, until_ms = self._plan(before, share, limits, now_ms)
+        if self._group is not None:
+            self._group.note_answered()
         if is_same(before, after):
             self._idle_at, self._idle_until_ms = start, until_ms
             return start
         self._idle_at = None
         answer = encode_offset(after)
         self._last = answer, after
+        self._report = None
         return answer
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._join()  # a repeated batch comes before all else
         return self._view.plan(lambda: self._partitions(start, end))
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -136,13 +179,32 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
         pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
-        return [plan_partition(self._view, [piece]) for piece in pieces]
+        return [plan_partition(self._view, [piece], self._fence(piece.queue)) for piece in pieces]
+
+    def _fence(self, queue: QueueKey) -> Fence | None:
+        """Return what a task has to show to read the queue, if it has to."""
+        options, share = self._options.group, self._group
+        if options is None or share is None or not (options.is_fenced or options.is_orderly):
+            return None
+        return Fence(options.group, share.query.member_id, share.epochs(self._view.bounds).get(queue, 0))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_looked:
             ends = {queue: there.max_offset for queue, there in self._view.bounds.items()}
-            self._report = {**encode_queues(ends), **initial_offset()}
+            self._report = {**encode_queues(ends), **initial_offset(), **self._group_mark(ends)}
         return self._report
+
+    def _group_mark(self, ends: Mapping[QueueKey, int]) -> dict[str, Any]:
+        """Return what listeners want to know of the group: who this is, and how many messages lie behind the plan."""
+        if self._group is None:
+            return {}
+        query = self._group.query
+        mark: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": self._view.path}
+        if self._last is not None:
+            positions = self._last[1].positions
+            behind = (end - positions[queue] for queue, end in ends.items() if queue in positions)
+            mark["lagMessages"] = sum(max(messages, 0) for messages in behind)
+        return {MARK: {**initial_offset()[MARK], **mark}}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
@@ -164,14 +226,15 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._view.bounds is not bounds:
             self._report = None
 
-    def _plan(self, before: StreamOffset, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
+    def _plan(self, before: StreamOffset, share: Share, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
         """Return the end of the next batch, and when the clock alone could change it, if ever."""
+        begin = share.moved(before)
         bounds = {
             queue: there
             for queue, there in self._view.bounds.items()
-            if self._is_read(queue) or queue in before.positions
+            if share.has(queue) and (self._is_read(queue) or queue in begin.positions)
         }
-        progress = self._check_progress(before, bounds)
+        progress = self._check_progress(begin, bounds, share.starts)
         targets = {
             queue: self._end.limit(queue, there.max_offset if self._snapshot is None else self._snapshot[queue])
             for queue, there in bounds.items()
@@ -185,21 +248,30 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 last_batch_ms = now_ms
             delay_over_ms = last_batch_ms + limits.max_delay_ms
             until_ms = delay_over_ms if until_ms is None else min(until_ms, delay_over_ms)
-        after = plan_batch(before, progress, targets, limits, self._view.measure, self._view.fit)
+        after = plan_batch(begin, progress, targets, limits, self._view.measure, self._view.fit)
         self._last_batch_ms = last_batch_ms  # not before: a plan that meets retention is made again, and still due
         if self._end.is_wanted:
             after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
-        return after, until_ms
+        return share.marked(before, after, progress.begins), until_ms
 
     def _is_read(self, queue: QueueKey) -> bool:
         """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
         return self._end.covers(queue) and (self._snapshot is None or queue in self._snapshot)
 
-    def _check_progress(self, before: StreamOffset, bounds: Bounds) -> Progress:
-        """Return where the queues stand, after the losses were raised or logged."""
+    def _check_progress(self, before: StreamOffset, bounds: Bounds, starts: Mapping[QueueKey, int]) -> Progress:
+        """Return where the queues stand, after the losses were raised or logged. `starts`: where the group has some."""
         fail = self._options.fail_on_data_loss
-        if not before.is_initial():
-            progress = check_progress(before, bounds, {}, self._view.unsubscribed(before.positions))
+        if not before.is_initial() or self._options.begins_at_group:
+            placed, gone = resolve_positions(
+                {queue: bounds[queue] for queue in starts if queue in bounds},
+                None,
+                starts,
+                LATEST,
+                "the consumer group's offset",
+                clip=True,
+            )
+            progress = check_progress(before, bounds, placed, self._view.unsubscribed(before.positions))
+            progress = replace(progress, losses=progress.losses + gone)
             report_losses(progress.losses, fail, _COUNTED)
             return progress
         if self._starts is None:
@@ -211,6 +283,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_losses(self._start_losses, fail, _COUNTED)
         progress = check_progress(before, bounds, self._starts)
         return replace(progress, losses=progress.losses + self._start_losses)
+
+
+def _group_share(options: ReadOptions, view: StoreView) -> "GroupShare | None":
+    """Return the share of a query that is a member of a group, None for one that is none."""
+    group = options.group
+    if group is None or group.is_broadcasting:
+        return None
+    from rmq_spark.datasource.group_share import GroupShare  # half of the engine, which no other query needs
+
+    return GroupShare(options, group, view)
 
 
 class RefusedStream(DataSourceStreamReader):

@@ -19,6 +19,8 @@ from rmq_spark.store.units import QueueKey
 # As in Kafka's offset JSON: a queue offset may be one of these instead.
 LATEST = -1
 EARLIEST = -2
+# And ours: where the consumer group stands. Only as a word for all queues.
+GROUP = -3
 
 COUNT_MAX = 2**63 - 1  # what Spark and RocketMQ keep in a long
 _SHOWN_CHARACTERS = 80  # of a bad name or value inside JSON
@@ -39,7 +41,7 @@ class Unacceptable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Wanted queue offsets: those of some queues, and `default` (EARLIEST or LATEST) for the rest.
+    """Wanted queue offsets: those of some queues, and `default` (EARLIEST, LATEST or GROUP) for the rest.
 
     None as default leaves the rest to the kind of query. Values may be EARLIEST or LATEST too.
     """
@@ -99,6 +101,11 @@ def parse_size(text: str) -> int:
     if found is None or unit is None or not 1 <= _number(found[1]) * unit <= COUNT_MAX:
         raise Unacceptable("is no size from 1 byte on. Accepted: bytes, or a number with k, m, g, such as 64m.")
     return _number(found[1]) * unit
+
+
+def parse_wait(text: str) -> int:
+    """Return a duration in ms, as `parse_duration` does, or 0."""
+    return 0 if text.strip() in ("0", "0ms", "0s") else parse_duration(text)
 
 
 def parse_duration(text: str) -> int:
@@ -204,6 +211,11 @@ def parse_assignment(text: str) -> tuple[QueueKey, ...]:
     if not keys:
         raise Unacceptable(f"names no queue. Accepted: {example}.")
     return tuple(sorted(set(keys)))
+
+
+def parse_starts(text: str) -> Positions:
+    """Return what `parse_positions` does, and the word `group`."""
+    return Positions(GROUP) if text.strip().lower() == "group" else parse_positions(text)
 
 
 def parse_positions(text: str) -> Positions:

@@ -18,14 +18,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
     from rmq_spark.spark_session import register, session
     from rmq_spark.stop import stop_at_end
-    from rmq_spark.store import COLUMNS, close, open_reader, open_store
+    from rmq_spark.store import (
+        COLUMNS,
+        close,
+        group_lag,
+        group_offsets,
+        groups,
+        open_consumer,
+        open_reader,
+        open_store,
+        reset_offsets,
+    )
     from rmq_spark.store.errors import (
         BatchConflictError,
         DamageError,
         DataLossError,
         DiskFullError,
+        GroupConflictError,
         LockTimeoutError,
         NotFoundError,
         OffsetRangeError,
@@ -44,6 +56,9 @@ __all__ = [
     "DamageError",
     "DataLossError",
     "DiskFullError",
+    "GroupConflictError",
+    "GroupLagListener",
+    "GroupOffsetListener",
     "LockTimeoutError",
     "NotFoundError",
     "OffsetRangeError",
@@ -53,9 +68,14 @@ __all__ = [
     "StoreError",
     "StorePathError",
     "close",
+    "group_lag",
+    "group_offsets",
+    "groups",
+    "open_consumer",
     "open_reader",
     "open_store",
     "register",
+    "reset_offsets",
     "session",
     "stop_at_end",
 ]
@@ -64,9 +84,16 @@ __all__ = [
 # binds a module to its name here, and would hide the function.
 _HOMES = {
     "COLUMNS": "rmq_spark.store",
+    "GroupLagListener": "rmq_spark.group_listeners",
+    "GroupOffsetListener": "rmq_spark.group_listeners",
     "close": "rmq_spark.store",
+    "group_lag": "rmq_spark.store",
+    "group_offsets": "rmq_spark.store",
+    "groups": "rmq_spark.store",
+    "open_consumer": "rmq_spark.store",
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
+    "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
     "session": "rmq_spark.spark_session",
     "stop_at_end": "rmq_spark.stop",

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.group_listeners import GroupOffsetListener
 from rmq_spark.java import check_java
 
 # Names by which Spark calls a cluster that is this machine.
+_HAS_LISTENER = "_rmq_spark_listens"  # set on a session: it has no list of its listeners
 _LOCAL_MASTERS = ("local", "local[", "local-cluster[")
 
 
@@ -56,7 +58,7 @@ def session(
     environment, because Python workers run this interpreter unless PYSPARK_PYTHON is set. A local
     master listens on the loopback address only, and there is no web UI; `conf` (names and values as
     Spark takes them) overrides both. Where something else starts Spark, take its session and call
-    `register`.
+    `register`. Queries of the session publish their group's offsets when they end (`GroupOffsetListener`).
 
     Raises OptionError when a new session would find no Java, or one older than 17.
     """
@@ -76,4 +78,7 @@ def session(
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
+    if not getattr(spark, _HAS_LISTENER, False):
+        spark.streams.addListener(GroupOffsetListener())
+        setattr(spark, _HAS_LISTENER, True)
     return spark

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import PurePath
 
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.staging import StagedFile
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
+    from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
+    from rmq_spark.store.group.arrival_wait import wait_for_arrival
+    from rmq_spark.store.group.assignment import check_epochs
+    from rmq_spark.store.group.beginnings import find_beginnings
+    from rmq_spark.store.group.last_words import publish_last_offsets
+    from rmq_spark.store.group.offset_file import read_group_offsets
+    from rmq_spark.store.group.pull_consumer import PullConsumer
+    from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
     from rmq_spark.store.log.store_reader import StoreReader
 
 __all__ = [
@@ -30,18 +39,31 @@ __all__ = [
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
+    "GroupTerms",
     "MessageStore",
     "OutboxSettings",
+    "PullConsumer",
+    "QueryGroup",
     "SendResult",
     "SinkSettings",
     "StagedFile",
     "StoreReader",
     "TaskStage",
     "abort_sink",
+    "check_epochs",
     "close",
     "commit_sink",
+    "find_beginnings",
+    "group_lag",
+    "group_offsets",
+    "groups",
+    "open_consumer",
     "open_reader",
     "open_store",
+    "publish_last_offsets",
+    "read_group_offsets",
+    "reset_offsets",
+    "wait_for_arrival",
 ]
 
 # Where a name lives that is not defined here.
@@ -51,15 +73,27 @@ _HOMES = {
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
+    "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.commit.message_store",
     "OutboxSettings": "rmq_spark.store.commit.outbox",
+    "PullConsumer": "rmq_spark.store.group.pull_consumer",
+    "QueryGroup": "rmq_spark.store.group.query_group",
     "SendResult": "rmq_spark.store.commit.message_store",
     "SinkSettings": "rmq_spark.store.commit.sink",
     "StagedFile": "rmq_spark.store.commit.staging",
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
     "abort_sink": "rmq_spark.store.commit.sink",
+    "check_epochs": "rmq_spark.store.group.assignment",
     "commit_sink": "rmq_spark.store.commit.sink",
+    "find_beginnings": "rmq_spark.store.group.beginnings",
+    "group_lag": "rmq_spark.store.group.admin",
+    "group_offsets": "rmq_spark.store.group.admin",
+    "groups": "rmq_spark.store.group.admin",
+    "publish_last_offsets": "rmq_spark.store.group.last_words",
+    "read_group_offsets": "rmq_spark.store.group.offset_file",
+    "reset_offsets": "rmq_spark.store.group.admin",
+    "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
 }
 
 
@@ -121,6 +155,34 @@ def open_store(
     settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes)
     outbox = OutboxSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes)
     return MessageStore(files.absolute(path), settings, outbox, flush)
+
+
+def open_consumer(
+    path: "str | PurePath",
+    group: str | None = None,
+    *,
+    columns: "Sequence[str] | None" = None,
+    commit_log_path: str | None = None,
+    read_mode: str = "auto",
+    check_crc: bool = False,
+) -> "PullConsumer":
+    """Open the store at `path` to pull from its queues, as RocketMQ's pull consumers do; use it in `with`.
+
+    `group` is needed for what is about a group's offsets, `columns` are those of a message (the reader's default ones).
+    Raises OptionError for a group's name that RocketMQ refuses and unknown columns, StorePathError for a path that
+    holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
+    """
+    from rmq_spark.store.disk import files
+    from rmq_spark.store.group.pull_consumer import DEFAULT_COLUMNS, PullConsumer
+
+    return PullConsumer(
+        files.absolute(path),
+        group,
+        columns=DEFAULT_COLUMNS if columns is None else columns,
+        commit_log_path=commit_log_path,
+        read_mode=read_mode,
+        check_crc=check_crc,
+    )
 
 
 def close(path: "str | PurePath", *, commit_log_path: str | None = None, lock_timeout_ms: int = 60_000) -> None:

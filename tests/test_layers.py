@@ -48,8 +48,8 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 # module touches the machine, the clock's neighbours or chance.
 ONLY = {
     "numpy": "store",
-    "pyarrow": "=store store.format store.log store.commit store.group store.testing datasource",
-    "pyspark": f"{SPARK_MODULES} spark_session stop",
+    "pyarrow": "=store store.format store.log store.commit store.group store.testing datasource group_listeners",
+    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop",
     "hypothesis": "store.testing",
     "random": "store.testing",
     "ctypes": "store.disk",
@@ -62,10 +62,10 @@ ONLY = {
     "socket": "store.disk.host",
     "subprocess": "store.testing java",
     "tempfile": "store.testing",
-    "threading": "datasource store.group store.testing",
+    "threading": "datasource group_listeners store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
-    "json": "store.format store.commit store.group store.testing datasource stop",
+    "json": "store.format store.commit store.group store.testing datasource group_listeners stop",
 }
 
 

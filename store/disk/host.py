@@ -68,6 +68,15 @@ def boot_id() -> str:
     return found
 
 
+def memory_bytes() -> int | None:
+    """Return how much memory the machine has, None where the system does not say."""
+    for line in _read(f"{_PROC}/meminfo").splitlines():
+        name, _, size = line.partition(":")
+        if name == "MemTotal":
+            return int(size.split()[0]) * 1024
+    return None
+
+
 def host_name() -> str:
     """Return the machine's name, for people and to tell hosts apart."""
     return socket.gethostname()

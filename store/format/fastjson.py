@@ -217,6 +217,8 @@ def write(value: Any, *, bare_numbers: bool = False) -> str:
 
 def _write(value: Any, depth: int, bare_numbers: bool) -> str:
     assert depth <= MAX_DEPTH, depth
+    if type(value) is int:  # first: a file of offsets is made of them
+        return str(value)
     if isinstance(value, Mapping):
         return _write_object(value, depth, bare_numbers)
     if isinstance(value, (list, tuple)):

@@ -14,7 +14,7 @@ _WAITED_SHARE = 1 / 20  # of the time waited: the longest nap
 _LOOK_SHARE = 1 / 20  # of the time: what looks may take
 
 
-def wait(
+def wait_for_arrival(
     has_moved: Callable[[], bool],
     until_ms: float,
     now_ms: Callable[[], float],
@@ -47,6 +47,3 @@ def nap_ms(waited_ms: float, look_ms: float) -> float:
     """Return how long to sleep after `waited_ms` without news, where a look takes `look_ms`."""
     nap = min(max(waited_ms * _WAITED_SHARE, MIN_NAP_MS), MAX_NAP_MS)
     return max(nap, min(look_ms / _LOOK_SHARE, MAX_SLOW_NAP_MS))
-
-
-wait_for_arrival = wait  # what it is called outside this layer

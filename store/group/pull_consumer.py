@@ -18,9 +18,9 @@ from rmq_spark.store.commit.outbox import OutboxSettings
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.host import host_name
+from rmq_spark.store.disk.host import host_name, memory_bytes
 from rmq_spark.store.errors import OptionError, StoreError
-from rmq_spark.store.group.arrival_wait import wait
+from rmq_spark.store.group.arrival_wait import wait_for_arrival
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome, read_group_offsets, refuse_commit
@@ -39,7 +39,6 @@ __all__ = ["DEFAULT_COLUMNS", "HOLD_MS", "PULL_MESSAGES", "PullConsumer"]
 
 PULL_MESSAGES = 32
 HOLD_MS = 20_000  # DefaultMQPullConsumer#brokerSuspendMaxTimeMillis
-_MEMORY_FILE = "/proc/meminfo"
 
 
 class PullConsumer:
@@ -76,7 +75,7 @@ class PullConsumer:
         self.group = None if group is None else check_consumer_group(group)
         self._reader = PullReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
         self._columns, self._long_polling = tuple(columns), long_polling
-        self._limits = limits or PullLimits(memory_bytes=_memory_bytes())
+        self._limits = limits or PullLimits(memory_bytes=memory_bytes() or UNKNOWN_MEMORY_BYTES)
         self._check_crc, self._max_decompressed_bytes = check_crc, max_decompressed_bytes
         self._settings = settings or WriterSettings(commit_log_path=commit_log_path)
         self._open_sender = open_sender or self._open_store
@@ -171,7 +170,7 @@ class PullConsumer:
                 max_offset = self._reader.bounds(queue).max_offset
             return hold.is_woken(max_offset, self._now_ms(), self._has_wanted(queue, accept))
 
-        wait(is_woken, hold.until_ms, self._now_ms, self._sleep)
+        wait_for_arrival(is_woken, hold.until_ms, self._now_ms, self._sleep)
         self._reader.refresh()
         return self._pull(queue, offset, max_messages, accept)
 
@@ -303,12 +302,3 @@ class PullConsumer:
 def _refuse_negative(offset: int) -> None:
     if offset < 0:
         raise OptionError(f"offset={offset} is below 0: a queue offset counts messages. See min_offset and max_offset.")
-
-
-def _memory_bytes() -> int:
-    """Return how much memory the machine has, and what a broker assumes where the system does not say."""
-    for line in (files.read_small(_MEMORY_FILE) or b"").splitlines():
-        name, _, size = line.partition(b":")
-        if name == b"MemTotal":
-            return int(size.split()[0]) * 1024
-    return UNKNOWN_MEMORY_BYTES

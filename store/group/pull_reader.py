@@ -35,11 +35,6 @@ class PullReader(StoreReader):
     """A StoreReader that pulls are made on. One thread at a time; `close` it, or use it in `with`."""
 
     @property
-    def log_end(self) -> int:
-        """The physical offset behind the last record that is believed, as of the last refresh."""
-        return self._tail.end
-
-    @property
     def segment_bytes(self) -> int:
         """How long each segment of the commit log is; 1 where there is none."""
         return self._log.segments.size or 1

@@ -139,6 +139,11 @@ class StoreReader:
         self._looked = True
         return True
 
+    @property
+    def log_end(self) -> int:
+        """The physical offset behind the last record that is believed, as of the last refresh."""
+        return self._tail.end
+
     def bounds(self, queue: QueueKey) -> QueueBounds:
         """Return what of the queue can be read, as of the last refresh.
 

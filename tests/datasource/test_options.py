@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from rmq_spark.datasource.group_options import GROUP_FIELDS
 from rmq_spark.datasource.option_table import OPTIONS
 from rmq_spark.datasource.options import Limits, ReadOptions, parse_options
 from rmq_spark.datasource.subscription import Assignment, Pattern, Topics
@@ -107,7 +108,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_all(name, near) -> N
     assert all(option.name in message for option in OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["consumerGroup", "tags", "sql92", "longPollingMs", "commitOffsets", "orderly"])
+@pytest.mark.parametrize("name", ["tags", "sql92", "subscribeRetry"])
 def test_what_does_not_exist_yet_is_unknown(name) -> None:
     assert f'unknown option "{name}"' in refusal(NEEDED | {name: "x"})
 
@@ -133,11 +134,15 @@ def test_a_long_value_is_cut_in_the_message() -> None:
     assert len(message) < 400
 
 
+def needed_by(option) -> dict[str, str]:
+    """Return what must be given for the option to mean anything."""
+    return {"consumerGroup": "g"} if option.name in GROUP_FIELDS and option.name != "consumerGroup" else {}
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_example_is_accepted_and_every_empty_text_is_not(option) -> None:
-    given = {option.name: option.example}
-    parse_options(given, NOW_MS)
-    assert f'{option.name}=""' in refusal({option.name: ""})
+    parse_options({option.name: option.example} | needed_by(option), NOW_MS)
+    assert f'{option.name}=""' in refusal({option.name: ""} | needed_by(option))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_spark.datasource.group_options import GROUP_FIELDS
 from rmq_spark.datasource.option_table import OPTIONS, Option
 from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.schema import DEFAULT_COLUMNS
@@ -43,8 +44,9 @@ def with_default(options: Iterable[Option]) -> list[Option]:
 
 @pytest.mark.parametrize("option", with_default(OPTIONS), ids=lambda option: option.name)
 def test_a_default_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
-    assert len(with_default(OPTIONS)) == 6
-    assert parse_options({option.name: option.default}, 0) == parse_options({}, 0)
+    assert len(with_default(OPTIONS)) == 16
+    others = {"consumerGroup": "g"} if option.name in GROUP_FIELDS else {}
+    assert parse_options({option.name: option.default} | others, 0) == parse_options(others, 0)
 
 
 @pytest.mark.parametrize("option", with_default(SINK_OPTIONS), ids=lambda option: option.name)

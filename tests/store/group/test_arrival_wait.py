@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq_spark.store.group.arrival_wait import MAX_NAP_MS, MAX_SLOW_NAP_MS, MIN_NAP_MS, nap_ms, wait
+from rmq_spark.store.group.arrival_wait import MAX_NAP_MS, MAX_SLOW_NAP_MS, MIN_NAP_MS, nap_ms, wait_for_arrival
 
 
 class Clock:
@@ -33,31 +33,31 @@ class Clock:
 
 def test_what_has_moved_already_is_seen_without_a_nap() -> None:
     clock = Clock()
-    assert wait(clock.moves_at(0), 1_000, clock.now_ms, clock.sleep)
+    assert wait_for_arrival(clock.moves_at(0), 1_000, clock.now_ms, clock.sleep)
     assert clock.naps == []
 
 
 def test_a_wait_whose_time_is_over_looks_once() -> None:
     clock = Clock()
-    assert not wait(clock.moves_at(1), -5, clock.now_ms, clock.sleep)
+    assert not wait_for_arrival(clock.moves_at(1), -5, clock.now_ms, clock.sleep)
     assert (clock.looks, clock.naps) == (1, [])
 
 
 @pytest.mark.parametrize("moved_ms", [0.5, 3, 10, 100, 399, 1_000, 9_999])
 def test_news_is_late_by_a_twentieth_of_the_wait_and_20_ms_at_most(moved_ms: float) -> None:
     clock = Clock()
-    assert wait(clock.moves_at(moved_ms), 60_000, clock.now_ms, clock.sleep)
+    assert wait_for_arrival(clock.moves_at(moved_ms), 60_000, clock.now_ms, clock.sleep)
     late_ms = clock.ms - moved_ms
     assert 0 <= late_ms <= max(MIN_NAP_MS, min(moved_ms / 20, MAX_NAP_MS)) + 1e-6
 
 
 def test_a_wait_without_news_ends_on_time_with_a_last_look() -> None:
     clock = Clock()
-    assert not wait(clock.moves_at(1_000.5), 1_000, clock.now_ms, clock.sleep)
+    assert not wait_for_arrival(clock.moves_at(1_000.5), 1_000, clock.now_ms, clock.sleep)
     assert clock.ms == pytest.approx(1_000)
     assert clock.looks == len(clock.naps) + 1
     at_the_end = Clock()
-    assert wait(at_the_end.moves_at(999.999), 1_000, at_the_end.now_ms, at_the_end.sleep)
+    assert wait_for_arrival(at_the_end.moves_at(999.999), 1_000, at_the_end.now_ms, at_the_end.sleep)
 
 
 def test_looks_that_take_long_come_seldom() -> None:
@@ -65,13 +65,13 @@ def test_looks_that_take_long_come_seldom() -> None:
     assert nap_ms(0, 5) == 100
     assert nap_ms(10_000, 500) == MAX_SLOW_NAP_MS
     slow = Clock(lambda look: 5.0)
-    assert not wait(slow.moves_at(1e9), 10_000, slow.now_ms, slow.sleep)
+    assert not wait_for_arrival(slow.moves_at(1e9), 10_000, slow.now_ms, slow.sleep)
     assert slow.looks * 5 <= 10_000 / 20 + 2 * 5
 
 
 def test_one_slow_look_does_not_delay_the_next() -> None:
     clock = Clock(lambda look: 50.0 if look in (1, 9) else 0.0)
-    assert not wait(clock.moves_at(1e9), 1_000, clock.now_ms, clock.sleep)
+    assert not wait_for_arrival(clock.moves_at(1e9), 1_000, clock.now_ms, clock.sleep)
     assert max(clock.naps) <= MAX_NAP_MS
 
 
@@ -83,13 +83,13 @@ def test_a_clock_that_does_not_go_on_ends_the_wait_all_the_same(step_ms: float) 
         slept.append(seconds * 1000)
         clock.ms += step_ms
 
-    assert not wait(clock.moves_at(1e9), 500, clock.now_ms, sleep)
+    assert not wait_for_arrival(clock.moves_at(1e9), 500, clock.now_ms, sleep)
     assert sum(slept) == pytest.approx(500)
 
 
 def test_a_clock_that_jumps_ends_the_wait() -> None:
     clock = Clock(lambda look: 1e7 if look == 5 else 0.0)
-    assert not wait(clock.moves_at(1e12), 60_000, clock.now_ms, clock.sleep)
+    assert not wait_for_arrival(clock.moves_at(1e12), 60_000, clock.now_ms, clock.sleep)
     assert clock.looks == 5
 
 
@@ -98,4 +98,4 @@ def test_an_error_of_a_look_ends_the_wait() -> None:
         raise LookupError("gone")
 
     with pytest.raises(LookupError, match="gone"):
-        wait(broken, 1_000, lambda: 0.0, lambda seconds: None)
+        wait_for_arrival(broken, 1_000, lambda: 0.0, lambda seconds: None)

@@ -1,0 +1,135 @@
+"""Spark listeners for consumer groups: publish what a query finished last, and report how far a group is behind."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from rmq_spark.store import group_lag, publish_last_offsets
+from rmq_spark.store.errors import RmqError
+from rmq_spark.store.units import QueueKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        SourceProgress,
+    )
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+class _GroupSource:
+    """One source of a progress that is a member of a group: who it is, and where its last finished batch ends."""
+
+    def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+        self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
+        self.reset = int(end.get("@", {}).get("reset", 0))
+        self.offsets = {
+            QueueKey(topic, int(queue_id)): int(offset)
+            for topic, queues in end.items()
+            if topic != "@"
+            for queue_id, offset in queues.items()
+        }
+
+
+class _Listener(StreamingQueryListener):
+    """Does nothing at every event, for listeners that mind some."""
+
+    def onQueryStarted(self, event: "QueryStartedEvent") -> None:
+        """Do nothing."""
+
+    def onQueryIdle(self, event: "QueryIdleEvent") -> None:
+        """Do nothing."""
+
+    def onQueryProgress(self, event: "QueryProgressEvent") -> None:
+        """Do nothing."""
+
+    def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
+        """Do nothing."""
+
+
+class GroupOffsetListener(_Listener):
+    """Publishes the offsets of the last batch that a query of a group finished, when the query ends.
+
+    Without it a query that is stopped between two triggers leaves its group one batch behind, which then is delivered
+    again to whoever goes on without its checkpoint. `rmq_spark.session()` adds one; with a session of another make:
+    `spark.streams.addListener(rmq_spark.GroupOffsetListener())`. Safe to call from any thread. What fails is logged.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, list[_GroupSource]] = {}  # by run
+
+    def onQueryProgress(self, event: "QueryProgressEvent") -> None:
+        """Remember how far the query has come."""
+        found = list(_group_sources(event.progress.sources))
+        if found:
+            with self._lock:
+                self._last[str(event.progress.runId)] = found
+
+    def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
+        """Publish what was remembered."""
+        with self._lock:
+            found = self._last.pop(str(event.runId), [])
+        for source in found:
+            try:
+                publish_last_offsets(source.path, source.group, source.member_id, source.offsets, source.reset)
+            except RmqError as error:
+                _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
+
+
+class GroupLagListener(_Listener):
+    """Reports how far the groups of a session's queries are behind, after each batch.
+
+    `report` is called with the group's name and a table, a row for each queue, as `rmq_spark.group_lag` returns it;
+    without it, one line goes to the log. It runs on Spark's listener thread: be quick. What it raises is logged.
+    """
+
+    def __init__(self, report: "Callable[[str, pa.Table], None] | None" = None) -> None:
+        self._report = report or _log_lag
+
+    def onQueryProgress(self, event: "QueryProgressEvent") -> None:
+        """Report the lag of each of the query's groups."""
+        for source in _group_sources(event.progress.sources):
+            try:
+                self._report(source.group, group_lag(source.path, source.group))
+            except Exception as error:  # the user's, or the store's: the query goes on
+                _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
+
+
+def _log_lag(group: str, table: "pa.Table") -> None:
+    rows = table.select(["lagMessages", "lagBytes", "secondsBehind"]).to_pylist()
+    _LOG.info(
+        "rmq: consumer group %s is %d messages, %d bytes, %.1f s behind in %d queues",
+        group,
+        sum(row["lagMessages"] or 0 for row in rows),
+        sum(row["lagBytes"] or 0 for row in rows),
+        max((row["secondsBehind"] or 0 for row in rows), default=0),
+        len(rows),
+    )
+
+
+def _group_sources(sources: "list[SourceProgress]") -> Iterator[_GroupSource]:
+    """Yield the sources that are members of groups: they say so in what they report as their latest offset."""
+    for source in sources:
+        latest, end = _json(source.latestOffset), _json(source.endOffset)
+        mark = latest.get("@", {})
+        if isinstance(mark, Mapping) and "group" in mark and "member" in mark and isinstance(end.get("@"), Mapping):
+            yield _GroupSource(mark, end)
+
+
+def _json(offset: object) -> Mapping[str, Any]:
+    """Return an offset that is an object, {} for another source's."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    return offset if isinstance(offset, Mapping) else {}

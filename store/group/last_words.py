@@ -1,0 +1,51 @@
+"""What a query finished last, published on its behalf once it has ended.
+
+A query publishes at each trigger what the batches before it finished. The batch that was the last one when it was
+stopped is finished too, and nobody asks its reader again. So whoever hears that the query ended, and how far it had
+come, publishes that: its queues are still claimed in its name, unless another member has taken them, who then has gone
+on from where the group stood.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.group.claims import read_claims
+from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
+from rmq_spark.store.group.offset_file import OffsetFile, Outcome
+from rmq_spark.store.group.published import write_published
+from rmq_spark.store.group.resets import read_resets
+from rmq_spark.store.log.store_writer import WriterSettings
+from rmq_spark.store.units import QueueKey
+
+_WAIT_MS = 10_000
+
+
+def publish_last_offsets(
+    path: str | PurePath, group: str, member_id: str, offsets: Mapping[QueueKey, int], applied_reset: int
+) -> bool:
+    """Publish the next queue offsets that a member which has ended reached; say whether the group has them now.
+
+    Left out are queues that another has claimed since, and those that a reset after `applied_reset` sent elsewhere.
+    Waits for writers of ours up to 10 s without progress of theirs. Raises LockTimeoutError, StorePathError and
+    DamageError.
+    """
+    root, disk = files.absolute(path), Disk()
+    paths = GroupPaths(root, group)
+    with GroupTurn(paths, disk, time.sleep).hold():
+        claims, resets = read_claims(paths.claims).queues, read_resets(paths.resets).since(applied_reset)
+        own = {
+            queue: offset
+            for queue, offset in offsets.items()
+            if queue not in resets and queue in claims and claims[queue].owner == member_id
+        }
+        if not own:
+            return False
+        settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)
+        outcome = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep).commit(group, own)
+        if outcome is Outcome.WRITTEN:
+            write_published(paths, disk, wall_clock_ms(), member_id)
+    return outcome is not Outcome.BROKER
