@@ -27,7 +27,7 @@ from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, 
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import decode_abort
 from rmq_spark.store.format.holder_file import Holder, decode_holder, encode_holder
-from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_waiters
+from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_opener, refuse_waiters
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 TURN = "turn"
@@ -144,7 +144,7 @@ class StoreLock:
             note = files.read_small(self._holder_path)
             locked = has_turn or is_locked(self._lock.path)
             wait.look(slept_ms, note, is_locked=locked)
-            if locked and wait.is_nameless(has_turn=has_turn) and _living(note) is None:
+            if wait.is_nameless(has_turn=has_turn) and _living(note) is None and is_locked(self._lock.path):
                 raise self._refuse_broker()
             if wait.is_over:
                 # Whoever has the turn may be stopped. Better to barge in once than to fail beside a free lock.
@@ -174,7 +174,9 @@ class StoreLock:
     def _refuse(self, note: bytes | None) -> LockTimeoutError:
         holder, timeout_ms = _living(note), self._settings.lock_timeout_ms
         if holder is None:
-            return refuse_waiters(self._root, self._lock.path, timeout_ms)
+            # Not locked, and not to be had: somebody has it open for writing, which is in the way of a lease.
+            refuse = refuse_waiters if is_locked(self._lock.path) else refuse_opener
+            return refuse(self._root, self._lock.path, timeout_ms)
         return refuse_holder(self._root, holder, timeout_ms)
 
     def _refuse_broker(self) -> LockTimeoutError:
