@@ -100,7 +100,7 @@ def refuse_opener(root: str, lock_path: str, timeout_ms: int) -> LockTimeoutErro
     return LockTimeoutError(
         f"{lock_path} is not locked, but was open for writing for {timeout_ms / 1000:g} s: by a broker that is "
         "starting, or by another process, and while it is open a broker may be reading the store. Nothing was written "
-        f"to {root}. See who has it open with `fuser -v {lock_path}` (as root, where it belongs to another user). Let a "
-        "broker that starts come up, and send the messages to it; have any other process close the file. To wait "
+        f"to {root}. See who has it open with `fuser -v {lock_path}` (as root, where it belongs to another user). Let "
+        "a broker that starts come up, and send the messages to it; have any other process close the file. To wait "
         f"longer set lockTimeout, now {timeout_ms / 1000:g}s."
     )

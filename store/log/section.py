@@ -13,7 +13,7 @@ The order of writes in a section, and what a crash leaves at each step:
    survive a power cut, and a broker calls the store closed in order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,19 @@ class Section:
     def ensure_topic(self, topic: str, queue_count: int, perm: int = PERM_READ | PERM_WRITE) -> int:
         """Return the topic's number of queues; make it, for good, with `queue_count` of them if it is not there.
 
-        Raises OptionError for a name that no broker would take.
+        Raises what `ensure_topics` raises; for many topics that is faster by orders of magnitude.
         """
-        return self._store.topics.ensure(topic, queue_count, self._store.now_ms(), perm)
+        return self.ensure_topics((topic,), queue_count, perm)[topic]
+
+    def ensure_topics(
+        self, topics: Iterable[str], queue_count: int, perm: int = PERM_READ | PERM_WRITE
+    ) -> dict[str, int]:
+        """Return each topic's number of queues; those that are not there are made together, for good.
+
+        Raises OptionError for a name that no broker would take and StorePathError for a topic that may not be written
+        to, before anything is made.
+        """
+        return self._store.topics.ensure(topics, queue_count, self._store.now_ms(), perm)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset that the next message of a queue will get."""
