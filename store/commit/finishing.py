@@ -2,7 +2,7 @@
 
 The steps, and what a crash leaves at each:
 
-1. Topics that are missing are made, each for good. A crash leaves empty topics.
+1. Topics that are missing are made, all at once and for good. A crash leaves empty topics.
 2. Chunks are appended. What stands in the log is found by comparing it with what was staged (`count_appended`).
 3. With flush=sync everything is settled: the ledger must not speak of messages that a power cut may take.
 4. The ledger has the batch. From here on nobody appends it again; an intent that is found has only to be taken away.
@@ -144,8 +144,7 @@ class Roller:
                     "was changed meanwhile, or queueId asks for a queue that it does not have. Nothing was written. "
                     "Write again, or give the topic more queues (option queues where it is yet to be made)."
                 )
-        for topic in sorted(intent.topics):
-            section.ensure_topic(topic, intent.queue_count)
+        section.ensure_topics(sorted(intent.topics), intent.queue_count)
 
     def _take_stock(self, section: Section, intent: Intent) -> tuple[Intent, int]:
         """Return the intent as it stands now, and how many of its rows are in the log."""
