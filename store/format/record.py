@@ -112,7 +112,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """The rest of the segment is filler: the next record starts the next segment."""
+    """The rest of the segment is filler: the next record starts the next segment.
+
+    Where that is the segment's end says. `remaining_size` says the same in a filler that was written whole; of one
+    that a power cut tore it may say anything.
+    """
 
     remaining_size: int
 

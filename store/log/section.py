@@ -154,11 +154,10 @@ class Section:
             if isinstance(record, Record) and record.crc_matches:
                 size, why = record.total_size, "a record"
             elif isinstance(record, Blank):
-                size, why = record.remaining_size, "a filler"
+                size, why = self.segment_bytes - place % self.segment_bytes, "a filler"
             else:
                 size, why = 0, record.why if isinstance(record, Torn) else "a body with another CRC"
-            is_filler_short = isinstance(record, Blank) and (place + size) % self.segment_bytes
-            if not 0 < size <= self.end - place or is_filler_short:
+            if not 0 < size <= self.end - place:
                 segment = log.segments.holding(place)
                 raise DamageError(
                     "what stands before the log's end",
