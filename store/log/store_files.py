@@ -141,6 +141,9 @@ class StoreFiles:
             return
         self.log_writer.close()
         self.changes.sync()
+        # That may have taken long. Raises where a broker may have loaded the store meanwhile: it keeps its checkpoint
+        # mapped, and whatever dies then must find `abort`. What was synced does no harm.
+        self.note_progress()
         before, _ = self.read_checkpoint()
         page = encode_checkpoint(
             replace(
@@ -164,6 +167,7 @@ class StoreFiles:
             index=self.index.state(),
         )
         self.note = write_watermark(self.disk, self.root, note)
+        self.note_progress()
         # Only now nothing is left to recover. A crash before this costs the next writer a look at the last segment.
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)
