@@ -11,7 +11,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint torture compat bench wheel clean
+.PHONY: help setup demo test lint kills torture mutants compat bench wheel clean
 
 help: ## this list
 	@echo "Targets, each with its own set-up:"
@@ -31,8 +31,14 @@ lint: setup ## style, format, types: all three, also when the first finds someth
 	$(BIN)/mypy || bad=1; \
 	exit $$bad
 
+kills: setup ## kill pipelines at random, a few times (Java)
+	@$(BIN)/python -P -m pytest -m kills -rs -s $(or $(TESTS),tests/torture)
+
 torture: setup ## the long random runs
 	@$(BIN)/python -P -m pytest -m torture -o faulthandler_timeout=0 $(TESTS)
+
+mutants: setup ## alter every field that is written or read, one at a time: does a test notice? (an hour)
+	@$(BIN)/python tests/mutation/run.py
 
 compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, both ways
 	@$(BIN)/python -P -m pytest -m compat -rs $(or $(TESTS),tests/compat)

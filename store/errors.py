@@ -89,6 +89,7 @@ class OffsetRangeError(StoreError, LookupError):
 class DamageError(StoreError):
     """Bytes on disk break the format.
 
+    They are left as they are. Reading changes nothing else either; recovery may have mended other places before.
     `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree.
     """
 
@@ -107,9 +108,9 @@ class DamageError(StoreError):
     def __str__(self) -> str:
         detail = "" if self.expected is None else f": expected {self.expected}, found {self.found}"
         return (
-            f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. Nothing was "
-            "changed on disk. Read around the place with startingOffsets and endingOffsets, or restore "
-            "the file from a copy."
+            f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. The damage was left "
+            "as it is. Read around the place with startingOffsets and endingOffsets, or restore the file "
+            "from a copy."
         )
 
 

@@ -9,6 +9,7 @@ Once the intent is on disk the rows come into the store, even if this call raise
 finishes it. Up to then nothing has changed but topics that were made.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -120,10 +121,16 @@ class _Commit:
         if verdict is not Verdict.APPEND:
             return self._skip(verdict)
         chunks = read_chunks(self._writer.root, self._staged, 0, self._options.chunk_bytes)
-        if self._bytes > self._options.chunk_bytes:  # a thread costs more than it gains where there is one chunk
-            chunks = read_ahead(chunks)
+        if self._bytes <= self._options.chunk_bytes:  # a thread costs more than it gains where there is one chunk
+            return self._run(chunks)
+        # Closed here: an error may keep it for long, and its thread must not come to be the one that closes it.
+        with contextlib.closing(read_ahead(chunks)) as ahead:
+            return self._run(ahead)
+
+    def _run(self, chunks: Iterator[EncodedRecords]) -> CommitTotals:
         first, problem = self._look_at_files(chunks)
         begun = self._begin(first, problem)
+        del first  # else a third chunk would be in memory to the end
         if isinstance(begun, Verdict):
             return self._skip(begun)
         if begun is not None:
@@ -202,12 +209,12 @@ class _Commit:
         if not lock.try_take():
             return other
         try:
-            error = self._roller.finish(section, other)
+            turn = self._roller.finish(section, other)
         finally:
             lock.release()
-        if error is not None:
-            raise error
-        return None
+        if turn.error is not None:
+            raise turn.error
+        return None if turn.is_done else other
 
     def _append_first(self, section: Section, first: EncodedRecords) -> _Progress:
         intent = Intent(
@@ -238,12 +245,13 @@ class _Commit:
         return begun
 
     def _take_turn(self, begun: _Progress, chunks: Iterator[EncodedRecords]) -> None:
-        """Append as many chunks as go before others get the lock."""
+        """Append as many chunks as go before others get the lock, and a broker that starts gets it soon."""
         records = self._next(chunks, begun.intent)  # read while others have the lock
         with self._writer.section() as section:
             left_bytes = self._options.turn_bytes - len(records.data)
             self._append(section, begun, records)
-            while begun.rows < self._rows and left_bytes >= self._options.chunk_bytes:
+            while begun.rows < self._rows and left_bytes >= self._options.chunk_bytes and not section.is_waited_for:
+                del records
                 records = self._next(chunks, begun.intent)
                 left_bytes -= len(records.data)
                 self._append(section, begun, records)

@@ -5,13 +5,15 @@
 | `<query>.json` | the intent: from here on its rows come into the store, whoever dies |
 | `<query>.lock` | locked (FileLock) by whoever works on it: an intent whose lock is free has lost its owner |
 | `<query>.progress` | hints, not synced: which rows stood in the log where; believed only if the log bears them out |
+| `<query>.count` | how many rows stand in the log; believed until the machine stops or somebody is about to append |
 
-A query has one intent at a time. All three files are made and taken away under the store's lock, and whoever asks for
+A query has one intent at a time. All these files are made and taken away under the store's lock, and whoever asks for
 the lock file has the store's lock too. So the lock file cannot be taken away under somebody who is about to lock it.
 The owner keeps its lock while others have the store's in between.
 """
 
 import contextlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +33,9 @@ from rmq_spark.store.commit.staging import StagedFile
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, Disk
 from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.host import boot_id
 
-_JSON, _LOCK, _PROGRESS = ".json", ".lock", ".progress"
+_JSON, _LOCK, _PROGRESS, _COUNT = ".json", ".lock", ".progress", ".count"
 # One after the other in `<query>.progress`. After a power cut older ones may be right where the newest are not.
 _HINT = np.dtype(
     [
@@ -41,6 +44,17 @@ _HINT = np.dtype(
     ]
 )
 assert _HINT.itemsize == 16
+# The one thing in `<query>.count`, written in place; zeros where nobody knows.
+_COUNTED = np.dtype(
+    [
+        ("rows", ">i8"),  # of the intent, counted from the first
+        ("physical_offset", ">i8"),  # where the last record starts that was looked at; -1 without one
+        ("mark", ">u4"),  # of that record, by which it is known again
+        ("is_whole", ">u4"),  # 1: there is no row behind it either
+        ("crc", ">u4"),  # of the others, of the intent, and of what names the time since the machine's start
+    ]
+)
+assert _COUNTED.itemsize == 28
 _WHAT = (
     "the promise to append what was staged; whoever takes it away gives up the rows that are not in the store yet, and "
     "when the query writes that batch again those that are come twice"
@@ -79,6 +93,20 @@ class Hint:
 
     rows: int
     physical_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Up to the record at `physical_offset`, which `mark` knows again, exactly the first `rows` rows are in the log.
+
+    Without a record (-1) none was looked at. `is_whole`: there is none behind it, to the log's end. That stays so
+    whatever others append, until somebody appends rows of the intent.
+    """
+
+    rows: int
+    physical_offset: int = -1
+    mark: int = 0
+    is_whole: bool = False
 
 
 class Intents:
@@ -148,13 +176,38 @@ class Intents:
         found = np.frombuffer(data[: len(data) // _HINT.itemsize * _HINT.itemsize], _HINT)
         return [Hint(int(one["rows"]), int(one["physical_offset"])) for one in found if one["rows"] > 0]
 
+    def note_count(self, intent: Intent, count: Count) -> None:
+        """Keep a count, so that nobody has to count again. Only by who holds the intent's lock."""
+        fields = count.rows, count.physical_offset, count.mark, count.is_whole
+        counted = np.array([(*fields, _count_crc(intent, fields))], _COUNTED)
+        self._write_count(intent, counted.tobytes())
+
+    def forget_count(self, intent: Intent) -> None:
+        """Before rows are appended: from here nobody knows how many there are.
+
+        Not synced. After a power cut, which may lose this and keep the rows, no count is believed at all.
+        """
+        if files.file_size(self._path(intent.key.query_id, _COUNT)) > 0:
+            self._write_count(intent, bytes(_COUNTED.itemsize))
+
+    def count(self, intent: Intent) -> Count | None:
+        """Return what was counted, None if nobody knows. The log may have lost its end since: its record tells."""
+        data = files.read_small(self._path(intent.key.query_id, _COUNT)) or b""
+        if len(data) != _COUNTED.itemsize or not boot_id():
+            return None
+        found = np.frombuffer(data, _COUNTED)[0]
+        rows, place, mark, is_whole = (int(found[name]) for name in ("rows", "physical_offset", "mark", "is_whole"))
+        if int(found["crc"]) != _count_crc(intent, (rows, place, mark, is_whole)) or not 0 <= rows <= intent.rows:
+            return None
+        return Count(rows, place, mark, bool(is_whole))
+
     def remove(self, query_id: str) -> None:
         """Take a query's intent away: only under the store's lock, when the ledger has its batch.
 
         A power cut before `sync` may bring the intent back; whoever finds it finds the rows too.
         """
         # The intent first: without it the others mean nothing, but it must not lose its lock while it is there.
-        for ending in (_JSON, _PROGRESS, _LOCK):
+        for ending in (_JSON, _PROGRESS, _COUNT, _LOCK):
             self._disk.remove(self._path(query_id, ending))
 
     def sync(self) -> None:
@@ -181,6 +234,13 @@ class Intents:
         """Return the names of all staged files that an intent names. Raises what `read` raises."""
         return {file.name for intent in self.read_all() for file in intent.files}
 
+    def _write_count(self, intent: Intent, data: bytes) -> None:
+        path = self._path(intent.key.query_id, _COUNT)
+        if files.file_size(path) < 0:
+            self._disk.create(path, 0)
+        with self._disk.open(path) as file:
+            file.write(0, data)
+
     def _path(self, query_id: str, ending: str) -> str:
         return files.join(self.folder, safe_name(query_id) + ending)
 
@@ -205,13 +265,20 @@ class Intents:
         return FileLock(path)
 
 
+def _count_crc(intent: Intent, fields: tuple[int, ...]) -> int:
+    """Return what a count is believed by: one of another intent, from before a power cut, or torn, has another."""
+    key = intent.key
+    known = boot_id(), key.query_id, key.batch_id, intent.rows, intent.digest, intent.made_ms, *map(int, fields)
+    return zlib.crc32(repr(known).encode())
+
+
 def _age(intent: Intent) -> tuple[int, str]:
     return intent.start, intent.key.query_id
 
 
 def _query_of(name: str) -> str | None:
     """Return the query's name in the name of one of our files, None for others; a half-made intent's too."""
-    for ending in (_LOCK, _PROGRESS, _JSON + TEMPORARY_SUFFIX):
+    for ending in (_LOCK, _PROGRESS, _COUNT, _JSON + TEMPORARY_SUFFIX):
         if name.endswith(ending):
             return name.removesuffix(ending)
     return None

@@ -218,15 +218,18 @@ class MessageStore:
         for queue in records.queues:
             needed[queue.topic] = max(needed.get(queue.topic, 0), queue.queue_id + 1)
         for topic, count in needed.items():
-            if section.write_queues(topic) is None and not self._outbox_settings.creates_topics:
+            has = section.write_queues(topic)
+            if has is None and not self._outbox_settings.creates_topics:
                 raise NotFoundError(f'topic "{topic}" is not in the store any more. Create it first.')
-            has = section.ensure_topic(topic, self._outbox_settings.queue_count)
+            if has is None:
+                has = self._outbox_settings.queue_count
             if has < count:
                 self._outbox.forget_topics()
                 raise OptionError(
                     f'topic "{topic}" has {has} queues by now, and messages were to go to queue {count - 1}. Nothing '
                     "was appended; send them again."
                 )
+        section.ensure_topics(needed, self._outbox_settings.queue_count)
 
 
 def _places(records: EncodedRecords, parts: Sequence[Appended]) -> pa.Table:

@@ -11,11 +11,14 @@ and its #load, #start). So against brokers a lock is not enough: `BrokerLock` ta
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import signal
 import stat
 import struct
+import time
 import weakref
+from collections.abc import Callable
 
 from rmq_spark.store.errors import StoreChangedError, StorePathError
 
@@ -23,6 +26,8 @@ from rmq_spark.store.errors import StoreChangedError, StorePathError
 _FLOCK = "hhqqi4x"
 _TAKEN = {errno.EAGAIN, errno.EACCES}
 _F_SETSIG = 10  # fcntl(2) of Linux; the module has no name for it
+_BREAK_TIME = "/proc/sys/fs/lease-break-time"  # s that the kernel gives the owner of a lease; 0 is for ever
+_USUAL_BREAK_S = 45.0
 _TRIES = 3  # a file that is replaced under every try is no file to lock
 
 
@@ -36,6 +41,7 @@ class FileLock:
 
     _kind = fcntl.F_WRLCK
     _access = os.O_RDWR
+    _right = "write"
 
     def __init__(self, path: str, at: int = 0) -> None:
         self.path, self._at = path, at
@@ -94,8 +100,8 @@ class FileLock:
             ) from error
         except OSError as error:
             raise StorePathError(
-                f"{self.path} cannot be locked: {error.strerror}. Who appends to a store needs to write this file. "
-                "Give the user who runs Spark that right, or run as the user who owns the store."
+                f"{self.path} cannot be locked: {error.strerror}. Who appends to a store needs to {self._right} this "
+                "file. Give the user who runs Spark that right, or run as the user who owns the store."
             ) from error
 
     def _try_lock(self, descriptor: int) -> bool:
@@ -129,27 +135,77 @@ class FileLock:
 class BrokerLock(FileLock):
     """The lock on byte 0 of the file that brokers lock, against them alone: others of ours may have it as well.
 
-    While it is held a broker that starts waits before it looks at the store. It is not to be had while a broker has the
-    file open, be it before the broker's own lock. Readers of the file are not held up.
+    While it is held a broker that starts waits before it looks at the store, for 45 s at most. It is not to be had
+    while a broker has the file open, be it before the broker's own lock. Readers of the file are not held up.
 
-    That is done by a lease (fcntl(2)), which the kernel takes away from who does not release it within 45 s
-    (/proc/sys/fs/lease-break-time). It grants none to a process that neither owns the file nor is privileged, and none
-    on some file systems: there a broker that starts is excluded only from when it takes its lock.
+    That is done by a lease (fcntl(2)), which the kernel takes away from who does not release it within that time
+    (/proc/sys/fs/lease-break-time) from when the broker opened the file. So a holder has to ask how long it is `safe_s`
+    to write. The kernel grants no lease to a process that neither owns the file nor is privileged, and none on some
+    file systems: there a broker that starts is excluded only from when it takes its lock.
+
+    `monotonic_s` is a clock that is never set, `break_s` the time that the kernel gives.
     """
 
     _kind = fcntl.F_RDLCK  # enough against an exclusive lock; and a lease is for who does not write to the file himself
     _access = os.O_RDONLY
+    _right = "read"
+
+    def __init__(
+        self,
+        path: str,
+        at: int = 0,
+        *,
+        monotonic_s: Callable[[], float] | None = None,
+        break_s: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(path, at)
+        self._monotonic_s, self._break_s = monotonic_s or time.monotonic, break_s or lease_break_s
+        self._has_lease = False
+        self._whole_s = 0.0  # when the lease was last seen whole
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Say whether a broker that starts waits for the release, or has ceased to wait and looks at the store."""
+        if not self.is_held or not self._has_lease:
+            return False
+        now_s = self._monotonic_s()
+        if fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+            return True  # the kernel says the same of a lease that is being broken and of one that is gone
+        self._whole_s = now_s
+        return False
+
+    def safe_s(self) -> float:
+        """Return for how many seconds no broker looks at the store, whatever comes; 0 or less: one may look already.
+
+        Infinite while no broker has opened the file, and where there is no lease: nothing is known there. When the
+        file was opened nobody says: it counts from when the lease was last seen whole, so ask often. Cheap.
+        """
+        if not self.is_waited_for:
+            return math.inf
+        break_s = self._break_s()
+        return self._whole_s + break_s - self._monotonic_s() if break_s else math.inf
 
     def _try_lock(self, descriptor: int) -> bool:
+        self._has_lease, self._whole_s = False, self._monotonic_s()
         try:
             # When a broker opens the file the kernel sends a signal: one that nobody minds, instead of SIGIO, of which
-            # a process dies. There is nothing to do but to go on: the broker waits.
+            # a process dies. Who holds the lock asks instead of being told.
             fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            self._has_lease = True
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 return False  # somebody has it open for writing
         return super()._try_lock(descriptor)  # the lease goes with the descriptor
+
+
+def lease_break_s() -> float:
+    """Return how long the kernel lets others wait for the owner of a lease, in seconds; 0 is for ever."""
+    try:
+        with open(_BREAK_TIME, encoding="ascii") as file:
+            return float(file.read())
+    except (OSError, ValueError):
+        return _USUAL_BREAK_S
 
 
 _all: "weakref.WeakSet[FileLock]" = weakref.WeakSet()

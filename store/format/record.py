@@ -112,7 +112,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """The rest of the segment is filler: the next record starts the next segment."""
+    """The rest of the segment is filler: the next record starts the next segment.
+
+    Where that is the segment's end says. `remaining_size` says the same in a filler that was written whole; of one
+    that a power cut tore it may say anything.
+    """
 
     remaining_size: int
 
@@ -140,7 +144,7 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
         return Torn(f"{len(view)} bytes left, a record takes at least {MIN_RECORD_BYTES}")
     total_size, magic = struct.unpack_from(">iI", view)
     if magic == MAGIC_BLANK:
-        return Blank(total_size)
+        return Blank(int(np.frombuffer(view, BLANK, 1)[0]["remaining_size"]))
     if magic not in (MAGIC_V1, MAGIC_V2):
         return Torn(f"magic {magic:#010x}")
     if not MIN_RECORD_BYTES <= total_size <= len(view):
@@ -197,9 +201,8 @@ def encode_record(record: Record) -> bytes:
         )
     head = np.zeros(1, layout)
     for name in layout.names or ():
-        value = getattr(record, name, None)
-        head[name] = np.void(value) if isinstance(value, bytes) else value or 0
-    head["body_size"] = len(record.body)
+        value = len(record.body) if name == "body_size" else getattr(record, name)
+        head[name] = np.void(value) if isinstance(value, bytes) else value
     return b"".join(
         [
             head.tobytes(),
@@ -222,4 +225,4 @@ def record_size(record: Record) -> int:
 def encode_blank(remaining_size: int) -> bytes:
     """Write the filler's first 8 bytes for a segment with `remaining_size` bytes left (at least 8)."""
     assert remaining_size >= BLANK_BYTES, remaining_size
-    return struct.pack(">iI", remaining_size, MAGIC_BLANK)
+    return np.array((remaining_size, MAGIC_BLANK), BLANK).tobytes()

@@ -153,9 +153,9 @@ def _refuse(is_bad: NDArray[np.bool_]) -> None:
 def _topics(names: pa.BinaryArray) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     encoded = names.dictionary_encode()
     read = [name.decode("utf-8", "replace") for name in encoded.dictionary.to_pylist()]
-    topics = tuple(dict.fromkeys(read))
-    numbers = np.array([topics.index(name) for name in read], np.int64)
-    return topics, numbers[encoded.indices.to_numpy()]
+    numbers: dict[str, int] = {}  # two names may read alike, where they are no UTF-8
+    by_name = np.array([numbers.setdefault(name, len(numbers)) for name in read], np.int64)
+    return tuple(numbers), by_name[encoded.indices.to_numpy()]
 
 
 def _keys(

@@ -1,6 +1,6 @@
 """Which files of a store changed since it was last settled, so that settling syncs those and no others."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
@@ -13,10 +13,17 @@ class Changes:
 
     `known` is what a watermark named, below the first of the `roots` or absolute; None, "too many", has everything
     under the `roots` synced once, but for our side files: who writes those syncs them, some without the lock.
+    `note_progress` is called before each sync: there may be thousands.
     """
 
-    def __init__(self, disk: Disk, roots: Iterable[str], known: Iterable[str] | None = ()) -> None:
-        self._disk, self._roots = disk, tuple(roots)
+    def __init__(
+        self,
+        disk: Disk,
+        roots: Iterable[str],
+        known: Iterable[str] | None = (),
+        note_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._disk, self._roots, self._note_progress = disk, tuple(roots), note_progress
         self._files: set[str] = set()
         self._folders: set[str] = set()
         self._unknown = set(self._roots) if known is None else set()  # folders below which anything may have changed
@@ -76,10 +83,12 @@ class Changes:
 
     def _sync(self, paths: Iterable[str], folders: Iterable[str]) -> None:
         for path in sorted(paths):
+            self._note_progress()
             if files.file_size(path) >= 0:  # retention may have taken it since
                 with self._disk.open(path) as file:
                     file.sync()
         for path in sorted(folders):
+            self._note_progress()
             if files.is_folder(path):
                 self._disk.sync_folder(path)
 

@@ -4,7 +4,7 @@
 Source: DefaultMessageStore#doReput, #doDispatch, IndexService#buildIndex (5.3).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,24 +36,53 @@ class LastRecord:
 
 
 def dispatch(
-    store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewind: bool = False, block_bytes: int = _BLOCK_BYTES
+    store: StoreFiles,
+    begin: int,
+    end: int,
+    unit_begin: int,
+    *,
+    rewind: bool = False,
+    lives: Mapping[QueueKey, int] | None = None,
+    block_bytes: int = _BLOCK_BYTES,
 ) -> LastRecord | None:
     """Make the keys that are missing for the records of [begin, end), and from `unit_begin` on the units.
 
-    With `rewind` units that are there from `unit_begin` on are written again. Return the last record, None without
-    any. Raises DamageError for what is no record, and for a queue that ends before the next message in the log.
+    With `rewind` units that are there from `unit_begin` on are written again. `lives` are the `last_lives` of those
+    records, None to look for them first. Return the last record, None without any. Raises DamageError for what is no
+    record, and for a queue that ends before the next message in the log.
     """
     last = None
+    if lives is None:
+        lives = last_lives(store, max(begin, unit_begin), end, block_bytes)
     for records in log_blocks(store, begin, end, block_bytes):
         store.note_progress()
-        _put_units(store, records, unit_begin, rewind=rewind)
+        _put_units(store, records, unit_begin, lives, rewind=rewind)
         _put_keys(store, records)
         last = LastRecord(int(records.places[-1]), int(records.store_times[-1]))
     return last
 
 
+def last_lives(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOCK_BYTES) -> dict[QueueKey, int]:
+    """Return where in [begin, end) each queue began at queue offset 0, by physical offset; the last time if several.
+
+    A queue begins anew when its topic was deleted and made again: what it held before is still in the log, and has no
+    units any more. Raises DamageError for what is no record; changes nothing.
+    """
+    found = {}
+    for records in log_blocks(store, begin, end, block_bytes):
+        store.note_progress()
+        for row in np.flatnonzero(_gets_unit(records) & (records.queue_offsets == 0)).tolist():
+            key = QueueKey(records.topics[int(records.topic_numbers[row])], int(records.queue_ids[row]))
+            found[key] = int(records.places[row])
+    return found
+
+
 def log_blocks(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOCK_BYTES) -> Iterator[RecordColumns]:
-    """Yield the records of [begin, end), many at a time. Raises DamageError for what is none."""
+    """Yield the records of [begin, end), many at a time. Raises DamageError for what is none.
+
+    A filler leads to the next segment whatever length it names: a broker goes by the end of the file, too, and may have
+    gone on behind one that a power cut tore (CommitLog#checkMessageAndReturnSize, #rollNextFile, 4.9 and 5.3).
+    """
     place = begin
     while place < end:
         data = store.log.bytes_at(place, min(block_bytes, end - place))
@@ -61,11 +90,13 @@ def log_blocks(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOC
         if not len(positions):
             # A filler, a record that is larger than a block, or none.
             record = store.log.record_at(place)
-            if isinstance(record, Blank):
-                place += record.remaining_size
-                continue
             if isinstance(record, Torn):
                 raise _no_record(store, place, record)
+            if isinstance(record, Blank):
+                segment = store.log.segments.holding(place)
+                assert segment is not None, place  # the filler was read from it
+                place = segment.end
+                continue
             data = store.log.bytes_at(place, record.total_size)
             positions, size = np.zeros(1, np.int64), record.total_size
         try:
@@ -92,11 +123,15 @@ def _no_record(store: StoreFiles, place: int, found: Record | Blank | Torn) -> D
     return DamageError("a record before the log's end", path, position, "a record", why)
 
 
-def _put_units(store: StoreFiles, records: RecordColumns, unit_begin: int, *, rewind: bool) -> None:
+def _gets_unit(records: RecordColumns) -> NDArray[np.bool_]:
+    return np.isin(records.sys_flags & TRANSACTION_MASK, (0, TRANSACTION_COMMIT))
+
+
+def _put_units(
+    store: StoreFiles, records: RecordColumns, unit_begin: int, lives: Mapping[QueueKey, int], *, rewind: bool
+) -> None:
     """Put the units, queue by queue, of those records that have none yet."""
-    kinds = records.sys_flags & TRANSACTION_MASK
-    gets_unit = ((kinds == 0) | (kinds == TRANSACTION_COMMIT)) & (records.places >= unit_begin)
-    rows = np.flatnonzero(gets_unit)
+    rows = np.flatnonzero(_gets_unit(records) & (records.places >= unit_begin))
     if not len(rows):
         return
     rows = rows[np.lexsort((rows, records.queue_ids[rows], records.topic_numbers[rows]))]
@@ -104,7 +139,8 @@ def _put_units(store: StoreFiles, records: RecordColumns, unit_begin: int, *, re
     edges = np.flatnonzero((topics[1:] != topics[:-1]) | (queue_ids[1:] != queue_ids[:-1])) + 1
     for of_queue in np.split(rows, edges):
         key = QueueKey(records.topics[int(records.topic_numbers[of_queue[0]])], int(records.queue_ids[of_queue[0]]))
-        if rewind:
+        of_queue = of_queue[records.places[of_queue] >= lives.get(key, 0)]
+        if rewind and len(of_queue):
             first = int(records.places[of_queue[0]])
             store.queues.rewind(key, first, lambda offset, place: stands_at(store, offset, place))
         _put_missing(store, key, records, of_queue)
@@ -113,26 +149,19 @@ def _put_units(store: StoreFiles, records: RecordColumns, unit_begin: int, *, re
 def _put_missing(store: StoreFiles, key: QueueKey, records: RecordColumns, rows: NDArray[np.intp]) -> None:
     """Put the units of those records of one queue that have none yet.
 
-    A record before the queue's last one is of a topic that was deleted and made again (ConsumeQueue
-    #putMessagePositionInfo passes over it too).
+    A record before the queue's last one is of a topic that was deleted and made again. One whose queue offset others
+    before it have is passed over, as a broker does (ConsumeQueue#putMessagePositionInfo).
     """
     next_offset, last_place = store.queues.next_offset(key), store.queues.last_place(key)
     missing = rows[(records.queue_offsets[rows] >= next_offset) & (records.places[rows] > last_place)]
     if not len(missing):
         return
-    first = int(records.queue_offsets[missing[0]])
-    if first > next_offset:
-        if next_offset or store.queues.has_files(key):
-            place = int(records.places[missing[0]])
-            segment = store.log.segments.holding(place)
-            raise DamageError(
-                f"queue {key} ends at queue offset {next_offset}, and the next message in the log has {first}",
-                segment.path if segment else store.root,
-                place - (segment.begin if segment else 0),
-                next_offset,
-                first,
-            )
-        store.queues.begin_at(key, first)
+    is_new = not next_offset and not store.queues.has_files(key)
+    begin = int(records.queue_offsets[missing[0]]) if is_new else next_offset
+    missing = missing[records.queue_offsets[missing] >= np.maximum.accumulate(_expected(records, missing, begin))]
+    _refuse_gap(store, key, records, missing, _expected(records, missing, begin))
+    if begin != next_offset:
+        store.queues.begin_at(key, begin)
     counts = records.message_counts[missing]
     store.queues.put(
         key,
@@ -144,6 +173,31 @@ def _put_missing(store: StoreFiles, key: QueueKey, records: RecordColumns, rows:
             records.store_times[missing],
             None if (counts == 1).all() else counts,
         ),
+    )
+
+
+def _expected(records: RecordColumns, rows: NDArray[np.intp], begin: int) -> NDArray[np.int64]:
+    """Return which queue offset follows the row before, `begin` for the first of the rows."""
+    ends = records.queue_offsets[rows] + records.message_counts[rows]
+    return np.concatenate([np.array([begin], np.int64), ends])[: len(rows)]
+
+
+def _refuse_gap(
+    store: StoreFiles, key: QueueKey, records: RecordColumns, rows: NDArray[np.intp], expected: NDArray[np.int64]
+) -> None:
+    """Raise DamageError for the first row that does not have the queue offset that is expected of it."""
+    bad = np.flatnonzero(records.queue_offsets[rows] != expected)
+    if not len(bad):
+        return
+    row, end = rows[bad[0]], int(expected[bad[0]])
+    found, place = int(records.queue_offsets[row]), int(records.places[row])
+    segment = store.log.segments.holding(place)
+    raise DamageError(
+        f"queue {key} ends at queue offset {end}, and the next message in the log has {found}",
+        segment.path if segment else store.root,
+        place - (segment.begin if segment else 0),
+        end,
+        found,
     )
 
 

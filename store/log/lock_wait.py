@@ -78,7 +78,7 @@ def refuse_holder(root: str, holder: Holder, timeout_ms: int) -> LockTimeoutErro
 
 
 def refuse_broker(root: str, lock_path: str, pid: int | None) -> LockTimeoutError:
-    """Return the error for a lock that none of ours holds; `pid` is the broker's process id where it is known."""
+    """Return the error for a lock that is held by none of ours; `pid` is the broker's process id where it is known."""
     who = "a broker" if pid is None else f"a broker (process {pid}, 5.x)"
     return LockTimeoutError(
         f"{root} belongs to {who}, which holds {lock_path} as long as it lives. Nothing was written. Reading works "
@@ -92,4 +92,15 @@ def refuse_waiters(root: str, lock_path: str, timeout_ms: int) -> LockTimeoutErr
         f"{lock_path} was not to be had within {timeout_ms / 1000:g} s: another process holds it and has not said who "
         f"it is, a broker or a writer. Nothing was written to {root}. To wait longer set lockTimeout, now "
         f"{timeout_ms / 1000:g}s."
+    )
+
+
+def refuse_opener(root: str, lock_path: str, timeout_ms: int) -> LockTimeoutError:
+    """Return the error for a lock that nobody holds, and that is not to be had for who has its file open to write."""
+    return LockTimeoutError(
+        f"{lock_path} is not locked, but was open for writing for {timeout_ms / 1000:g} s: by a broker that is "
+        "starting, or by another process, and while it is open a broker may be reading the store. Nothing was written "
+        f"to {root}. See who has it open with `fuser -v {lock_path}` (as root, where it belongs to another user). Let "
+        "a broker that starts come up, and send the messages to it; have any other process close the file. To wait "
+        f"longer set lockTimeout, now {timeout_ms / 1000:g}s."
     )

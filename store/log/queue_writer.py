@@ -71,14 +71,18 @@ class QueueWriter:
         file_bytes: Callable[[np.dtype[np.void]], int],
         is_batch: Callable[[str], bool],
         sync_log: Callable[[], None],
+        note_progress: Callable[[], None],
     ) -> None:
         self._disk, self._root, self._changes = disk, root, changes
         self._file_bytes, self._is_batch, self._sync_log = file_bytes, is_batch, sync_log
+        self._note_progress = note_progress
         self._ends: dict[QueueKey, _End] = {}
+        self._new_bytes: dict[np.dtype[np.void], int] = {}  # length of a queue's first file, by layout
 
     def forget(self) -> None:
         """Believe nothing from before: somebody else may have written."""
         self._ends.clear()
+        self._new_bytes.clear()
 
     def next_offset(self, key: QueueKey) -> int:
         """Return the queue offset that the queue's next message gets."""
@@ -194,6 +198,7 @@ class QueueWriter:
         unit of a queue's last file whatever stands there (ConsumeQueue#truncateDirtyLogicFiles, 4.9 and 5.3), and
         the queue would have a hole for ever.
         """
+        self._note_progress()  # a file takes a sync or more, and one append may need thousands of them
         run = end.queue.run
         size = self._bytes_of(end.queue)
         begin = position // size * size
@@ -229,12 +234,17 @@ class QueueWriter:
 
     def _bytes_of(self, queue: ConsumeQueue) -> int:
         """Return the length of the queue's files."""
-        segments = queue.run.segments
-        return segments[0].size if segments else self._file_bytes(queue.layout)
+        if queue.run.segments:
+            return queue.run.segments[0].size
+        # To find it out every topic may have to be looked at: not again for each of a thousand new queues.
+        if queue.layout not in self._new_bytes:
+            self._new_bytes[queue.layout] = self._file_bytes(queue.layout)
+        return self._new_bytes[queue.layout]
 
     def _end(self, key: QueueKey) -> _End:
         known = self._ends.get(key)
         if known is None:
+            self._note_progress()  # its files are looked at, and one append may name thousands of queues
             kind, tree = (
                 (BatchConsumeQueue, filenames.BATCH_CONSUME_QUEUE)
                 if self._is_batch(key.topic)

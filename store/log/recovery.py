@@ -30,7 +30,7 @@ from rmq_spark.store.format.record import (
 )
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
-from rmq_spark.store.log.dispatching import LastRecord, dispatch, log_blocks, stands_at
+from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
 from rmq_spark.store.log.lookup import last_indexed_place
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
@@ -145,9 +145,8 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     tail.look(table.queues, table.queues, whole=True)
     for fault in tail.faults.values():
         raise fault
-    if closing is Closing.CRASHED:
-        for _ in log_blocks(store, tail.first_unitless(), tail.end):
-            pass  # a torn one is refused before anything is changed
+    # A torn record is refused here, before anything is changed.
+    lives = last_lives(store, tail.first_unitless(), tail.end) if closing is Closing.CRASHED else {}
     place, head = tail.last_record
     before = read_watermark(store.root)
     store.believe(
@@ -177,7 +176,8 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
         # Records before the first one without a unit have theirs, or belong to a topic that was deleted.
         unitless = tail.first_unitless()
-        last = dispatch(store, min(unitless, max(indexed, store.log.segments.begin)), tail.end, unitless)
+        begin = min(unitless, max(indexed, store.log.segments.begin))
+        last = dispatch(store, begin, tail.end, unitless, lives=lives)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         _close(store, tail.end, last)
         store.settle()
@@ -208,13 +208,19 @@ def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
 def _whole_end(store: StoreFiles, begin: int) -> int:
     """Return where the first record from `begin` on begins that was not written whole.
 
-    A power cut may leave the head and the body of a record and zeros for its properties, which no CRC covers.
+    A power cut may leave the head and the body of a record and zeros for its properties, which no CRC covers; and of a
+    filler that lies across a sector's edge the magic without the length, or something older before the magic. It is
+    whole only if its length reaches just to the end of its segment.
     """
     place = begin
     while True:
         record = store.log.record_at(place)
-        if isinstance(record, Blank) and store.log.segments.holding(place + record.remaining_size) is not None:
-            place += record.remaining_size
+        if isinstance(record, Blank):
+            segment = store.log.segments.holding(place)
+            is_whole = segment is not None and place + record.remaining_size == segment.end
+            if segment is None or not is_whole or store.log.segments.after(segment) is None:
+                return place
+            place = segment.end
         elif not isinstance(record, Record) or not record.crc_matches or _lacks_a_sector(store, record):
             return place
         else:

@@ -20,33 +20,53 @@ _LOG = logging.getLogger("rmq_spark")
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What retention deleted: segments of the log, files of queues and of the index, and bytes of all of them."""
+    """What retention deleted: segments of the log, files of queues and of the index, and bytes of all the segments.
+
+    Where somebody needed segments that were to go: the file that says so, their bytes, and whether that is not only for
+    a while: somebody has to mend something first.
+    """
 
     segments: int = 0
     queue_files: int = 0
     index_files: int = 0
     size_bytes: int = 0
+    held_by: str | None = None
+    held_bytes: int = 0
+    is_held_for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """From which physical offset on the log is needed, and for what: the path of the file that says so."""
+
+    physical_offset: int
+    path: str
+    is_stuck: bool = False  # not only for a while: somebody has to mend something first
 
 
 def expire(
     store: StoreFiles,
     max_age_ms: int | None = None,
     max_bytes: int | None = None,
-    needed_from: Callable[[], int | None] = lambda: None,
+    needed_from: Callable[[], Needed | None] = lambda: None,
 ) -> Expired:
     """Delete the oldest segments whose messages are all older than `max_age_ms`, and those beyond `max_bytes` of log.
 
     The last segment stays in any case, and so does the one that holds the physical offset `needed_from` with all
-    behind it: somebody has yet to look there. It is asked only if there is something to delete. A file that a reader
+    behind it: somebody has yet to look there. It is asked only if there is something to delete, and what is returned
+    names it if it held something back. A file that a reader
     holds open stays readable for that reader. A crash on the way leaves files of queues that speak of nothing; the
     next call deletes them.
     """
     segments = store.log.segments.segments
-    keep = _first_kept(store, segments, max_age_ms, max_bytes)
-    if keep and (needed := needed_from()) is not None:
-        keep = min(keep, sum(segment.end <= needed for segment in segments))
+    keep = old = _first_kept(store, segments, max_age_ms, max_bytes)
+    needed = needed_from() if keep else None
+    if needed is not None:
+        keep = min(keep, sum(segment.end <= needed.physical_offset for segment in segments))
+    held_bytes = sum(segment.size for segment in segments[keep:old])
+    held = (needed.path, held_bytes, needed.is_stuck) if needed is not None and held_bytes else (None, 0, False)
     if not keep:
-        return Expired()
+        return Expired(0, 0, 0, 0, *held)
     size_bytes = 0
     for segment in segments[:keep]:
         size_bytes += segment.size
@@ -60,7 +80,7 @@ def expire(
     index_files = store.index.expire(begin)
     store.changes.sync()
     store.queues.forget()
-    found = Expired(keep, queue_files, index_files, size_bytes)
+    found = Expired(keep, queue_files, index_files, size_bytes, *held)
     _LOG.info("rmq: retention in %s: the log begins at %d now, %s", store.root, begin, found)
     return found
 

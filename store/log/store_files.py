@@ -48,10 +48,10 @@ class StoreFiles:
         self._abort = files.join(root, filenames.ABORT)
         self._checkpoint = files.join(root, filenames.CHECKPOINT)
         self._sizes = sizes
-        self.changes = Changes(disk, (root, *folders))
+        self.changes = Changes(disk, (root, *folders), note_progress=note_progress)
         self.log = CommitLog(folders, mapped=False)
         self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
-        self.topics = TopicWriter(disk, root)
+        self.topics = TopicWriter(disk, root, note_progress)
         self.queues = self._queue_writer()
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
         self.note = nothing_written()
@@ -70,7 +70,7 @@ class StoreFiles:
     def believe(self, note: Watermark) -> None:
         """Go on from a note: it says what changed since the store was settled."""
         self.note = note
-        self.changes = Changes(self.disk, (self.root, *self.folders), note.dirty)
+        self.changes = Changes(self.disk, (self.root, *self.folders), note.dirty, self.note_progress)
         self.log_writer = LogWriter(self.disk, self.log, self.folders, self.changes, self._sizes.segment_bytes)
         self.queues = self._queue_writer()
         self.index = KeyIndex(self.root, self.disk, self._sizes.index, self.now_ms, self.changes)
@@ -141,6 +141,9 @@ class StoreFiles:
             return
         self.log_writer.close()
         self.changes.sync()
+        # That may have taken long. Raises where a broker may have loaded the store meanwhile: it keeps its checkpoint
+        # mapped, and whatever dies then must find `abort`. What was synced does no harm.
+        self.note_progress()
         before, _ = self.read_checkpoint()
         page = encode_checkpoint(
             replace(
@@ -164,6 +167,7 @@ class StoreFiles:
             index=self.index.state(),
         )
         self.note = write_watermark(self.disk, self.root, note)
+        self.note_progress()
         # Only now nothing is left to recover. A crash before this costs the next writer a look at the last segment.
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)
@@ -177,6 +181,7 @@ class StoreFiles:
             self._queue_file_bytes,
             self.topics.is_batch,
             lambda: changes.sync_in(self.folders),
+            self.note_progress,
         )
 
     def _write_note(self, note: Watermark) -> None:

@@ -27,7 +27,7 @@ from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, 
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import decode_abort
 from rmq_spark.store.format.holder_file import Holder, decode_holder, encode_holder
-from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_waiters
+from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_opener, refuse_waiters
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 TURN = "turn"
@@ -36,6 +36,7 @@ _OURS_AT = 1  # the byte of `turn` that the holder locks
 _LOCK_CONTENT = b"lock"  # what a broker writes into it
 _BROKER_COMMAND = "java"
 _PROGRESS_EVERY_MS = 500  # nobody who waits looks at more
+_MARGIN_S = 10.0  # for one write of a section, at most MAX_SECTION_BYTES with its units; the kernel gives 45 s
 _JUMP_MS = 1_000  # more than that in one short sleep is a clock that was set or a machine that slept
 
 
@@ -70,7 +71,7 @@ class StoreLock:
         sleep: Callable[[float], None],
     ) -> None:
         self._root, self._disk, self._settings, self._now_ms, self._sleep = root, disk, settings, now_ms, sleep
-        self._lock = BrokerLock(files.join(root, filenames.LOCK))
+        self._lock: FileLock = BrokerLock(files.join(root, filenames.LOCK))
         self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN))
         self._ours = FileLock(self._turn.path, _OURS_AT)
         self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
@@ -92,8 +93,11 @@ class StoreLock:
         """
         if not self._is_checked:
             refuse_network(self._root, allowed=self._settings.allow_network_store)
-            self._is_checked = True
         self._make_files()
+        if not self._is_checked and is_remote(self._root):
+            # No lease there: NFS and SMB answer a request for one as if somebody had the file open for writing.
+            self._lock = FileLock(self._lock.path)
+        self._is_checked = True
         try:
             self._wait()
             self._name_holder()
@@ -104,19 +108,41 @@ class StoreLock:
             self._release()
 
     def note_progress(self) -> None:
-        """Tell those who wait that the holder is at work. Cheap: call it wherever something got done.
+        """Tell those who wait that the holder is at work, before it goes on. Cheap: call it wherever work got done.
 
-        Raises StoreError if the lock is not held: this process was forked from the one that holds it.
+        Raises StoreError if the lock is not held: this process was forked from the one that holds it. LockTimeoutError
+        where a broker that starts has waited for so long that a write that begins now might not end before it looks.
         """
         if not self._lock.is_held or self._holder is None:
             raise StoreError(
                 f"{self._lock.path} is not held by this process, which was forked from the one that writes to "
                 f"{self._root}. Open a writer of its own in the child."
             )
+        self.refuse_broker(_MARGIN_S)
         now_ms = self._now_ms()
         if abs(now_ms - self._noted_ms) >= _PROGRESS_EVERY_MS:
             self._holder = replace(self._holder, progress=self._holder.progress + 1)
             self._write_holder(now_ms)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Say whether a broker that starts waits for the release: whoever holds the lock should end soon."""
+        return isinstance(self._lock, BrokerLock) and self._lock.is_waited_for
+
+    def refuse_broker(self, needed_s: float = 0) -> None:
+        """Raise LockTimeoutError unless for `needed_s` seconds more no broker looks at the store. Cheap.
+
+        What a broker has loaded it does not look at again: it would append over what is written now. So nothing more
+        may be said to be in the store, and `abort` must stay.
+        """
+        if isinstance(self._lock, BrokerLock) and self._lock.safe_s() <= needed_s:
+            raise LockTimeoutError(
+                f"a broker is starting in {self._root}: it has waited for {self._lock.path} about as long as the "
+                "system lets it (fs.lease-break-time), and what is written from now on it might not see and write "
+                "over. So this write was given up on the way. What was reported as written is there, of the rest "
+                "maybe a part; the store is left as after a crash, which the broker, or the next writer, mends. Send "
+                "the messages to the broker, or stop it and write again."
+            )
 
     def _make_files(self) -> None:
         """Make the files that are locked where they are missing. Needs no lock: whoever comes second finds them."""
@@ -144,7 +170,7 @@ class StoreLock:
             note = files.read_small(self._holder_path)
             locked = has_turn or is_locked(self._lock.path)
             wait.look(slept_ms, note, is_locked=locked)
-            if locked and wait.is_nameless(has_turn=has_turn) and _living(note) is None:
+            if wait.is_nameless(has_turn=has_turn) and _living(note) is None and is_locked(self._lock.path):
                 raise self._refuse_broker()
             if wait.is_over:
                 # Whoever has the turn may be stopped. Better to barge in once than to fail beside a free lock.
@@ -174,7 +200,9 @@ class StoreLock:
     def _refuse(self, note: bytes | None) -> LockTimeoutError:
         holder, timeout_ms = _living(note), self._settings.lock_timeout_ms
         if holder is None:
-            return refuse_waiters(self._root, self._lock.path, timeout_ms)
+            # Not locked, and not to be had: somebody has it open for writing, which is in the way of a lease.
+            refuse = refuse_waiters if is_locked(self._lock.path) else refuse_opener
+            return refuse(self._root, self._lock.path, timeout_ms)
         return refuse_holder(self._root, holder, timeout_ms)
 
     def _refuse_broker(self) -> LockTimeoutError:

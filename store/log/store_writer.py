@@ -18,6 +18,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.recovery import prepare
+from rmq_spark.store.log.retention import Expired, Needed
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.settings_file import check_settings, write_settings
 from rmq_spark.store.log.store_files import StoreFiles
@@ -31,11 +32,14 @@ _LOG = logging.getLogger("rmq_spark")
 class Finisher(Protocol):
     """Who keeps promises of dead writers, and knows which part of the log that takes."""
 
-    def __call__(self, section: Section) -> None:
-        """Do what was promised: called in every section before its own work."""
+    def __call__(self, section: Section) -> bool:
+        """Do of what was promised as much as fits into a section; return whether that was anything.
 
-    def needed_from(self) -> int | None:
-        """Return the physical offset from which on the log must stay for promises that are not kept yet, or None."""
+        Called under the lock before a section's own work, which comes only when there is nothing left.
+        """
+
+    def needed_from(self) -> Needed | None:
+        """Return from where on the log must stay for promises that are not kept yet, None without any."""
 
 
 # What a folder may hold and still count as one where nothing is yet: a task of a sink stages before anybody appends.
@@ -79,6 +83,7 @@ class StoreWriter:
     ) -> None:
         self.root, self.disk, self.settings, self.now_ms = files.absolute(root), disk, settings, now_ms
         self._finishers = tuple(finishers)
+        self._told_held: tuple[str | None, int] = None, 0
         self.lock = StoreLock(self.root, disk, settings, now_ms, sleep)
         self._make_folders()
         folders = commit_log_folders(self.root, settings.commit_log_path)
@@ -101,19 +106,21 @@ class StoreWriter:
         """Give the lock and a section under it; the store is whole by then, whatever died before.
 
         Raises LockTimeoutError where the lock is not to be had, DamageError for a store that recovery must not
-        touch. After an error in the section the next one begins by recovering.
+        touch. After an error in the section the next one begins by recovering. What dead writers left to be done comes
+        first, in sections of its own: others get their turn in between.
         """
-        with self.lock.hold():
-            try:
-                self._make_settings()
-                prepare(self._files)
-                section = Section(self._files, self._needed_from)
-                for finish in self._finishers:
-                    finish(section)
-                yield section
-                self._retire(section)
-            finally:
-                self._files.close()
+        while True:
+            with self.lock.hold():
+                try:
+                    self._make_settings()
+                    prepare(self._files)
+                    section = Section(self._files, self.lock, self._needed_from)
+                    if not any([finish(section) for finish in self._finishers]):
+                        yield section
+                        self._retire(section)
+                        return
+                finally:
+                    self._files.close()
 
     def close(self) -> None:
         """Leave the store as one that was closed in order: everything is on disk for good, `abort` is gone."""
@@ -132,18 +139,35 @@ class StoreWriter:
             assert held is not None
             write_settings(self.disk, self.root, StoreSettings(held.store_id, max_age_ms, max_bytes))
 
-    def _needed_from(self) -> int | None:
-        """Return the least physical offset that a finisher needs, None if none needs any."""
-        return min((place for finish in self._finishers if (place := finish.needed_from()) is not None), default=None)
+    def _needed_from(self) -> Needed | None:
+        """Return what a finisher needs from the least physical offset on, None if none needs any."""
+        needed = [one for finish in self._finishers if (one := finish.needed_from()) is not None]
+        return min(needed, key=lambda one: one.physical_offset, default=None)
 
     def _retire(self, section: Section) -> None:
         """Delete what the settings say is old. What was appended is appended, whatever is in the way here."""
         try:
             held = check_settings(self.root)
             if held is not None and (held.retention_ms, held.retention_bytes) != (None, None):
-                section.expire(held.retention_ms, held.retention_bytes)
+                self._tell_held(section.expire(held.retention_ms, held.retention_bytes))
         except StoreError as error:
             _LOG.warning("rmq: retention in %s failed, and is tried again by the next writer: %s", self.root, error)
+
+    def _tell_held(self, found: Expired) -> None:
+        """Say in the log what keeps retention from its work, once for each segment more: the disk fills up with them.
+
+        Who is at work keeps it for a while, and that is no news; who is dead and cannot be finished, for ever.
+        """
+        held = (found.held_by, found.held_bytes)
+        if found.is_held_for_good and held != self._told_held:
+            self._told_held = held
+            _LOG.warning(
+                "rmq: retention in %s leaves %d bytes of log that are old: %s promises rows that are looked for there, "
+                "and cannot be finished. An error in this log says why, what to mend, and how to give them up",
+                self.root,
+                found.held_bytes,
+                found.held_by,
+            )
 
     def _make_folders(self) -> None:
         """Make an empty store where there is nothing yet but what we make ourselves."""

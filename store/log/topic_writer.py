@@ -4,11 +4,12 @@ Only who holds the store's lock may change it. The file before the change is kep
 broker reads when it finds none that it can read. Source: TopicConfigManager, ConfigManager#persist, #load (5.3).
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import DamageError, StorePathError
+from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import (
     BATCH_QUEUE_TYPE,
@@ -17,26 +18,24 @@ from rmq_spark.store.format.config_json import (
     QUEUE_TYPE,
     DataVersion,
     TopicConfig,
-    TopicsFile,
-    decode_topics_file,
     encode_topics_file,
 )
-from rmq_spark.store.log.topics import read_topics
+from rmq_spark.store.log.topics import FoundTopics, find_topics
 
 
 class TopicWriter:
     """The topics of one store. What was read is kept while the file stays the same. One thread, under the lock."""
 
-    def __init__(self, disk: Disk, root: str) -> None:
-        self._disk, self._root = disk, root
+    def __init__(self, disk: Disk, root: str, note_progress: Callable[[], None] = lambda: None) -> None:
+        self._disk, self._root, self._note_progress = disk, root, note_progress
         self._path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
         self._read_at: tuple[int, int] | None = None  # length and time of what was read
         self._durable_at: tuple[int, int] | None = None  # of what is known to be on disk for good
-        self._configs: dict[str, TopicConfig] = {}
+        self._found = FoundTopics()
 
     def config(self, topic: str) -> TopicConfig | None:
         """Return a topic's settings, None for one that topics.json does not name."""
-        return self._all().get(topic)
+        return self._look().file.topics.get(topic)
 
     def is_batch(self, topic: str) -> bool:
         """Say whether the topic's queues are batch consume queues: by topics.json, else by where they lie."""
@@ -64,20 +63,31 @@ class TopicWriter:
             )
         return config.write_queue_count
 
-    def ensure(self, topic: str, queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE) -> int:
-        """Return the topic's number of write queues; a topic that is not there is made with `queue_count` of them.
+    def ensure(
+        self, topics: Iterable[str], queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
+    ) -> dict[str, int]:
+        """Return the number of write queues of each topic; those that are not there are made with `queue_count`.
 
-        What it returns stands on disk for good. Raises OptionError for a name that no broker would take.
+        All are made by one write of the file: it is as long as the store has topics. What it returns stands on disk
+        for good. Raises OptionError for a name that no broker would take and StorePathError for a topic that may not be
+        written to, before anything is made.
         """
-        count = self.write_queues(topic)
-        if count is not None and self.config(topic) is not None:
+        counts: dict[str, int] = {}
+        made: dict[str, TopicConfig] = {}
+        for topic in topics:
+            self._note_progress()
+            count = self.write_queues(topic)
+            if count is None or self.config(topic) is None:
+                filenames.check_topic_name(topic)
+                count = count or queue_count
+                attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
+                made[topic] = TopicConfig(topic, count, count, perm, attributes=attributes)
+            counts[topic] = count
+        if made:
+            self._write(made, now_ms)
+        elif counts:
             self._make_durable()
-            return count
-        filenames.check_topic_name(topic)
-        attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
-        made = TopicConfig(topic, count or queue_count, count or queue_count, perm, attributes=attributes)
-        self._write({**self._all(), topic: made}, now_ms)
-        return made.write_queue_count
+        return counts
 
     def _make_durable(self) -> None:
         """See that the file as it is survives a power cut, once for each version of it.
@@ -85,36 +95,43 @@ class TopicWriter:
         Who wrote it may have died before its sync, or may be a broker, which waits for no disk: then messages would be
         on disk for good, and their topic not.
         """
-        if self._read_at != self._durable_at:
-            with self._disk.open(self._path) as file:
-                file.sync()
-            self._disk.sync_folder(files.parent(self._path))
-            self._durable_at = self._read_at
+        found = self._look()
+        if self._read_at == self._durable_at:
+            return
+        if found.is_backup:
+            # The next change of a broker would put what stands in the file, nothing or half, over the backup.
+            self._replace(found.text)
+            return
+        with self._disk.open(self._path) as file:
+            file.sync()
+        self._disk.sync_folder(files.parent(self._path))
+        self._durable_at = self._read_at
 
     def _seen(self) -> tuple[int, int]:
         return files.file_size(self._path), files.modified_ms(self._path)
 
-    def _all(self) -> dict[str, TopicConfig]:
+    def _look(self) -> FoundTopics:
         seen = self._seen()
         if seen != self._read_at:
-            self._configs = read_topics(self._root)
+            self._found = find_topics(self._root)
             self._read_at = seen
-        return self._configs
+        return self._found
 
-    def _write(self, topics: dict[str, TopicConfig], now_ms: int) -> None:
-        old = files.read_small(self._path)
-        try:
-            kept = decode_topics_file(old) if old else TopicsFile()
-        except ValueError as error:
-            raise DamageError("not the JSON of topics", self._path, 0, "JSON", str(error)) from error
-        version = kept.data_version or DataVersion()
+    def _write(self, made: dict[str, TopicConfig], now_ms: int) -> None:
+        found = self._look()
+        version = found.file.data_version or DataVersion()
         newer = replace(version, counter=version.counter + 1, timestamp=now_ms)
-        if old is None:
+        if not found.text:
             self._disk.make_folder(files.parent(self._path))
             self._disk.sync_folder(self._root)
-        else:
-            # From here a broker that finds the file unreadable has the one before it.
-            self._disk.replace(self._path + filenames.BACKUP_SUFFIX, old)
-        # From here the topic is there for everybody; a crash before leaves the file as it was.
-        self._disk.replace(self._path, encode_topics_file(replace(kept, topics=topics, data_version=newer)))
+        elif not found.is_backup:
+            # From here a broker that finds the file unreadable has the one before it. Where the backup is all there is
+            # it stays until the file is whole again: of the two one has every topic at any moment.
+            self._disk.replace(self._path + filenames.BACKUP_SUFFIX, found.text)
+        # From here the topics are there for everybody; a crash before leaves the file as it was.
+        topics = {**found.file.topics, **made}
+        self._replace(encode_topics_file(replace(found.file, topics=topics, data_version=newer)))
+
+    def _replace(self, text: bytes) -> None:
+        self._disk.replace(self._path, text)
         self._read_at, self._durable_at = None, self._seen()

@@ -6,11 +6,12 @@ ConsumeQueueStore#load does (5.3).
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, OptionError, StorePathError
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.config_json import TopicConfig, decode_topics
+from rmq_spark.store.format.config_json import TopicConfig, TopicsFile, decode_topics_file
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
 from rmq_spark.store.units import QueueKey
 
@@ -19,11 +20,26 @@ _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file in place
 MAX_QUEUES = 1 << 16  # of one topic: a damaged digit must not become billions of queues
 
 
-def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[str, TopicConfig]:
-    """Return what config/topics.json says, {} without one.
+@dataclass(frozen=True, slots=True)
+class FoundTopics:
+    """What config/topics.json says, and the text that says it: b"" without one, and that of `.bak` if `is_backup`."""
 
-    A broker of 5.x overwrites the file in place: half of it is read again a few times before `.bak` is taken
-    (ConfigManager#load, 5.3). Raises DamageError when neither can be read.
+    file: TopicsFile = field(default_factory=TopicsFile)
+    text: bytes = b""
+    is_backup: bool = False
+
+
+def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[str, TopicConfig]:
+    """Return the topics of config/topics.json by name, {} without one. Raises what `find_topics` raises."""
+    return dict(find_topics(root, sleep).file.topics)
+
+
+def find_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> FoundTopics:
+    """Return what config/topics.json says, or, where it is missing, empty or half of one, its `.bak`.
+
+    A broker of 5.x overwrites the file in place, one of 4.9 removes it before it renames the new one: half of it is
+    read again a few times before `.bak` is taken (ConfigManager#load, MixAll#string2File). Raises DamageError when
+    there is something and neither can be read.
     """
     path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
     problem = None
@@ -32,19 +48,19 @@ def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[
         if not text:
             break
         try:
-            return decode_topics(text)
+            return FoundTopics(decode_topics_file(text), text)
         except ValueError as error:
             problem = error
             sleep(_WAIT_SECONDS * 2**attempt)
-    text = files.read_small(path + ".bak")
+    text = files.read_small(path + filenames.BACKUP_SUFFIX)
     if not text:
         if problem is None:
-            return {}
+            return FoundTopics()
         raise DamageError("not the JSON of topics, and there is no .bak beside it", path, 0, "JSON", str(problem))
     try:
-        return decode_topics(text)
+        return FoundTopics(decode_topics_file(text), text, is_backup=True)
     except ValueError as error:
-        raise DamageError("not the JSON of topics", path + ".bak", 0, "JSON", str(error)) from error
+        raise DamageError("not the JSON of topics", path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error)) from error
 
 
 _TREES = ((filenames.CONSUME_QUEUE, ConsumeQueue), (filenames.BATCH_CONSUME_QUEUE, BatchConsumeQueue))

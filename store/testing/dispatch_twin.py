@@ -1,5 +1,7 @@
 """Units and index keys made anew from the log record by record: the slow twin of `store/log/dispatching.py`."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from rmq_spark.store.errors import DamageError
@@ -30,34 +32,54 @@ def dispatch(store: StoreFiles, begin: int, end: int, unit_begin: int, *, rewind
     """
     waiting: list[Record] = []
     last: LastRecord | None = None
-    place = begin
-    while place < end:
-        record = store.log.record_at(place)
-        if isinstance(record, Blank):
-            place += record.remaining_size
-            continue
-        if isinstance(record, Torn):
-            segment = store.log.segments.holding(place)
-            path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
-            raise DamageError("a record before the log's end", path, position, "a record", record.why)
+    births = {
+        _key(record): record.physical_offset
+        for record in _records(store, begin, end)
+        if _gets_unit(record) and record.queue_offset == 0 and record.physical_offset >= unit_begin
+    }
+    for record in _records(store, begin, end):
         waiting.append(record)
-        place += record.total_size
         last = LastRecord(record.physical_offset, record.store_timestamp)
         if len(waiting) >= _TWIN_RECORDS:
-            _put_records(store, waiting, unit_begin, rewind=rewind)
+            _put_records(store, waiting, unit_begin, births, rewind=rewind)
             waiting = []
-    _put_records(store, waiting, unit_begin, rewind=rewind)
+    _put_records(store, waiting, unit_begin, births, rewind=rewind)
     return last
 
 
-def _put_records(store: StoreFiles, records: list[Record], unit_begin: int, *, rewind: bool) -> None:
+def _records(store: StoreFiles, begin: int, end: int) -> Iterator[Record]:
+    """Yield the records of [begin, end). A filler says nothing but that the rest of its file is none."""
+    for segment in store.log.segments.segments:
+        place = max(begin, segment.begin)
+        while place < min(end, segment.end):
+            record = store.log.record_at(place)
+            if isinstance(record, Blank):
+                break
+            if isinstance(record, Torn):
+                raise DamageError(
+                    "a record before the log's end", segment.path, place - segment.begin, "a record", record.why
+                )
+            yield record
+            place += record.total_size
+
+
+def _gets_unit(record: Record) -> bool:
+    return record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
+
+
+def _key(record: Record) -> QueueKey:
+    return QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
+
+
+def _put_records(
+    store: StoreFiles, records: list[Record], unit_begin: int, births: dict[QueueKey, int], *, rewind: bool
+) -> None:
+    """Put units and keys. `births`: where each queue began last; what it held before is a deleted topic's."""
     store.note_progress()
     by_queue: dict[QueueKey, list[Record]] = {}
     for record in records:
-        gets_unit = record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
-        if gets_unit and record.physical_offset >= unit_begin:
-            key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
-            by_queue.setdefault(key, []).append(record)
+        if _gets_unit(record) and record.physical_offset >= max(unit_begin, births.get(_key(record), 0)):
+            by_queue.setdefault(_key(record), []).append(record)
     for key, of_queue in by_queue.items():
         if rewind:
             first = of_queue[0].physical_offset
@@ -69,26 +91,31 @@ def _put_records(store: StoreFiles, records: list[Record], unit_begin: int, *, r
 def _put_missing(store: StoreFiles, key: QueueKey, records: list[Record]) -> None:
     """Put the units of those records that have none yet.
 
-    A record before the queue's last one is of a topic that was deleted and made again (ConsumeQueue
-    #putMessagePositionInfo passes over it too).
+    Passed over are records before the queue's last one, of a topic that was deleted and made again, and those of which
+    the queue offset is taken (ConsumeQueue#putMessagePositionInfo).
     """
-    next_offset, last_place = store.queues.next_offset(key), store.queues.last_place(key)
-    missing = [
-        record for record in records if record.queue_offset >= next_offset and record.physical_offset > last_place
-    ]
+    last_place, missing = store.queues.last_place(key), list[Record]()
+    expected = next_offset = store.queues.next_offset(key)
+    has_begun = bool(next_offset) or store.queues.has_files(key)
+    for record in records:
+        if record.physical_offset <= last_place or record.queue_offset < expected:
+            continue
+        if record.queue_offset > expected and has_begun:
+            segment = store.log.segments.holding(record.physical_offset)
+            raise DamageError(
+                f"queue {key} ends at queue offset {expected}, and the next message in the log has "
+                f"{record.queue_offset}",
+                segment.path if segment else store.root,
+                record.physical_offset - (segment.begin if segment else 0),
+                expected,
+                record.queue_offset,
+            )
+        has_begun = True
+        missing.append(record)
+        expected = record.queue_offset + message_count(record)
     if not missing:
         return
     if missing[0].queue_offset > next_offset:
-        if next_offset or store.queues.has_files(key):
-            segment = store.log.segments.holding(missing[0].physical_offset)
-            raise DamageError(
-                f"queue {key} ends at queue offset {next_offset}, and the next message in the log has "
-                f"{missing[0].queue_offset}",
-                segment.path if segment else store.root,
-                missing[0].physical_offset - (segment.begin if segment else 0),
-                next_offset,
-                missing[0].queue_offset,
-            )
         store.queues.begin_at(key, missing[0].queue_offset)
     counts = np.array([message_count(record) for record in missing], np.int64)
     store.queues.put(

@@ -45,9 +45,9 @@ class Meeting:
         assert differences(ours, theirs) == []
         assert self.notes.problems(self.store) == []
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, lock_timeout_ms: int = 60_000) -> None:
         """Send a message of ours to the first queue."""
-        with our_stores.open_small(self.store) as writer:
+        with our_stores.open_small(self.store, lock_timeout_ms=lock_timeout_ms) as writer:
             self.notes.add(0, writer.send(TOPIC, text, queue_id=0).queue_offset, text)
 
 
@@ -64,8 +64,8 @@ def meeting(java: Java, tmp_path: Path) -> Iterator[Meeting]:
 
 def test_we_refuse_while_a_broker_loads(meeting: Meeting) -> None:
     meeting.broker.load()
-    with pytest.raises(rmq_spark.LockTimeoutError, match="belongs to a broker"):
-        meeting.send("into what the broker has looked at")
+    with pytest.raises(rmq_spark.LockTimeoutError, match="by a broker that is starting"):
+        meeting.send("into what the broker has looked at", 3_000)
     meeting.broker.serve()
     meeting.go_on_and_check()
     meeting.broker.kill()

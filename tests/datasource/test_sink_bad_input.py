@@ -155,6 +155,11 @@ def broker(case: Case) -> None:
         case.write()
 
 
+def open_for_writing(case: Case) -> None:
+    with open(case.store / "lock", "r+b"):
+        case.write(lockTimeout="1s")
+
+
 def never_released(case: Case) -> None:
     settings = WriterSettings(application="nightly import")
     writer = StoreWriter(str(case.store), Disk(), settings, wall_clock_ms, time.sleep)
@@ -304,6 +309,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a store that may not be written": read_only,
     "no room on the disk": full_disk,
     "a store that a broker holds": broker,
+    "a lock file that somebody has open": open_for_writing,
     "a lock that is never released": never_released,
     "a staged file that is gone": staged_file_gone,
     "the same batch with other rows": other_rows,

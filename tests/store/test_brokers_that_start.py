@@ -1,8 +1,11 @@
 """A broker looks at a store before it locks it. Who appends in between would be written over: nobody may."""
 
+import contextlib
 import errno
 import fcntl
+import math
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -11,11 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import rmq_spark
+from rmq_spark.store.commit.message_store import MessageStore
+from rmq_spark.store.disk import mounts
 from rmq_spark.store.disk.file_lock import BrokerLock
 from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.format.encoding import EncodedRecords
+from rmq_spark.store.log.changes import Changes
+from rmq_spark.store.log.log_writer import LogWriter
+from rmq_spark.store.log.queue_writer import QueueWriter
+from rmq_spark.store.log.store_files import StoreFiles
 
 # DefaultMessageStore opens the file when it is made, then loads the store, and locks the file in #start.
 BROKER = """
@@ -68,10 +79,10 @@ def lock(store: Path) -> Iterator[BrokerLock]:
 
 
 def test_nobody_appends_while_a_broker_loads_the_store(store: Path) -> None:
-    writer = rmq_spark.open_store(str(store))
+    writer = rmq_spark.open_store(str(store), lock_timeout_ms=1_500)
     with starting_broker(store) as broker:
         assert line(broker) == "loaded"
-        with pytest.raises(rmq_spark.LockTimeoutError, match="belongs to a broker"):
+        with pytest.raises(rmq_spark.LockTimeoutError, match="by a broker that is starting"):
             writer.send("t", b"into what the broker has looked at", queue_id=0)
         go_on(broker)
         assert line(broker) == "locked"
@@ -113,6 +124,26 @@ def test_readers_neither_wait_nor_hinder(store: Path, lock: BrokerLock) -> None:
     assert not is_locked(str(store / "lock"))
 
 
+@pytest.mark.parametrize("kind", ["nfs4", "cifs"])
+def test_on_a_network_file_system_no_lease_is_asked_for_and_the_lock_is_exclusive(
+    store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """NFSv4 without a delegation and SMB without an oplock answer EAGAIN, as if a broker had the file open."""
+    real: Callable[..., Any] = fcntl.fcntl
+
+    def refusing(descriptor: int, command: int, *rest: object) -> object:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real(descriptor, command, *rest)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    monkeypatch.setattr(mounts, "file_system", lambda path: kind)
+    writer = rmq_spark.open_store(str(store), allow_network_store=True, lock_timeout_ms=0)
+    with writer._writer.section(), (store / "lock").open("rb") as other, pytest.raises(BlockingIOError):
+        real(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+    assert writer.send("t", b"second", queue_id=0).queue_offset == 1
+
+
 @pytest.mark.parametrize("why", [errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP])
 def test_where_the_kernel_grants_no_lease_the_lock_alone_excludes(
     lock: BrokerLock, monkeypatch: pytest.MonkeyPatch, why: int
@@ -127,3 +158,119 @@ def test_where_the_kernel_grants_no_lease_the_lock_alone_excludes(
     monkeypatch.setattr(fcntl, "fcntl", refusing)
     assert lock.try_take()
     assert is_locked(lock.path)
+
+
+class LateClock:
+    """A clock that is as late as a test says."""
+
+    def __init__(self) -> None:
+        self.late_s = 0.0
+
+    def __call__(self) -> float:
+        return self.late_s
+
+
+def test_a_lease_is_safe_until_the_kernel_may_take_it_counted_from_when_it_was_last_whole(store: Path) -> None:
+    clock = LateClock()
+    lock = BrokerLock(str(store / "lock"), monotonic_s=clock, break_s=lambda: 45)
+    assert lock.try_take()
+    clock.late_s = 1000
+    assert (lock.is_waited_for, lock.safe_s()) == (False, math.inf), "a lease that is whole is safe, however old"
+    with starting_broker(store) as broker:
+        broker_waits(broker, store)
+        clock.late_s = 1030
+        assert (lock.is_waited_for, lock.safe_s()) == (True, 15)
+        clock.late_s = 1050
+        assert lock.safe_s() == -5
+        lock.release()
+        assert not lock.is_waited_for
+
+
+def test_where_the_kernel_waits_for_ever_a_broken_lease_is_safe(store: Path) -> None:
+    lock = BrokerLock(str(store / "lock"), monotonic_s=LateClock(), break_s=lambda: 0)
+    assert lock.try_take()
+    with starting_broker(store) as broker:
+        broker_waits(broker, store)
+        assert (lock.is_waited_for, lock.safe_s()) == (True, math.inf)
+        lock.release()
+
+
+def has_waited(writer: MessageStore, clock: LateClock) -> None:
+    """Let the writer's lock go by a clock, and by what the kernel gives where nobody changed it."""
+    lock = writer._writer.lock._lock
+    assert isinstance(lock, BrokerLock)
+    lock._monotonic_s, lock._break_s = clock, lambda: 45
+
+
+def records_of(writer: MessageStore, body: bytes) -> EncodedRecords:
+    return writer._outbox.encode(pa.record_batch({"topic": ["t"], "body": [body], "queueId": [0]}), None)
+
+
+def bodies(store: Path) -> list[bytes]:
+    with rmq_spark.open_reader(str(store)) as reader:
+        reader.refresh()
+        (queue,) = [queue for queue in reader.queues("t") if queue.queue_id == 0]
+        end = reader.bounds(queue).max_offset
+        return [row["body"] for batch in reader.read(queue, 0, end, ("body",)) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "is_refused"), [(30, False), (40, True), (60, True)], ids=["in time", "late", "when it looks"]
+)
+def test_nothing_is_begun_when_a_broker_is_about_to_look(store: Path, late_s: float, is_refused: bool) -> None:
+    clock = LateClock()
+    with rmq_spark.open_store(str(store)) as writer:
+        records = records_of(writer, b"second")
+        has_waited(writer, clock)
+        with starting_broker(store) as broker, contextlib.ExitStack() as outcome:
+            if is_refused:
+                outcome.enter_context(pytest.raises(rmq_spark.LockTimeoutError, match="a broker is starting in"))
+            with writer._writer.section() as section:
+                broker_waits(broker, store)
+                clock.late_s = late_s
+                assert section.is_waited_for
+                section.append(records)
+    assert bodies(store) == [b"first"] if is_refused else [b"first", b"second"]
+
+
+def broker_waits(broker: subprocess.Popen[str], store: Path) -> None:
+    while not is_waited_for(store / "lock"):
+        assert broker.poll() is None
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("slow", ["write", "note_logged", "put", "settle"])
+def test_what_a_broker_may_have_overtaken_is_not_reported_and_abort_stays(
+    store: Path, slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write takes so long that the broker has loaded the store meanwhile: it appends over what was written."""
+    clock = LateClock()
+    writer = rmq_spark.open_store(str(store))
+    records = records_of(writer, b"second")
+    has_waited(writer, clock)
+    with starting_broker(store) as broker:
+        owner = {"write": LogWriter, "note_logged": StoreFiles, "put": QueueWriter, "settle": Changes}[slow]
+        name = "sync" if slow == "settle" else slow
+        real = getattr(owner, name)
+
+        def take_long(self: object, *arguments: object) -> object:
+            broker_waits(broker, store)
+            clock.late_s = 60
+            return real(self, *arguments)
+
+        def write() -> None:
+            with writer._writer.section() as section:
+                if slow == "settle":
+                    section.append(records)
+                monkeypatch.setattr(owner, name, take_long)
+                section.settle() if slow == "settle" else section.append(records)
+
+        with pytest.raises(rmq_spark.LockTimeoutError, match=r"a broker is starting in .* the store is left as after"):
+            write()
+        assert line(broker) == "loaded", "the section has ended"
+        assert (store / "abort").exists()
+        monkeypatch.undo()
+    clock.late_s = 0
+    writer.send("t", b"third", queue_id=0)
+    writer.close()
+    assert bodies(store) in ([b"first", b"third"], [b"first", b"second", b"third"]), "whole, whatever was given up"

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.format.record import MAGIC_BLANK, encode_blank
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -242,6 +244,65 @@ def test_messages_of_a_topic_before_it_was_made_anew_stay_away(tmp_path: Path) -
     crash_as_a_broker(tmp_path / "s")
     append(writer(tmp_path / "s"), samples(36, 37, queues=1))
     assert numbers(tmp_path / "s")["T/0"] == list(range(30, 37))
+
+
+@pytest.mark.parametrize("is_folder_there", [True, False])
+@pytest.mark.parametrize("new_count", [3, 40])
+def test_a_topic_that_was_made_anew_comes_back_as_it_was_when_all_its_units_are_lost(
+    tmp_path: Path, is_folder_there: bool, new_count: int
+) -> None:
+    """What its queue held before it was deleted is still in the log."""
+    store, root = writer(tmp_path / "s"), tmp_path / "s"
+    append(store, samples(0, 30, queues=1))
+    append(store, samples(0, 1, "Other", queues=1))
+    store.close()
+    shutil.rmtree(root / "consumequeue" / "T")
+    append(store, samples(30, 30 + new_count, queues=1))
+    store.close()
+    before = numbers(root)
+    for path in (root / "consumequeue" / "T" / "0").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    if not is_folder_there:
+        shutil.rmtree(root / "consumequeue" / "T")
+    crash_as_a_broker(root)
+    append(writer(root), samples(99, 100, queues=1))
+    assert numbers(root) == {**before, "T/0": [*range(30, 30 + new_count), 99]}
+
+
+@pytest.mark.parametrize("end_in_sector", [508, 509, 510])
+def test_a_filler_that_a_power_cut_tore_is_where_the_log_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_in_sector: int
+) -> None:
+    """Its length takes three bytes, and the first two or three of them lie in a sector that did not get to the disk."""
+    sizes, root = FileSizes(1 << 18, 1000, 50 * 46, IndexShape(20, 60)), tmp_path / "s"
+    store, place = writer(root, sizes=sizes), (1 << 17) - 512 + end_in_sector
+    one = len(encode_samples(samples(0, 1)).data)
+    padding = b"b" * (place - 2 * one)
+    first, second = samples(0, 2)
+    append(store, [first, replace(second, body=second.body + padding)], settle=True)
+    begin_and_die(store, samples(2, 4), "log_writer", "write")
+    filler = encode_blank((1 << 18) - place)
+    lost = 512 - end_in_sector
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(place + lost)
+        file.write(filler[lost:])
+    cut_power(monkeypatch)
+    with writer(root, sizes=sizes).section() as section:
+        assert section.end == place
+        section.append(encode_samples(samples(2, 4)))
+    assert numbers(root) == {"T/0": [0, 2], "T/1": [1, 3]}
+
+
+def test_a_filler_that_a_broker_left_torn_hides_nothing_from_who_counts_messages(tmp_path: Path) -> None:
+    store = writer(tmp_path / "s")
+    append(store, samples(0, 60))
+    path = tmp_path / "s" / "commitlog" / f"{0:020d}"
+    raw = path.read_bytes()
+    at = raw.rindex(MAGIC_BLANK.to_bytes(4, "big")) - 4
+    for length in (0, SIZES.segment_bytes - at - 8, SIZES.segment_bytes):
+        path.write_bytes(raw[:at] + length.to_bytes(4, "big") + raw[at + 4 :])
+        with writer(tmp_path / "s").section() as section:
+            assert [int(record.body[:4]) for record in section.records_from(0)] == list(range(60))
 
 
 def test_a_deleted_topic_stays_deleted(tmp_path: Path) -> None:

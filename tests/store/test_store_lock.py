@@ -389,6 +389,44 @@ def test_who_waits_for_the_turn_learns_of_the_broker_too(root: Path) -> None:
     turn.release()
 
 
+def test_who_only_has_the_file_open_for_writing_is_no_broker_and_gets_the_whole_time(root: Path) -> None:
+    with make_lock(root).hold():
+        pass
+    with (root / "lock").open("r+b"):
+        message, slept_ms = refusal(root, lock_timeout_ms=8_000)
+        assert message == (
+            f"{root}/lock is not locked, but was open for writing for 8 s: by a broker that is starting, or by another "
+            f"process, and while it is open a broker may be reading the store. Nothing was written to {root}. See who "
+            f"has it open with `fuser -v {root}/lock` (as root, where it belongs to another user). Let a broker that "
+            "starts come up, and send the messages to it; have any other process close the file. To wait longer set "
+            "lockTimeout, now 8s."
+        )
+        assert 8_000 <= slept_ms < 8_100
+        turn = FileLock(str(root / "rmq" / "turn"))
+        assert turn.try_take()
+        message, slept_ms = refusal(root, lock_timeout_ms=15_000)
+        assert "is not locked, but was open for writing for 15 s" in message
+        assert 15_000 <= slept_ms < 15_100
+        turn.release()
+    with make_lock(root).hold():
+        pass
+
+
+def test_who_closes_the_file_in_time_is_waited_for(root: Path) -> None:
+    with make_lock(root).hold():
+        pass
+    opened = (root / "lock").open("r+b")
+    time = FakeTime()
+
+    def during() -> None:
+        if time.slept_ms > 5_000:
+            opened.close()
+
+    time.during = during
+    with make_lock(root, time).hold():
+        assert 5_000 < time.slept_ms < 5_100
+
+
 def test_a_short_timeout_does_not_guess_who_the_holder_is(root: Path) -> None:
     with holding(BROKER, root):
         message, slept_ms = refusal(root, lock_timeout_ms=300)

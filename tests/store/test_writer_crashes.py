@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT
-from rmq_spark.store.format.record import Record
+from rmq_spark.store.format.record import Record, encode_blank
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.retention import expire
@@ -203,6 +203,47 @@ def test_a_crash_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.Monkey
     step = max(work.disk.effect_count // POINTS_IN_DEFAULT_SUITE, 1)
     tried = crash_everywhere(work, tmp_path / "image", every(work, step, 0), 1, monkeypatch)
     print(f"{tried[0]} points of {work.disk.effect_count}, {tried[1]} images")
+
+
+def fill_up_to(store: StoreWriter, end: int) -> int:
+    """Append messages and settle so that the log ends there; return how many."""
+    sizes = [len(encode_samples([replace(sample(number), body=b"%05d" % number)]).data) for number in range(4)]
+    messages, rest = [], end - sum(sizes)
+    for number in range(4):
+        padding = rest // 4 + (rest % 4 if number == 3 else 0)
+        messages.append(replace(sample(number), body=b"%05d" % number + b"b" * padding))
+    with store.section() as section:
+        section.ensure_topic("T", QUEUES)
+        section.append(encode_samples(messages))
+        section.settle()
+        assert section.end == end
+    return len(messages)
+
+
+@pytest.mark.parametrize("end_in_sector", range(505, 512))
+def test_a_power_cut_that_tears_the_filler_of_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_in_sector: int
+) -> None:
+    """The log ends so near to a sector's edge that the edge lies in the 8 bytes of the filler that comes next."""
+    (tmp_path / "live").mkdir()
+    work, place = Workload(CrashDisk(tmp_path / "live")), 2 * 512 + end_in_sector
+    store = writer(tmp_path / "live" / "s", work.disk)
+    done = fill_up_to(store, place)
+    work.note(done, done)
+    begin = work.disk.effect_count
+    with store.section() as section:
+        large = [replace(sample(number), body=b"%05d" % number + b"b" * 600) for number in range(done, done + 2)]
+        assert section.append(encode_samples(large)).physical_offsets[0] == SIZES.segment_bytes
+    work.note(done + 2, done)
+    filler, torn = encode_blank(SIZES.segment_bytes - place), set()
+    for point in range(begin, work.disk.effect_count + 1):
+        for image in work.disk.images(point, 1):
+            data = image.contents[f"s/commitlog/{0:020d}"]
+            assert data is not None
+            torn.add(data[place : place + len(filler)])
+    edge = 512 - end_in_sector
+    assert torn >= {bytes(edge) + filler[edge:], filler[:edge] + bytes(8 - edge)}
+    crash_everywhere(work, tmp_path / "image", iter(range(begin, work.disk.effect_count + 1)), 1, monkeypatch)
 
 
 @pytest.mark.torture

@@ -117,6 +117,7 @@ def run_lives(start: Start, folder: Path, seed: int, kills: int) -> None:
     assert_left_in_order(store)
 
 
+@pytest.mark.kills
 def test_a_pipeline_that_is_killed_ten_times_copies_every_message_once(start: Start, tmp_path: Path) -> None:
     seed = Random().randrange(2**32)
     print("seed", seed)

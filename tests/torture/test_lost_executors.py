@@ -84,6 +84,7 @@ def kill_executors(start: Start, folder: Path, home: Path, seed: int, kills: int
     assert read_bodies(folder / "store") == list(range(count)), f"seed {seed}, {killed} kills"
 
 
+@pytest.mark.kills
 def test_a_pipeline_whose_executors_are_killed_copies_every_message_once(
     start: Start, tmp_path: Path, spark_home: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Look-ups by key, id and time, asked of our reader as RocketMQ's store classes or a broker were asked."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +57,43 @@ def _is_odd(reader: StoreReader, queue: QueueKey, time_ms: int, rule: str) -> bo
 def broker_differences(store: Path, client: Client, rows: Rows, java: Java) -> list[str]:
     """Return where a running broker answers otherwise than our reader, a line each: bounds, and look-ups of messages.
 
-    Of every queue some messages are looked up, by key, by UNIQ_KEY, by offset id and by time.
+    Of every queue some messages are looked up, by key, by UNIQ_KEY, by offset id and by time. The broker may append
+    messages of its own between two questions, so where answers differ both are asked again.
     """
-    lines, bounds = [], our_bounds(store)
+    lines = []
     # It copies half messages of which it hears nothing, over and over.
     rows = {queue: held for queue, held in rows.items() if not queue.topic.startswith("RMQ_SYS_TRANS")}
     for topic in sorted({queue.topic for queue, held in rows.items() if held}):
-        for line in client("offsets", topic=topic):
-            queue, told = QueueKey(topic, line["queueId"]), (line["min"], line["max"])
-            if bounds.get(queue, (0, 0)) != told:
-                lines.append(f"{queue}: {bounds.get(queue)}, theirs {told}")
+        lines += _settled(lambda topic=topic: _broker_bound_differences(store, client, topic))
     with rmq_spark.open_reader(str(store)) as reader:
-        reader.refresh()
         for queue, held in rows.items():
             for row in held[:: max(len(held) // 3, 1)]:
-                lines += _broker_differences_of(reader, client, queue, row, java)
+                lines += _settled(lambda queue=queue, row=row: _broker_differences_of(reader, client, queue, row, java))
+    return lines
+
+
+def _settled(compare: Callable[[], list[str]]) -> list[str]:
+    """Return the differences that are still there when all is asked for the fourth time, none if there were none."""
+    for _ in range(3):
+        if not compare():
+            return []
+        time.sleep(0.5)
+    return compare()
+
+
+def _broker_bound_differences(store: Path, client: Client, topic: str) -> list[str]:
+    lines, bounds = [], our_bounds(store)
+    for line in client("offsets", topic=topic):
+        queue, told = QueueKey(topic, line["queueId"]), (line["min"], line["max"])
+        if bounds.get(queue, (0, 0)) != told:
+            lines.append(f"{queue}: {bounds.get(queue)}, theirs {told}")
     return lines
 
 
 def _broker_differences_of(reader: StoreReader, client: Client, queue: QueueKey, row: Row, java: Java) -> list[str]:
     place, here = row["commitLogOffset"], f"{queue} at {row['queueOffset']}"
     lines = []
+    reader.refresh()
     (by_place,) = client("find", topic=queue.topic, physicalOffset=place)
     if "INNER_NUM" not in by_place["properties"]:  # else it is a whole batch
         lines += differences({queue: [row]}, their_rows([by_place]))

@@ -33,9 +33,11 @@ def broker_conf(sizes: FileSizes = SMALL) -> dict[str, object]:
     }
 
 
-def open_small(path: Path, *, flush: str = "async", sizes: FileSizes = SMALL, **outbox: Any) -> MessageStore:
+def open_small(
+    path: Path, *, flush: str = "async", sizes: FileSizes = SMALL, lock_timeout_ms: int = 60_000, **outbox: Any
+) -> MessageStore:
     """Open a store to append, as `rmq_spark.open_store` does, with files of these sizes if it makes any."""
-    settings = WriterSettings("compat tests", sizes=sizes)
+    settings = WriterSettings("compat tests", lock_timeout_ms, sizes=sizes)
     return MessageStore(str(path), settings, OutboxSettings(sizes=sizes, **outbox), flush)
 
 

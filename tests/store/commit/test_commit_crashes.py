@@ -110,8 +110,8 @@ def check_images(
             is_power_cut = "power cut" in str(image)
             with pytest.MonkeyPatch.context() as patch:
                 if is_power_cut:
-                    for module in ("watermark_file", "recovery"):
-                        patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: ANOTHER_BOOT)
+                    for module in ("log.watermark_file", "log.recovery", "commit.intents"):
+                        patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     check_one(image, point, is_power_cut)
                 except (AssertionError, Exception) as error:

@@ -1,0 +1,151 @@
+"""topics.json as a writer leaves it: whatever dies between any two calls, no topic is lost; many are made at once."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import OptionError, StorePathError
+from rmq_spark.store.format.config_json import DataVersion, TopicConfig, TopicsFile, encode_topics_file
+from rmq_spark.store.log.store_files import StoreFiles
+from rmq_spark.store.log.store_lock import StoreLock
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.topic_writer import TopicWriter
+from rmq_spark.store.log.topics import find_topics, read_topics
+from rmq_spark.store.testing.crash_disk import CrashDisk
+from rmq_spark.store.testing.disk_effects import Rename
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+
+NOW_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
+MANY = 100
+
+
+def text(*topics: str, counter: int = 7) -> bytes:
+    configs = {topic: TopicConfig(topic, 3, 3) for topic in topics}
+    return encode_topics_file(TopicsFile(configs, DataVersion(0, counter, 1), {"more": 1}))
+
+
+WHOLE, BEFORE = text("a", "b"), text("a", counter=6)
+# What the folder may hold, by name, and the topics that nobody may lose.
+LEFT = {
+    "as we or a broker leave it": ({"topics.json": WHOLE, "topics.json.bak": BEFORE}, {"a", "b"}),
+    "without a backup": ({"topics.json": WHOLE}, {"a", "b"}),
+    "with a backup of nothing": ({"topics.json": WHOLE, "topics.json.bak": b""}, {"a", "b"}),
+    # MixAll#string2File, 4.9: the new one is written, the old one removed, the new one renamed.
+    "4.9 died before it renamed": ({"topics.json.tmp": text("a", "b", "c"), "topics.json.bak": WHOLE}, {"a", "b"}),
+    # MixAll#string2File, 5.3: the backup is written, then the file is overwritten in place.
+    "5.3 died before it wrote": ({"topics.json": b"", "topics.json.bak": WHOLE}, {"a", "b"}),
+    "5.3 died while it wrote": ({"topics.json": WHOLE[:-30], "topics.json.bak": WHOLE}, {"a", "b"}),
+}
+
+
+def make(root: Path, left: dict[str, bytes]) -> None:
+    (root / "config").mkdir(parents=True)
+    for name, content in left.items():
+        (root / "config" / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("how", LEFT)
+@pytest.mark.parametrize("wanted", [["a"], ["a", "c", "d"]], ids=["there", "some new"])
+def test_whatever_dies_between_any_two_calls_every_topic_is_in_the_file_or_its_backup(
+    tmp_path: Path, how: str, wanted: list[str]
+) -> None:
+    left, topics = LEFT[how]
+    root = tmp_path / "store"
+    make(root, left)
+    disk = CrashDisk(root)
+    assert TopicWriter(disk, str(root)).ensure(wanted, 5, NOW_MS) == {name: 3 if name == "a" else 5 for name in wanted}
+    for point in range(disk.effect_count + 1):
+        is_over = point == disk.effect_count
+        for number, image in enumerate(disk.images(point, seed=3)):
+            path = tmp_path / f"{point}-{number}"
+            image.write_to(path)
+            found = set(read_topics(str(path), lambda seconds: None))
+            assert found in ([topics | set(wanted)] if is_over else [topics, topics | set(wanted)]), image
+            # Whoever goes on there makes all of them, for good, and loses none.
+            assert len(TopicWriter(Disk(), str(path)).ensure(wanted, 5, NOW_MS)) == len(wanted)
+            assert set(read_topics(str(path), pytest.fail)) == topics | set(wanted), image
+
+
+@pytest.mark.parametrize("how", [how for how in LEFT if "died" in how])
+def test_a_topic_of_the_backup_is_written_to_and_the_file_is_whole_again(tmp_path: Path, how: str) -> None:
+    make(tmp_path, LEFT[how][0])
+    assert TopicWriter(Disk(), str(tmp_path)).ensure(["b"], 5, NOW_MS) == {"b": 3}
+    assert (tmp_path / "config" / "topics.json").read_bytes() == WHOLE
+    assert (tmp_path / "config" / "topics.json.bak").read_bytes() == WHOLE
+    assert not (tmp_path / "config" / "topics.json.tmp").exists()
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_what_is_made_goes_on_from_what_was_read(tmp_path: Path, how: str) -> None:
+    make(tmp_path, LEFT[how][0])
+    TopicWriter(Disk(), str(tmp_path)).ensure(["c"], 5, NOW_MS)
+    found = find_topics(str(tmp_path)).file
+    assert found.data_version == DataVersion(0, 8, NOW_MS)
+    assert found.unknown == {"more": 1}
+    assert found.topics["b"] == TopicConfig("b", 3, 3)
+    assert (tmp_path / "config" / "topics.json.bak").read_bytes() == WHOLE
+
+
+def test_many_topics_are_one_write_of_the_file(tmp_path: Path) -> None:
+    disk = CrashDisk(tmp_path)
+    writer = TopicWriter(disk, str(tmp_path))
+    names = [f"t{number}" for number in range(MANY)]
+    for wanted in (names[:1], names, [*names, "another"], names):
+        before = disk.effect_count
+        assert writer.ensure(wanted, 2, NOW_MS) == dict.fromkeys(wanted, 2)
+        assert sum(isinstance(effect, Rename) for effect in disk.effects[before:]) <= 2
+    assert set(read_topics(str(tmp_path))) == {*names, "another"}
+
+
+@pytest.mark.parametrize(("bad", "error"), [("a/b", OptionError), ("closed", StorePathError)])
+def test_a_topic_that_is_refused_has_none_of_the_others_made(tmp_path: Path, bad: str, error: type[Exception]) -> None:
+    configs = {"closed": TopicConfig("closed", perm=4)}
+    make(tmp_path, {"topics.json": encode_topics_file(TopicsFile(configs))})
+    with pytest.raises(error):
+        TopicWriter(Disk(), str(tmp_path)).ensure(["new", bad], 2, NOW_MS)
+    assert set(read_topics(str(tmp_path))) == {"closed"}
+
+
+@pytest.fixture
+def signs(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What is called at each sign of life of whoever holds a lock."""
+    called: list[Callable[[], None]] = []
+    monkeypatch.setattr(StoreLock, "note_progress", lambda self: [call() for call in called])
+    return called
+
+
+def test_a_holder_shows_signs_of_life_while_it_makes_topics_and_queues_and_syncs_them(
+    tmp_path: Path, signs: list[Callable[[], None]]
+) -> None:
+    """Who waits would take it for a hanging one: each of them needs a sync or more, and nobody bounds their number."""
+    disk = CrashDisk(tmp_path)
+    store = StoreWriter(str(tmp_path / "s"), disk, WriterSettings(), lambda: NOW_MS, time.sleep)
+    names = [f"t{number}" for number in range(MANY)]
+    seen: list[int] = []
+    with store.section() as section:
+        signs.append(lambda: seen.append(disk.effect_count))
+        section.ensure_topics(names, 2)
+        assert len(seen) >= MANY
+        section.append(encode_samples([SampleMessage(name, queue, b"body") for name in names for queue in range(2)]))
+        section.settle()
+        seen.append(disk.effect_count)
+    assert seen[-1] > 4 * MANY
+    assert max(after - before for before, after in pairwise(seen)) < 30
+
+
+def test_the_length_of_new_queue_files_is_asked_for_once_in_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To know it every topic's folder is listed: for each of so many new queues that takes minutes."""
+    asked = []
+    real = StoreFiles._queue_file_bytes
+    monkeypatch.setattr(StoreFiles, "_queue_file_bytes", lambda self, kind: asked.append(1) or real(self, kind))
+    store = StoreWriter(str(tmp_path), Disk(), WriterSettings(), lambda: NOW_MS, time.sleep)
+    with store.section() as section:
+        section.append(encode_samples([SampleMessage(f"t{number}", 0, b"body") for number in range(MANY)]))
+    assert len(asked) == 1
