@@ -65,14 +65,18 @@ class GroupShare:
         self._fresh |= step.gained
         gained = {queue: held for queue, held in self._fresh.items() if queue in owned}
         seeks, starts = self._places(before, bounds, gained)
+        others: dict[QueueKey, int] = {}
         for queue, target in step.resets.items():
             if queue in bounds:
                 there = bounds[queue]
                 place = max(there.min_offset, min(target, there.max_offset))
-                (seeks if queue in before.positions else starts)[queue] = place
+                if queue in owned:
+                    (seeks if queue in before.positions else starts)[queue] = place
+                elif queue in before.positions:
+                    others[queue] = place
         finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
         self._query.publish(finished)
-        return Share(owned, seeks, starts, step.reset_number)
+        return Share(owned, seeks, starts, step.reset_number, others)
 
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""

@@ -14,12 +14,17 @@ from rmq_spark.store.units import QueueKey
 @dataclass(frozen=True, slots=True)
 class Share:
     """The queues that the next batch reads; None: all. Offsets in queues that the offset before it names (`seeks`) or
-    does not name (`starts`), where they are not to go on as that offset says."""
+    does not name (`starts`), where they are not to go on as that offset says; `moves` are those in queues of others.
+
+    Why others' queues move: a reset is applied once. Whoever gets the queue later goes on from where the group stands,
+    if that is further than its own offset says, and its own one may lie behind a reset that sent the queue back.
+    """
 
     owned: frozenset[QueueKey] | None = None
     seeks: Mapping[QueueKey, int] = field(default_factory=dict)
     starts: Mapping[QueueKey, int] = field(default_factory=dict)
     reset: int = 0
+    moves: Mapping[QueueKey, int] = field(default_factory=dict)
 
     def has(self, queue: QueueKey) -> bool:
         """Say whether the next batch may read the queue."""
@@ -35,12 +40,15 @@ class Share:
     def marked(self, before: StreamOffset, after: StreamOffset, begins: Mapping[QueueKey, int]) -> StreamOffset:
         """Return the end of the batch, whose queues begin at `begins`, with what the share says.
 
-        Queues of others stay where they were.
+        Queues of others stay where they were, or were sent to: they begin there, and end.
         """
-        others = {queue: at for queue, at in before.positions.items() if not self.has(queue)}
+        others = {queue: self.moves.get(queue, at) for queue, at in before.positions.items() if not self.has(queue)}
         seeks = {
-            queue: begins[queue]
-            for queue in self.seeks
-            if queue in begins and before.positions.get(queue) not in (None, begins[queue])
+            queue: place
+            for queue, place in {
+                **{queue: begins[queue] for queue in self.seeks if queue in begins},
+                **self.moves,
+            }.items()
+            if before.positions.get(queue) not in (None, place)
         }
         return replace(after, positions={**others, **after.positions}, seeks=seeks, reset=self.reset)

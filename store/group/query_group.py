@@ -62,7 +62,7 @@ class Step:
     """What a step found.
 
     `owned` are the queues that are this query's now, `gained` those that were not before it: for each the group's
-    offset as it stands since, None where it has none. `resets` are the offsets to go to, in owned queues.
+    offset as it stands since, None where it has none. `resets` are the offsets to go to, in queues of others too.
     """
 
     owned: tuple[QueueKey, ...]
@@ -158,14 +158,7 @@ class QueryGroup:
         if moved.gained:
             held = self.offsets()
             gained = {queue: held.get(queue) for queue in moved.gained}
-        mine = set(moved.owned)
-        return Step(
-            moved.owned,
-            gained,
-            moved.lost,
-            {queue: offset for queue, offset in pending.items() if queue in mine},
-            resets.number,
-        )
+        return Step(moved.owned, gained, moved.lost, pending, resets.number)
 
     def publish(self, finished: Mapping[QueueKey, int]) -> None:
         """Make these the group's next queue offsets, as far as the queues are this query's.
