@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_spark.datasource.values import GROUP, Positions
+from rmq_spark.store import check_consumer_group
 from rmq_spark.store.errors import OptionError
 
 # Option -> where its value goes.
@@ -55,13 +56,15 @@ class GroupOptions:
 def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
     """Return the group's options of those that were given, None without consumerGroup.
 
-    Raises OptionError for options that mean nothing without a group, or contradict each other.
+    Raises OptionError for a name that RocketMQ refuses, and for options that mean nothing without a group or contradict
+    each other.
     """
     if "consumerGroup" not in found:
         for name in _FOR_GROUPS:
             if name in found:
                 raise OptionError(f"{name} is about a consumer group, and none was given. Add consumerGroup=name.")
         return None
+    check_consumer_group(found["consumerGroup"])
     options = GroupOptions(**{field: found[name] for name, field in GROUP_FIELDS.items() if name in found})
     if options.is_broadcasting and options.is_shared:
         raise OptionError(

@@ -63,7 +63,8 @@ class GroupShare:
         step = self._query.step(list(bounds), before.positions, None if begins else before.reset)
         owned = frozenset(step.owned)
         self._fresh |= step.gained
-        gained = {queue: held for queue, held in self._fresh.items() if queue in owned}
+        # Where a queue was told to go counts more than where the group stands, which a reset has set as well.
+        gained = {queue: held for queue, held in self._fresh.items() if queue in owned and queue not in step.resets}
         seeks, starts = self._places(before, bounds, gained)
         others: dict[QueueKey, int] = {}
         for queue, target in step.resets.items():

@@ -186,6 +186,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, share = self._options.group, self._group
         if options is None or share is None or not (options.is_fenced or options.is_orderly):
             return None
+        if share.query.is_outside:  # who is no member has no claims, and nobody takes them
+            return None
         return Fence(options.group, share.query.member_id, share.epochs(self._view.bounds).get(queue, 0))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -200,6 +202,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
         query = self._group.query
         mark: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": self._view.path}
+        mark["commit"] = query.terms.commit
         if self._last is not None:
             positions = self._last[1].positions
             behind = (end - positions[queue] for queue, end in ends.items() if queue in positions)

@@ -215,15 +215,16 @@ def parse_assignment(text: str) -> tuple[QueueKey, ...]:
 
 def parse_starts(text: str) -> Positions:
     """Return what `parse_positions` does, and the word `group`."""
-    return Positions(GROUP) if text.strip().lower() == "group" else parse_positions(text)
+    if text.strip().lower() == "group":
+        return Positions(GROUP)
+    return parse_positions(text, 'earliest, latest, group, {"TopicA": {"0": 42}}')
 
 
-def parse_positions(text: str) -> Positions:
+def parse_positions(text: str, accepted: str = 'earliest, latest, {"TopicA": {"0": 42}}') -> Positions:
     """Return what earliest, latest or `{"TopicA": {"0": 42}}` says; -1 is latest, -2 earliest.
 
-    What a stream reports as its offset is accepted too: its key "@" is passed over.
+    What a stream reports as its offset is accepted too: its key "@" is passed over. `accepted` is for errors.
     """
-    accepted = 'earliest, latest, {"TopicA": {"0": 42}}'
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
         return Positions(words[text.strip().lower()])

@@ -30,6 +30,7 @@ class _GroupSource:
 
     def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any]) -> None:
         self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
+        self.is_published = mark.get("commit") != "off"  # commitOffsets
         self.reset = int(end.get("@", {}).get("reset", 0))
         self.offsets = {
             QueueKey(topic, int(queue_id)): int(offset)
@@ -60,7 +61,8 @@ class GroupOffsetListener(_Listener):
 
     Without it a query that is stopped between two triggers leaves its group one batch behind, which then is delivered
     again to whoever goes on without its checkpoint. `rmq_spark.session()` adds one; with a session of another make:
-    `spark.streams.addListener(rmq_spark.GroupOffsetListener())`. Safe to call from any thread. What fails is logged.
+    `spark.streams.addListener(rmq_spark.GroupOffsetListener())`. With commitOffsets=off it publishes nothing either.
+    Safe to call from any thread. What fails is logged.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class GroupOffsetListener(_Listener):
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
         """Remember how far the query has come."""
-        found = list(_group_sources(event.progress.sources))
+        found = [source for source in _group_sources(event.progress.sources) if source.is_published]
         if found:
             with self._lock:
                 self._last[str(event.progress.runId)] = found

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
     from rmq_spark.store.group.beginnings import find_beginnings
+    from rmq_spark.store.group.group_name import check_consumer_group
     from rmq_spark.store.group.last_words import publish_last_offsets
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.pull_consumer import PullConsumer
@@ -50,6 +51,7 @@ __all__ = [
     "StoreReader",
     "TaskStage",
     "abort_sink",
+    "check_consumer_group",
     "check_epochs",
     "close",
     "commit_sink",
@@ -84,6 +86,7 @@ _HOMES = {
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
     "abort_sink": "rmq_spark.store.commit.sink",
+    "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
     "commit_sink": "rmq_spark.store.commit.sink",
     "find_beginnings": "rmq_spark.store.group.beginnings",

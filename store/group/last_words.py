@@ -29,7 +29,8 @@ def publish_last_offsets(
 ) -> bool:
     """Publish the next queue offsets that a member which has ended reached; say whether the group has them now.
 
-    Left out are queues that another has claimed since, and those that a reset after `applied_reset` sent elsewhere.
+    Left out are queues that another has claimed since, those that a reset after `applied_reset` sent elsewhere, and
+    those in which the group stands further by now: this comes late, and somebody may have gone on as the group.
     Waits for writers of ours up to 10 s without progress of theirs. Raises LockTimeoutError, StorePathError and
     DamageError.
     """
@@ -42,10 +43,13 @@ def publish_last_offsets(
             for queue, offset in offsets.items()
             if queue not in resets and queue in claims and claims[queue].owner == member_id
         }
+        settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)
+        file = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
+        held = file.read(group)
+        own = {queue: offset for queue, offset in own.items() if offset >= held.get(queue, 0)}
         if not own:
             return False
-        settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)
-        outcome = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep).commit(group, own)
+        outcome = file.commit(group, own)
         if outcome is Outcome.WRITTEN:
             write_published(paths, disk, wall_clock_ms(), member_id)
     return outcome is not Outcome.BROKER

@@ -8,7 +8,8 @@ The order of one step is the promise that nothing is lost between members:
 4. what is finished in the queues that stay is published.
 
 A store that cannot be written, or on which a broker lives, is read all the same: then the offsets stay in the query's
-checkpoint, and a warning says so once (commitOffsets=required has that fail).
+checkpoint, and a warning says so once. With commitOffsets=required that fails, and where queues are shared: who gets a
+queue whose offset is not published would begin at its end, or read it all again.
 """
 
 import logging
@@ -95,7 +96,7 @@ class QueryGroup:
         settings = WriterSettings("rmq-spark", _PUBLISH_WAIT_MS, terms.allow_network_store)
         self._offset_file = OffsetFile(self.root, disk, settings, wall_clock_ms, time.sleep)
         self._assignment = Assignment(self._membership, self._share, self._commit)
-        self._has_joined = self._is_outside = False
+        self._has_joined = self.is_outside = False  # outside: no member, for the store cannot be written
         self._resets = Resets()
         self._warned = False
 
@@ -103,6 +104,10 @@ class QueryGroup:
     def member_id(self) -> str:
         """The name by which others know this query."""
         return self._membership.id
+
+    @property
+    def _must_publish(self) -> bool:
+        return self.terms.commit == "required" or self.terms.assignment == "shared"
 
     @property
     def epochs(self) -> dict[QueueKey, int]:
@@ -114,15 +119,15 @@ class QueryGroup:
 
         In a store that cannot be written a query that reads all queues stays outside, with a warning.
         """
-        if self._has_joined or self._is_outside:
+        if self._has_joined or self.is_outside:
             return
         try:
             self._membership.join()
             self._has_joined = True
         except StorePathError as error:
-            if self.terms.assignment == "shared" or self.terms.commit == "required":
+            if self._must_publish:
                 raise
-            self._is_outside = True
+            self.is_outside = True
             _LOG.warning(
                 "rmq: %s cannot be written, so this query is no member of the consumer group %s, and its offsets stay "
                 "in its checkpoint: %s",
@@ -137,7 +142,7 @@ class QueryGroup:
 
     def has_news(self) -> bool:
         """Say whether a step may find something new, beside messages. Cheap; takes no lock."""
-        if self._is_outside:
+        if self.is_outside:
             return False
         return not self._has_joined or not self._assignment.is_settled() or self._look_at_resets() != self._resets
 
@@ -148,7 +153,7 @@ class QueryGroup:
         last reset that the query has applied, None for one that begins. Raises GroupConflictError, DamageError.
         """
         self.join()
-        if self._is_outside:
+        if self.is_outside:
             return Step(tuple(queues), {}, (), {}, 0)
         resets = self._resets = self._look_at_resets()
         pending = {} if applied_reset is None else resets.since(applied_reset)
@@ -163,7 +168,7 @@ class QueryGroup:
     def publish(self, finished: Mapping[QueueKey, int]) -> None:
         """Make these the group's next queue offsets, as far as the queues are this query's.
 
-        Raises LockTimeoutError where that cannot be, and commitOffsets=required.
+        Raises LockTimeoutError where that cannot be, and commitOffsets=required or the queues are shared.
         """
         if self._has_joined:
             self._assignment.publish(finished)
@@ -191,7 +196,7 @@ class QueryGroup:
             if outcome is Outcome.BROKER:
                 raise refuse_commit(self.root, self.terms.group)
         except (LockTimeoutError, StorePathError) as error:
-            if self.terms.commit == "required":
+            if self._must_publish:
                 raise
             if not self._warned:
                 _LOG.warning("rmq: group offsets are not published, they stay in the checkpoint: %s", error)

@@ -1,42 +1,48 @@
 """Walks the table of docs/ERRORS.md: every bad input against real Spark, with its class and its message."""
 
+import fcntl
 import os
 import re
 import shutil
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rmq_spark
+from rmq_spark.store import GroupTerms, QueryGroup
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WITHIN_S = 5
 SEGMENT_BYTES = 4096
+DYING_S = 5  # how long a query waits for another one of its group to be gone, before it is refused
+GROUP = "billing"
+STRATEGIES = "tests.datasource.faulty_strategies"
 
 
 @dataclass(frozen=True)
-class Row:
+class Situation:
     situation: str
     error: str
     parts: list[str]
 
 
-def read_table() -> list[Row]:
+def read_table() -> list[Situation]:
     section = (ROOT / "docs" / "ERRORS.md").read_text().split("## What happens when\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     quoted = re.compile(r"`([^`]+)`")
-    return [Row(row[0].strip(), quoted.findall(row[2])[0], quoted.findall(row[3])) for row in rows[2:]]
+    return [Situation(row[0].strip(), quoted.findall(row[2])[0], quoted.findall(row[3])) for row in rows[2:]]
 
 
 @dataclass
@@ -46,6 +52,8 @@ class Case:
     spark: "SparkSession"
     folder: Path
     began: float = 0.0  # when the last query began: what is prepared before it does not count
+    patience_s: float = 0.0  # what it waits on purpose
+    rows: "list[Row]" = field(default_factory=list)  # of streams
 
     @property
     def store(self) -> Path:
@@ -62,15 +70,16 @@ class Case:
             reader = reader.schema(schema)
         reader.load(path or str(self.store)).collect()
 
-    def stream(self, during: "Callable[[], object]" = lambda: None, **given: str) -> None:
+    def stream(self, during: "Callable[[], object]" = lambda: None, **given: str | None) -> None:
         """Run a stream until all is read; `during` happens between the plan of each batch and its read."""
 
         def collect(frame: "DataFrame", _: int) -> None:
             during()
-            frame.collect()
+            self.rows += frame.collect()
 
         self.began = time.monotonic()
         options = {"subscribe": "orders", "startingOffsets": "earliest"} | given
+        options = {name: text for name, text in options.items() if text is not None}
         frame = self.spark.readStream.format("rmq").options(**options).load(str(self.store))
         writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
@@ -78,6 +87,19 @@ class Case:
             assert query.awaitTermination(12 * WITHIN_S), "hangs"
         finally:
             query.stop()
+
+    def join(self, **given: str | None) -> None:
+        """Run a stream of the group over topic orders until all is read."""
+        self.stream(**({"consumerGroup": GROUP} | given))
+
+    def share(self, **given: str | None) -> None:
+        """Run a stream that has its share of the group's queues until all is read."""
+        self.join(**({"assignment": "shared", "startingOffsets": None} | given))
+
+    def set_offsets(self, text: str, name: str = "consumerOffset.json") -> None:
+        """Write the file of group offsets as it stands, as somebody else would."""
+        (self.store / "config").mkdir(exist_ok=True)
+        (self.store / "config" / name).write_text(text)
 
     def overwrite(self, file: Path, position: int, data: bytes) -> None:
         with open(file, "r+b") as opened:
@@ -136,6 +158,40 @@ def bomb(case: Case) -> None:
     case.read()
 
 
+def beside(run: Callable[[Case], object], **terms: str) -> Callable[[Case], None]:
+    """Run a query while another one of its group lives, in this process."""
+
+    def provoke(case: Case) -> None:
+        other = QueryGroup(str(case.store), GroupTerms(GROUP, query_name="nightly", **terms))  # type: ignore[arg-type]
+        other.join()
+        case.patience_s = DYING_S
+        try:
+            run(case)
+        finally:
+            other.leave({})
+
+    return provoke
+
+
+def beside_a_broker(case: Case) -> None:
+    with open(case.store / "lock", "w+b") as lock:
+        lock.write(b"lock")
+        lock.flush()
+        fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
+        case.join(commitOffsets="required")
+
+
+def group_ahead(case: Case) -> None:
+    case.join(endingOffsets='{"orders": {"0": 5}}')
+    case.set_offsets(offsets_at(30))
+    case.join(onOffsetConflict="fail")
+
+
+def offsets_at(offset: int) -> str:
+    """Return what a broker writes for a group that stands there."""
+    return f'{{"offsetTable":{{"orders@{GROUP}":{{0:{offset}}}}}}}'
+
+
 def then(*steps: Callable[[Case], object]) -> Callable[[Case], None]:
     def provoke(case: Case) -> None:
         for step in steps:
@@ -150,7 +206,7 @@ def expire(case: Case) -> None:
 
 PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.read(startingOffset="earliest"),
-    "an option of a later version": lambda case: case.read(consumerGroup="billing"),
+    "an option of a later version": lambda case: case.read(sql92="price > 10"),
     "a value that is none of the words": lambda case: case.read(startingOffsets="earlyest"),
     "a value of a wrong type": lambda case: case.stream(maxOffsetsPerTrigger="many"),
     "a zero limit": lambda case: case.stream(maxOffsetsPerTrigger="0"),
@@ -215,6 +271,21 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "another store on the executor": lambda case: case.stream(lambda: replace_store(case)),
     "no store on the executor": lambda case: case.stream(lambda: shutil.rmtree(case.store)),
     "a body that decompresses to gigabytes": bomb,
+    "a group's name that RocketMQ refuses": lambda case: case.join(consumerGroup="billing team"),
+    "a start where a group stands, and no group": lambda case: case.stream(startingOffsets="group"),
+    "an option for groups, and no group": lambda case: case.stream(assignment="shared"),
+    "a start of its own for one of several": lambda case: case.share(startingOffsets="earliest"),
+    "signs of life too far apart": lambda case: case.join(leaseHeartbeat="90s"),
+    "an unknown strategy": lambda case: case.share(allocateStrategy="average"),
+    "a strategy that cannot be imported": lambda case: case.share(allocateStrategy="billing_shares:fair"),
+    "a strategy that gives a queue twice": lambda case: case.share(allocateStrategy=f"{STRATEGIES}:twice"),
+    "a strategy that leaves a queue out": lambda case: case.share(allocateStrategy=f"{STRATEGIES}:all_but_one"),
+    "a strategy that raises": lambda case: case.share(allocateStrategy=f"{STRATEGIES}:failing"),
+    "a second query of a group": beside(Case.join),
+    "another subscription in one group": beside(Case.share, assignment="shared", subscription='subscribe="payments"'),
+    "a group that is ahead of the checkpoint": group_ahead,
+    "damaged group offsets": then(lambda case: case.set_offsets("{"), Case.join),
+    "group offsets that a broker keeps": beside_a_broker,
 }
 
 ROWS = read_table()
@@ -237,7 +308,7 @@ def warm(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Sp
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)
-def test_a_bad_input_is_answered_as_the_table_says(row: Row, warm: "SparkSession", tmp_path: Path) -> None:
+def test_a_bad_input_is_answered_as_the_table_says(row: Situation, warm: "SparkSession", tmp_path: Path) -> None:
     message, seconds = provoke(row, Case(warm, tmp_path / "bad", time.monotonic()))
     for part in row.parts:
         assert part in message, f"{part!r} is not in: {message}"
@@ -251,12 +322,12 @@ def test_a_bad_input_is_answered_as_the_table_says(row: Row, warm: "SparkSession
     assert seconds < WITHIN_S, f"took {seconds:.1f} s longer than a query without an error"
 
 
-def provoke(row: Row, case: Case) -> tuple[str, float]:
+def provoke(row: Situation, case: Case) -> tuple[str, float]:
     """Return our message at the end of Spark's, and how long it took to come."""
     case.build()
     with pytest.raises(Exception) as caught:  # noqa: PT011
         PROVOKE[row.situation](case)
-    seconds = time.monotonic() - case.began
+    seconds = time.monotonic() - case.began - case.patience_s
     text = str(caught.value)
     assert f"rmq_spark.{row.error}: " in text, text
     # Spark shows errors of its own around ours; ours is the last one that Python raised.
@@ -264,3 +335,13 @@ def provoke(row: Row, case: Case) -> tuple[str, float]:
     assert "\nTraceback" not in ours
     assert "During handling" not in ours
     return ours.split("SQLSTATE")[0], seconds
+
+
+def test_group_offsets_that_are_half_written_are_taken_from_their_backup(warm: "SparkSession", tmp_path: Path) -> None:
+    case = Case(warm, tmp_path)
+    case.build()
+    case.set_offsets(offsets_at(30)[:20])
+    case.set_offsets(offsets_at(25), "consumerOffset.json.bak")
+    case.join(startingOffsets="group")
+    assert [row.queueOffset for row in case.rows] == list(range(25, 40))
+    assert rmq_spark.group_offsets(case.store, GROUP) == {"orders": {0: 40}}

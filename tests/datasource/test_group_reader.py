@@ -2,13 +2,15 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import rmq_spark
-from rmq_spark.store.errors import GroupConflictError, OptionError
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.errors import GroupConflictError, LockTimeoutError, OptionError
 from rmq_spark.store.units import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
@@ -75,6 +77,11 @@ def join(query_on) -> Iterator[Callable]:
 def leave(query) -> None:
     """Let a query's process die, as far as others see it."""
     query.reader._group.query._membership.lease._lock.release()
+
+
+def wait_until_death_shows() -> None:
+    """Wait for as long as a member that died may still count as living."""
+    time.sleep(0.25)
 
 
 def test_what_a_batch_finished_is_published_by_the_next_trigger_and_never_what_it_only_planned(store, join) -> None:
@@ -202,6 +209,17 @@ def test_a_reset_is_applied_by_a_query_that_was_stopped_and_not_again_by_its_nex
     assert join(store.path, **GROUP, checkpoint=again.committed).drain() == []
 
 
+@pytest.mark.parametrize("conflict", ["checkpoint", "group", "fail"])
+def test_a_reset_counts_whatever_is_said_of_offsets_that_differ(store, join, caplog, conflict) -> None:
+    query = join(store.path, **GROUP, startingOffsets="earliest", maxOffsetsPerQueue="1")
+    query.trigger()
+    leave(query)
+    rmq_spark.reset_offsets(store.path, "billing", {"orders": {0: 2}}, None)
+    again = join(store.path, **GROUP, checkpoint=query.committed, onOffsetConflict=conflict)
+    assert [batch for batch in again.drain() if batch] == [[(0, 2)]]
+    assert "stands at" not in caplog.text
+
+
 def test_two_queries_share_the_queues_and_hand_them_over(grow, query_on, join) -> None:
     store = grow(queues=4)
     for queue_id in range(4):
@@ -247,9 +265,7 @@ def test_a_queue_that_came_back_goes_on_where_the_other_left_it(grow, join) -> N
     leave(second)
     store.append("orders", 0, 1)
     store.append("orders", 1, 1)
-    import time
-
-    time.sleep(0.25)  # a member that died is noticed that soon
+    wait_until_death_shows()
     assert sorted(row for batch in first.drain() for row in batch) == [(0, 1), (1, 3)]
 
 
@@ -328,8 +344,21 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store, join, caplog
     with caplog.at_level(logging.WARNING):
         assert join(store.path, **GROUP, startingOffsets="earliest").drain() == [[(0, 0), (0, 1), (0, 2)]]
     assert caplog.text.count("no member of the consumer group billing") == 1
+    assert join(store.path, **GROUP, startingOffsets="earliest", orderly="true").drain() == [[(0, 0), (0, 1), (0, 2)]]
     with pytest.raises(StorePathError):
         join(store.path, **GROUP, commitOffsets="required").trigger()
+
+
+def test_queues_are_shared_only_where_their_offsets_can_be_published(store, join) -> None:
+    lock = FileLock(str(store.path / "lock"))
+    assert lock.try_take(), "as a broker does"
+    try:
+        with pytest.raises(LockTimeoutError, match="mqshutdown broker"):
+            join(store.path, **SHARED).trigger()
+        other = join(store.path, consumerGroup="audit", startingOffsets="earliest")
+        assert other.drain() == [[(0, 0), (0, 1), (0, 2)]]
+    finally:
+        lock.release()
 
 
 def test_who_it_is_and_how_far_behind_is_reported_for_listeners(store, join) -> None:
@@ -345,4 +374,4 @@ def test_who_it_is_and_how_far_behind_is_reported_for_listeners(store, join) -> 
 @pytest.mark.parametrize("name", ["a b", "", "x" * 300])
 def test_a_group_that_rocketmq_refuses_is_refused(store, query_on, name) -> None:
     with pytest.raises(OptionError):
-        query_on(store.path, consumerGroup=name).trigger()
+        query_on(store.path, consumerGroup=name)

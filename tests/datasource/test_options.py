@@ -124,7 +124,7 @@ def test_what_spark_and_its_users_pass_along_is_passed_over() -> None:
 def test_a_bad_value_is_shown_with_what_is_accepted_and_an_example() -> None:
     message = refusal(NEEDED | {"startingOffsets": "earlyest"})
     assert message == (
-        'startingOffsets="earlyest" is none of: earliest, latest, {"TopicA": {"0": 42}}. '
+        'startingOffsets="earlyest" is none of: earliest, latest, group, {"TopicA": {"0": 42}}. '
         'Example: startingOffsets={"orders": {"0": 42}}'
     )
 

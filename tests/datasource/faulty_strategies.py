@@ -1,0 +1,18 @@
+"""Strategies as users should not write them, for `allocateStrategy` by their import path."""
+
+from collections.abc import Sequence
+
+
+def twice(group: str, client_id: str, queues: Sequence[object], client_ids: Sequence[str]) -> list[object]:
+    """Give every member all queues, the first one twice."""
+    return [queues[0], *queues]
+
+
+def all_but_one(group: str, client_id: str, queues: Sequence[object], client_ids: Sequence[str]) -> list[object]:
+    """Give nobody the last queue."""
+    return list(queues[:-1])
+
+
+def failing(group: str, client_id: str, queues: Sequence[object], client_ids: Sequence[str]) -> list[object]:
+    """Fail for everybody."""
+    return [{}[client_id]]

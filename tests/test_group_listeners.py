@@ -1,0 +1,103 @@
+"""What the listeners for consumer groups make of the events that Spark sends them."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import rmq_spark
+from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.store.units import QueueKey
+
+QUEUE = QueueKey("orders", 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with ten messages in the one queue of the topic orders."""
+    with rmq_spark.open_store(tmp_path / "store", queues=1, segment_bytes=1 << 16) as messages:
+        for _ in range(10):
+            messages.send("orders", "x")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def member(store: Path) -> Iterator[QueryGroup]:
+    """A query that has the queue, and began at its first message."""
+    query = QueryGroup(str(store), GroupTerms("g"))
+    query.step([QUEUE], {}, None)
+    query.publish({QUEUE: 0})
+    yield query
+    query.leave({})
+
+
+def progress(member: QueryGroup, offset: int, commit: str = "auto", run: str = "r") -> Any:
+    """Return the event of a batch that ended at `offset`, as Spark shows our offsets: as text."""
+    mark = {"v": 1, "group": "g", "member": member.member_id, "path": member.root, "commit": commit}
+    ours = SimpleNamespace(
+        latestOffset=json.dumps({"orders": {"0": 10}, "@": mark}),
+        endOffset=json.dumps({"orders": {"0": offset}, "@": {"v": 1}}),
+    )
+    rate = SimpleNamespace(latestOffset="7", endOffset="7")
+    return SimpleNamespace(progress=SimpleNamespace(sources=[rate, ours], runId=run))
+
+
+def ended(run: str = "r") -> Any:
+    return SimpleNamespace(runId=run)
+
+
+def offset_of(store: Path) -> int:
+    return rmq_spark.group_offsets(store, "g")["orders"][0]
+
+
+def test_the_last_batch_of_a_query_that_ends_is_published(store: Path, member: QueryGroup) -> None:
+    listener = rmq_spark.GroupOffsetListener()
+    listener.onQueryProgress(progress(member, 4))
+    listener.onQueryProgress(progress(member, 6))
+    listener.onQueryTerminated(ended("another"))
+    assert offset_of(store) == 0
+    listener.onQueryTerminated(ended())
+    assert offset_of(store) == 6
+
+
+def test_who_wants_no_offsets_published_has_none_published_in_the_end(store: Path, member: QueryGroup) -> None:
+    listener = rmq_spark.GroupOffsetListener()
+    listener.onQueryProgress(progress(member, 6, commit="off"))
+    listener.onQueryTerminated(ended())
+    assert offset_of(store) == 0
+
+
+def test_offsets_that_cannot_be_published_are_a_warning(
+    store: Path, member: QueryGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = rmq_spark.GroupOffsetListener()
+    listener.onQueryProgress(progress(member, 6))
+    (store / "config" / "consumerOffset.json").write_text("{")
+    (store / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
+    listener.onQueryTerminated(ended())
+    assert "the last offsets of consumer group g are not published" in caplog.text
+
+
+def test_the_lag_of_a_querys_group_is_reported_after_each_batch(store: Path, member: QueryGroup) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def report(group: str, table: pa.Table) -> None:
+        seen.append((group, table.column("lagMessages")[0].as_py()))
+
+    rmq_spark.GroupLagListener(report).onQueryProgress(progress(member, 4, commit="off"))
+    assert seen == [("g", 10)]
+
+
+def test_a_report_that_raises_is_a_warning_and_one_line_is_the_default(
+    store: Path, member: QueryGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        rmq_spark.GroupLagListener(lambda group, table: 1 / 0).onQueryProgress(progress(member, 4))
+        rmq_spark.GroupLagListener().onQueryProgress(progress(member, 4))
+    assert "the lag of consumer group g was not reported: division by zero" in caplog.text
+    assert "consumer group g is 10 messages, " in caplog.text
