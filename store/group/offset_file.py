@@ -252,6 +252,6 @@ def _read(root: str, sleep: Sleep, known: _Held | None) -> _Held:
             what = "not the JSON of consumer offsets, and the file that it stands in for cannot be read either"
             raise DamageError(what, path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error)) from error
     if problem is not None:
-        what = "not the JSON of consumer offsets, and there is no .bak beside it. Without the file every group begins anew"
+        what = "not the JSON of consumer offsets, and there is no .bak beside it; without it every group begins anew"
         raise DamageError(what, path, 0, "JSON", str(problem)) from problem
     return _Held(ConsumerOffsets(), None)
