@@ -191,6 +191,9 @@ class QueryGroup:
         """Write offsets, and say whether they are there. Called with the group's turn held."""
         if self.terms.commit == "off":
             return True
+        # Who resets has the turn, too: a reset that came since this step began is not published over.
+        sent_elsewhere = self._look_at_resets().since(self._resets.number)
+        offsets = {queue: offset for queue, offset in offsets.items() if queue not in sent_elsewhere}
         try:
             outcome = self._offset_file.commit(self.terms.group, offsets)
             if outcome is Outcome.BROKER:

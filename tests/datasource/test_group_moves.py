@@ -103,3 +103,21 @@ def test_a_reset_seen_by_a_query_that_has_not_read_the_queue_holds_too(pair: Pai
     restarted = query_on(pair.path, **SHARED, checkpoint=again)
     assert flat(restarted.drain()) == pair.rows(2, 3)
     die(restarted)
+
+
+def test_a_reset_in_the_middle_of_a_trigger_is_not_published_over(pair: Pair) -> None:
+    query = pair.second.reader._group.query
+    pair.append(pair.its.queue_id, 1)
+    assert pair.second.trigger() == pair.rows(4)
+    read = query._assignment.rebalance
+
+    def reset_and_rebalance(*given: Any) -> Any:
+        pair.reset(1)
+        return read(*given)
+
+    query._assignment.rebalance = reset_and_rebalance
+    pair.second.plan()  # would publish 5
+    assert pair.offset() == 1
+    query._assignment.rebalance = read
+    assert flat(pair.second.drain()) == pair.rows(1, 2, 3, 4)
+    assert pair.offset() == 5

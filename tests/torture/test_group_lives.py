@@ -6,7 +6,6 @@ again, and that is one batch at most. The group's offsets and what the sink hold
 group says is finished is there, and what is there is at most one batch more.
 """
 
-import contextlib
 import os
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ Start = Callable[..., "Life"]
 GROUP, ROWS_A_BATCH = "copies", 25  # of group_life.py
 QUEUES = 3
 STARTS_WITHIN_S = 120
-ENDS_WITHIN_S = 120
+ENDS_WITHIN_S = 240
 ENDED_WITHIN_S = 3.0  # after a run of the query began: some batches
 
 
@@ -118,8 +117,23 @@ class Lives:
                     found[queue.queue_id].update(int(body) for body in batch.column("body").to_pylist())
         return found
 
-    def look(self, when: str) -> None:
-        """Compare the group with the sink. Whatever happens between two looks makes neither comparison wrong."""
+    def let_run(self, when: str) -> None:
+        """Look at the group until it is time to end the run: at a random moment, or soon after a batch of it."""
+        ends = time.monotonic() + self.random.uniform(0, ENDED_WITHIN_S)
+        before, most = self.look(when), time.monotonic() + ENDS_WITHIN_S
+        if self.random.random() < 0.7:
+            while self.look(when) == before:
+                assert time.monotonic() < most, f"no batch {when}: {self.text()}"
+            ends = time.monotonic() + self.random.uniform(0, 0.5)
+        while (left := ends - time.monotonic()) > 0:
+            self.look(when)
+            time.sleep(min(self.random.uniform(0, 0.3), left))
+
+    def look(self, when: str) -> int:
+        """Compare the group with the sink; return how many different messages that has.
+
+        Whatever happens between two looks makes neither comparison wrong.
+        """
         behind = held(self.copies())
         group = self.group()
         ahead = held(self.copies())
@@ -129,6 +143,7 @@ class Lives:
             assert at <= ahead[queue_id], f"queue {queue_id}: the group is ahead, {when}: {group} {ahead} {self.text()}"
             more = behind[queue_id] - at
             assert more <= ROWS_A_BATCH, f"queue {queue_id}: {more} rows behind, {when}: {group} {behind} {self.text()}"
+        return sum(ahead.values())
 
     def finish(self) -> None:
         """Let the query come to the end, and look at everything."""
@@ -166,13 +181,9 @@ def run_lives(start: Start, folder: Path, seed: int, *, deaths: int, stops_a_lif
     for death in range(1, deaths + 1):
         lives.next_life()
         for number in range(1, stops_a_life + 2):
-            lives.feed(random.randrange(20, 120))
+            lives.feed(random.randrange(50, 150))
             lives.run(number)
-            until = time.monotonic() + random.uniform(0, ENDED_WITHIN_S)
-            while time.monotonic() < until:
-                lives.look(f"in run {number} of life {death}")
-                with contextlib.suppress(ValueError):
-                    time.sleep(min(random.uniform(0, 0.3), until - time.monotonic()))
+            lives.let_run(f"in run {number} of life {death}")
             if number <= stops_a_life:
                 lives.stop(number)
                 lives.look(f"after stop {number} of life {death}")
