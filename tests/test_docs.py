@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmq_spark
-from rmq_spark.store import MessageStore, SendResult
+from rmq_spark.store import MessageStore, PullConsumer, SendResult
+from rmq_spark.store.group.pull_status import GetMessageStatus, PullStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +107,7 @@ def test_the_examples_for_programs_run_in_order(
     printed = capfd.readouterr().out
     assert re.search(r"^orders \d 0 0 [0-9A-F]{32}$", printed, re.MULTILINE), printed
     assert "['orders', 'payments']" in printed
-    assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 3
+    assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 6, "read, pulled"
     (store,) = tmp_path.iterdir()
     assert not (store / "abort").exists()
 
@@ -128,8 +129,18 @@ def value_of(text: str) -> object:
 def test_the_page_for_programs_names_every_call() -> None:
     text = RUN[1].read_text()
     calls = {name for name in vars(MessageStore) if not name.startswith("_")}
-    assert calls == set(re.findall(r"messages\.(\w+)\(", text))
+    assert calls == set(re.findall(r"(?<!\.)messages\.(\w+)\(", text))
     assert {f"place.{field.name}" for field in dataclasses.fields(SendResult)} <= set(re.findall(r"place\.\w+", text))
+
+
+def test_the_page_for_programs_names_every_call_and_answer_of_a_consumer() -> None:
+    text = RUN[1].read_text()
+    calls = {name for name in vars(PullConsumer) if not name.startswith("_")}
+    assert calls == set(re.findall(r"consumer\.(\w+)\(", text)) - {"open_consumer"}
+    table = text.split("| `pull_status` |")[1].split("\n\n")[0]
+    assert {str(word) for enum in (PullStatus, GetMessageStatus) for word in enum} == set(
+        re.findall(r"`([A-Z][A-Z_]+)`", table)
+    )
 
 
 def test_the_readme_lists_every_column() -> None:

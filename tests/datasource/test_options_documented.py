@@ -78,6 +78,14 @@ def test_the_readme_names_only_options_that_exist() -> None:
     assert len(named) > 10
 
 
+def test_the_readme_names_only_options_for_groups_that_exist() -> None:
+    section = (ROOT / "README.md").read_text().split("## Consumer groups")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    named = {name for line in lines for name in re.findall(r"`(\w+)", line[: line.index(" | ")])}
+    assert named <= {option.name for option in OPTIONS}
+    assert len(named) > 5
+
+
 def test_the_readme_names_only_options_of_the_sink_that_exist() -> None:
     section = (ROOT / "README.md").read_text().split("## Writing")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
