@@ -1,17 +1,20 @@
 """What Spark costs without us: sources that do nothing but what the measurement needs.
 
 `Ready` hands over one Arrow batch that it has, again and again: the limit of Spark's way from a Python source to
-its own rows. `Counting` is a stream of numbers, one a micro-batch. `CountedRmq` is `format("rmq")` whose looks for
-new messages are counted as those of `Counting` are.
+its own rows. `Counting` is a stream of numbers, one a micro-batch. The others are `format("rmq")`: the looks of
+`CountedRmq` for new messages are counted as those of `Counting` are, `WokenRmq` notes when it had an answer, and
+`TimedGroup` what a trigger spends on its consumer group.
 
 Spark's Python workers import this module by name: `spark_for_benchmarks` puts its folder on their path.
 """
 
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +30,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.store import QueryGroup
 
-# The file in which a stream keeps the number of its looks: eight bytes, little-endian. Inherited by the workers.
+# The file in which a stream keeps the number of its looks, or a number for each: of eight bytes, little-endian.
+# Inherited by the workers.
 LOOKS_FILE = "RMQ_SPARK_BENCHMARK_LOOKS"
 
 
@@ -176,3 +181,58 @@ def look_counter() -> Callable[[], None]:
         os.pwrite(descriptor, struct.pack("<q", count), 0)
 
     return note_look
+
+
+class WokenRmq(RmqDataSource):
+    """The real source; when it answers with something new is noted, in ns of the machine's monotonic clock."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "woken_rmq"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        reader = super().streamReader(schema)
+        look = reader.latestOffset
+        descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+        def latest_offset(start: dict[str, Any], limit: Any) -> dict[str, Any]:
+            answer = look(start, limit)
+            if answer is not start:
+                os.write(descriptor, struct.pack("<q", time.monotonic_ns()))
+            return answer
+
+        reader.latestOffset = latest_offset  # type: ignore[method-assign]
+        return reader
+
+
+class TimedGroup(RmqDataSource):
+    """The real source, as a member of a group; what each trigger spends on the group is noted, in ns."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "timed_group"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        step, publish = QueryGroup.step, QueryGroup.publish
+        descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        spent_ns = 0
+
+        def timed_step(self: QueryGroup, *arguments: Any) -> Any:
+            nonlocal spent_ns
+            begin = time.perf_counter_ns()
+            found = step(self, *arguments)
+            spent_ns = time.perf_counter_ns() - begin
+            return found
+
+        def timed_publish(self: QueryGroup, *arguments: Any) -> None:
+            begin = time.perf_counter_ns()
+            publish(self, *arguments)
+            os.write(descriptor, struct.pack("<q", spent_ns + time.perf_counter_ns() - begin))
+
+        QueryGroup.step, QueryGroup.publish = timed_step, timed_publish  # type: ignore[method-assign, assignment]
+        return super().streamReader(schema)
+
+
+def read_noted(looks_file: Path) -> list[int]:
+    """Return what `WokenRmq` or `TimedGroup` has noted, a number for each trigger."""
+    return [noted for (noted,) in struct.iter_unpack("<q", looks_file.read_bytes())]

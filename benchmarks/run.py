@@ -23,6 +23,7 @@ NAMES = {
     "memory": "anonymous memory of a reading task",
     "append": "columns to messages in a store, over memcpy; waits for the lock",
     "sink": "rows through Spark into a store, over a sink that discards",
+    "group": "an idle member of a group, polled over waiting; its wake; publishing, over Spark's own commit",
 }
 
 
@@ -79,7 +80,7 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
         from appending import measure_appending
 
         yield from measure_appending(stores, messages, repeats)
-    if {"scan", "triggers", "open", "sink"} & set(names):
+    if {"scan", "triggers", "open", "sink", "group"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats)
 
 
@@ -102,6 +103,10 @@ def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int,
             yield from measure_sinks(spark, stores, messages, repeats)
         if "triggers" in names:
             yield from measure_triggers(spark, stores, looks_file, messages, max(repeats // 2, 3))
+        if "group" in names:
+            from grouping import measure_groups
+
+            yield from measure_groups(spark, stores, looks_file, repeats)
     finally:
         spark.stop()
 

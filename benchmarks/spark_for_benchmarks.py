@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from plain_sources import LOOKS_FILE, CountedRmq, Counting, Discard, Ready
+from plain_sources import LOOKS_FILE, CountedRmq, Counting, Discard, Ready, TimedGroup, WokenRmq
 from pyspark.sql import SparkSession
 
 import rmq_spark
@@ -27,6 +27,6 @@ def start_spark(looks_file: Path) -> SparkSession:
             "spark.sql.shuffle.partitions": "2",
         },
     )
-    for source in (Ready, Discard, Counting, CountedRmq):
+    for source in (Ready, Discard, Counting, CountedRmq, TimedGroup, WokenRmq):
         spark.dataSource.register(source)
     return spark

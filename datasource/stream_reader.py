@@ -65,6 +65,7 @@ from rmq_spark.store.units import QueueKey
 if TYPE_CHECKING:
     from rmq_spark.datasource.group_share import GroupShare
 
+_GROUP_LOOK_MS = 50.0  # between two looks at the consumer group while a trigger waits for a message
 _COUNTED = ', counted under "@".lost in the offset of this batch'
 _NOT_COUNTED = ', NOT counted under "@".lost: they went after the batch was planned, and its offset stands'
 
@@ -137,7 +138,17 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._idle_until_ms is not None:
             wait_ms = min(wait_ms, max(self._idle_until_ms - self._now_ms(), 0))
         until_ms = self._monotonic_ms() + wait_ms
-        has_come = wait_for_arrival(self._has_news, until_ms, self._monotonic_ms, self._sleep)
+        group_at_ms = until_ms - wait_ms
+
+        def has_news() -> bool:
+            # A look at a group costs ten times one at the log, and news of it are not so urgent.
+            nonlocal group_at_ms
+            if self._group is None or self._monotonic_ms() < group_at_ms:
+                return self._view.has_moved()
+            group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
+            return self._has_news()
+
+        has_come = wait_for_arrival(has_news, until_ms, self._monotonic_ms, self._sleep)
         return has_come or self._idle_until_ms is not None
 
     def _has_news(self) -> bool:

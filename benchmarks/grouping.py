@@ -1,0 +1,271 @@
+"""What a query costs as a member of its consumer group: while it is idle, when it wakes, and when it publishes.
+
+Idle and waking: a query that waits by `longPollingMs` against the same one that Spark asks again and again, at the rate
+of the default trigger. Processor time is that of the driver's JVM and of its Python workers, from /proc. A wake is the
+time from before another process sends a message until the source tells Spark of it; from there on Spark takes as long
+either way, and until `foreachBatch` has the row is for information. Publishing: what a trigger spends on
+the group, over what Spark spends on its own two commits (`walCommit` and `commitOffsets` of the same batches).
+"""
+
+import math
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from figures import Figure, ratio_figure, take_turns
+from plain_sources import read_noted
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from sample_stores import TOPIC, SampleStores, Shape
+
+import rmq_spark
+
+GROUP = "benchmark"
+MANY_QUEUES = 1000
+_LONG_POLLING = {"longPollingMs": "15s"}
+_POLLING = {"longPollingMs": "0"}
+_IDLE_SECONDS = 20.0  # of a turn; three make up a minute
+_SETTLE_SECONDS = 5.0
+_WAKES = 40  # of a turn
+_PAUSES_SECONDS = (0.3, 1.0)  # before a message: as many of them as of a trigger's phases
+_WARM_UP, _BATCHES = 15, 80  # micro-batches; Spark keeps the progress of the last 100
+_LIMIT_SECONDS = 120
+_SENDER = """
+import sys, time, rmq_spark
+with rmq_spark.open_store(sys.argv[1], flush="async") as store:
+    for line in sys.stdin:
+        begin = time.monotonic_ns()
+        store.send(sys.argv[2], line.strip(), queue_id=0)
+        print(begin, flush=True)
+"""
+
+
+def measure_groups(spark: SparkSession, stores: SampleStores, looks_file: Path, repeats: int) -> Iterable[Figure]:
+    """Yield the figures of an idle member, of waking it, and of publishing at 1,000 queues."""
+    turns = max(repeats // 2, 3)
+    store = stores.scratch("group") / "store"
+    with rmq_spark.open_store(str(store)) as writer:
+        writer.create_topic(TOPIC, 4)
+    queries = _Queries(spark, stores, store, looks_file)
+    polled, waited = take_turns(
+        turns, lambda: queries.idle_cpu_seconds(_POLLING), lambda: queries.idle_cpu_seconds(_LONG_POLLING)
+    )
+    minute = 60 / _IDLE_SECONDS
+    yield ratio_figure(
+        "processor time of an idle query, polled over longPollingMs=15s",
+        polled,
+        waited,
+        required=1.0,
+        note=f"{median(waited) * minute:.1f} s a minute, polled {median(polled) * minute:.1f}",
+        detail={"cpu_seconds": median(waited), "polled_cpu_seconds": median(polled)},
+    )
+    yield from _measure_wakes(queries, turns)
+    yield _measure_publishing(spark, stores, looks_file)
+
+
+def _measure_wakes(queries: "_Queries", turns: int) -> Iterator[Figure]:
+    wakes: dict[str, list[_Wakes]] = {"polled": [], "waited": []}
+
+    def measure(name: str, options: dict[str, str]) -> Callable[[], float]:
+        def run() -> float:
+            wakes[name].append(queries.wakes(options))
+            return 0.0
+
+        return run
+
+    take_turns(turns, measure("polled", _POLLING), measure("waited", _LONG_POLLING))
+    for until, required in (("its offset", 1.0), ("its row", None)):
+        seconds = [[turn.planned if required else turn.seen for turn in held] for held in wakes.values()]
+        for share in (0.50, 0.99):
+            turn_by_turn = ratio_figure("", *([_at(share, turn) for turn in held] for held in seconds))
+            polled, waited = (_at(share, [wake for turn in held for wake in turn]) for held in seconds)
+            yield Figure(
+                f"from a message to {until}, p{share * 100:.0f}, polled over longPollingMs=15s",
+                polled / waited,
+                turn_by_turn.low,
+                turn_by_turn.high,
+                required=required,
+                note=f"{waited * 1e3:.1f} ms, polled {polled * 1e3:.1f} ms; {turns * _WAKES} messages each",
+                detail={"seconds": waited, "polled_seconds": polled},
+            )
+
+
+class _Wakes(NamedTuple):
+    """Seconds from each message until the source told Spark of it, and until its row was there."""
+
+    planned: list[float]
+    seen: list[float]
+
+
+class _Queries:
+    """Streams of one store into `foreachBatch`, one at a time, each from a checkpoint of its own."""
+
+    def __init__(self, spark: SparkSession, stores: SampleStores, store: Path, looks_file: Path) -> None:
+        self._spark, self._stores, self._store, self._looks_file = spark, stores, store, looks_file
+        self._seen: dict[str, int] = {}
+        self._has_seen = threading.Condition()
+
+    def idle_cpu_seconds(self, options: dict[str, str]) -> float:
+        """Return the processor time of the driver and its workers in some seconds in which nothing comes."""
+        query = self._start(options)
+        try:
+            with _Sender(self._store) as sender:
+                self._wake(query, sender, "warm up")
+            time.sleep(_SETTLE_SECONDS)
+            driver = int(self._spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+            begin = _cpu_seconds(driver)
+            time.sleep(_IDLE_SECONDS)
+            _raise_failure(query)
+            return _cpu_seconds(driver) - begin
+        finally:
+            query.stop()
+
+    def wakes(self, options: dict[str, str]) -> _Wakes:
+        """Send messages, each to an idle query, and return how long they took."""
+        query, pauses, found = self._start(options), random.Random(1), _Wakes([], [])
+        try:
+            with _Sender(self._store) as sender:
+                for number in range(10):
+                    self._wake(query, sender, f"warm up {number}")
+                for number in range(_WAKES):
+                    time.sleep(pauses.uniform(*_PAUSES_SECONDS))
+                    planned, seen = self._wake(query, sender, f"{number}")
+                    found.planned.append(planned)
+                    found.seen.append(seen)
+                return found
+        finally:
+            query.stop()
+
+    def _start(self, options: dict[str, str]) -> StreamingQuery:
+        self._seen.clear()
+        self._looks_file.write_bytes(b"")
+        frame = (
+            self._spark.readStream.format("woken_rmq")
+            .options(**options, subscribe=TOPIC, columns="body", consumerGroup=GROUP, startingOffsets="latest")
+            .load(str(self._store))
+        )
+        stream = frame.writeStream.foreachBatch(self._note)
+        query = stream.option("checkpointLocation", str(self._stores.scratch("checkpoint"))).start()
+        _wait(query, lambda: query.lastProgress is not None)  # its first batch, which is empty, says where it begins
+        return query
+
+    def _note(self, batch: DataFrame, _: int) -> None:
+        rows, now_ns = batch.collect(), time.monotonic_ns()
+        with self._has_seen:
+            self._seen.update((bytes(row.body).decode(), now_ns) for row in rows)
+            self._has_seen.notify_all()
+
+    def _wake(self, query: StreamingQuery, sender: "_Sender", text: str) -> tuple[float, float]:
+        """Send a message and return the seconds until the source told Spark of it, and until its row is there."""
+        sent_ns = sender.send(text)
+        with self._has_seen:
+            if not self._has_seen.wait_for(lambda: text in self._seen, _LIMIT_SECONDS):
+                _raise_failure(query)
+                raise RuntimeError(f"the stream does not get on: {query.status}")
+        planned_ns = min(noted for noted in read_noted(self._looks_file) if noted > sent_ns)
+        return (planned_ns - sent_ns) / 1e9, (self._seen.pop(text) - sent_ns) / 1e9
+
+
+class _Sender:
+    """Another process that sends to the store."""
+
+    def __init__(self, store: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SENDER, str(store), TOPIC],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "_Sender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def send(self, text: str) -> int:
+        """Send a message; return when, in ns of the machine's monotonic clock."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{text}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+def _measure_publishing(spark: SparkSession, stores: SampleStores, looks_file: Path) -> Figure:
+    """Take a backlog one message at a time: each trigger publishes, and the file holds 1,000 offsets."""
+    shape = Shape(20 * MANY_QUEUES, queues=MANY_QUEUES)
+    store = SampleStores(stores.scratch("published")).path(shape)  # its own, for publishing writes to it
+    looks_file.write_bytes(b"")
+    options = {"subscribe": TOPIC, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1", "consumerGroup": GROUP}
+    query = (
+        spark.readStream.format("timed_group")
+        .options(**options)
+        .load(str(store))
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(stores.scratch("checkpoint")))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        _wait(query, lambda: query.lastProgress is not None and query.lastProgress["batchId"] >= _WARM_UP + _BATCHES)
+        durations = [one["durationMs"] for one in query.recentProgress if one["batchId"] > _WARM_UP]
+    finally:
+        query.stop()
+    spark_ms = [one["walCommit"] + one["commitOffsets"] for one in durations]
+    ours_ms = [spent_ns / 1e6 for spent_ns in read_noted(looks_file)[_WARM_UP:]]
+    shares = sorted(one / median(spark_ms) for one in ours_ms)
+    return Figure(
+        f"publishing at {MANY_QUEUES} queues, over Spark's own commit",
+        median(shares),
+        shares[0],
+        shares[-1],
+        required=0.5,
+        at_most=True,
+        note=f"{median(ours_ms):.1f} ms a trigger, Spark's commit {median(spark_ms):.0f} ms",
+        detail={"seconds": median(ours_ms) / 1e3, "spark_seconds": median(spark_ms) / 1e3},
+    )
+
+
+def _at(share: float, values: Sequence[float]) -> float:
+    """Return the smallest value that such a share of the values does not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def _cpu_seconds(process_id: int) -> float:
+    """Return the processor time of a process and all that it started, those that have ended too."""
+    parents, ticks = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            ticks[int(entry.name)] = sum(map(int, fields[11:15]))
+    family = [process_id]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
+
+
+def _wait(query: StreamingQuery, done: Callable[[], bool]) -> None:
+    give_up = time.perf_counter() + _LIMIT_SECONDS
+    while not done():
+        _raise_failure(query)
+        if time.perf_counter() > give_up:
+            raise RuntimeError(f"the stream does not get on: {query.status}")
+        time.sleep(0.05)
+
+
+def _raise_failure(query: StreamingQuery) -> None:
+    failure = query.exception()
+    if failure is not None:
+        raise failure
