@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import PurePath
 
+    from rmq_spark.store.commit.arguments import check_sent_topic
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
     from rmq_spark.store.commit.keys import CommitKey
     from rmq_spark.store.commit.message_store import MessageStore, SendResult
@@ -38,6 +39,7 @@ __all__ = [
     "StoreReader",
     "TaskStage",
     "abort_sink",
+    "check_sent_topic",
     "close",
     "commit_sink",
     "open_reader",
@@ -59,6 +61,7 @@ _HOMES = {
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
     "abort_sink": "rmq_spark.store.commit.sink",
+    "check_sent_topic": "rmq_spark.store.commit.arguments",
     "commit_sink": "rmq_spark.store.commit.sink",
 }
 
