@@ -4,16 +4,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rmq_spark.datasource.sink_options import SinkOptions
-from rmq_spark.store import CommitKey, StagedFile, abort_sink, commit_sink, open_reader, open_store
+from rmq_spark.store import (
+    CommitKey,
+    StagedFile,
+    abort_sink,
+    check_sent_topic,
+    commit_sink,
+    open_reader,
+    open_store,
+)
 
 
 def ensure_store(options: SinkOptions) -> str | None:
     """See that there is a store to write to, and make it where nothing is yet; return its id. Takes no lock.
 
     The id is None until one of our writers has appended. Raises StorePathError for a path that is something else, and
-    for one that cannot be written.
+    for one that cannot be written; OptionError for a topic that nobody may send to.
     """
     settings = options.sink_settings()
+    if options.topic is not None:
+        check_sent_topic(options.topic)
     open_store(
         settings.path,
         commit_log_path=settings.outbox.commit_log_path,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import PurePath
 
+    from rmq_spark.store.commit.arguments import check_sent_topic
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
     from rmq_spark.store.commit.keys import CommitKey
     from rmq_spark.store.commit.message_store import MessageStore, SendResult
@@ -53,6 +54,7 @@ __all__ = [
     "abort_sink",
     "check_consumer_group",
     "check_epochs",
+    "check_sent_topic",
     "close",
     "commit_sink",
     "find_beginnings",
@@ -88,6 +90,7 @@ _HOMES = {
     "abort_sink": "rmq_spark.store.commit.sink",
     "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
+    "check_sent_topic": "rmq_spark.store.commit.arguments",
     "commit_sink": "rmq_spark.store.commit.sink",
     "find_beginnings": "rmq_spark.store.group.beginnings",
     "group_lag": "rmq_spark.store.group.admin",

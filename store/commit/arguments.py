@@ -3,6 +3,7 @@
 Every function raises OptionError for what is not acceptable, with what was given and what is accepted.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -97,6 +98,12 @@ def check_topic(topic: object) -> str:
     return check_topic_name(topic)
 
 
+def check_sent_topic(topic: object) -> None:
+    """Raise for a topic that no producer may send to."""
+    if check_topic(topic) in CLOSED_TOPICS:
+        raise OptionError(f"topic {topic} is RocketMQ's own: nobody sends to it. Give a topic of yours.")
+
+
 def check_new_topic(topic: object, queues: object, perm: object) -> None:
     """Look at a topic that is to be made."""
     if check_topic(topic) in CLOSED_TOPICS:
@@ -114,9 +121,22 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
             row["properties"] = list(dict(properties).items())
         if isinstance(body, str):
             row["body"] = body.encode()
+        keys = row["keys"]
+        if isinstance(keys, list | tuple):
+            row["keys"] = " ".join(keys)  # as a client joins them: Message#setKeys
         return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
     except _NOT_ARROW as error:
-        raise OptionError(f"no message: {error}. {_TYPES_ARE} Nothing was appended.") from None
+        raise OptionError(f"no message: {_wrong_field(row)}{error}. {_TYPES_ARE} Nothing was appended.") from None
+
+
+def _wrong_field(row: Mapping[str, Any]) -> str:
+    """Return the name of the first field that is not of its type, with a colon, "" if it is none by itself."""
+    for name, kind in MESSAGE_TYPES.items():
+        try:
+            pa.array([row[name]], kind)
+        except _NOT_ARROW:
+            return f"{name}: "
+    return ""
 
 
 def messages_of(given: object, topic: str | None) -> pa.Table:

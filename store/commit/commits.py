@@ -114,6 +114,7 @@ class _Commit:
         self._rows = sum(file.rows for file in self._staged)
         self._bytes = sum(file.bytes for file in self._staged)
         self._digest = total_digest(self._staged)
+        self._has_warned = False
         self._roller = Roller(writer.root, writer.disk, writer.now_ms, options.chunk_bytes)
 
     def run(self) -> CommitTotals:
@@ -155,7 +156,16 @@ class _Commit:
         options = self._options
         rules = LedgerRules(options.on_conflict, options.on_gap, options.is_transaction)
         row = None if self._key.batch_id is None else self._roller.ledger.read(self._key.query_id)
-        return judge_batch(row, self._key, self._rows, self._digest, rules)
+        verdict = judge_batch(row, self._key, self._rows, self._digest, rules)
+        if row is None and self._key.batch_id and not options.is_transaction and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "rmq: %s is the first one of its query in the store at %s. If earlier ones were written here, the "
+                "store was emptied, or another folder is at this path now: they are missing",
+                self._key,
+                self._writer.root,
+            )
+        return verdict
 
     def _look_at_files(self, chunks: Iterator[EncodedRecords]) -> tuple[EncodedRecords | None, RmqError | None]:
         """Return the first chunk, read before the lock is asked for; or what is wrong with the files.

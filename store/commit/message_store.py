@@ -85,7 +85,7 @@ class MessageStore:
         body: bytes | str,
         *,
         tags: str | None = None,
-        keys: str | None = None,
+        keys: str | Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
         queue_id: int | None = None,
         sharding_key: str | None = None,

@@ -19,9 +19,11 @@ from rmq_spark.store.format.encoding import EncodedRecords, MessageEncoder
 from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.outgoing_bodies import BodyRules
 from rmq_spark.store.format.routing import QueueRouter
+from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.format.unique_ids import UniqueIds
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.segments import list_segments
+from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.topic_writer import TopicWriter
 
@@ -81,7 +83,9 @@ class Outbox:
         return self._settings.queue_count
 
     def _segment_bytes(self, root: str) -> int:
-        made = self._settings.sizes.segment_bytes
+        found = read_settings(root)
+        named = found.file_sizes if isinstance(found, StoreSettings) else {}
+        made = self._settings.sizes.or_those(named).segment_bytes
         is_there = bool(files.list_folder(files.join(root, filenames.COMMIT_LOG)))
         if not is_there and self._settings.commit_log_path is None:
             return made

@@ -1,18 +1,24 @@
-"""`rmq/settings.json`: which version of our own side files a store has, its id, and what retention may delete."""
+"""`rmq/settings.json`: version of our own side files, the store's id, what retention may delete, sizes of its files."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """A store's id, and the limits of its retention (ms, bytes of log), None for none."""
+    """A store's id, and the limits of its retention (ms, bytes of log), None for none.
+
+    `file_sizes` are those with which the store was made, by name: for whoever makes its first files. {} where a broker
+    made it.
+    """
 
     store_id: str
     retention_ms: int | None = None
     retention_bytes: int | None = None
+    file_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ def encode_settings(settings: StoreSettings) -> bytes:
         "storeId": settings.store_id,
         "retentionMs": settings.retention_ms,
         "retentionBytes": settings.retention_bytes,
+        "fileSizes": dict(settings.file_sizes),
     }
     return json.dumps(value, indent=2).encode() + b"\n"
 
@@ -39,6 +46,7 @@ def decode_settings(data: bytes) -> StoreSettings | OtherVersion:
     try:
         if value["v"] != VERSION:
             return OtherVersion(value["v"])
-        return StoreSettings(value["storeId"], value.get("retentionMs"), value.get("retentionBytes"))
-    except (KeyError, TypeError) as error:
+        sizes = {name: int(size) for name, size in value.get("fileSizes", {}).items()}
+        return StoreSettings(value["storeId"], value.get("retentionMs"), value.get("retentionBytes"), sizes)
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no settings of a store: {error}") from error

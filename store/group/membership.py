@@ -210,7 +210,9 @@ def conflict(me: Member, other: Member | None) -> str:
             "share queues must subscribe to the same, or messages would be missed. Make both the same, or give this "
             "one a consumerGroup of its own"
         )
-    if me.strategy != other.strategy:
+    # With config each member lists its own queues; whose lists overlap wait for each other.
+    list_their_own = me.strategy.startswith("config:") and other.strategy.startswith("config:")
+    if me.strategy != other.strategy and not list_their_own:
         return (
             f"this query has allocateStrategy={me.strategy}, the other one allocateStrategy={other.strategy}, and "
             "between two strategies queues would be nobody's. Make both the same"

@@ -56,6 +56,12 @@ class StoreFiles:
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
         self.note = nothing_written()
 
+    def use_sizes(self, sizes: FileSizes) -> None:
+        """Give files that are made from now on these sizes, where the store has none yet to learn them from."""
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.believe(self.note)
+
     def close(self) -> None:
         """Close every file; what is used again is opened again."""
         self.log_writer.close()

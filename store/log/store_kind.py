@@ -59,4 +59,7 @@ def _hint(root: str, entries: dict[str, bool]) -> str:
         return "The folder itself holds segments: give the folder above it."
     if not entries:
         return "The folder is empty."
-    return f"It holds: {', '.join(sorted(entries)[:8])}."
+    held = f"It holds: {', '.join(sorted(entries)[:8])}."
+    if entries.get(filenames.CONSUME_QUEUE):
+        return f"{held} If its log lies elsewhere (a broker's storePathCommitLog), name that folder with commitLogPath."
+    return held

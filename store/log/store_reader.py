@@ -244,6 +244,8 @@ class StoreReader:
         unknown column, OffsetRangeError for a range that is not there, DamageError, StoreChangedError; all rows
         yielded before are right.
         """
+        if isinstance(columns, str):
+            raise OptionError(f'columns="{columns}" is a text. Give a list of names, such as ["{columns}"].')
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
             raise OptionError(f"no such column: {', '.join(unknown)}. Columns are: {', '.join(COLUMNS)}.")
@@ -255,6 +257,10 @@ class StoreReader:
 
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:
         """Return the queue's files, None if only topics.json knows it."""
+        if not isinstance(key, QueueKey):
+            raise OptionError(
+                f'{key!r} is no queue. Give one of those that queues("orders") returns, or QueueKey("orders", 0).'
+            )
         found = self._topics.find(key)
         if found is None and key not in self._tail.faults and not self._topics.has(key):
             known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
@@ -301,6 +307,7 @@ class StoreReader:
         first = queue.first_from(self._log.segments.begin, units_end)
         held = QueueBounds(queue.offset_of(first, units_end), queue.offset_of(units_end, units_end))
         if begin < held.min_offset or end > held.max_offset:
+            held = self.bounds(key)  # of the whole queue: what was looked at ends where the range does
             raise OffsetRangeError(str(key), begin, end, held.min_offset, held.max_offset)
         return queue, units_end
 

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol
 
@@ -137,7 +137,8 @@ class StoreWriter:
         with self.section():
             held = check_settings(self.root)
             assert held is not None
-            write_settings(self.disk, self.root, StoreSettings(held.store_id, max_age_ms, max_bytes))
+            changed = replace(held, retention_ms=max_age_ms, retention_bytes=max_bytes)
+            write_settings(self.disk, self.root, changed)
 
     def _needed_from(self) -> Needed | None:
         """Return what a finisher needs from the least physical offset on, None if none needs any."""
@@ -182,7 +183,14 @@ class StoreWriter:
         self.disk.sync_folder(files.parent(self.root))
 
     def _make_settings(self) -> None:
-        """Mark the store as one that we write to, once. Sizes are for a broker that opens a store of our making."""
-        if check_settings(self.root) is None:
-            sizes = None if self._files.log.segments.size else self.settings.sizes
-            write_settings(self.disk, self.root, StoreSettings(uuid.uuid4().hex), sizes)
+        """Mark the store as one that we write to, once, and take over the sizes of files that it was made with.
+
+        Who makes a store says how large its files are, for all who write to it and for a broker that opens it.
+        """
+        held = check_settings(self.root)
+        if held is not None:
+            self._files.use_sizes(self.settings.sizes.or_those(held.file_sizes))
+            return
+        sizes = None if self._files.log.segments.size else self.settings.sizes
+        held = StoreSettings(uuid.uuid4().hex, file_sizes={} if sizes is None else sizes.by_name())
+        write_settings(self.disk, self.root, held, sizes)

@@ -248,6 +248,7 @@ def test_what_a_broker_may_have_overtaken_is_not_reported_and_abort_stays(
     writer = rmq_spark.open_store(str(store))
     records = records_of(writer, b"second")
     has_waited(writer, clock)
+    checkpoint = (store / "checkpoint").read_bytes()
     with starting_broker(store) as broker:
         owner = {"write": LogWriter, "note_logged": StoreFiles, "put": QueueWriter, "settle": Changes}[slow]
         name = "sync" if slow == "settle" else slow
@@ -269,6 +270,7 @@ def test_what_a_broker_may_have_overtaken_is_not_reported_and_abort_stays(
             write()
         assert line(broker) == "loaded", "the section has ended"
         assert (store / "abort").exists()
+        assert (store / "checkpoint").read_bytes() == checkpoint, "a broker has it mapped by then"
         monkeypatch.undo()
     clock.late_s = 0
     writer.send("t", b"third", queue_id=0)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import open_reader
+from rmq_spark.store import open_reader, open_store
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import DamageError, DiskFullError, OptionError, StorePathError
+from rmq_spark.store.errors import DamageError, DiskFullError, OffsetRangeError, OptionError, StorePathError
 from rmq_spark.store.format.checkpoint import decode_checkpoint
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
@@ -343,3 +343,42 @@ def test_a_new_store_says_what_a_broker_has_to_be_told_of_it(tmp_path: Path) -> 
         "maxIndexNum": "60",
         "messageIndexSafe": "true",
     }
+
+
+def test_who_makes_a_store_says_how_large_its_files_are_though_another_makes_the_first(tmp_path: Path) -> None:
+    with open_store(tmp_path, segment_bytes=1 << 16) as first:
+        first.create_topic("a")
+        first.set_retention(max_bytes=1 << 20)
+    with open_store(tmp_path) as second:
+        with pytest.raises(OptionError, match="takes 65"):
+            second.send("a", b"x" * 65_450)
+        second.send("a", b"x")
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    assert segment.stat().st_size == 1 << 16
+    assert "mappedFileSizeCommitLog=65536\n" in (tmp_path / "rmq" / "broker.conf").read_text()
+
+
+def test_a_range_that_is_not_there_is_refused_with_what_is(tmp_path: Path) -> None:
+    with open_store(tmp_path, segment_bytes=1 << 13) as store:
+        store.create_topic("a", 1)
+        for _ in range(20):
+            store.send("a", b"x" * 1000)
+        store.expire(max_bytes=2 << 13)
+        held = store.bounds("a")[0]
+    assert held.min_offset > 0
+    with open_reader(tmp_path) as reader:
+        for begin, end in ((0, 10), (-1, held.min_offset + 1), (held.min_offset, 100)):
+            with pytest.raises(OffsetRangeError) as caught:
+                next(reader.read(QueueKey("a", 0), begin, end, ["body"]))
+            assert (caught.value.min_offset, caught.value.max_offset) == (held.min_offset, held.max_offset)
+
+
+def test_a_reader_names_what_is_no_queue_and_what_is_no_list_of_columns(tmp_path: Path) -> None:
+    with open_store(tmp_path, segment_bytes=1 << 13) as store:
+        store.send("a", b"x")
+    with open_reader(tmp_path) as reader:
+        for call in (lambda: reader.bounds("a"), lambda: next(reader.read(("a", 0), 0, 1, ["body"]))):
+            with pytest.raises(OptionError, match="is no queue"):
+                call()
+        with pytest.raises(OptionError, match=r'columns="body" is a text. Give a list'):
+            next(reader.read(QueueKey("a", 0), 0, 1, "body"))

@@ -23,6 +23,7 @@ from rmq_spark.store.commit.message_store import MessageStore
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.units import QueueKey
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_bad_argument_of_opening_is_refused(tmp_path: Path, arguments: Any, sa
         {"topic": 5},
         {"tags": 5},
         {"tags": "a\ud800"},
-        {"keys": ["k", "l"]},
+        {"keys": ["k", 5]},
         {"properties": 5},
         {"properties": {"n": 1}},
         {"sharding_key": 7},
@@ -97,9 +98,15 @@ def test_a_bad_argument_of_opening_is_refused(tmp_path: Path, arguments: Any, sa
     ],
 )
 def test_an_argument_of_another_type_is_no_message(store: MessageStore, arguments: Any) -> None:
-    with pytest.raises(OptionError, match=r"^no message: .* Types are: topic string, .* Nothing was appended"):
+    with pytest.raises(OptionError, match=r"^no message: \w+: .* Types are: topic string, .* Nothing was appended"):
         store.send(**({"topic": "T", "body": "a"} | arguments))
     assert store.topics() == []
+
+
+def test_keys_may_be_a_list(store: MessageStore) -> None:
+    sent = store.send("T", "a", keys=["k", "l"])
+    with open_reader(store.path) as reader:
+        assert reader.find_key("T", "l") == [(QueueKey("T", sent.queue_id), sent.queue_offset)]
 
 
 @pytest.mark.parametrize(
