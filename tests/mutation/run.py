@@ -97,7 +97,12 @@ TARGETS = {
     "store/log/index_slots.py": _INDEX,
     "store/format/checkpoint.py": ["format/test_checkpoint_file.py"],
     "store/format/config_json.py": ["format/test_config_json.py", "format/test_fastjson.py"],
-    "store/format/watermark.py": ["store/test_recovery.py", "store/test_idle_reader.py", "store/test_store_writer.py"],
+    "store/format/watermark.py": [
+        "format/test_watermark.py",
+        "store/test_recovery.py",
+        "store/test_idle_reader.py",
+        "store/test_store_writer.py",
+    ],
 }
 
 
