@@ -47,3 +47,15 @@ def test_a_unit_that_recovery_would_not_take_is_not_written() -> None:
     units = units.copy()
     units["message_count"] = 0
     assert not is_written(units).any()
+
+
+def test_every_field_has_a_place_of_its_own() -> None:
+    # No two bytes are alike, and golden units have no tags.
+    written = encode_batch_units(
+        [0x0102030405060708], [0x090A0B0C], [0x0D0E0F1011121314], [0x15161718191A1B1C], [0x1D1E1F2021222324], [0x2526]
+    )
+    assert written == bytes(range(1, 0x27)) + b"\xff\xff\xff\xff" + bytes(4)
+    (unit,) = decode_batch_units(written)
+    assert unit.tolist() == (
+        0x0102030405060708, 0x090A0B0C, 0x0D0E0F1011121314, 0x15161718191A1B1C, 0x1D1E1F2021222324, 0x2526, -1, 0,
+    )  # fmt: skip

@@ -1,12 +1,17 @@
 """Config files of brokers: read into values, kept whole when they are written again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rmq_spark.store.format.config_json import (
+    PERM_INHERIT,
+    PERM_PRIORITY,
+    PERM_READ,
+    PERM_WRITE,
     ConsumerOffsets,
     DataVersion,
     DelayOffsets,
@@ -154,3 +159,53 @@ def test_new_files_are_what_they_say() -> None:
     assert decode_topics_file(encode_topics_file(topics)) == topics
     groups = GroupsFile({"G": GroupConfig("G", retry_max_times=3)})
     assert decode_groups_file(encode_groups_file(groups)) == groups
+
+
+def test_a_group_is_read_and_written_with_all_it_has() -> None:
+    # No value is RocketMQ's default, and no two of one kind are alike but for switches.
+    names = {
+        "consumeBroadcastEnable": False, "consumeEnable": False, "consumeFromMinEnable": False,
+        "consumeMessageOrderly": True, "notifyConsumerIdsChangedEnable": False, "brokerId": 7, "retryMaxTimes": 5,
+        "retryQueueNums": 3, "whichBrokerWhenConsumeSlowly": 9,
+    }  # fmt: skip
+    group = GroupConfig("g", False, False, False, True, 3, 5, 7, 9, False, {"more": 1})
+    whole = {
+        "dataVersion": {"counter": 3, "stateVersion": 1, "timestamp": 9},
+        "future": [1],
+        "subscriptionGroupTable": {"g": {**names, "groupName": "other", "more": 1}},
+    }
+    file = decode_groups_file(json.dumps(whole).encode())
+    assert file == GroupsFile({"g": group}, DataVersion(1, 3, 9), {"future": [1]})
+    whole["subscriptionGroupTable"]["g"]["groupName"] = "g"  # type: ignore[index]
+    assert json.loads(encode_groups_file(file)) == whole
+
+
+@pytest.mark.parametrize("field", [
+    "consume_enable", "consume_from_min_enable", "consume_broadcast_enable", "consume_message_orderly",
+    "notify_consumer_ids_changed_enable",
+])  # fmt: skip
+def test_each_switch_of_a_group_has_a_name_of_its_own(field: str) -> None:
+    usual = GroupConfig("g")
+    turned = replace(usual, **{field: not getattr(usual, field)})  # type: ignore[arg-type]
+    word = field.replace("_", "").lower()
+    table = json.loads(encode_groups_file(GroupsFile({"g": turned})))["subscriptionGroupTable"]["g"]
+    before = json.loads(encode_groups_file(GroupsFile({"g": usual})))["subscriptionGroupTable"]["g"]
+    assert [name.lower() for name in table if table[name] != before[name]] == [word]
+    assert decode_groups_file(encode_groups_file(GroupsFile({"g": turned}))).groups["g"] == turned
+
+
+def test_offset_files_are_read_and_written_with_all_they_have() -> None:
+    version = {"counter": 3, "stateVersion": 1, "timestamp": 9}
+    whole = {"dataVersion": version, "future": [1], "groupTopicMap": {"g": ["T"]}, "offsetTable": {"T@g": {"0": 5}}}
+    offsets = decode_consumer_offsets(json.dumps(whole).encode())
+    assert offsets == ConsumerOffsets({"T@g": {0: 5}}, DataVersion(1, 3, 9), {"future": [1]})
+    assert json.loads(encode_consumer_offsets(offsets)) == whole
+    del whole["groupTopicMap"]
+    whole["offsetTable"] = {"1": 7}
+    delays = decode_delay_offsets(json.dumps(whole).encode())
+    assert delays == DelayOffsets({1: 7}, DataVersion(1, 3, 9), {"future": [1]})
+    assert json.loads(encode_delay_offsets(delays)) == whole
+
+
+def test_permissions_are_rocketmqs_bits() -> None:
+    assert (PERM_PRIORITY, PERM_READ, PERM_WRITE, PERM_INHERIT) == (8, 4, 2, 1)  # PermName

@@ -1,10 +1,12 @@
 """The units of one queue: where the written ones end, by whichever way it is looked for."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.batch_unit import BATCH_UNIT, encode_batch_units
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT, encode_blank_fill, encode_units
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
@@ -44,3 +46,34 @@ def test_fill_counts_as_written_and_as_before_every_message(tmp_path: Path) -> N
     assert queue.first_from(0, 5) == 3
     queue.refuse_hole_before(3, 0)
     assert queue.first_from(50, 5) == 4
+
+
+@pytest.mark.parametrize("kind", [ConsumeQueue, BatchConsumeQueue])
+def test_units_come_with_every_field_whole_or_in_part(tmp_path: Path, kind: type[ConsumeQueue]) -> None:
+    places, sizes, codes = [0, 110, 230], [110, 120, 130], [7, -8, 9]
+    if kind is BatchConsumeQueue:
+        data = encode_batch_units(places, sizes, codes, [1, 2, 3], [0, 2, 5], [2, 3, 4])
+    else:
+        data = encode_units(places, sizes, codes)
+    units = kind(KEY, put(tmp_path, data, kind.layout.itemsize)).read(0, 3)
+    for found, first in ((units, 0), (units.part(1, 3), 1)):
+        assert found.physical_offsets.tolist() == places[first:]
+        assert found.sizes.tolist() == sizes[first:]
+        assert found.tags_codes.tolist() == codes[first:]
+        assert found.queue_offsets.tolist() == ([0, 2, 5] if kind is BatchConsumeQueue else [0, 1, 2])[first:]
+        counts = found.message_counts
+        assert (None if counts is None else counts.tolist()) == ([2, 3, 4][first:] if counts is not None else None)
+    assert (units.message_counts is None) == (kind is ConsumeQueue)
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "is_hole"), [(0, 100, False), (399, 100, False), (400, 100, True), (0, 0, True)]
+)
+def test_what_stands_before_the_first_readable_unit_has_expired_with_the_log(
+    tmp_path: Path, place: int, size: int, is_hole: bool
+) -> None:
+    data = encode_units([place, 400], [size, 100], [0, 0])
+    queue = ConsumeQueue(KEY, put(tmp_path, data, QUEUE_UNIT.itemsize))
+    expected = pytest.raises(DamageError, match="the last unit before those") if is_hole else nullcontext()
+    with expected:
+        queue.refuse_hole_before(1, 400)
