@@ -1,16 +1,21 @@
 """Fixtures that every test may use. One Spark for the whole run: starting it takes seconds."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
+
+settings.register_profile("usual", deadline=None)  # a busy machine is no bug
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
 @pytest.fixture(scope="session")

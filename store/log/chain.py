@@ -201,7 +201,7 @@ class Chain:
         if not newer.any():
             self._refuse_early_end(checkpoint)
             return
-        if self.is_all_that_was_known(checkpoint, last_indexed):
+        if self.is_all_that_was_known(checkpoint, last_indexed) or self._ends_before_torn(checkpoint, last_indexed):
             return
         segment = self._log.segments.holding(self.end)
         found = self._log.record_at(self.end)
@@ -214,6 +214,18 @@ class Chain:
             "a record",
             why,
         )
+
+    def _ends_before_torn(self, checkpoint: Checkpoint, last_indexed: Callable[[], int]) -> bool:
+        """End before a record of which a power cut left the head alone, if who closed the store ended there too.
+
+        Its unit may have outlived the power cut, so it is one of the chain.
+        """
+        before = self.end, self.refused_ms, self.unitless
+        self._cut_torn(checkpoint.logics_msg_timestamp)
+        if self.end < before[0] and self.is_all_that_was_known(checkpoint, last_indexed):
+            return True
+        self.end, self.refused_ms, self.unitless = before
+        return False
 
     def _refuse_early_end(self, checkpoint: Checkpoint) -> None:
         """The checkpoint of a store closed in order names the time of its last message that has a unit.

@@ -274,3 +274,12 @@ def test_a_header_comes_back_as_it_was_written() -> None:
     header = IndexHeader(1, 2, 3, 4, 5, 6)
     assert decode_header(encode_header(header)) == header
     assert decode_header(encode_header(header)[:39]) == IndexHeader()
+
+
+def test_a_file_that_is_begun_behind_another_starts_where_that_one_ended() -> None:
+    shape = IndexShape(5, 10)
+    buffer = np.zeros(shape.file_bytes, np.uint8)
+    IndexFileWriter(buffer, shape, IndexHeader(11, 22, 33, 44, 5, 6))
+    begun = decode_header(buffer[:40].tobytes())
+    assert (begun.begin_timestamp, begun.end_timestamp) == (22, 22)
+    assert (begun.begin_physical_offset, begun.end_physical_offset) == (44, 44)

@@ -188,3 +188,18 @@ def test_a_head_that_is_not_as_its_unit_promised_is_named_by_the_field(
         RecordHeads(run_of(changed, record))
     assert caught.value.what == f"the record's {what}"
     assert (caught.value.expected, caught.value.found) == (expected, found)
+
+
+def test_the_head_of_a_run_is_its_first_records_whole() -> None:
+    numbers = np.arange(5, dtype=np.int64)
+    run = RecordRun(
+        np.arange(9, dtype=np.uint8), numbers, numbers + 10, numbers + 20, numbers + 30, "T", 7, numbers + 40
+    )
+    head = run.head(2)
+    assert head.buffer is run.buffer
+    assert (head.topic, head.queue_id, len(head)) == ("T", 7, 2)
+    columns = (head.positions, head.sizes, head.physical_offsets, head.queue_offsets, head.message_counts)
+    assert [None if column is None else column.tolist() for column in columns] == [
+        [0, 1], [10, 11], [20, 21], [30, 31], [40, 41],
+    ]  # fmt: skip
+    assert replace(run, message_counts=None).head(1).message_counts is None

@@ -2,6 +2,7 @@
 
 _SLOW = "the quick way is not taken then, and the other way gives the same rows"
 _EMPTY = "nothing has no wrong value"
+_AFTER = "this value is taken, and altered, by itself"
 _TYPES = "of the defaults only the types are looked at"
 _ALIKE = "always the same bytes: all bits are set, or none"
 
@@ -11,6 +12,13 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("store/format/record_cut.py", "read: cut_records: sys_flag wrong"): _SLOW,
     ("store/format/batch_unit.py", "byte order: module: compacted_offset"): _ALIKE,
     ("store/format/batch_unit.py", "byte order: module: reserved"): _ALIKE,
+    ("store/format/batch_body.py", "byte order: module: magic"): _ALIKE,
+    ("store/format/batch_body.py", "byte order: module: body_crc"): _ALIKE,
+    ("store/format/config_json.py", "read: _read_file: the name dataVersion (5)"): "a word for people, in errors",
+    ("store/format/watermark.py", "write: encode_slot: last_head wrong, by its key"): _AFTER,
+    ("store/format/watermark.py", "read: _decode_slot: last_head wrong, by its key"): _AFTER,
+    ("store/format/watermark.py", "read: _decode_slot: dirty wrong, by its key"): _AFTER,
+    ("store/format/watermark.py", "read: _decode_slot: index wrong, by its key"): _AFTER,
     ("store/format/unit_ext.py", "byte order: encode_end_of_file: big"): _ALIKE,
     ("store/format/config_json.py", 'read: decode_topics_file: argument of TopicConfig 0: ""'): _TYPES,
     ("store/format/config_json.py", 'read: decode_groups_file: argument of GroupConfig 0: ""'): _TYPES,

@@ -60,6 +60,19 @@ def holed(truncated: Path, tmp_path: Path) -> Path:
     return truncated
 
 
+@pytest.fixture
+def torn(holed: Path, tmp_path: Path) -> Path:
+    """The same, but the power cut left the first later record's head and took the second one."""
+    with open_reader(str(tmp_path / "later")) as reader:
+        reader.refresh()
+        first, second = (reader.proof(QueueKey("T", queue), KEEPS // 2).physical_offset for queue in range(2))
+    whole = (tmp_path / "later" / "commitlog" / "00000000000000000000").read_bytes()
+    with (holed / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(first)
+        file.write(whole[first : first + 92].ljust(second - first + 100, b"\0"))
+    return holed
+
+
 def bounds(store: Path) -> list[QueueBounds]:
     with open_reader(str(store)) as reader:
         reader.refresh()
@@ -130,3 +143,18 @@ def test_a_checkpoint_that_knows_more_says_that_it_is_damage(truncated: Path, tm
     shutil.copy(tmp_path / "later" / "checkpoint", truncated / "checkpoint")
     with pytest.raises(DamageError, match="checkpoint names one stored at"):
         bounds(truncated)
+
+
+def test_newer_records_behind_a_head_and_a_hole_are_none_if_nobody_knew_of_them(torn: Path) -> None:
+    assert bounds(torn) == [QueueBounds(0, 3), QueueBounds(0, 3)]
+    append(torn, KEEPS, 8, 1_700_000_009_000)
+    assert bounds(torn) == [QueueBounds(0, 4), QueueBounds(0, 4)]
+
+
+def test_newer_records_behind_a_head_and_a_hole_are_damage_if_the_index_knows_of_them(
+    torn: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(torn / "index")
+    shutil.copytree(tmp_path / "later" / "index", torn / "index")
+    with pytest.raises(DamageError, match="newer messages follow"):
+        bounds(torn)
