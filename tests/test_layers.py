@@ -34,6 +34,7 @@ LAYERS = {
     "log": "store.log",
     "commit": "store.commit",
     "group": "store.group",
+    "delivery": "store.delivery",
     "door": "store",
     "testing": "store.testing",
     "plan": "datasource",
@@ -48,7 +49,9 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 # module touches the machine, the clock's neighbours or chance.
 ONLY = {
     "numpy": "store",
-    "pyarrow": "=store store.format store.log store.commit store.group store.testing datasource group_listeners",
+    "pyarrow": (
+        "=store store.format store.log store.commit store.group store.delivery store.testing datasource group_listeners"
+    ),
     "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop",
     "hypothesis": "store.testing",
     "random": "store.testing",
@@ -65,7 +68,7 @@ ONLY = {
     "threading": "datasource group_listeners store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
-    "json": "store.format store.commit store.group store.testing datasource group_listeners stop",
+    "json": "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop",
 }
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from rmq_spark.store.errors import DamageError, OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import EncodedRecords
-from rmq_spark.store.format.record import BLANK_BYTES, RECORD_HEAD, Blank, Record, Torn
+from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
+from rmq_spark.store.format.whole_records import born_host_shift
 from rmq_spark.store.log.placement import place_records
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, Needed, expire
@@ -34,7 +35,8 @@ MAX_SECTION_BYTES = 64 << 20  # of log: bounds how long others wait for the lock
 _FIELDS: Any = RECORD_HEAD.fields
 _QUEUE_OFFSET_AT = _FIELDS["queue_offset"][1]
 _PHYSICAL_OFFSET_AT = _FIELDS["physical_offset"][1]
-_STORE_TIMESTAMP_AT = _FIELDS["store_timestamp"][1]  # behind a born host of IPv4, which the encoder writes
+_SYS_FLAG_LOW_AT = _FIELDS["sys_flag"][1] + 3  # the byte with the bits for hosts
+_STORE_TIMESTAMP_AT = _FIELDS["store_timestamp"][1]  # behind a born host of IPv4
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +264,13 @@ def _fill_in(records: EncodedRecords, offsets: NDArray[np.int64], places: NDArra
     if size * len(records) == len(records.data) and (records.sizes == size).all():
         # Records of one size are rows of a matrix: no need to look each one up.
         heads: NDArray[np.void] = np.ndarray((len(records),), RECORD_HEAD, records.data, strides=(size,))
-        heads["queue_offset"], heads["physical_offset"], heads["store_timestamp"] = offsets, places, time_ms
-        return
+        if not (heads["sys_flag"] & BORN_HOST_V6).any():
+            heads["queue_offset"], heads["physical_offset"], heads["store_timestamp"] = offsets, places, time_ms
+            return
     positions = np.cumsum(records.sizes) - records.sizes
     numbers: NDArray[np.int64] = np.ndarray((len(records.data) - 7,), ">i8", records.data, strides=(1,))
     numbers[positions + _QUEUE_OFFSET_AT] = offsets
     numbers[positions + _PHYSICAL_OFFSET_AT] = places
-    numbers[positions + _STORE_TIMESTAMP_AT] = time_ms
+    # The encoder writes born hosts of IPv4; records that are made again keep theirs, and one of IPv6 is longer.
+    shifts = born_host_shift(records.data[positions + _SYS_FLAG_LOW_AT])
+    numbers[positions + shifts + _STORE_TIMESTAMP_AT] = time_ms

@@ -1,0 +1,159 @@
+"""Records made again by columns are those that are made again one by one, whatever their kind."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.message_columns import RowFault, Topics
+from rmq_spark.store.format.properties import parse
+from rmq_spark.store.format.rebuilt_records import rebuild_records
+from rmq_spark.store.format.record import Record, decode_record, encode_record
+from rmq_spark.store.format.record_columns import NotWholeError
+from rmq_spark.store.format.whole_records import WholeRecords, are_whole
+from rmq_spark.store.testing.rebuild_twin import rebuild_one
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.strategies import inner_batches, messages, property_texts
+
+TARGETS = ("orders", "%RETRY%billing", "T" * 127, "%RETRY%" + "g" * 121, "%DLQ%" + "g" * 250, "标签")
+HOSTS = (Host("10.1.2.3", 54321), Host("2001:db8::1", 10911))
+
+
+def _record(message: SampleMessage) -> bytes:
+    return encode_record(message.as_record(queue_offset=7, physical_offset=4711, store_timestamp=1_700_000_000_000))
+
+
+def _buffer(records: list[bytes], gap: bytes = b"") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    begins, data = [], b""
+    for record in records:
+        data += gap
+        begins.append(len(data))
+        data += record
+    positions = np.array(begins, np.int64)
+    return np.frombuffer(data, np.uint8), positions, positions + [len(record) for record in records]
+
+
+def _topics(names: list[str]) -> Topics:
+    distinct = tuple(dict.fromkeys(names))
+    if len(distinct) == 1:
+        return Topics(distinct, None)
+    return Topics(distinct, np.array([distinct.index(name) for name in names], np.int64))
+
+
+@st.composite
+def _cases(draw: st.DrawFn):
+    names = st.sampled_from(["SCHEDULE_TOPIC_XXXX", "a", "R" * 127, "%RETRY%" + "r" * 200])
+    one = names.flatmap(lambda name: st.one_of(messages(name, 3), messages(name, 3), inner_batches(name, 3)))
+    found = draw(st.lists(one, min_size=1, max_size=12))
+    if draw(st.booleans()):  # all alike, which takes other ways through the columns
+        found = found[:1] * draw(st.integers(1, 20))
+    count = len(found)
+    targets = draw(st.lists(st.sampled_from(TARGETS), min_size=count, max_size=count))
+    if draw(st.booleans()):
+        targets = targets[:1] * count
+    queue_ids = draw(st.lists(st.sampled_from([0, 1, 17, 2**31 - 1]), min_size=count, max_size=count))
+    texts = draw(st.none() | st.lists(property_texts(), min_size=count, max_size=count))
+    times = draw(st.none() | st.lists(st.integers(-(2**31), 2**31 - 1), min_size=count, max_size=count))
+    return [_record(one) for one in found], targets, queue_ids, texts, times, draw(st.sampled_from([b"", b"\xff" * 5]))
+
+
+@given(_cases())
+def test_records_made_again_together_are_those_made_again_one_by_one(case):
+    records, targets, queue_ids, texts, times, gap = case
+    made = rebuild_records(
+        *_buffer(records, gap),
+        topics=_topics(targets),
+        queue_ids=np.array(queue_ids, np.int64),
+        properties=None if texts is None else pa.array(texts, pa.binary()),
+        reconsume_times=None if times is None else np.array(times, np.int64),
+    )
+    twins = [
+        rebuild_one(
+            record, topic, queue_id, None if texts is None else texts[row], None if times is None else times[row]
+        )
+        for row, (record, topic, queue_id) in enumerate(zip(records, targets, queue_ids, strict=True))
+    ]
+    ends = np.cumsum(made.sizes).tolist()
+    view = made.data.tobytes()
+    assert [view[begin:end] for begin, end in zip([0, *ends], ends, strict=False)] == [twin.data for twin in twins]
+    assert [made.queues[number] for number in made.queue_numbers] == [twin.queue for twin in twins]
+    assert len(set(made.queues)) == len(made.queues)
+    assert made.tags_codes.tolist() == [twin.tags_code for twin in twins]
+    keys = [(row, key) for row, twin in enumerate(twins) for key in twin.key_hashes]
+    assert list(zip(made.key_rows.tolist(), made.key_hashes.tolist(), strict=True)) == keys
+    made.data[:] = 0  # the appender writes into it
+
+
+@given(_cases(), st.data())
+def test_whole_is_what_the_slow_decoder_takes(case, data):
+    record = bytearray(case[0][0])
+    for _ in range(data.draw(st.integers(0, 2))):
+        place = data.draw(st.one_of(st.integers(0, len(record) - 1), st.integers(0, min(len(record), 120) - 1)))
+        record[place] = data.draw(st.integers(0, 255))
+    records = [bytes(record), *case[0]]
+    buffer, positions, ends = _buffer(records)
+    cut = data.draw(st.integers(0, len(record)))
+    ends[0] = positions[0] + cut
+
+    def is_one(begin: int, end: int) -> bool:
+        found = decode_record(buffer[begin:end].tobytes())
+        return isinstance(found, Record) and found.total_size == end - begin
+
+    expected = [is_one(begin, end) for begin, end in zip(positions.tolist(), ends.tolist(), strict=True)]
+    assert are_whole(buffer, positions, ends).tolist() == expected
+
+
+def test_the_parts_of_records_of_all_kinds_are_found():
+    kinds = [
+        SampleMessage("orders", 5, b"body", tags="a", born_host=born, store_host=stored, reconsume_times=4)
+        for born in HOSTS
+        for stored in HOSTS
+    ]
+    records = [decode_record(_record(kind)) for kind in kinds]
+    found = WholeRecords.of(*_buffer([_record(kind) for kind in kinds]))
+    for name in ("queue_id", "store_timestamp", "reconsume_times", "body_crc", "born_timestamp", "sys_flag"):
+        assert found.field(name).tolist() == [getattr(record, name) for record in records], name
+    assert found.topics().to_pylist() == [b"orders"] * 4
+    assert [parse(text) for text in found.texts().to_pylist()] == [{"TAGS": "a"}] * 4
+    assert found.pairs().column("TAGS").to_pylist() == ["a"] * 4
+
+
+def test_nothing_made_again_is_nothing():
+    none = np.zeros(0, np.int64)
+    made = rebuild_records(np.zeros(0, np.uint8), none, none, topics=Topics(("a",), None), queue_ids=none)
+    assert len(made) == 0
+    assert made.queues == ()
+
+
+def test_what_is_no_record_is_named_by_its_row():
+    records = [_record(SampleMessage("a")), b"\x00" * 100, _record(SampleMessage("a"))]
+    with pytest.raises(NotWholeError) as caught:
+        rebuild_records(*_buffer(records), topics=Topics(("a",), None), queue_ids=np.zeros(3, np.int64))
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("size", [32767, 32768])
+def test_properties_that_no_record_has_room_for_are_refused_with_their_row(size):
+    records = [_record(SampleMessage("a"))] * 2
+    texts = pa.array([b"", b"x" * size], pa.binary())
+
+    def rebuild():
+        zeros = np.zeros(2, np.int64)
+        return rebuild_records(*_buffer(records), topics=Topics(("a",), None), queue_ids=zeros, properties=texts)
+
+    if size == 32767:
+        assert len(rebuild()) == 2
+        return
+    with pytest.raises(RowFault, match="properties take 32768 bytes, a record has room for 32767") as caught:
+        rebuild()
+    assert caught.value.row == 1
+
+
+def test_a_topic_that_no_record_has_room_for_is_refused_with_its_row():
+    records = [_record(SampleMessage("a"))] * 2
+    topics = Topics(("a", "t" * 256), np.array([0, 1]))
+    with pytest.raises(RowFault, match="256 bytes, a record has room for 255") as caught:
+        rebuild_records(*_buffer(records), topics=topics, queue_ids=np.zeros(2, np.int64))
+    assert caught.value.row == 1

@@ -1,0 +1,78 @@
+"""Originals by their places: the records of the log, whatever the order, and an answer for what is none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_spark.store.delivery import originals
+from rmq_spark.store.delivery.originals import read_originals
+from rmq_spark.store.format.record import encode_record
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.testing.row_twin import walk_records
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Messages of many lengths in several segments, one longer than what is read of a record at first."""
+    root = tmp_path_factory.mktemp("originals") / "store"
+    sizes = [3, 40, 7000, 0, 200, 9000, 1, 1, 30_000, 5]
+    messages = [SampleMessage("T", number % 3, b"b" * sizes[number % len(sizes)]) for number in range(40)]
+    build_store(root, messages, segment_bytes=65_536, queue_file_bytes=1000)
+    return root
+
+
+def _found(root: Path, places: list[int], sizes: list[int] | None = None) -> list[bytes | None]:
+    log = CommitLog((str(root / "commitlog"),), mapped=False)
+    try:
+        wanted = None if sizes is None else np.array(sizes, np.int64)
+        found = read_originals(log, np.array(places, np.int64), wanted)
+    finally:
+        log.close()
+    each = zip(found.positions.tolist(), found.ends.tolist(), found.is_whole.tolist(), strict=True)
+    return [found.data[begin:end].tobytes() if whole else None for begin, end, whole in each]
+
+
+@pytest.mark.parametrize("gap_bytes", [0, 16 << 10])
+def test_records_come_in_the_order_in_which_they_were_asked_for(store, monkeypatch, gap_bytes):
+    monkeypatch.setattr(originals, "_GAP_BYTES", gap_bytes)
+    records = list(walk_records(store))
+    chosen = [records[at] for at in (39, 0, 5, 5, 8, 17, 3, 38)]
+    places = [record.physical_offset for record in chosen]
+    assert _found(store, places) == [encode_record(record) for record in chosen]
+    assert _found(store, places, [record.total_size for record in chosen]) == _found(store, places)
+
+
+def test_what_is_read_at_once_is_bounded(store, monkeypatch):
+    monkeypatch.setattr(originals, "_RUN_BYTES", 10_000)
+    records = list(walk_records(store))
+    assert _found(store, [one.physical_offset for one in records]) == [encode_record(one) for one in records]
+
+
+def test_places_without_a_record_are_told(store):
+    first, second = list(walk_records(store))[:2]
+    places = [-1, first.physical_offset, 1, 88, 10**12, 2**63 - 1, second.physical_offset]
+    expected = [None, encode_record(first), None, None, None, None, encode_record(second)]
+    assert _found(store, places) == expected
+    assert _found(store, []) == []
+
+
+def test_a_record_of_another_length_than_its_unit_says_is_none(store):
+    first, second = list(walk_records(store))[:2]
+    places = [first.physical_offset, second.physical_offset]
+    assert _found(store, places, [first.total_size + 1, second.total_size]) == [None, encode_record(second)]
+    assert _found(store, places, [2**40, -5]) == [None, None]
+
+
+@given(st.data())
+def test_no_place_raises(store, data):
+    records = list(walk_records(store))
+    there = {record.physical_offset: encode_record(record) for record in records}
+    end = records[-1].physical_offset + records[-1].total_size
+    place = st.one_of(st.sampled_from(sorted(there)), st.integers(-10, end + 70_000), st.integers(-(2**63), 2**63 - 1))
+    places = data.draw(st.lists(place, max_size=30))
+    assert _found(store, places) == [there.get(place) for place in places]
