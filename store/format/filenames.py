@@ -35,7 +35,9 @@ MAX_OFFSET = 2**63 - 1  # a broker reads a segment's name as a Java long
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 LIGHT_QUEUE_PREFIX = "%LMQ%"
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where messages with a delay level wait, one queue a level
+TIMER_TOPIC = "rmq_sys_wheel_timer"  # where messages wait that are to be delivered at a time (5.x)
+WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 AUTO_CREATE_TOPIC = "TBW102"
 
 MAX_TOPIC_CHARS = 127  # a record of version 1 keeps the length in one signed byte

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.format.filenames import SCHEDULE_TOPIC, check_topic_name
+from rmq_spark.store.format.filenames import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic_name
 from rmq_spark.store.format.ragged import Bytes, Positions
 from rmq_spark.store.format.text_hashes import TextHashes
 
@@ -24,7 +24,7 @@ CLOSED_TOPICS = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
-        "rmq_sys_wheel_timer",
+        TIMER_TOPIC,
     }
 )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.java import string_hash
@@ -24,11 +25,9 @@ from rmq_spark.store.format.record import (
     MAGIC_V2,
     MIN_RECORD_BYTES,
     RECORD_HEAD,
-    Record,
-    decode_record,
 )
 from rmq_spark.store.format.shaped_properties import ShapedPairs
-from rmq_spark.store.format.tags_code import tags_code_of
+from rmq_spark.store.format.tags_code import DELAY, level_of
 
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _FIELDS = ("queue_id", "queue_offset", "physical_offset", "store_timestamp", "body_size")
@@ -80,10 +79,17 @@ def walk_records(data: bytes) -> tuple[Positions, int]:
     return np.array(positions, np.int64), position
 
 
-def split_records(data: bytes, positions: Positions, end: int, physical_offset: int) -> RecordColumns:
+def split_records(
+    data: bytes,
+    positions: Positions,
+    end: int,
+    physical_offset: int,
+    levels: DelayLevels = DEFAULT_DELAY_LEVELS,
+) -> RecordColumns:
     """Return the columns of the records at `positions`, the last of which ends at `end`, as `walk_records` says.
 
-    `physical_offset` is that of the first byte of `data`. Raises NotWholeError for the first record of a kind of fault.
+    `physical_offset` is that of the first byte of `data`, `levels` the store's table of delay levels. Raises
+    NotWholeError for the first record of a kind of fault.
     """
     buffer = np.frombuffer(data, np.uint8)
     ends = np.append(positions[1:], end)
@@ -105,10 +111,11 @@ def split_records(data: bytes, positions: Positions, end: int, physical_offset: 
     shaped = ShapedPairs.of(texts)
     pairs = PropertyPairs.split(texts) if shaped is None else shaped
     tags_codes = Texts.of(pairs.column(TAGS)).hashes.java().view(np.int32).astype(np.int64)
-    for row in np.flatnonzero(topic_numbers == topics.index(SCHEDULE_TOPIC)) if SCHEDULE_TOPIC in topics else ():
-        record = decode_record(data[positions[row] : ends[row]])
-        assert isinstance(record, Record), record
-        tags_codes[row] = tags_code_of(record)
+    if SCHEDULE_TOPIC in topics:
+        waiting = np.flatnonzero(topic_numbers == topics.index(SCHEDULE_TOPIC))
+        delays_ms = _delays_ms(pairs, waiting, levels)
+        waiting, delays_ms = waiting[delays_ms >= 0], delays_ms[delays_ms >= 0]
+        tags_codes[waiting] = found["store_timestamp"][waiting] + delays_ms
     key_rows, key_hashes = _keys(pairs, topics, topic_numbers)
     return RecordColumns(
         places=found["physical_offset"],
@@ -156,6 +163,15 @@ def _topics(names: pa.BinaryArray) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     numbers: dict[str, int] = {}  # two names may read alike, where they are no UTF-8
     by_name = np.array([numbers.setdefault(name, len(numbers)) for name in read], np.int64)
     return tuple(numbers), by_name[encoded.indices.to_numpy()]
+
+
+def _delays_ms(pairs: ShapedPairs | PropertyPairs, rows: NDArray[np.intp], levels: DelayLevels) -> NDArray[np.int64]:
+    """Return after how long messages of some rows are due; -1 for one that names no delay level."""
+    texts = pairs.column(DELAY).take(pa.array(rows)).fill_null("").dictionary_encode()
+    named = [levels.clamp(level_of(text)) for text in texts.dictionary.to_pylist()]
+    delays_ms = np.array([levels.due_after_ms(level) if level else -1 for level in named], np.int64)
+    of_rows: NDArray[np.int64] = delays_ms[texts.indices.to_numpy()]
+    return of_rows
 
 
 def _keys(

@@ -100,7 +100,7 @@ def log_blocks(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOC
             data = store.log.bytes_at(place, record.total_size)
             positions, size = np.zeros(1, np.int64), record.total_size
         try:
-            records = split_records(data, positions, size, place)
+            records = split_records(data, positions, size, place, store.levels)
         except NotWholeError as fault:
             bad = place + int(positions[fault.row])
             raise _no_record(store, bad, store.log.record_at(bad)) from fault

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rmq_spark.store.errors import DamageError, OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import EncodedRecords
+from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.whole_records import born_host_shift
 from rmq_spark.store.log.placement import place_records
@@ -240,15 +241,17 @@ class Section:
         places: NDArray[np.int64],
         time_ms: int,
     ) -> None:
+        tags_codes, first = records.tags_codes[order], 0
+        counts = np.bincount(records.queue_numbers, minlength=len(records.queues)).tolist()
+        for key, count in zip(records.queues, counts, strict=True):
+            if key.topic == SCHEDULE_TOPIC:
+                tags_codes[first : first + count] = time_ms + self._due_after_ms(key.queue_id)
+            first += count
         units = NewUnits(
-            places[order],
-            records.sizes[order],
-            records.tags_codes[order],
-            offsets[order],
-            np.full(len(records), time_ms),
+            places[order], records.sizes[order], tags_codes, offsets[order], np.full(len(records), time_ms)
         )
         first = 0
-        for key, count in zip(records.queues, np.bincount(records.queue_numbers).tolist(), strict=False):
+        for key, count in zip(records.queues, counts, strict=True):
             if count:
                 self._guard.refuse_broker()
                 self._store.queues.put(key, units.part(first, first + count))
@@ -256,6 +259,11 @@ class Section:
         self._store.index.put_many(
             records.key_hashes, places[records.key_rows], np.full(len(records.key_rows), time_ms)
         )
+
+    def _due_after_ms(self, queue_id: int) -> int:
+        """Return after how long a message is due that waits in a queue of SCHEDULE_TOPIC_XXXX: as recovery finds it."""
+        levels = self._store.levels
+        return levels.due_after_ms(levels.clamp(queue_id + 1))
 
 
 def _fill_in(records: EncodedRecords, offsets: NDArray[np.int64], places: NDArray[np.int64], time_ms: int) -> None:

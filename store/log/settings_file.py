@@ -1,13 +1,15 @@
 """`rmq/settings.json`, which marks a store as one that we wrote to, and `rmq/broker.conf` beside it.
 
-The first says which version of our own side files the store has, its id, and what retention may delete. The second is
-for people: the lines that a broker's configuration needs to load a store with files of these sizes.
+The first says which version of our own side files the store has, its id, what retention may delete, and how messages
+are delayed. The second is for people: the lines that a broker's configuration needs to load a store with files of these
+sizes, and to deliver when we would.
 """
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format.store_settings import (
+    TIMER_MAX_DELAY_S,
     VERSION,
     OtherVersion,
     StoreSettings,
@@ -53,11 +55,12 @@ def write_settings(disk: Disk, root: str, settings: StoreSettings, sizes: FileSi
     folder = files.join(root, SIDE_FOLDER)
     disk.make_folder(folder)
     if sizes is not None:
-        disk.replace(files.join(folder, BROKER_CONF), _broker_conf(root, sizes).encode())
+        disk.replace(files.join(folder, BROKER_CONF), _broker_conf(root, sizes, settings).encode())
     disk.replace(files.join(folder, SETTINGS), encode_settings(settings))
 
 
-def _broker_conf(root: str, sizes: FileSizes) -> str:
+def _broker_conf(root: str, sizes: FileSizes, settings: StoreSettings) -> str:
+    longest_s = TIMER_MAX_DELAY_S if settings.timer_max_delay_s is None else settings.timer_max_delay_s
     lines = {
         "storePathRootDir": root,
         "mappedFileSizeCommitLog": sizes.segment_bytes,
@@ -67,5 +70,8 @@ def _broker_conf(root: str, sizes: FileSizes) -> str:
         "maxIndexNum": sizes.index.unit_count,
         # Else a broker that recovers after a crash drops index files and puts only its last segment's keys again.
         "messageIndexSafe": "true",
+        # With another table a broker delivers at other times, and leaves levels that it does not have undelivered.
+        "messageDelayLevel": settings.levels.text,
+        "timerMaxDelaySec": longest_s,  # 4.9 passes over it
     }
     return "".join(f"{name}={value}\n" for name, value in lines.items())

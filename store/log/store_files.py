@@ -17,7 +17,9 @@ from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT
+from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.changes import Changes
 from rmq_spark.store.log.commit_log import CommitLog
@@ -48,6 +50,7 @@ class StoreFiles:
         self._abort = files.join(root, filenames.ABORT)
         self._checkpoint = files.join(root, filenames.CHECKPOINT)
         self._sizes = sizes
+        self.levels = DEFAULT_DELAY_LEVELS
         self.changes = Changes(disk, (root, *folders), note_progress=note_progress)
         self.log = CommitLog(folders, mapped=False)
         self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
@@ -61,6 +64,12 @@ class StoreFiles:
         if sizes != self._sizes:
             self._sizes = sizes
             self.believe(self.note)
+
+    def use_settings(self, settings: StoreSettings, sizes: FileSizes) -> None:
+        """Go by the store's settings from now on, and by these sizes where it has no files yet to learn them from."""
+        self.levels = settings.levels
+        self.topics.schedule_queue_count = len(self.levels)
+        self.use_sizes(sizes.or_those(settings.file_sizes))
 
     def close(self) -> None:
         """Close every file; what is used again is opened again."""

@@ -15,7 +15,8 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StoreError, StorePathError
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.store_settings import StoreSettings
+from rmq_spark.store.format.store_settings import DelayTerms, StoreSettings
+from rmq_spark.store.log.broker_kind import found_broker_version
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.recovery import prepare
 from rmq_spark.store.log.retention import Expired, Needed
@@ -55,13 +56,14 @@ _OWN_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """How a writer takes the lock, and the sizes of files in a store that it makes."""
+    """How a writer takes the lock, the sizes of files in a store that it makes, and what it says of delays."""
 
     application: str = "rmq-spark"  # by which others know who holds the lock
     lock_timeout_ms: int = 60_000  # counts only while the holder makes no progress
     allow_network_store: bool = False
     commit_log_path: str | None = None
     sizes: FileSizes = field(default_factory=FileSizes)
+    delays: DelayTerms = field(default_factory=DelayTerms)
 
 
 class StoreWriter:
@@ -183,14 +185,27 @@ class StoreWriter:
         self.disk.sync_folder(files.parent(self.root))
 
     def _make_settings(self) -> None:
-        """Mark the store as one that we write to, once, and take over the sizes of files that it was made with.
+        """Mark the store as one that we write to, once, and go by what it says of itself: sizes of files, delays.
 
-        Who makes a store says how large its files are, for all who write to it and for a broker that opens it.
+        Who makes a store says how large its files are, for all who write to it and for a broker that opens it. What
+        this writer says of delays goes into the settings; messages that wait already keep the time in their units.
         """
         held = check_settings(self.root)
-        if held is not None:
-            self._files.use_sizes(self.settings.sizes.or_those(held.file_sizes))
-            return
-        sizes = None if self._files.log.segments.size else self.settings.sizes
-        held = StoreSettings(uuid.uuid4().hex, file_sizes={} if sizes is None else sizes.by_name())
-        write_settings(self.disk, self.root, held, sizes)
+        if held is None:
+            has_log = bool(self._files.log.segments.size)
+            sizes = None if has_log else self.settings.sizes
+            version = found_broker_version(self.root, has_log=has_log)
+            made = StoreSettings(uuid.uuid4().hex, file_sizes=sizes.by_name() if sizes else {}, broker_version=version)
+            held = self.settings.delays.applied_to(made)
+            write_settings(self.disk, self.root, held, sizes)
+        elif (changed := self.settings.delays.applied_to(held)) != held:
+            sizes = self.settings.sizes.or_those(held.file_sizes) if held.file_sizes else None
+            write_settings(self.disk, self.root, changed, sizes)
+            _LOG.info("rmq: %s: delays are %s from now on, they were %s", self.root, *map(_delays, (changed, held)))
+            held = changed
+        self._files.use_settings(held, self.settings.sizes)
+
+
+def _delays(settings: StoreSettings) -> str:
+    longest_s = settings.timer_max_delay_ms // 1000
+    return f"[{settings.levels.text}], at most {longest_s} s, for brokers of {settings.broker_version or 'any version'}"

@@ -20,6 +20,7 @@ from rmq_spark.store.format.config_json import (
     TopicConfig,
     encode_topics_file,
 )
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS
 from rmq_spark.store.log.topics import FoundTopics, find_topics
 
 
@@ -31,6 +32,7 @@ class TopicWriter:
         self._path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
         self._read_at: tuple[int, int] | None = None  # length and time of what was read
         self._durable_at: tuple[int, int] | None = None  # of what is known to be on disk for good
+        self.schedule_queue_count = len(DEFAULT_DELAY_LEVELS)  # one for each delay level of the store
         self._found = FoundTopics()
 
     def config(self, topic: str) -> TopicConfig | None:
@@ -47,9 +49,12 @@ class TopicWriter:
     def write_queues(self, topic: str) -> int | None:
         """Return over how many queues messages to the topic are spread, None if there is no such topic.
 
-        Raises StorePathError for a topic that may not be written to.
+        The topics in which delayed messages wait are always there: a broker has them from its start on, and here the
+        first delayed message makes them. Raises StorePathError for a topic that may not be written to.
         """
         config = self.config(topic)
+        if config is None and topic in filenames.WAITING_TOPICS:
+            return self.schedule_queue_count if topic == filenames.SCHEDULE_TOPIC else 1
         if config is None:
             tree = filenames.BATCH_CONSUME_QUEUE if self.is_batch(topic) else filenames.CONSUME_QUEUE
             held = files.list_folder(files.join(self._root, tree, topic))

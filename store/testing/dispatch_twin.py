@@ -123,7 +123,7 @@ def _put_missing(store: StoreFiles, key: QueueKey, records: list[Record]) -> Non
         NewUnits(
             np.array([record.physical_offset for record in missing], np.int64),
             np.array([record.total_size for record in missing], np.int64),
-            np.array([tags_code_of(record) for record in missing], np.int64),
+            np.array([tags_code_of(record, store.levels) for record in missing], np.int64),
             np.array([record.queue_offset for record in missing], np.int64),
             np.array([record.store_timestamp for record in missing], np.int64),
             None if (counts == 1).all() else counts,

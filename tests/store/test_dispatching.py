@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.batch_body import Item, encode_items, message_count
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.java import Host, index_key_hash
@@ -81,11 +82,16 @@ def mixed(seed: int, number_of: int = 400) -> list[SampleMessage]:
 
 
 def dispatched(
-    root: Path, how: Callable[..., Any], parts: list[tuple[int, int, int]], **options: Any
+    root: Path,
+    how: Callable[..., Any],
+    parts: list[tuple[int, int, int]],
+    levels: DelayLevels = DEFAULT_DELAY_LEVELS,
+    **options: Any,
 ) -> dict[str, bytes]:
     """Dispatch parts of the log (begin, end, where units begin), and return every file of queues and index."""
     ticks = count(FIRST_STORE_MS)
     store = StoreFiles(str(root), (str(root / "commitlog"),), Disk(), SIZES, lambda: next(ticks), lambda: None)
+    store.levels = levels
     last = [how(store, begin, end, unit_begin, **options) for begin, end, unit_begin in parts]
     store.close()
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -104,8 +110,9 @@ def test_units_and_keys_are_those_made_record_by_record(tmp_path: Path, seed: in
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     # Keys of a first part; then of all, of which the index has some, and units; then what is there already.
     parts = [(0, middle, built.log_end), (0, built.log_end, 0), (0, built.log_end, 0)]
-    slow = dispatched(tmp_path / "other", dispatch_twin.dispatch, parts)
-    assert dispatched(tmp_path / "one", dispatch, parts, block_bytes=block_bytes) == slow
+    levels = DEFAULT_DELAY_LEVELS if seed else DelayLevels.parse("7s 1h")
+    slow = dispatched(tmp_path / "other", dispatch_twin.dispatch, parts, levels)
+    assert dispatched(tmp_path / "one", dispatch, parts, levels, block_bytes=block_bytes) == slow
     assert len([name for name in slow if name.startswith("index/")]) > 2
     assert len([name for name in slow if "consumequeue/" in name]) > 20
 
@@ -268,6 +275,27 @@ def test_whatever_the_offsets_are_columns_and_single_records_agree(data: st.Data
                 found = error.what, error.position
             answers.append(found)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("table", ["1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", "7s", "2d 3s 1h"])
+@pytest.mark.parametrize("born", ["10.1.2.3", "2001:db8::1"])
+def test_the_tags_code_of_a_waiting_message_is_when_it_is_due_by_the_stores_table(table: str, born: str) -> None:
+    levels = DelayLevels.parse(table)
+    texts = [None, "", "0", "-1", "1", "2", "3", "18", "19", "25", "007", "x", "9999999999", "\uff11", "+1"]
+    raw, records = b"", []
+    for number, text in enumerate(texts * 3):
+        properties = {} if text is None else {"DELAY": text, "REAL_TOPIC": "T"}
+        topic = "T" if number % 7 == 6 else SCHEDULE_TOPIC
+        message = SampleMessage(topic, 0, b"b", tags="A", properties=properties, born_host=Host(born, 1))
+        records.append(message.as_record(number, len(raw), FIRST_STORE_MS + number))
+        raw += encode_record(records[-1])
+    positions, end = walk_records(raw)
+    columns = split_records(raw, positions, end, 0, levels)
+    assert columns.tags_codes.tolist() == [tags_code_of(record, levels) for record in records]
+    due = {text: code for text, code in zip(texts, columns.tags_codes.tolist(), strict=False)}
+    assert due["1"] == FIRST_STORE_MS + texts.index("1") + levels.delays_ms[0]
+    assert due["25"] == FIRST_STORE_MS + texts.index("25") + levels.delays_ms[-1]
+    assert due["0"] == due[None] == due["x"] == 65  # the hash of its tags: it does not wait
 
 
 def test_many_topics_of_one_block_are_told_apart() -> None:

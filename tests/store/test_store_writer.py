@@ -342,6 +342,8 @@ def test_a_new_store_says_what_a_broker_has_to_be_told_of_it(tmp_path: Path) -> 
         "maxHashSlotNum": "20",
         "maxIndexNum": "60",
         "messageIndexSafe": "true",
+        "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "timerMaxDelaySec": "259200",
     }
 
 
