@@ -12,7 +12,7 @@ finishes it. Up to then nothing has changed but topics that were made.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +43,8 @@ class CommitOptions:
     """What the user wants of a commit; the sink's options of the same names.
 
     `queue_count` is for topics that are made, `flush` "sync" or "async" (see `ledger.py`). A transaction's batch id is
-    its version, and one that is not larger than the last is in the store already.
+    its version, and one that is not larger than the last is in the store already. `checks_topics` and `note` go into
+    the intent: see there.
     """
 
     on_conflict: str = "fail"  # or "skip"
@@ -55,6 +56,8 @@ class CommitOptions:
     staging_retention_ms: int = 24 * 3_600_000
     chunk_bytes: int = CHUNK_BYTES  # of log, in memory and appended at a time; at most MAX_SECTION_BYTES
     turn_bytes: int = MAX_SECTION_BYTES  # of log, appended before others get their turn: whole chunks, at least one
+    checks_topics: bool = True
+    note: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,8 @@ class _Commit:
             start=section.end,
             application=self._writer.settings.application,
             made_ms=self._writer.now_ms(),
+            checks_topics=self._options.checks_topics,
+            note=self._options.note,
         )
         self._roller.prepare(section, intent)
         lock = self._roller.intents.lock(self._key.query_id)
@@ -282,7 +287,8 @@ class _Commit:
         """Let the ledger have a batch without rows: the next one follows it."""
         if self._key.batch_id is not None:
             make_folders(self._writer.root, self._writer.disk)
-            row = LedgerRow(self._key.query_id, self._key.batch_id, 0, 0, self._digest, self._writer.now_ms())
+            note, now_ms = self._options.note, self._writer.now_ms()
+            row = LedgerRow(self._key.query_id, self._key.batch_id, 0, 0, self._digest, now_ms, note)
             self._roller.ledger.write(row, is_durable=self._options.flush == "sync")
 
     def _skip(self, verdict: Verdict) -> CommitTotals:

@@ -83,10 +83,9 @@ class Roller:
         if intent.is_synced:
             section.settle()
         section.note_progress()  # raises where a broker may write over the rows: then they are not to be spoken of
-        if intent.key.batch_id is not None:
-            row = LedgerRow(
-                intent.key.query_id, intent.key.batch_id, intent.rows, intent.bytes, intent.digest, self.now_ms()
-            )
+        query_id, batch_id = intent.key.query_id, intent.key.batch_id
+        if batch_id is not None:
+            row = LedgerRow(query_id, batch_id, intent.rows, intent.bytes, intent.digest, self.now_ms(), intent.note)
             self.ledger.write(row, is_durable=intent.is_synced)
         self.intents.remove(intent.key.query_id)
 
@@ -148,7 +147,8 @@ class Roller:
         """
         self._refuse_full_disk(section, intent, rows_there)
         self._refuse_misfits(section, intent)
-        section.ensure_topics(sorted(intent.topics), intent.queue_count)
+        if intent.checks_topics:
+            section.ensure_topics(sorted(intent.topics), intent.queue_count)
 
     def _refuse_full_disk(self, section: Section, intent: Intent, rows_there: int) -> None:
         rows = intent.rows - rows_there
@@ -164,7 +164,7 @@ class Roller:
                 f"{section.segment_bytes - BLANK_BYTES}. Send it in parts, or into a store with larger segments "
                 "(mappedFileSizeCommitLog). Nothing was written."
             )
-        for topic, wanted in sorted(intent.topics.items()):
+        for topic, wanted in sorted(intent.topics.items()) if intent.checks_topics else ():
             found = section.write_queues(topic)
             if found is None and not intent.create_topics:
                 raise NotFoundError(

@@ -15,7 +15,7 @@ The owner keeps its lock while others have the store's in between.
 import contextlib
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from rmq_spark.store.commit.side_file import (
     digest_of,
     digest_text,
     encode_side_file,
+    note_of,
     number_of,
     read_side_file,
     text_of,
@@ -63,7 +64,11 @@ _WHAT = (
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Who appends which staged files, in which order, from where on. All that a stranger needs to finish it."""
+    """Who appends which staged files, in which order, from where on. All that a stranger needs to finish it.
+
+    Without `checks_topics` rows go where they say whatever topics.json says by now, as a broker delivers what waited.
+    `note` says what the batch stands for to whoever made it; the ledger takes it over with the batch.
+    """
 
     key: CommitKey
     files: tuple[StagedFile, ...]
@@ -76,6 +81,8 @@ class Intent:
     start: int  # physical offset where the log ended when the intent was made
     application: str  # whose it is, for people
     made_ms: int
+    checks_topics: bool = True
+    note: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def topics(self) -> dict[str, int]:
@@ -298,13 +305,18 @@ def _intent_fields(intent: Intent) -> dict[str, Any]:
         "start": intent.start,
         "application": intent.application,
         "madeMs": intent.made_ms,
+        "checksTopics": intent.checks_topics,
+        "note": dict(intent.note),
     }
 
 
 def _build_intent(fields: Mapping[str, Any]) -> Intent:
     batch_id = None if fields["batchId"] is None else number_of(fields, "batchId")
-    if fields["flush"] not in ("sync", "async") or type(fields["createTopics"]) is not bool:
-        raise ValueError(f"flush {fields['flush']!r}, createTopics {fields['createTopics']!r}")
+    checks_topics = fields.get("checksTopics", True)  # older ones do not say
+    if fields["flush"] not in ("sync", "async") or {type(fields["createTopics"]), type(checks_topics)} != {bool}:
+        raise ValueError(
+            f"flush {fields['flush']!r}, createTopics {fields['createTopics']!r}, checksTopics {checks_topics!r}"
+        )
     return Intent(
         key=CommitKey(text_of(fields, "queryId"), batch_id),
         files=tuple(_build_file(file) for file in fields["files"]),
@@ -317,6 +329,8 @@ def _build_intent(fields: Mapping[str, Any]) -> Intent:
         start=number_of(fields, "start"),
         application=text_of(fields, "application"),
         made_ms=number_of(fields, "madeMs"),
+        checks_topics=checks_topics,
+        note=note_of(fields),
     )
 
 

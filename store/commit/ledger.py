@@ -10,7 +10,8 @@ round, and a row of which only a part is there counts as none. Who needs exactly
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -19,6 +20,7 @@ from rmq_spark.store.commit.side_file import (
     digest_of,
     digest_text,
     encode_side_file,
+    note_of,
     number_of,
     read_side_file,
     text_of,
@@ -37,7 +39,10 @@ _WHAT = (
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """The last batch of a query: its rows, their bytes in the log and their digest; when it was written (ms)."""
+    """The last batch of a query: its rows, their bytes in the log and their digest; when it was written (ms).
+
+    `note` is what the batch stands for to whoever made it, as its intent said.
+    """
 
     query_id: str
     batch_id: int
@@ -45,6 +50,7 @@ class LedgerRow:
     bytes: int
     digest: int
     time_ms: int
+    note: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,7 @@ class Ledger:
             "bytes": row.bytes,
             "digest": digest_text(row.digest),
             "timeMs": row.time_ms,
+            "note": dict(row.note),
         }
         if is_durable:
             self._disk.replace(self._path(safe_name(row.query_id), _SYNCED), encode_side_file(fields))
@@ -175,4 +182,5 @@ def _build_row(fields: dict[str, Any]) -> LedgerRow:
         number_of(fields, "bytes"),
         digest_of(fields),
         number_of(fields, "timeMs"),
+        note_of(fields),
     )

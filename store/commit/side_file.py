@@ -54,6 +54,14 @@ def number_of(fields: Mapping[str, Any], name: str, *, least: int = 0) -> int:
     return value
 
 
+def note_of(fields: Mapping[str, Any], name: str = "note") -> dict[str, int]:
+    """Return whole numbers by name from the fields, {} where an older file has none. Raises TypeError."""
+    note = fields.get(name, {})
+    if type(note) is not dict or not all(type(value) is int for value in note.values()):
+        raise TypeError(f"{name}: expected whole numbers by name, found {note!r}")
+    return note
+
+
 def text_of(fields: Mapping[str, Any], name: str) -> str:
     """Return a text that is not empty from the fields. Raises KeyError or TypeError."""
     value = fields[name]

@@ -39,6 +39,7 @@ def put(intents: Intents, intent: Intent) -> None:
         INTENT,
         replace(INTENT, key=CommitKey("txn:ä/b", 0), is_synced=False, create_topics=False),
         replace(INTENT, key=CommitKey("uuid"), files=()),
+        replace(INTENT, checks_topics=False, note={"level.3": 17, "timer.read": -1}),
     ],
 )
 def test_an_intent_is_read_as_it_was_written(intents: Intents, intent: Intent) -> None:
@@ -47,6 +48,15 @@ def test_an_intent_is_read_as_it_was_written(intents: Intents, intent: Intent) -
     assert intents.read(intent.key.query_id) == intent
     assert intents.read_all() == [intent]
     assert intents.staged_names() == {file.name for file in intent.files}
+
+
+def test_an_intent_of_before_there_were_notes_is_read(intents: Intents, tmp_path: Path) -> None:
+    put(intents, INTENT)
+    path = tmp_path / "rmq/intents/q.json"
+    found = json.loads(path.read_text())
+    del found["note"], found["checksTopics"]
+    path.write_text(json.dumps(found))
+    assert intents.read("q") == INTENT
 
 
 def test_an_intent_says_how_many_queues_its_topics_need() -> None:
@@ -68,6 +78,8 @@ SPOILT = [
     for name in ("queryId", "batchId", "files", "rows", "digest", "start", "flush", "createTopics")
     for value in (..., [1], {"a": 1}, "x", -1, 1.5)
 ]
+SPOILT += [("checksTopics", value) for value in (None, 1, "true")]
+SPOILT += [("note", value) for value in (None, 1, [1], {"a": "1"}, {"a": True}, {"a": 1.0})]
 
 
 @pytest.mark.parametrize(("name", "value"), SPOILT)

@@ -78,11 +78,17 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.mark.parametrize("is_durable", [True, False])
 def test_a_row_is_read_as_it_was_written(ledger: Ledger, is_durable: bool) -> None:
     assert ledger.read("txn:ä/b") is None
-    for digest in (0, (1 << 64) - 1):
-        row = LedgerRow("txn:ä/b", 3, 10, 1 << 50, digest, 1_700_000_000_000)
+    for digest, note in ((0, {}), ((1 << 64) - 1, {"level.3": 1 << 50, "timer.read": -1})):
+        row = LedgerRow("txn:ä/b", 3, 10, 1 << 50, digest, 1_700_000_000_000, note)
         ledger.write(row, is_durable=is_durable)
         assert ledger.read("txn:ä/b") == row
     assert ledger.read("txn:ä") is None
+
+
+def test_a_row_of_before_there_were_notes_has_none(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "rmq/ledger/q.json"
+    path.write_bytes(b'{"v":1,"queryId":"q","batchId":7,"rows":10,"bytes":999,"digest":"abc","timeMs":5}')
+    assert ledger.read("q") == LAST
 
 
 def test_of_synced_and_unsynced_rows_the_later_batch_counts(ledger: Ledger) -> None:
@@ -125,6 +131,8 @@ def test_a_ledger_of_a_newer_version_is_refused(ledger: Ledger, tmp_path: Path) 
         b'{"v":1,"queryId":"q","batchId":true,"rows":1,"bytes":1,"digest":"0","timeMs":1}',
         b'{"v":1,"queryId":"q","batchId":-7,"rows":1,"bytes":1,"digest":"0","timeMs":1}',
         b'{"v":1,"queryId":"q","batchId":7,"rows":1,"bytes":1,"digest":"xyz","timeMs":1}',
+        b'{"v":1,"queryId":"q","batchId":7,"rows":1,"bytes":1,"digest":"0","timeMs":1,"note":[1]}',
+        b'{"v":1,"queryId":"q","batchId":7,"rows":1,"bytes":1,"digest":"0","timeMs":1,"note":{"a":"1"}}',
         b'{"v":1,"queryId":"other","batchId":7,"rows":1,"bytes":1,"digest":"0","timeMs":1}',
     ],
 )
