@@ -9,7 +9,8 @@ from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.planning import Bounds
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.store_view import StoreView
-from rmq_spark.store import GroupTerms, QueryGroup, find_beginnings
+from rmq_spark.datasource.suspension import Hold
+from rmq_spark.store import GroupTerms, QueryGroup, Suspended, find_beginnings
 from rmq_spark.store.errors import GroupConflictError
 from rmq_spark.store.units import QueueKey
 
@@ -60,13 +61,16 @@ class GroupShare:
         Raises GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
         """
         begins = before.is_initial()
-        step = self._query.step(list(bounds), before.positions, None if begins else before.reset)
+        suspended = self._query.suspended()
+        back = self._sent_back(before, suspended)
+        step = self._query.step(list(bounds), {**before.positions, **back}, None if begins else before.reset)
         owned = frozenset(step.owned)
         self._fresh |= step.gained
         # Where a queue was told to go counts more than where the group stands, which a reset has set as well.
         gained = {queue: held for queue, held in self._fresh.items() if queue in owned and queue not in step.resets}
         seeks, starts = self._places(before, bounds, gained)
-        others: dict[QueueKey, int] = {}
+        others = {queue: resume for queue, resume in back.items() if queue not in owned}
+        seeks |= {queue: resume for queue, resume in back.items() if queue in owned}
         for queue, target in step.resets.items():
             if queue in bounds:
                 there = bounds[queue]
@@ -77,12 +81,28 @@ class GroupShare:
                     others[queue] = place
         finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
         self._query.publish(finished)
-        return Share(owned, seeks, starts, step.reset_number, others)
+        holds = {queue: Hold(one.resume, one.until_ms, one.number) for queue, one in suspended.queues.items()}
+        return Share(owned, seeks, starts, step.reset_number, others, holds, suspended.number)
+
+    def last_suspension(self) -> int:
+        """Return the number of the last change of the queues that an orderly listener stopped."""
+        return self._query.suspended().number
 
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""
         self._is_first = False
         self._fresh.clear()
+
+    def _sent_back(self, before: StreamOffset, suspended: Suspended) -> dict[QueueKey, int]:
+        """Return where queues go back to that were stopped since the offset `before` was planned.
+
+        Nothing behind that place was published: where the group stands further, a reset went over it.
+        """
+        back = suspended.behind(before.positions, before.suspended)
+        if not back:
+            return {}
+        held = self._query.offsets()
+        return {queue: resume for queue, resume in back.items() if held.get(queue, 0) <= resume}
 
     def _places(
         self, before: StreamOffset, bounds: Bounds, gained: Mapping[QueueKey, int | None]

@@ -11,6 +11,7 @@ startingOffsets. The key "@", which no topic can have, keeps what belongs to no 
 | start | where each queue began that the offset before this one does not name and that has rows since |
 | seek | where each queue went on that the offset before this one names elsewhere: it was reset, or was another's |
 | reset | the number of the last reset of the consumer group that was applied |
+| suspended | the number of the last change of the queues that an orderly listener stopped, which `seek` sends back |
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its bound |
 | lost | messages that planning skipped with failOnDataLoss=false, by queue, since the query began |
@@ -56,6 +57,7 @@ class StreamOffset:
     turn: QueueKey | None = None
     seeks: Mapping[QueueKey, int] = field(default_factory=dict)
     reset: int = 0
+    suspended: int = 0
 
     def is_initial(self) -> bool:
         """Say whether this is the constant before the first batch."""
@@ -76,6 +78,8 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         mark["seek"] = encode_queues(offset.seeks)
     if offset.reset:
         mark["reset"] = offset.reset
+    if offset.suspended:
+        mark["suspended"] = offset.suspended
     if offset.ending:
         mark["ending"] = True
     if offset.ended:
@@ -118,6 +122,7 @@ def decode_offset(value: Any) -> StreamOffset:
             None if turn is None else _decode_queue(turn),
             _decode_queues(mark.get("seek", {})),
             int(mark.get("reset", 0)),
+            int(mark.get("suspended", 0)),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None

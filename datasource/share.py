@@ -1,13 +1,14 @@
 """What of a query's queues is its own in the next batch, and where it goes on in them: the group's part of planning.
 
 A query without a group, or a broadcasting one, has all queues and nothing moves. What is said here of offsets goes
-into the offset of the batch (`seek`, `start`, `reset`), so that a repeated batch reads the same. Pure.
+into the offset of the batch (`seek`, `start`, `reset`, `suspended`), so that a repeated batch reads the same. Pure.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rmq_spark.datasource.offsets import StreamOffset
+from rmq_spark.datasource.suspension import Hold
 from rmq_spark.store.units import QueueKey
 
 
@@ -18,6 +19,8 @@ class Share:
 
     Why others' queues move: a reset is applied once. Whoever gets the queue later goes on from where the group stands,
     if that is further than its own offset says, and its own one may lie behind a reset that sent the queue back.
+
+    `holds` are queues that an orderly listener stopped, `suspended` the number of the last change of them.
     """
 
     owned: frozenset[QueueKey] | None = None
@@ -25,6 +28,8 @@ class Share:
     starts: Mapping[QueueKey, int] = field(default_factory=dict)
     reset: int = 0
     moves: Mapping[QueueKey, int] = field(default_factory=dict)
+    holds: Mapping[QueueKey, Hold] = field(default_factory=dict)
+    suspended: int = 0
 
     def has(self, queue: QueueKey) -> bool:
         """Say whether the next batch may read the queue."""
@@ -51,4 +56,5 @@ class Share:
             }.items()
             if before.positions.get(queue) not in (None, place)
         }
-        return replace(after, positions={**others, **after.positions}, seeks=seeks, reset=self.reset)
+        positions = {**others, **after.positions}
+        return replace(after, positions=positions, seeks=seeks, reset=self.reset, suspended=self.suspended)

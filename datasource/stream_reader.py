@@ -56,6 +56,7 @@ from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.splitting import split_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
+from rmq_spark.datasource.suspension import held_queues
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST, MARK
 from rmq_spark.store import wait_for_arrival
@@ -88,6 +89,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._end = StreamEnd(options)
         self._group = _group_share(options, self._view)
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: where the queues ended
+        self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when it began
         self._starts: dict[QueueKey, int] | None = None  # where the query begins, once resolved
         self._start_losses: list[Loss] = []
         self._idle_at: dict[str, Any] | None = None  # the offset behind which nothing was, as of the last look
@@ -117,6 +119,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._join()
         self._view.plan(lambda: self._look(()))
         self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
+        self._last_suspension = 0 if self._group is None else self._group.last_suspension()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
@@ -249,19 +252,20 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if share.has(queue) and (self._is_read(queue) or queue in begin.positions)
         }
         progress = self._check_progress(begin, bounds, share.starts)
+        held = held_queues(share.holds, progress.begins, now_ms, self._last_suspension)
         targets = {
             queue: self._end.limit(queue, there.max_offset if self._snapshot is None else self._snapshot[queue])
             for queue, there in bounds.items()
-            if self._is_read(queue)
+            if self._is_read(queue) and queue not in held.queues
         }
-        until_ms, last_batch_ms = self._end.closes_at_ms, self._last_batch_ms
+        until_ms, last_batch_ms = _earlier(self._end.closes_at_ms, held.until_ms), self._last_batch_ms
         if limits.min_offsets is not None and self._snapshot is None:
             if must_wait(count_new(progress, targets), limits, now_ms - last_batch_ms):
                 targets = {}
             else:
                 last_batch_ms = now_ms
             delay_over_ms = last_batch_ms + limits.max_delay_ms
-            until_ms = delay_over_ms if until_ms is None else min(until_ms, delay_over_ms)
+            until_ms = _earlier(until_ms, delay_over_ms)
         after = plan_batch(begin, progress, targets, limits, self._view.measure, self._view.fit)
         self._last_batch_ms = last_batch_ms  # not before: a plan that meets retention is made again, and still due
         if self._end.is_wanted:
@@ -297,6 +301,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_losses(self._start_losses, fail, _COUNTED)
         progress = check_progress(before, bounds, self._starts)
         return replace(progress, losses=progress.losses + self._start_losses)
+
+
+def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
+    return min((time_ms for time_ms in (one_ms, other_ms) if time_ms is not None), default=None)
 
 
 def _group_share(options: ReadOptions, view: StoreView) -> "GroupShare | None":

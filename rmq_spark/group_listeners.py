@@ -32,6 +32,7 @@ class _GroupSource:
         self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
         self.is_published = mark.get("commit") != "off"  # commitOffsets
         self.reset = int(end.get("@", {}).get("reset", 0))
+        self.suspended = int(end.get("@", {}).get("suspended", 0))
         self.offsets = {
             QueueKey(topic, int(queue_id)): int(offset)
             for topic, queues in end.items()
@@ -82,7 +83,9 @@ class GroupOffsetListener(_Listener):
             found = self._last.pop(str(event.runId), [])
         for source in found:
             try:
-                publish_last_offsets(source.path, source.group, source.member_id, source.offsets, source.reset)
+                publish_last_offsets(
+                    source.path, source.group, source.member_id, source.offsets, source.reset, source.suspended
+                )
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.delivery.half_messages import pending_transactions
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.pull_consumer import PullConsumer
     from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
+    from rmq_spark.store.group.suspended import Suspended, Suspension, read_histories
     from rmq_spark.store.log.store_reader import StoreReader
 
 __all__ = [
@@ -50,6 +52,8 @@ __all__ = [
     "SinkSettings",
     "StagedFile",
     "StoreReader",
+    "Suspended",
+    "Suspension",
     "TaskStage",
     "abort_sink",
     "check_consumer_group",
@@ -64,8 +68,10 @@ __all__ = [
     "open_consumer",
     "open_reader",
     "open_store",
+    "pending_transactions",
     "publish_last_offsets",
     "read_group_offsets",
+    "read_histories",
     "reset_offsets",
     "wait_for_arrival",
 ]
@@ -85,6 +91,8 @@ _HOMES = {
     "SendResult": "rmq_spark.store.commit.message_store",
     "SinkSettings": "rmq_spark.store.commit.sink",
     "StagedFile": "rmq_spark.store.commit.staging",
+    "Suspended": "rmq_spark.store.group.suspended",
+    "Suspension": "rmq_spark.store.group.suspended",
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
     "abort_sink": "rmq_spark.store.commit.sink",
@@ -96,8 +104,10 @@ _HOMES = {
     "group_lag": "rmq_spark.store.group.admin",
     "group_offsets": "rmq_spark.store.group.admin",
     "groups": "rmq_spark.store.group.admin",
+    "pending_transactions": "rmq_spark.store.delivery.half_messages",
     "publish_last_offsets": "rmq_spark.store.group.last_words",
     "read_group_offsets": "rmq_spark.store.group.offset_file",
+    "read_histories": "rmq_spark.store.group.suspended",
     "reset_offsets": "rmq_spark.store.group.admin",
     "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
 }

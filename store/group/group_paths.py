@@ -6,6 +6,7 @@
                        claims.json             whose each queue is
                        resets.json             offsets that queries are to go to
                        published.json          when the group's offsets were last published
+                       suspended.json          queues that an orderly listener stopped; written under the store's lock
 
 The turn is held for milliseconds. Order of locks: the group's turn, then the store's lock; never the other way round.
 Readers need no turn: every file is replaced as a whole.
@@ -75,11 +76,29 @@ class GroupPaths:
         """The file that says when the group's offsets were last published."""
         return files.join(self.folder, "published.json")
 
+    @property
+    def suspended(self) -> str:
+        """The file of the queues that an orderly listener stopped."""
+        return files.join(self.folder, "suspended.json")
+
 
 def list_group_names(root: str) -> list[str]:
     """Return the groups that have side files, sorted, but for those with a name too long for a folder's."""
     folders = [name for name, is_folder in files.list_folder(side_path(root, GROUPS)) if is_folder]
     return sorted(unquote(name) for name in folders if _CUT_MARK not in name)
+
+
+def make_group_folder(paths: GroupPaths, disk: Disk) -> None:
+    """Make a group's folder, for good. Needs no lock: whoever comes second finds it."""
+    if files.file_size(paths.turn) >= 0:
+        return
+    disk.make_folder(paths.folder)
+    # What the folder is to hold must not be lost with a name above it. Whoever made those may have died before it
+    # synced them. `turn` comes last: where it is, all names are safe.
+    for folder in (side_path(paths.root, GROUPS), side_path(paths.root), paths.root):
+        disk.sync_folder(folder)
+    with contextlib.suppress(FileExistsError):  # another process was as quick
+        disk.create(paths.turn, 0)
 
 
 class GroupTurn:
@@ -106,24 +125,12 @@ class GroupTurn:
         Raises LockTimeoutError, which names the group, when somebody keeps it for the timeout, and StorePathError for
         folders that cannot be written. Nothing is held after an error.
         """
-        self._make_files()
+        make_group_folder(self._paths, self._disk)
         self._wait()
         try:
             yield
         finally:
             self._lock.release()
-
-    def _make_files(self) -> None:
-        """Make the file that is locked, if it is missing. Needs no lock: whoever comes second finds it."""
-        if files.file_size(self._paths.turn) >= 0:
-            return
-        self._disk.make_folder(self._paths.folder)
-        # What the folder is to hold must not be lost with a name above it. Whoever made those may have died before it
-        # synced them. `turn` comes last: where it is, all names are safe.
-        for folder in (side_path(self._paths.root, GROUPS), side_path(self._paths.root), self._paths.root):
-            self._disk.sync_folder(folder)
-        with contextlib.suppress(FileExistsError):  # another process was as quick
-            self._disk.create(self._paths.turn, 0)
 
     def _wait(self) -> None:
         waited_ms = 0

@@ -18,6 +18,7 @@ from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.resets import read_resets
+from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.units import QueueKey
 
@@ -25,12 +26,18 @@ _WAIT_MS = 10_000
 
 
 def publish_last_offsets(
-    path: str | PurePath, group: str, member_id: str, offsets: Mapping[QueueKey, int], applied_reset: int
+    path: str | PurePath,
+    group: str,
+    member_id: str,
+    offsets: Mapping[QueueKey, int],
+    applied_reset: int,
+    applied_suspension: int = 0,
 ) -> bool:
     """Publish the next queue offsets that a member which has ended reached; say whether the group has them now.
 
     Left out are queues that another has claimed since, those that a reset after `applied_reset` sent elsewhere, and
-    those in which the group stands further by now: this comes late, and somebody may have gone on as the group.
+    those in which the group stands further by now: this comes late, and somebody may have gone on as the group. A queue
+    that an orderly listener stopped after the change `applied_suspension` is finished where it goes on.
     Waits for writers of ours up to 10 s without progress of theirs. Raises LockTimeoutError, StorePathError and
     DamageError.
     """
@@ -38,9 +45,10 @@ def publish_last_offsets(
     paths = GroupPaths(root, group)
     with GroupTurn(paths, disk, time.sleep).hold():
         claims, resets = read_claims(paths.claims).queues, read_resets(paths.resets).since(applied_reset)
+        stopped = read_suspended(root, group).behind(offsets, applied_suspension)
         own = {
             queue: offset
-            for queue, offset in offsets.items()
+            for queue, offset in {**offsets, **stopped}.items()
             if queue not in resets and queue in claims and claims[queue].owner == member_id
         }
         settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)

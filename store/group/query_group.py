@@ -32,6 +32,7 @@ from rmq_spark.store.group.message_queue import MessageQueue
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome, read_group_offsets, refuse_commit
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.resets import Resets, read_resets
+from rmq_spark.store.group.suspended import Suspended, read_suspended
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.units import QueueKey
 
@@ -140,6 +141,10 @@ class QueryGroup:
         """Return the group's next queue offsets as they stand. Raises DamageError."""
         return read_group_offsets(self.root, self.terms.group, time.sleep)
 
+    def suspended(self) -> Suspended:
+        """Return the group's queues that an orderly listener stopped. Raises DamageError."""
+        return read_suspended(self.root, self.terms.group)
+
     def has_news(self) -> bool:
         """Say whether a step may find something new, beside messages. Cheap; takes no lock."""
         if self.is_outside:
@@ -149,7 +154,8 @@ class QueryGroup:
     def step(self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None) -> Step:
         """Take what is this query's of `queues`, and publish what is finished in them.
 
-        `finished` has the next queue offset of each queue: all before it is done. `applied_reset` is the number of the
+        `finished` has the next queue offset of each queue: all before it is done, so a queue that an orderly listener
+        stopped (`suspended`) is finished where it goes on. `applied_reset` is the number of the
         last reset that the query has applied, None for one that begins. Raises GroupConflictError, DamageError.
         """
         self.join()

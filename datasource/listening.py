@@ -1,0 +1,294 @@
+"""A listener, called on messages as RocketMQ's push consumer calls one, and what its answers mean. Pure.
+
+| answer | concurrently | orderly |
+| --- | --- | --- |
+| CONSUME_SUCCESS, SUCCESS | rows behind `ack_index` failed, the others are done | all are done |
+| COMMIT, ROLLBACK | | as SUCCESS, with a warning: the batch is the transaction |
+| RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT, None, an exception | all rows of the call failed | the same |
+| anything else | OptionError, which fails the query | the same |
+| whatever, but after the timeout | all rows of the call failed | the same |
+
+Concurrently, a failed row is sent back, and the next rows are given to the listener. Orderly, the queue stops: the
+rows that were tried often enough become dead letters, and the queue goes on later from the first that was not. Rows
+behind a failed call are not given to the listener before that.
+
+Source: ConsumeMessageConcurrentlyService#processConsumeResult, ConsumeMessageOrderlyService#processConsumeResult and
+#checkReconsumeTimes (4.9, 5.3).
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
+
+CONCURRENTLY, ORDERLY = "concurrently", "orderly"
+ALL_ACKNOWLEDGED = 2**31 - 1  # ack_index unless the listener sets it
+DEAD_LETTER_LEVEL = -1
+SUSPEND_MS, MIN_SUSPEND_MS, MAX_SUSPEND_MS = 1_000, 10, 30_000
+MAX_ERROR_CHARS = 1_000  # of what is kept of an error: it travels with the message, which has 32 KiB for properties
+_SHOWN_CHARS = 200  # of an answer that is none
+
+
+class ConsumeConcurrentlyStatus(StrEnum):
+    """What a listener of the model "concurrently" returns; the names as texts will do."""
+
+    CONSUME_SUCCESS = "CONSUME_SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
+class ConsumeOrderlyStatus(StrEnum):
+    """What a listener of the model "orderly" returns; the names as texts will do."""
+
+    SUCCESS = "SUCCESS"
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+
+
+_STATUSES: dict[str, type[StrEnum]] = {CONCURRENTLY: ConsumeConcurrentlyStatus, ORDERLY: ConsumeOrderlyStatus}
+_DONE = {"CONSUME_SUCCESS", "SUCCESS", "COMMIT", "ROLLBACK"}
+
+
+@dataclass(slots=True)
+class ConsumeContext:
+    """What a listener learns of a call beside its rows, and may set in it.
+
+    `topic` and `queue_id` name the queue (for a retried message %RETRY%group; its row says the first topic).
+    `ack_index` is the index of the last row that is done (concurrently). `delay_level_when_next_consume` says when
+    failed rows come again (concurrently): 0 later each time, more than 0 that delay level, -1 never: they are dead
+    letters. `suspend_ms` is how long the queue waits after a failed call (orderly), from 10 to 30,000.
+    """
+
+    topic: str
+    queue_id: int
+    ack_index: int = ALL_ACKNOWLEDGED
+    delay_level_when_next_consume: int = 0
+    suspend_ms: int = SUSPEND_MS
+
+
+Listener = Callable[[list[Any], ConsumeContext], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerTerms:
+    """How a listener is called. `timeout_s` None: it may take as long as it likes."""
+
+    model: str = CONCURRENTLY
+    batch_size: int = 1
+    max_reconsume_times: int = 16
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One row, as `make_row` takes it, and what has to be known of it: its place, and how often it was tried."""
+
+    values: tuple[Any, ...]
+    queue: QueueKey
+    offset: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A row that is to be sent back, when (a delay level, 0 for later each time, -1 for never), and why."""
+
+    message: Message
+    delay_level: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier batches left of a queue, which was to go on at `resume`: failures by queue offset, and the rows
+    behind `resume` that are dead letters already.
+    """
+
+    resume: int = 0
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    sent: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOutcome:
+    """Where an orderly queue goes on, after `suspend_ms`, and what to remember of it; `resume` None: all was done."""
+
+    queue: QueueKey
+    resume: int | None = None
+    suspend_ms: int = 0
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    sent: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call came to: how many rows from the first on are done, and for the others why not."""
+
+    done: int
+    delay_level: int = 0
+    error: str = ""
+    suspend_ms: int = SUSPEND_MS
+
+
+class Caller:
+    """Calls a listener. `make_row` makes what it gets of a row's values, `monotonic_s` is a clock."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        terms: ListenerTerms,
+        make_row: Callable[..., Any],
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._listener, self._terms, self._make_row, self._monotonic_s = listener, terms, make_row, monotonic_s
+
+    def call(self, messages: Sequence[Message]) -> Answer:
+        """Give messages of one queue to the listener; raise OptionError for an answer that means nothing."""
+        terms, queue = self._terms, messages[0].queue
+        context = ConsumeContext(queue.topic, queue.queue_id)
+        rows = [self._make_row(*message.values) for message in messages]
+        begin_s = self._monotonic_s()
+        try:
+            status: object = self._listener(rows, context)
+            problem = "it returned None" if status is None else ""
+        except Exception as error:  # the listener's own: that is how it says that it failed
+            status, problem = None, f"{type(error).__name__}: {error}"
+        took_s = self._monotonic_s() - begin_s
+        if status is not None:
+            check_status(status, terms.model)
+        acked = _number(context.ack_index, "ack_index", -1)
+        delay_level = _number(context.delay_level_when_next_consume, "delay_level_when_next_consume", -1)
+        suspend_ms = min(max(_number(context.suspend_ms, "suspend_ms", 0), MIN_SUSPEND_MS), MAX_SUSPEND_MS)
+        done = 0 if status is None else acknowledged(str(status), acked, len(messages))
+        if terms.timeout_s is not None and took_s > terms.timeout_s:
+            done, problem = 0, f"it took {took_s:.3f} s, and timeout={terms.timeout_s:g}" + (problem and f"; {problem}")
+        if done < len(messages) and not problem:
+            is_partial = str(status) in _DONE
+            problem = f"ack_index={acked} of {len(messages)} rows" if is_partial else f"it returned {status}"
+        return Answer(done, delay_level, problem[:MAX_ERROR_CHARS], suspend_ms)
+
+
+def check_status(status: object, model: str) -> None:
+    """Raise OptionError unless `status` is one of the model's, or the name of one."""
+    known = _STATUSES[model]
+    if not isinstance(status, str) or status not in set(known):
+        raise OptionError(
+            f"the listener returned {repr(status)[:_SHOWN_CHARS]} ({type(status).__name__}). Accepted with "
+            f'model="{model}": {", ".join(known)}, as text or of rmq_spark.{known.__name__}; None and an exception '
+            "mean that all rows of the call failed."
+        )
+    if status in (ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK):
+        _LOG.warning("rmq: the listener returned %s, which is taken for SUCCESS", status)
+
+
+def acknowledged(status: str, ack_index: int, count: int) -> int:
+    """Return how many of a call's rows are done, counted from the first; the others failed."""
+    if status not in _DONE:
+        return 0
+    if status != ConsumeConcurrentlyStatus.CONSUME_SUCCESS:  # a queue in order has no gaps
+        return count
+    return min(ack_index, count - 1) + 1
+
+
+def exhausted(times: Sequence[int], max_reconsume_times: int) -> list[bool]:
+    """Say of each row of a failed orderly call whether it was tried often enough; negative: never."""
+    return [0 <= max_reconsume_times <= tried for tried in times]
+
+
+def cut_calls(messages: Iterable[Message], batch_size: int) -> Iterator[list[Message]]:
+    """Yield messages as they come in lists of at most `batch_size`, each of one queue."""
+    call: list[Message] = []
+    for message in messages:
+        if call and message.queue != call[0].queue:
+            yield call
+            call = []
+        call.append(message)
+        if len(call) == batch_size:
+            yield call
+            call = []
+    if call:
+        yield call
+
+
+def consume_concurrently(messages: Iterable[Message], caller: Caller, terms: ListenerTerms) -> Iterator[Failure]:
+    """Give all messages to the listener, and yield those that failed as it goes."""
+    for call in cut_calls(messages, terms.batch_size):
+        answer = caller.call(call)
+        for message in call[answer.done :]:
+            yield Failure(message, answer.delay_level, answer.error)
+
+
+def consume_orderly(
+    messages: Iterable[Message],
+    caller: Caller,
+    terms: ListenerTerms,
+    histories: Mapping[QueueKey, History],
+    times_at: int,
+) -> Iterator[Failure | QueueOutcome]:
+    """Give messages to the listener, of each queue up to the first call that fails.
+
+    Yields the dead letters, and an outcome for each queue that stopped, or that a history says was stopped before.
+    `times_at` is where a row's values have reconsumeTimes: they count what the history knows, too.
+    """
+    stopped: set[QueueKey] = set()
+    last: dict[QueueKey, int] = {}
+
+    def wanted() -> Iterator[Message]:
+        for message in messages:
+            history = histories.get(message.queue)
+            last[message.queue] = message.offset
+            if message.queue in stopped or (history is not None and message.offset in history.sent):
+                continue
+            tried = 0 if history is None else history.attempts.get(message.offset, 0)
+            yield _tried(message, tried, times_at) if tried else message
+
+    for call in cut_calls(wanted(), terms.batch_size):
+        queue = call[0].queue
+        answer = caller.call(call)
+        if answer.done < len(call):
+            stopped.add(queue)
+            yield from _stop(call, answer, terms, histories.get(queue, History()))
+    for queue in sorted(histories.keys() & last.keys() - stopped):
+        if last[queue] >= histories[queue].resume:
+            yield _passed(queue, histories[queue], last[queue] + 1)
+
+
+def _passed(queue: QueueKey, history: History, end: int) -> QueueOutcome:
+    """Return the outcome of a queue that went on to `end` after it had been stopped."""
+    sent = frozenset(one for one in history.sent if one >= end)  # a limit may have ended the batch before these
+    return QueueOutcome(queue, end, sent=sent) if sent else QueueOutcome(queue)
+
+
+def _tried(message: Message, tried: int, times_at: int) -> Message:
+    times = message.times + tried
+    values = (*message.values[:times_at], times, *message.values[times_at + 1 :])
+    return replace(message, values=values, times=times)
+
+
+def _stop(
+    call: Sequence[Message], answer: Answer, terms: ListenerTerms, history: History
+) -> Iterator[Failure | QueueOutcome]:
+    """Yield the dead letters of a failed call, and where the queue goes on."""
+    are_dead = exhausted([message.times for message in call], terms.max_reconsume_times)
+    dead = [message for message, is_dead in zip(call, are_dead, strict=True) if is_dead]
+    kept = [message for message, is_dead in zip(call, are_dead, strict=True) if not is_dead]
+    for message in dead:
+        yield Failure(message, DEAD_LETTER_LEVEL, answer.error)
+    resume = kept[0].offset if kept else call[-1].offset + 1
+    attempts = {message.offset: history.attempts.get(message.offset, 0) + 1 for message in kept}
+    sent = frozenset({message.offset for message in dead} | history.sent)
+    suspend_ms = answer.suspend_ms if kept else 0
+    yield QueueOutcome(call[0].queue, resume, suspend_ms, attempts, frozenset(one for one in sent if one > resume))
+
+
+def _number(value: object, name: str, least: int) -> int:
+    """Return what a listener set in its context. Raises OptionError for what is no whole number, or too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"the listener set context.{name} to {value!r}. Accepted: a whole number from {least} on.")
+    return value

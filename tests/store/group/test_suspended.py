@@ -1,0 +1,115 @@
+"""Stopped queues on disk: what a batch changes, what a crash leaves, who goes back and how far."""
+
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store.commit.keys import CommitKey, make_folders
+from rmq_spark.store.commit.ledger import Ledger, LedgerRow
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.suspended import (
+    NOTHING_SUSPENDED,
+    Suspended,
+    Suspension,
+    read_histories,
+    read_suspended,
+    write_outcomes,
+)
+from rmq_spark.store.units import QueueKey
+
+ONE, OTHER = QueueKey("orders", 0), QueueKey("%RETRY%billing", 0)
+FIRST, SECOND = CommitKey("query", 7), CommitKey("query", 8)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / "rmq").mkdir()
+    return str(tmp_path)
+
+
+def write(root: str, key: CommitKey, **outcomes: Suspension | None) -> Suspended:
+    named = {{"one": ONE, "other": OTHER}[name]: one for name, one in outcomes.items()}
+    write_outcomes(root, Disk(), "billing", key, named)
+    return read_suspended(root, "billing")
+
+
+def test_what_is_written_is_read(root: str) -> None:
+    assert read_suspended(root, "billing") == NOTHING_SUSPENDED
+    stopped = Suspension(13, 1_700_000_000_000, {13: 2, 14: 1}, frozenset({15}))
+    found = write(root, FIRST, one=stopped, other=Suspension(0))
+    assert found.number == 1
+    assert found.queues[ONE] == Suspension(13, stopped.until_ms, {13: 2, 14: 1}, frozenset({15}), 1, "query", 7)
+    assert found.queues[OTHER] == Suspension(0, number=1, query_id="query", batch_id=7)
+
+
+def test_a_batch_changes_its_own_queues_and_counts_up(root: str) -> None:
+    write(root, FIRST, one=Suspension(13), other=Suspension(4))
+    found = write(root, SECOND, one=Suspension(15))
+    assert {queue: (one.resume, one.number) for queue, one in found.queues.items()} == {ONE: (15, 2), OTHER: (4, 1)}
+    assert write(root, CommitKey("query", 9), one=None).queues.keys() == {OTHER}
+
+
+def test_a_repeated_batch_replaces_its_first_outcome(root: str) -> None:
+    write(root, FIRST, one=Suspension(13), other=Suspension(4))
+    found = write(root, FIRST, one=Suspension(15))
+    assert {queue: one.resume for queue, one in found.queues.items()} == {ONE: 15}
+    assert found.number == 2
+    assert write(root, FIRST).queues == {}
+
+
+def test_a_batch_without_outcomes_writes_nothing(root: str) -> None:
+    write(root, FIRST, one=None)
+    assert not Path(GroupPaths(root, "billing").folder).exists()
+    before = write(root, FIRST, one=Suspension(13))
+    assert write(root, SECOND, other=None) == before
+
+
+def test_a_queue_goes_back_once_and_never_forward() -> None:
+    suspended = Suspended(5, {ONE: Suspension(13, number=5), OTHER: Suspension(4, number=3)})
+    assert suspended.behind({ONE: 20, OTHER: 20}, 0) == {ONE: 13, OTHER: 4}
+    assert suspended.behind({ONE: 20, OTHER: 20}, 4) == {ONE: 13}
+    assert suspended.behind({ONE: 20, OTHER: 20}, 5) == {}
+    assert suspended.behind({ONE: 13, OTHER: 3}, 0) == {}
+    assert suspended.behind({}, 0) == {}
+
+
+@pytest.mark.parametrize(("committed", "sent"), [(None, set()), (6, set()), (7, {14}), (8, {14})])
+def test_dead_letters_count_once_the_ledger_has_their_batch(root: str, committed: int | None, sent: set[int]) -> None:
+    write(root, FIRST, one=Suspension(13, 5, {13: 2}, frozenset({14})))
+    if committed is not None:
+        make_folders(root, Disk())
+        Ledger(root, Disk()).write(LedgerRow("query", committed, 1, 1, 1, 1), is_durable=True)
+    found = read_histories(root, "billing")[ONE]
+    assert (found.resume, found.attempts, found.sent) == (13, {13: 2}, sent)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"resume": 13', '"resume": -1'),
+        ('"number": 1', '"number": 2'),
+        ('"0": {', '"-1": {'),
+        ('"13": 2', '"13": 0'),
+        ('"queryId": "query"', '"queryId": ""'),
+        ("}", ""),
+    ],
+)
+def test_a_damaged_file_says_what_its_removal_means(root: str, old: str, new: str) -> None:
+    write(root, FIRST, one=Suspension(13, 5, {13: 2}))
+    path = Path(GroupPaths(root, "billing").suspended)
+    text = path.read_text()
+    assert old in text
+    position = text.rindex(old)
+    path.write_text(text[:position] + new + text[position + len(old) :])
+    with pytest.raises(DamageError, match="they go on behind the rows"):
+        read_suspended(root, "billing")
+
+
+def test_a_newer_version_is_refused(root: str) -> None:
+    write(root, FIRST, one=Suspension(13))
+    path = Path(GroupPaths(root, "billing").suspended)
+    path.write_text(path.read_text().replace('"v": 1', '"v": 2'))
+    with pytest.raises(StoreError, match="newer"):
+        read_suspended(root, "billing")
