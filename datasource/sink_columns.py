@@ -22,6 +22,8 @@ _TYPES = {
     "queueId": pa.int32(),
     "shardingKey": pa.string(),
     "flag": pa.int32(),
+    "delayLevel": pa.int32(),
+    "deliverTimestamp": pa.timestamp("us", tz="UTC"),
 }
 
 

@@ -17,6 +17,8 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
     "queueId": ("int",),
     "shardingKey": ("string",),
     "flag": ("int",),
+    "delayLevel": ("int",),
+    "deliverTimestamp": ("timestamp",),
 }
 
 _COLLATION = re.compile(r"(?<=string) collate \w+")
@@ -94,6 +96,8 @@ def _renamed(unknown: Sequence[Field], names: Sequence[str]) -> dict[str, str]:
     missing = {column.lower(): column for column in SINK_COLUMNS if column not in names}
     renamed = {}
     for column in unknown:
+        if column.name in SPARK_TYPES:
+            continue  # the source's own name for something else: bornTimestamp is no deliverTimestamp
         for near in difflib.get_close_matches(column.name.lower(), missing, 1):
             renamed[column.name] = missing.pop(near)
     bodies = [

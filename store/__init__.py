@@ -140,16 +140,23 @@ def open_store(
     lock_timeout_ms: int = 60_000,
     allow_network_store: bool = False,
     segment_bytes: int = 1 << 30,
+    message_delay_level: str | None = None,
+    timer_max_delay_sec: int | None = None,
+    broker_version: str | None = None,
 ) -> "MessageStore":
     """Open the store at `path` to append to it; it is made where nothing is yet, with segments of `segment_bytes`.
 
     `flush` is "async" (each call's messages survive the death of any process) or "sync" (power cuts too); missing
     topics are made with so many `queues`; bodies of `compress_over` bytes or more are compressed by `compression`
-    (none, zlib, lz4, zstd). Others are waited for up to `lock_timeout_ms` without progress of theirs. Raises
+    (none, zlib, lz4, zstd). Others are waited for up to `lock_timeout_ms` without progress of theirs.
+
+    `message_delay_level` is the store's table of delay levels (RocketMQ's own: "1s 5s 10s 30s 1m … 2h"),
+    `timer_max_delay_sec` how far ahead a message's time may lie (259,200), `broker_version` for which brokers it is:
+    "5", or "4.9", which know no times. What is given stays in the store, for all who write to it. Raises
     OptionError before anything is made, StorePathError for a path that is no store or where none can be made, and
     LockTimeoutError from sends while a broker holds it.
     """
-    from rmq_spark.store.commit.arguments import check_opening
+    from rmq_spark.store.commit.arguments import check_delays, check_opening
     from rmq_spark.store.commit.message_store import MessageStore
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.disk import files
@@ -167,9 +174,10 @@ def open_store(
         allow_network_store=allow_network_store,
         segment_bytes=segment_bytes,
     )
+    delays = check_delays(message_delay_level, timer_max_delay_sec, broker_version)
     sizes = FileSizes(segment_bytes=segment_bytes)
-    settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes)
-    outbox = OutboxSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes)
+    settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes, delays)
+    outbox = OutboxSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes, delays)
     return MessageStore(files.absolute(path), settings, outbox, flush)
 
 

@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
+from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
 from rmq_spark.store.format.filenames import check_topic_name
 from rmq_spark.store.format.message_columns import CLOSED_TOPICS
+from rmq_spark.store.format.store_settings import BROKER_VERSIONS, DelayTerms
 
 FLUSHES = ("async", "sync")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
@@ -20,6 +22,8 @@ PERMS = (PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE)
 # What a broker would still load: each queue of a topic is a folder, and a slip of the finger must not make millions.
 MAX_QUEUES = 1 << 16
 MAX_SEGMENT_BYTES = (1 << 31) - 1  # mappedFileSizeCommitLog is a Java int
+MAX_TIME_MS = (1 << 53) - 1  # exact in every language that may read it, and far enough
+MAX_TIMER_DELAY_S = (1 << 31) - 1  # timerMaxDelaySec is a Java int
 _MIN_SEGMENT_BYTES = 1024  # a record without a body takes a tenth of it
 
 MESSAGE_TYPES = {
@@ -31,6 +35,8 @@ MESSAGE_TYPES = {
     "shardingKey": pa.string(),
     "queueId": pa.int32(),
     "flag": pa.int32(),
+    "delayLevel": pa.int32(),
+    "deliverTimestamp": pa.timestamp("ms", tz="UTC"),  # or another unit, or ms as whole numbers
 }
 assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
 _SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
@@ -64,6 +70,18 @@ def check_opening(
     if compression is not None:
         check_word("compression", compression, COMPRESSIONS)
     return None if compression == "none" else compression
+
+
+def check_delays(message_delay_level: object, timer_max_delay_sec: object, broker_version: object) -> DelayTerms:
+    """Return what `open_store` was given of delays; None is nothing."""
+    if timer_max_delay_sec is not None:
+        check_number("timer_max_delay_sec", timer_max_delay_sec, 0, MAX_TIMER_DELAY_S)
+    if broker_version is not None:
+        check_word("broker_version", broker_version, BROKER_VERSIONS)
+    levels = None if message_delay_level is None else DelayLevels.parse(message_delay_level)
+    assert timer_max_delay_sec is None or isinstance(timer_max_delay_sec, int)
+    assert broker_version is None or isinstance(broker_version, str)
+    return DelayTerms(levels, timer_max_delay_sec, broker_version)
 
 
 def check_number(name: str, value: object, least: int, most: int | None = None) -> None:
@@ -121,7 +139,9 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
             row["properties"] = list(dict(properties).items())
         if isinstance(body, str):
             row["body"] = body.encode()
-        keys = row["keys"]
+        keys, time_ms = row["keys"], row["deliverTimestamp"]
+        if time_ms is not None:
+            check_number("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
         if isinstance(keys, list | tuple):
             row["keys"] = " ".join(keys)  # as a client joins them: Message#setKeys
         return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
@@ -166,5 +186,7 @@ def messages_of(given: object, topic: str | None) -> pa.Table:
 
 
 def _type_of(field: pa.Field) -> pa.DataType:
+    if field.name == "deliverTimestamp" and pa.types.is_timestamp(field.type):
+        return field.type  # in whatever unit: the encoder knows how to round it
     is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
     return pa.list_(pa.string()) if field.name == "keys" and is_list else MESSAGE_TYPES[field.name]

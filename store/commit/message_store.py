@@ -11,7 +11,7 @@ import pyarrow as pa
 from rmq_spark.store.commit.arguments import check_limits, check_new_topic, check_topic, message_of, messages_of
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.outbox import Outbox, OutboxSettings
-from rmq_spark.store.commit.row_slices import split_records
+from rmq_spark.store.commit.row_slices import named_topics, split_records
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -90,10 +90,14 @@ class MessageStore:
         queue_id: int | None = None,
         sharding_key: str | None = None,
         flag: int = 0,
+        delay_level: int | None = None,
+        deliver_at_ms: int | None = None,
     ) -> SendResult:
         """Append one message and return where it went; a text is sent as UTF-8.
 
-        A topic that is not there is made. Raises OptionError for what is no message, LockTimeoutError where a broker
+        With a `delay_level` above 0 it waits as long as that level says, else, with `deliver_at_ms`, until that time
+        (since the epoch): where it went is then where it waits. A topic that is not there is made.
+        Raises OptionError for what is no message, LockTimeoutError where a broker
         or another writer keeps the store, DiskFullError; nothing was appended then. For many messages `send_many` is
         faster by orders of magnitude.
         """
@@ -106,12 +110,14 @@ class MessageStore:
             "shardingKey": sharding_key,
             "queueId": queue_id,
             "flag": flag,
+            "delayLevel": delay_level,
+            "deliverTimestamp": deliver_at_ms,
         }
         records, (appended,) = self._append(message_of(row))
         record = decode_record(records.data.tobytes())
         assert isinstance(record, Record)
         return SendResult(
-            topic,
+            record.topic.decode(),
             record.queue_id,
             int(appended.queue_offsets[0]),
             int(appended.physical_offsets[0]),
@@ -121,8 +127,9 @@ class MessageStore:
     def send_many(self, messages: pa.Table | pa.RecordBatch, *, topic: str | None = None) -> pa.Table:
         """Append the rows of a table, in their order, and return where each went, a row for each.
 
-        Given are the columns body, and any of topic, tags, keys, properties, shardingKey, queueId, flag; `topic` goes
-        before the column. Returned are topic, queueId, queueOffset, commitLogOffset (bytes) and storeTimestamp.
+        Given are the columns body, and any of topic, tags, keys, properties, shardingKey, queueId, flag, delayLevel and
+        deliverTimestamp; `topic` goes before the column. Returned are topic, queueId, queueOffset, commitLogOffset
+        (bytes) and storeTimestamp; of a message that waits, those where it waits.
         Messages of one call go in turns of at most 64 MiB of log, so one that dies in the middle may have appended a
         part of them: a note on the error says how many rows. A Spark sink appends all or nothing. Raises what `send`
         raises; rows count from the first of the call.
@@ -214,9 +221,7 @@ class MessageStore:
 
     def _ensure_topics(self, section: Section, records: EncodedRecords) -> None:
         """Make topics that are missing; raises where one has fewer queues than it had when rows were encoded."""
-        needed: dict[str, int] = {}
-        for queue in records.queues:
-            needed[queue.topic] = max(needed.get(queue.topic, 0), queue.queue_id + 1)
+        needed = named_topics(records)
         for topic, count in needed.items():
             has = section.write_queues(topic)
             if has is None and not self._outbox_settings.creates_topics:

@@ -1,10 +1,11 @@
 """Encoded records cut by rows and put together again. The digest of a part is not known: it is 0 in what comes out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from rmq_spark.store.format.encoding import EncodedRecords
+from rmq_spark.store.format.filenames import WAITING_TOPICS
 from rmq_spark.store.units import QueueKey
 
 
@@ -24,6 +25,7 @@ def slice_records(records: EncodedRecords, first: int, last: int) -> EncodedReco
         records.key_rows[first_key:last_key] - first,
         records.key_hashes[first_key:last_key],
         0,
+        records.real_topics,
     )
 
 
@@ -54,4 +56,25 @@ def merge_records(parts: Sequence[EncodedRecords]) -> EncodedRecords:
         np.concatenate([part.key_rows + first for part, first in zip(parts, firsts, strict=True)]),
         np.concatenate([part.key_hashes for part in parts]),
         0,
+        add_topics(part.real_topics for part in parts),
     )
+
+
+def named_topics(records: EncodedRecords) -> dict[str, int]:
+    """Return the topics that must be there for records to be appended: topic -> largest queue id, plus one.
+
+    Those in which messages wait have the queues that they have: they count as one. With them come the topics for which
+    they wait, which a broker or a tick will look for.
+    """
+    queues = [records.queues[number] for number in np.unique(records.queue_numbers).tolist()]
+    counts = ({key.topic: 1 if key.topic in WAITING_TOPICS else key.queue_id + 1} for key in queues)
+    return add_topics((records.real_topics, *counts))
+
+
+def add_topics(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the largest count of each topic."""
+    found: dict[str, int] = {}
+    for some in counts:
+        for topic, count in some.items():
+            found[topic] = max(found.get(topic, 0), count)
+    return found

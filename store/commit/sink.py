@@ -70,6 +70,7 @@ def commit_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedF
             settings.allow_network_store,
             settings.outbox.commit_log_path,
             settings.outbox.sizes,
+            settings.outbox.delays,
         ),
         wall_clock_ms,
         time.sleep,

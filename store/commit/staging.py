@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.commit.keys import STAGING, make_folders, side_path
-from rmq_spark.store.commit.row_slices import merge_records, slice_records, split_records
+from rmq_spark.store.commit.row_slices import add_topics, merge_records, named_topics, slice_records, split_records
 from rmq_spark.store.commit.side_file import digest_text
 from rmq_spark.store.commit.staged_batch import SCHEMA, VERSION, from_batch, to_batch, version_of
 from rmq_spark.store.disk import files
@@ -44,7 +44,7 @@ class StagedFile:
     rows: int
     bytes: int  # of the records: what the log will grow by, fillers aside
     digest: int  # of the rows as their user gave them, 0 .. 2^64-1
-    topics: Mapping[str, int] = field(default_factory=dict)  # topic -> largest queue id used, plus one
+    topics: Mapping[str, int] = field(default_factory=dict)  # what `row_slices.named_topics` says of its rows
     largest_bytes: int = 0  # the longest record
     file_bytes: int = 0  # length of the file
 
@@ -87,9 +87,7 @@ class StageWriter:
         self._bytes += len(records.data)
         self._digest = (self._digest + records.digest) % _DIGESTS
         self._largest = max(self._largest, int(records.sizes.max()))
-        for number in np.unique(records.queue_numbers).tolist():
-            key = records.queues[number]
-            self._topics[key.topic] = max(self._topics.get(key.topic, 0), key.queue_id + 1)
+        self._topics = add_topics((self._topics, named_topics(records)))
 
     def finish(self) -> StagedFile:
         """Return what the commit needs to know of the file, which is on disk for good from here on."""

@@ -6,13 +6,15 @@ in while it holds the store's lock. Everything that costs time (properties, CRCs
 `record.encode_record`, `properties.encode` and `java` are the slow twins that a test holds against this.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.format.diversion import AskedDelays, DelayRules, divert
 from rmq_spark.store.format.java import Host, encode_host, string_hash
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics, keys_of
 from rmq_spark.store.format.outgoing_bodies import BodyRules, OutgoingBodies
@@ -24,11 +26,23 @@ from rmq_spark.store.format.text_hashes import powers_of_31, scatter
 from rmq_spark.store.format.unique_ids import UniqueIdRun, UniqueIds
 from rmq_spark.store.units import QueueKey
 
-MESSAGE_COLUMNS = ("topic", "body", "tags", "keys", "properties", "shardingKey", "queueId", "flag")
+MESSAGE_COLUMNS = (
+    "topic",
+    "body",
+    "tags",
+    "keys",
+    "properties",
+    "shardingKey",
+    "queueId",
+    "flag",
+    "delayLevel",
+    "deliverTimestamp",
+)
 MAX_PROPERTIES_BYTES = 32767  # the length is a signed number of two bytes
 
 _DEFAULT_SEGMENT_BYTES = 1 << 30
 _DEFAULT_RULES = BodyRules()
+_DEFAULT_DELAYS = DelayRules()
 # Keeps flag and queue id apart from CRC and size of a body in a row's digest: digits of the square root of 2.
 _OF_FLAG = np.uint64(0x6A09E667F3BCC909)
 
@@ -39,8 +53,9 @@ class EncodedRecords:
 
     Arrays are in the order of the records. Record `i` takes `sizes[i]` bytes of `data`; its queue offset, physical
     offset and store time are zero in there. It belongs to `queues[queue_numbers[i]]`. `digest` tells whether two
-    batches are the same to their user: it depends on topics, bodies, tags, keys, properties, flags and given queue
-    ids, and not on the order of rows, ids, hosts, times or the choice of a queue. Digests of parts add up, modulo 2^64.
+    batches are the same to their user: it depends on topics, bodies, tags, keys, properties, flags, given queue ids and
+    delays, and not on the order of rows, ids, hosts, times or the choice of a queue. Digests of parts add up, modulo
+    2^64. A record that is to wait belongs to a queue where it waits; its tags code there is the appender's to find.
     """
 
     data: NDArray[np.uint8]
@@ -51,6 +66,8 @@ class EncodedRecords:
     key_rows: NDArray[np.int64]  # one element for each index entry, ascending: which record it is of
     key_hashes: NDArray[np.int32]  # java.index_key_hash of `topic#key`; of a record first UNIQ_KEY, then KEYS in order
     digest: int  # 0 .. 2^64-1
+    # Of the messages that are to wait: the topics that they are for -> largest queue id, plus one.
+    real_topics: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -60,6 +77,7 @@ class MessageEncoder:
     """Encodes batches of one task. For one thread.
 
     `segment_bytes` is the size of the store's segments: a record must fit into one, with the filler behind it.
+    `delay_rules` may be set anew between two batches.
     """
 
     def __init__(
@@ -70,7 +88,9 @@ class MessageEncoder:
         ids: UniqueIds,
         body_rules: BodyRules = _DEFAULT_RULES,
         segment_bytes: int = _DEFAULT_SEGMENT_BYTES,
+        delay_rules: DelayRules = _DEFAULT_DELAYS,
     ) -> None:
+        self.delay_rules = delay_rules
         self._ids, self._body_rules = ids, body_rules
         self._max_record_bytes = segment_bytes - BLANK_BYTES
         head = np.zeros(1, RECORD_HEAD)
@@ -84,7 +104,7 @@ class MessageEncoder:
     def encode(
         self, messages: pa.RecordBatch, router: QueueRouter, born_ms: int, first_row: int | None = 0
     ) -> EncodedRecords:
-        """Encode the rows, born at `born_ms` since the epoch; the columns are some of MESSAGE_COLUMNS.
+        """Encode the rows, born at `born_ms` since the epoch, which is now; the columns are some of MESSAGE_COLUMNS.
 
         Raises OptionError, which names the row and its topic, for one that cannot become a message; the first is called
         `first_row`, or nothing if that is None. Nothing is encoded then.
@@ -115,19 +135,26 @@ class MessageEncoder:
         count = len(bodies.stored)
         queue_ids = Given.of(columns["queueId"]) if "queueId" in columns else None
         routes = router.route(topics, count, queue_ids, properties.sharding_hashes())
+        of_records, texts, text_sizes, real_topics = topics, properties.pieces(), properties.sizes, dict[str, int]()
+        asked = self._asked_delays(columns, born_ms)
+        if asked is not None:
+            # First the queue that a message is for, then where it waits: it must come out where it would have gone.
+            diverted = divert(asked, topics, routes, len(self.delay_rules.levels))
+            of_records, routes, real_topics = diverted.topics, diverted.routes, diverted.real_topics
+            texts, text_sizes = [*texts, *diverted.texts], text_sizes + diverted.sizes
         parts = RecordParts(
             head=self._head_at(born_ms),
-            topics=topics,
+            topics=of_records,
             bodies=bodies,
             ids=self._ids.take(count, born_ms),
-            properties=properties.pieces(),
-            properties_sizes=properties.sizes,
+            properties=texts,
+            properties_sizes=text_sizes,
             queue_ids=routes.queue_ids,
             flags=Given.of(columns["flag"]).values if "flag" in columns else None,
         )
         sizes = parts.sizes
         self._check_sizes(sizes, parts.text_sizes)
-        key_rows, key_hashes = _key_entries(topics, parts.ids, properties.keys)
+        key_rows, key_hashes = _key_entries(of_records, parts.ids, properties.keys)
         return EncodedRecords(
             data=join_records(parts, sizes),
             sizes=sizes,
@@ -136,8 +163,15 @@ class MessageEncoder:
             tags_codes=_tags_codes(properties.tags, count),
             key_rows=key_rows,
             key_hashes=key_hashes,
-            digest=_digest(topics, bodies, properties, queue_ids, parts.flags),
+            digest=_digest(topics, bodies, properties, queue_ids, parts.flags, asked),
+            real_topics=real_topics,
         )
+
+    def _asked_delays(self, columns: dict[str, pa.Array], now_ms: int) -> AskedDelays | None:
+        levels, times = columns.get("delayLevel"), columns.get("deliverTimestamp")
+        if levels is None and times is None:
+            return None
+        return AskedDelays.of(levels, times, self.delay_rules, now_ms)
 
     def _head_at(self, born_ms: int) -> NDArray[np.void]:
         head = self._head.copy()
@@ -193,6 +227,7 @@ def _digest(
     properties: OutgoingProperties,
     queue_ids: Given | None,
     flags: NDArray[np.int64] | None,
+    asked: AskedDelays | None,
 ) -> int:
     """Return the sum of a number for each row that depends on all that its user gave, modulo 2^64."""
     rows = scatter(bodies.digests())
@@ -206,6 +241,8 @@ def _digest(
             extra += np.where(queue_ids.mask, queue_ids.values + 1, 0).view(np.uint64) << np.uint64(32)
         extra *= _OF_FLAG  # 0, which flag and queue id are where there is no such column, stays 0
         rows += scatter(extra)
+    if asked is not None:
+        rows += asked.digests
     return int(scatter(rows).sum())
 
 

@@ -158,6 +158,8 @@ class _Pairs:
         if fate not in self._fates or (column is not None and column.given is None):
             return column
         chosen = self._kept & (self._fate_of == fate)
+        if not chosen.any():
+            return column
         if column is None:
             column = Texts(np.zeros(0, np.uint8), np.zeros(self._row_count + 1, np.int64))
         given = np.zeros(self._row_count, np.bool_) if column.given is None else column.given.copy()

@@ -54,7 +54,7 @@ class QueueRouter:
         counts = [self._queue_count(topic) for topic in topics.names]
         per_row = topics.per_row(counts, np.int64)
         if key_hashes is None and queue_ids is None:
-            return _numbered(topics, counts, self._in_turn(topics, counts, np.arange(row_count)))
+            return number_queues(topics, counts, self._in_turn(topics, counts, np.arange(row_count)))
         chosen = np.zeros(row_count, np.int64)
         rest = np.ones(row_count, np.bool_)
         if key_hashes is not None:
@@ -76,7 +76,7 @@ class QueueRouter:
                 f"queueId {chosen[row]} is not one of the {count} queues of topic {topics.name(row)} that are written "
                 f"to: accepted are 0 to {count - 1}, or null for any",
             )
-        return _numbered(topics, counts, chosen)
+        return number_queues(topics, counts, chosen)
 
     def _queue_count(self, topic: str) -> int:
         if topic not in self._counts:
@@ -106,21 +106,25 @@ class QueueRouter:
         return turns
 
 
-def _numbered(topics: Topics, counts: list[int], queue_ids: NDArray[np.int64]) -> Routes:
-    """Number the queues that rows go to, by topic and then by queue id."""
+def number_queues(topics: Topics, counts: list[int], queue_ids: NDArray[np.int64]) -> Routes:
+    """Number the queues that rows go to, by topic and then by queue id; `counts` are the queues of each topic."""
     firsts = np.cumsum([0, *counts])
     codes = queue_ids if topics.numbers is None else queue_ids + firsts[topics.numbers]
-    if firsts[-1] <= _FEW_QUEUES:
-        used = np.flatnonzero(np.bincount(codes, minlength=int(firsts[-1])))
-        places = np.zeros(int(firsts[-1]), np.int32)
-        places[used] = np.arange(len(used))
-        numbers = places[codes]
-    else:
-        used, inverse = np.unique(codes, return_inverse=True)
-        numbers = inverse.astype(np.int32)
+    used, numbers = number_codes(codes, int(firsts[-1]))
     of_topic = np.searchsorted(firsts, used, "right") - 1
     queues = tuple(
         QueueKey(topics.names[topic], code - int(firsts[topic]))
         for topic, code in zip(of_topic.tolist(), used.tolist(), strict=True)
     )
     return Routes(queue_ids, queues, numbers)
+
+
+def number_codes(codes: NDArray[np.int64], limit: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the distinct codes, ascending, and the place of each row's code among them; all are in [0, limit)."""
+    if limit > _FEW_QUEUES:
+        found, inverse = np.unique(codes, return_inverse=True)
+        return found, inverse.astype(np.int32)
+    used = np.flatnonzero(np.bincount(codes, minlength=limit))
+    places = np.zeros(limit, np.int32)
+    places[used] = np.arange(len(used))
+    return used, places[codes]

@@ -50,6 +50,12 @@ def read_settings(root: str) -> StoreSettings | OtherVersion | None:
         raise DamageError("not the settings of a store", path, 0, "JSON", str(error)) from error
 
 
+def settings_stamp(root: str) -> tuple[int, int]:
+    """Return by what changed settings are told from those that were read: length and time of the file."""
+    path = files.join(root, SIDE_FOLDER, SETTINGS)
+    return files.file_size(path), files.modified_ms(path)
+
+
 def write_settings(disk: Disk, root: str, settings: StoreSettings, sizes: FileSizes | None = None) -> None:
     """Write the settings of a store, and with `sizes` the fragment for a broker. Only under the store's lock."""
     folder = files.join(root, SIDE_FOLDER)

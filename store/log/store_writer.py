@@ -85,6 +85,7 @@ class StoreWriter:
     ) -> None:
         self.root, self.disk, self.settings, self.now_ms = files.absolute(root), disk, settings, now_ms
         self._finishers = tuple(finishers)
+        self._terms = settings.delays
         self._told_held: tuple[str | None, int] = None, 0
         self.lock = StoreLock(self.root, disk, settings, now_ms, sleep)
         self._make_folders()
@@ -196,13 +197,14 @@ class StoreWriter:
             sizes = None if has_log else self.settings.sizes
             version = found_broker_version(self.root, has_log=has_log)
             made = StoreSettings(uuid.uuid4().hex, file_sizes=sizes.by_name() if sizes else {}, broker_version=version)
-            held = self.settings.delays.applied_to(made)
+            held = self._terms.applied_to(made)
             write_settings(self.disk, self.root, held, sizes)
-        elif (changed := self.settings.delays.applied_to(held)) != held:
+        elif (changed := self._terms.applied_to(held)) != held:
             sizes = self.settings.sizes.or_those(held.file_sizes) if held.file_sizes else None
             write_settings(self.disk, self.root, changed, sizes)
             _LOG.info("rmq: %s: delays are %s from now on, they were %s", self.root, *map(_delays, (changed, held)))
             held = changed
+        self._terms = DelayTerms()  # said once: who opens the store later may say otherwise
         self._files.use_settings(held, self.settings.sizes)
 
 

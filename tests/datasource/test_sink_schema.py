@@ -43,12 +43,13 @@ def test_the_columns_that_only_the_source_has_are_answered_with_the_drop_that_he
     assert check_sink_schema(dropped, None) == ("topic", "queueId", "tags", "keys", "body")
 
 
-@pytest.mark.parametrize("name", ["delayLevel", "deliverTimestamp", "mode", "value", "error"])
+@pytest.mark.parametrize("name", ["mode", "value", "error", "reconsumeCount"])
 def test_a_column_that_does_not_exist_is_answered_with_those_that_do(name) -> None:
     message = refusal(fields(body="string", **{name: "int"}))
     assert f'there is no column "{name}" to write.' in message
     assert (
-        "Columns that can be written are: body, topic, tags, keys, properties, queueId, shardingKey, flag." in message
+        "Columns that can be written are: body, topic, tags, keys, properties, queueId, shardingKey, flag, delayLevel, "
+        "deliverTimestamp." in message
     )
     assert f'.drop("{name}")' in message
 
@@ -107,6 +108,9 @@ def test_a_column_twice_is_refused() -> None:
         ("properties", "string", "map<string,string>", "create_map("),
         ("topic", "binary", "string", '.cast("string")'),
         ("shardingKey", "bigint", "string", '.cast("string")'),
+        ("delayLevel", "bigint", "int", '.withColumn("delayLevel", col("delayLevel").cast("int"))'),
+        ("deliverTimestamp", "timestamp_ntz", "timestamp", '.cast("timestamp")'),
+        ("deliverTimestamp", "bigint", "timestamp", '.cast("timestamp")'),
     ],
 )
 def test_a_wrong_type_is_answered_with_the_right_ones_and_a_call(name, given, expected, remedy) -> None:

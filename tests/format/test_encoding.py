@@ -31,6 +31,8 @@ TYPES = {
     "shardingKey": pa.string(),
     "queueId": pa.int32(),
     "flag": pa.int32(),
+    "delayLevel": pa.int32(),
+    "deliverTimestamp": pa.timestamp("us", tz="UTC"),
 }
 BORN_MS = 1_774_000_000_123
 MAX_BODY = BodyRules().max_bytes
@@ -125,6 +127,13 @@ REFUSED: list[tuple[Row, str]] = [
     ({"properties": [("", "x")]}, "'' is no name of a property"),
     ({"properties": [("a", "\x02")]}, "the property 'a' holds the character"),
     ({"queueId": 4}, "queueId 4 is not one of the 4 queues of topic t"),
+    ({"queueId": 4, "delayLevel": 1}, "queueId 4 is not one of the 4 queues of topic t"),
+    (
+        {"deliverTimestamp": (BORN_MS + 259_200_001) * 1000},
+        f"deliverTimestamp {BORN_MS + 259_200_001} (ms since the epoch) is 259200 s ahead, and this store takes at most "
+        "259200 s (timerMaxDelaySec): give an earlier time, or open",
+    ),
+    ({"deliverTimestamp": 2**63 - 1}, f"deliverTimestamp {-(-(2**63 - 1) // 1000)} (ms since the epoch) is"),
 ]
 
 
@@ -228,7 +237,12 @@ def test_a_digest_is_the_same_for_what_is_given_in_another_shape() -> None:
         encode({}).digest
         == encode(given).digest
         == encode({"flag": 0, "properties": [], "keys": [], "tags": ""}).digest
+        == encode({"delayLevel": None, "deliverTimestamp": None}).digest
+        == encode({"delayLevel": 0}).digest
+        == encode({"delayLevel": -1}).digest
     )
+    delayed = {"body": b"x", "delayLevel": 5}
+    assert encode({}, delayed).digest == (encode({}).digest + encode(delayed).digest) % (1 << 64)
     rows = batch({"keys": ["a", "b"]}).set_column(2, "keys", pa.array(["a b"]))
     assert encoder().encode(rows, QueueRouter(lambda _: 4, 0), BORN_MS).digest == encode({"keys": ["a", "b"]}).digest
 
@@ -251,6 +265,14 @@ CHANGES: dict[str, Callable[[Row], Row]] = {
     "flag": lambda row: {**row, "flag": -3},
     "no flag": lambda row: {**row, "flag": None},
     "queue id": lambda row: {**row, "queueId": 0},
+    "delay level": lambda row: {**row, "delayLevel": 3},
+    "greater delay level": lambda row: {**row, "delayLevel": 19},
+    "delay level beyond the last": lambda row: {**row, "delayLevel": 20},
+    "time": lambda row: {**row, "deliverTimestamp": BORN_MS * 1000},
+    "time to come": lambda row: {**row, "deliverTimestamp": (BORN_MS + 1) * 1000},
+    "time before 1970": lambda row: {**row, "deliverTimestamp": -1000},
+    "time that is 0": lambda row: {**row, "deliverTimestamp": 0},
+    "level and time": lambda row: {**row, "delayLevel": 3, "deliverTimestamp": 0},
 }
 
 

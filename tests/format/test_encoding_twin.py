@@ -1,5 +1,6 @@
 """The fast encoder against a slow and obvious one, message by message, and what the reader makes of its records."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from rmq_spark.store import COLUMNS
 from rmq_spark.store.format.body_codec import COMPRESSION_TYPE_MASK, Compression, compress_body
 from rmq_spark.store.format.columns import decode
+from rmq_spark.store.format.delay_levels import DelayLevels
+from rmq_spark.store.format.diversion import DelayRules
 from rmq_spark.store.format.encoding import EncodedRecords, MessageEncoder
+from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.heads import RecordRun
 from rmq_spark.store.format.java import Host, encode_host, index_key_hash, string_hash
 from rmq_spark.store.format.outgoing_bodies import BodyRules
@@ -37,7 +41,12 @@ TYPES = {
     "shardingKey": pa.string(),
     "queueId": pa.int32(),
     "flag": pa.int32(),
+    "delayLevel": pa.int32(),
+    "deliverTimestamp": pa.timestamp("us", tz="UTC"),
 }
+LEVELS = DelayLevels.parse("1s 5s 10s 30s")
+TIMES_US = [0, -1, BORN_MS * 1000, BORN_MS * 1000 + 1, BORN_MS * 1000 + 500_123, (BORN_MS + 259_200_000) * 1000]
+TIMES_US += [1_774_000_005_000_000, 1_774_000_005_001_000, 1_774_000_004_999_999]
 WRITE_QUEUES = {"t": 4, "orders": 1, "%RETRY%" + "g" * 193: 3, "a" * 127: 2}
 
 usual = settings(deadline=None, derandomize=True, max_examples=300, suppress_health_check=list(HealthCheck))
@@ -66,6 +75,8 @@ def rows_strategy() -> st.SearchStrategy[list[Row]]:
             "shardingKey": st.none() | values,
             "queueId": st.sampled_from([None, None, 0]),
             "flag": st.none() | st.integers(-(2**31), 2**31 - 1),
+            "delayLevel": st.none() | st.sampled_from([0, -1, -(2**31), 1, 4, 5, 19, 2**31 - 1]),
+            "deliverTimestamp": st.none() | st.sampled_from(TIMES_US),
         }
     )
     alike = st.tuples(row, st.integers(1, 20)).map(lambda pair: [pair[0]] * pair[1])
@@ -83,7 +94,8 @@ class SlowEncoder:
     def encode(self, row: Row) -> tuple[Record, int, list[int]]:
         """Return the record as it is handed to the appender, its tags code and the hashes of its index keys."""
         unique = self._ids.take(1, BORN_MS).texts().tobytes().decode()
-        properties = {"UNIQ_KEY": unique, **given_properties(row)}
+        topic, queue_id, added = waiting_place(row, self._queue_id(row))
+        properties = {"UNIQ_KEY": unique, **given_properties(row), **added}
         stored, sys_flag = row["body"], 0
         if self._compression is not None and len(stored) >= COMPRESS_OVER:
             packed = compress_body(stored, self._compression)
@@ -91,9 +103,9 @@ class SlowEncoder:
                 stored, sys_flag = packed, self._compression.sys_flag
         record = Record(
             total_size=0,
-            magic=MAGIC_V2 if len(row["topic"]) > 127 else MAGIC_V1,
+            magic=MAGIC_V2 if len(topic) > 127 else MAGIC_V1,
             body_crc=body_crc(stored),
-            queue_id=self._queue_id(row),
+            queue_id=queue_id,
             flag=row["flag"] or 0,
             queue_offset=0,
             physical_offset=0,
@@ -105,11 +117,11 @@ class SlowEncoder:
             reconsume_times=0,
             prepared_transaction_offset=0,
             body=stored,
-            topic=row["topic"].encode(),
+            topic=topic.encode(),
             properties=encode(properties),
         )
         keys = [unique, *(key for key in properties.get("KEYS", "").split(" ") if key)]
-        hashes = [index_key_hash(f"{row['topic']}#{key}") for key in keys]
+        hashes = [index_key_hash(f"{topic}#{key}") for key in keys]
         return record, string_hash(properties.get("TAGS", "")), hashes
 
     def _queue_id(self, row: Row) -> int:
@@ -139,6 +151,23 @@ def given_properties(row: Row) -> dict[str, str]:
         if name not in ENGINE_OWNED and not name.startswith("__RMQ.TRANSIENT.")
     }
     return {name: value for name, value in {**own, **others}.items() if value}
+
+
+def waiting_place(row: Row, queue_id: int) -> tuple[str, int, dict[str, str]]:
+    """Return topic, queue and further properties of a row's record, as a broker does at BORN_MS."""
+    level, time_us = row["delayLevel"] or 0, row["deliverTimestamp"]
+    real = {"REAL_TOPIC": row["topic"], "REAL_QID": str(queue_id)}
+    if level > 0:
+        level = min(level, len(LEVELS))
+        return SCHEDULE_TOPIC, level - 1, {"DELAY": str(level), **real}
+    if time_us is None:
+        return row["topic"], queue_id, {}
+    time_ms = math.ceil(time_us / 1000)
+    times = {"TIMER_DELIVER_MS": str(time_ms)}
+    if time_ms <= BORN_MS:
+        return row["topic"], queue_id, times
+    out_ms = time_ms - 1000 if time_ms % 1000 == 0 else time_ms // 1000 * 1000
+    return "rmq_sys_wheel_timer", 0, {**times, "TIMER_OUT_MS": str(out_ms), **real}
 
 
 def new_ids() -> UniqueIds:
@@ -199,6 +228,7 @@ def test_fast_and_slow_write_the_same_records(
         store_host=STORE_HOST,
         ids=new_ids(),
         body_rules=BodyRules(compression, COMPRESS_OVER),
+        delay_rules=DelayRules(LEVELS),
     )
     router = QueueRouter(WRITE_QUEUES.__getitem__, start)
     slow = SlowEncoder(compression, start)
@@ -223,6 +253,11 @@ def assert_alike(encoded: EncodedRecords, rows: list[Row], slow: SlowEncoder) ->
     assert len(set(encoded.queues)) == len(encoded.queues) == len(set(queues))
 
 
+def found_real_queue(found: Row) -> int:
+    """Return the queue that a message is for, wherever it was found."""
+    return int(found["properties"].get("REAL_QID", found["queueId"]))
+
+
 def with_size(record: Record) -> Record:
     fields = {name: getattr(record, name) for name in record.__slots__}
     return Record(**{**fields, "total_size": record_size(record)})
@@ -236,11 +271,12 @@ def assert_read(encoded: EncodedRecords, rows: list[Row]) -> None:
         assert next_offset == len(run)
         for found, row in zip(arrow_rows([batch]), (rows[at] for at in chosen), strict=True):
             properties = given_properties(row)
-            assert found["topic"] == row["topic"]
+            topic, queue_id, added = waiting_place(row, found_real_queue(found))
+            assert (found["topic"], found["queueId"]) == (topic, queue_id)
             assert found["body"] == row["body"]
             assert found["tags"] == properties.get("TAGS")
             assert found["keys"] == properties.get("KEYS")
-            assert found["properties"] == {"UNIQ_KEY": found["msgId"], **properties}
+            assert found["properties"] == {"UNIQ_KEY": found["msgId"], **properties, **added}
             assert found["flag"] == (row["flag"] or 0)
             assert (found["bornHost"], found["storeHost"]) == ("10.1.2.3:0", "192.0.2.7:10911")
             assert (found["bornTimestamp"], found["storeTimestamp"]) == (BORN_MS * 1000, STORE_MS * 1000)

@@ -173,6 +173,12 @@ def test_sharding_keys_are_hashed_where_they_were_given() -> None:
     assert [int(value) for value in hashes.values[:3]] == [java.string_hash(key) for key in ("a", "b", "")]
 
 
+def test_a_sharding_key_that_is_null_or_empty_in_all_maps_was_not_given() -> None:
+    for value in (None, ""):
+        found = OutgoingProperties(properties=maps([("__SHARDINGKEY", value)], [("a", "1")]))
+        assert found.sharding_hashes() is None
+
+
 def test_digests_do_not_depend_on_where_a_property_comes_from_or_on_the_order() -> None:
     def one(*arguments: Any) -> list[int]:
         return [int(value) for value in OutgoingProperties(*arguments).digests()]  # type: ignore[union-attr]
