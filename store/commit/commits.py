@@ -77,11 +77,16 @@ def commit_staged(
     options: CommitOptions,
     *,
     sleep: Callable[[float], None] = time.sleep,
+    before_intent: Callable[[], None] | None = None,
 ) -> CommitTotals:
     """Append the rows of staged files to the store, all of them once, and take the files away.
 
     `writer` was opened with an IntentFinisher among its finishers. Called again with the same key it appends nothing
     more; that is what a ledger is for, so it does not hold for a key without a batch id, which is used once.
+
+    `before_intent` is called with the store's lock held, once it is clear that the batch is not in the store yet, and
+    before anything says that it will be: it makes durable what is to be known of the batch, and may be called again for
+    the same batch after a crash. What it raises is raised; nothing was appended then.
 
     Raises BatchConflictError, NotFoundError, OptionError, StoreChangedError and DamageError for a batch, files or
     topics that are not as they should be, and LockTimeoutError for a store or query that another process is at work
@@ -89,7 +94,7 @@ def commit_staged(
     behind the first chunk, the rows may be there in part, and whoever writes to the store next appends the rest. Many
     processes may commit at once, for the same query too.
     """
-    return _Commit(writer, key, staged, options, sleep).run()
+    return _Commit(writer, key, staged, options, sleep, before_intent).run()
 
 
 @dataclass(slots=True)
@@ -110,9 +115,11 @@ class _Commit:
         staged: Sequence[StagedFile],
         options: CommitOptions,
         sleep: Callable[[float], None],
+        before_intent: Callable[[], None] | None,
     ) -> None:
         assert options.flush in ("sync", "async"), options.flush
         self._writer, self._key, self._options, self._sleep = writer, key, options, sleep
+        self._before_intent = before_intent
         self._staged = tuple(file for file in staged if file.rows)
         self._rows = sum(file.rows for file in self._staged)
         self._bytes = sum(file.bytes for file in self._staged)
@@ -197,6 +204,8 @@ class _Commit:
                         return verdict
                     if problem is not None:
                         raise problem
+                    if self._before_intent is not None:
+                        self._before_intent()
                     if first is not None:
                         return self._append_first(section, first)
                     self._note_nothing()

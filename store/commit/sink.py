@@ -1,7 +1,7 @@
 """A sink's two halves: tasks that stage rows, and the commit on the driver that appends what they staged, once."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -58,7 +58,12 @@ class TaskStage:
         self._stage.discard()
 
 
-def commit_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedFile]) -> CommitTotals:
+def commit_sink(
+    settings: SinkSettings,
+    key: CommitKey,
+    staged: Sequence[StagedFile],
+    before_intent: Callable[[], None] | None = None,
+) -> CommitTotals:
     """Append what tasks staged, all of it once; the store is made if it is not there. See `commits.commit_staged`."""
     root, disk = files.absolute(settings.path), Disk()
     writer = StoreWriter(
@@ -77,7 +82,7 @@ def commit_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedF
         (IntentFinisher(root, disk, wall_clock_ms),),
     )
     with writer:
-        return commit_staged(writer, key, staged, settings.commit)
+        return commit_staged(writer, key, staged, settings.commit, before_intent=before_intent)
 
 
 def abort_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedFile]) -> None:
