@@ -1,0 +1,265 @@
+"""Whoever ticks delivers what is due: messages of delay levels, and of the timer.
+
+There is no process that must live for this: whoever looks at a store and may write to it ticks first. So an idle tick
+has to be cheap, and no tick may wait for long:
+
+1. Nothing was appended since the last look, and nothing is due yet: a few calls to the system.
+2. Else every source is asked (`due_source.py`), without a lock; mostly nothing is due then either.
+3. Else the turn of tickers, a lock on `rmq/delivery/turn`, is taken, or the tick is over: somebody else delivers.
+4. The store's lock, by which dead processes' commits are finished; what is due; a commit. Again until nothing is due.
+
+Once among all ticks: what was delivered up to where is in the ledger's note, which comes there with the commit. A crash
+before the commit's intent has changed nothing, one behind it leaves a commit that whoever takes the store's lock next
+finishes, note and all. And the number of a commit, the ledger's plus one, is taken once.
+
+A broker that holds the store delivers by itself: then a tick does nothing.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rmq_spark.store.commit.commits import CommitOptions, abort_staged, commit_staged
+from rmq_spark.store.commit.finishing import IntentFinisher
+from rmq_spark.store.commit.keys import CommitKey, side_path
+from rmq_spark.store.commit.ledger import Ledger
+from rmq_spark.store.commit.staging import StageWriter
+from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
+from rmq_spark.store.delivery.delay_queue import DelayQueues
+from rmq_spark.store.delivery.due_source import QUERY_ID, Due, DueSource, Note, Outlook
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
+from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.errors import RmqError
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
+from rmq_spark.store.log.settings_file import SETTINGS, check_settings
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.watermark_file import watermark_path
+
+_LOG = logging.getLogger("rmq_spark")
+FOLDER = "delivery"  # in `rmq/`
+_TURN = "turn"
+COMMIT_BYTES = 16 << 20  # of log, or one message: what is in memory at a time
+COMMIT_MESSAGES = 32_768
+TICK_BYTES = 64 << 20  # of log, in one call: whoever ticks has other things to do
+_LOCK_TIMEOUT_MS = 5_000  # for a writer that makes no progress: the next tick tries again
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one tick did: messages delivered, and when it is worth while to tick again (ms since the epoch).
+
+    `next_due_ms` is when the first message is due that waits; the tick's own time where there is more than one call
+    delivers; None where none waits, or others deliver. `problem` is why what may be due was not delivered.
+    """
+
+    delivered: int = 0
+    next_due_ms: int | None = None
+    problem: RmqError | None = None
+
+
+class Ticker:
+    """Delivers what is due in the store at `path`. One thread at a time; any number of processes; `close` it.
+
+    `settings` say how the store's lock is taken and where the log lies, `clock_ms` is the time at which messages are
+    stored, `sleep` takes seconds. Opening it touches nothing.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        settings: WriterSettings | None = None,
+        *,
+        disk: Disk | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path = files.absolute(path)
+        self._settings = settings or WriterSettings("rmq-spark ticker", _LOCK_TIMEOUT_MS)
+        self._disk, self._clock_ms, self._sleep = disk or Disk(), clock_ms, sleep
+        self._ledger = Ledger(self.path, self._disk)
+        self._turn = FileLock(side_path(self.path, FOLDER, _TURN))
+        self._sources: Sequence[DueSource] | None = None
+        self._known: tuple[object, Outlook] | None = None  # what stood where news shows first, and what was due then
+        self._told = ""
+        self.commit_bytes, self.commit_messages, self.tick_bytes = COMMIT_BYTES, COMMIT_MESSAGES, TICK_BYTES
+
+    def __enter__(self) -> "Ticker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of files. A tick opens again what it needs."""
+        for source in self._sources or ():
+            source.close()
+
+    def tick(self, now_ms: int) -> Tick:
+        """Deliver what is due at `now_ms`, at most 64 MiB of log, and say when to tick again.
+
+        Raises nothing that is wrong with the store: it is told once in the log, and in the answer, and a later tick
+        tries again. Where nothing is due nothing on disk is changed, made or locked.
+        """
+        try:
+            stamp = self._stamp()
+            if self._known is not None and self._known[0] == stamp and not _is_due(self._known[1], now_ms):
+                return Tick(0, self._known[1].next_due_ms)
+            if self._is_brokers():
+                return self._leave()
+            outlook = self._look(now_ms)
+            if not outlook.has_work:
+                self._known = stamp, outlook
+                return Tick(0, outlook.next_due_ms)
+            return self._work(now_ms)
+        except RmqError as error:
+            return self._leave(error)
+
+    def _leave(self, problem: RmqError | None = None) -> Tick:
+        """End a tick that could not find out, or not do, what there is to do."""
+        self._known = None
+        if problem is not None and str(problem) != self._told:
+            self._told = str(problem)
+            _LOG.warning("rmq: what is due in %s is not delivered now: %s", self.path, problem)
+        return Tick(0, None, problem)
+
+    def _stamp(self) -> object:
+        """Return what stands where news shows first.
+
+        Every append of ours moves the watermark, by its content: the clock of files is too coarse. A broker writes to
+        `lock` when it starts. The settings have the table of levels.
+        """
+        settings = side_path(self.path, SETTINGS)
+        return (
+            files.read_small(watermark_path(self.path)),
+            files.modified_ms(files.join(self.path, filenames.LOCK)),
+            files.modified_ms(settings),
+        )
+
+    def _is_brokers(self) -> bool:
+        """Say whether a broker holds the store or is starting; at once, so that somebody else may look like one."""
+        path = files.join(self.path, filenames.LOCK)
+        if not is_locked(path):
+            return False
+        probe = BrokerLock(path)
+        try:
+            return not probe.try_take()
+        finally:
+            probe.release()
+
+    def _look(self, now_ms: int) -> Outlook:
+        note, outlook = self._note()[1], Outlook()
+        for source in self._all_sources():
+            outlook = outlook.joined(source.look(now_ms, note))
+        return outlook
+
+    def _note(self) -> tuple[int, Note]:
+        """Return the number of the last commit of ticks, -1 before the first one, and its note."""
+        row = self._ledger.read(QUERY_ID)
+        return (-1, {}) if row is None else (row.batch_id, row.note)
+
+    def _all_sources(self) -> Sequence[DueSource]:
+        if self._sources is None:
+            folders = commit_log_folders(self.path, self._settings.commit_log_path)
+            offsets = DelayOffsetFile(self.path, self._disk, self._clock_ms, self._sleep)
+            self._sources = (DelayQueues(self.path, folders, offsets, self._levels),)
+        return self._sources
+
+    def _levels(self) -> DelayLevels:
+        held = check_settings(self.path)
+        return DEFAULT_DELAY_LEVELS if held is None else held.levels
+
+    def _work(self, now_ms: int) -> Tick:
+        """Take the turn and deliver; without it somebody else does."""
+        self._make_turn()
+        if not self._turn.try_take():
+            return self._leave()
+        delivered: list[int] = []
+        try:
+            is_more = self._deliver(now_ms, delivered)
+        except RmqError as error:
+            return replace(self._leave(error), delivered=sum(delivered))
+        finally:
+            self.close()
+            self._turn.release()
+        self._told = ""
+        stamp, outlook = self._stamp(), self._look(now_ms)
+        if is_more or outlook.has_work:
+            self._known = None
+            return Tick(sum(delivered), now_ms)
+        self._known = stamp, outlook
+        return Tick(sum(delivered), outlook.next_due_ms)
+
+    def _make_turn(self) -> None:
+        """Make the file of the turn where it is missing. Not for good: who finds none makes one."""
+        if files.file_size(self._turn.path) < 0:
+            self._disk.make_folder(files.parent(self._turn.path))
+            with contextlib.suppress(FileExistsError):
+                self._disk.create(self._turn.path, 0)
+
+    def _deliver(self, now_ms: int, delivered: list[int]) -> bool:
+        """Deliver, a commit at a time; note in `delivered` how many messages. Return whether there may be more."""
+        left_bytes = self.tick_bytes
+        finisher = IntentFinisher(self.path, self._disk, self._clock_ms)
+        with StoreWriter(self.path, self._disk, self._settings, self._clock_ms, self._sleep, [finisher]) as writer:
+            while True:
+                with writer.section() as section:
+                    number, note = self._note()
+                    for source in self._all_sources():
+                        # Also after the last commit: what a broker reads says so before this call ends.
+                        source.prepare(section, now_ms, note)
+                if left_bytes <= 0:
+                    return True
+                due = self._take(now_ms, min(self.commit_bytes, left_bytes))
+                changed = {key: value for key, value in due.note.items() if note.get(key) != value}
+                if not due.records and not changed:
+                    return False
+                if self._commit(writer, number + 1, due, {**note, **changed}):
+                    delivered.append(sum(map(len, due.records)))
+                    left_bytes -= sum(len(records.data) for records in due.records)
+
+    def _take(self, now_ms: int, room_bytes: int) -> Due:
+        """Return what all sources have for one commit."""
+        taken, room_count = Due(), self.commit_messages
+        for source in self._all_sources():
+            if room_bytes <= 0 or room_count <= 0:
+                break
+            due = source.take(now_ms, room_bytes, room_count)
+            taken = Due((*taken.records, *due.records), {**taken.note, **due.note})
+            room_bytes -= sum(len(records.data) for records in due.records)
+            room_count -= sum(map(len, due.records))
+        return taken
+
+    def _commit(self, writer: StoreWriter, number: int, due: Due, note: Note) -> bool:
+        """Have messages and note in the store together. Return whether they are: the number may have been taken.
+
+        After an error they may be there in part: whoever takes the store's lock next appends the rest.
+        """
+        key = CommitKey(QUERY_ID, number)
+        stage = StageWriter(self.path, self._disk, key.folder, f"{random_bits():08x}")
+        try:
+            for records in due.records:
+                stage.write(records)
+            staged = [stage.finish()]
+        except BaseException:
+            stage.discard()
+            raise
+        # A number is taken once: by this commit, or by one that was begun before and is finished by now.
+        options = CommitOptions(
+            on_conflict="skip", is_transaction=True, create_topics=False, checks_topics=False, note=note
+        )
+        try:
+            return not commit_staged(writer, key, staged, options, sleep=self._sleep).skipped
+        except RmqError:
+            abort_staged(self.path, self._disk, key.folder, staged)
+            raise
+
+
+def _is_due(outlook: Outlook, now_ms: int) -> bool:
+    return outlook.has_work or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms)

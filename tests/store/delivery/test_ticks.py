@@ -1,0 +1,440 @@
+"""Ticks: what is due comes, once, in order, and nothing else; beside brokers, rivals, deaths of the file of offsets."""
+
+import json
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rmq_spark.store.commit.finishing import Roller
+from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
+from rmq_spark.store.delivery.ticker import Tick
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
+from rmq_spark.store.format.java import Host
+from rmq_spark.store.testing.crash_disk import ProcessDeathError
+from rmq_spark.store.testing.sample_message import SampleMessage
+
+if TYPE_CHECKING:
+    from tests.store.delivery.conftest import Kit
+
+Wait = Callable[..., SampleMessage]
+DELAYS_MS = [1000, 5000, 10_000, 30_000, *range(60_000, 600_001, 60_000), 1_200_000, 1_800_000, 3_600_000, 7_200_000]
+
+
+@pytest.mark.parametrize("level", range(1, 19))
+def test_a_message_comes_when_its_level_is_over_and_not_a_ms_before(kit: "Kit", wait: Wait, level: int) -> None:
+    kit.put(wait(level, "m"))
+    due_ms = kit.now_ms + DELAYS_MS[level - 1]
+    ticker = kit.ticker()
+    assert kit.tick(ticker) == Tick(0, due_ms)
+    kit.now_ms = due_ms - 1
+    assert kit.tick(ticker) == Tick(0, due_ms)
+    assert kit.messages() == {}
+    kit.now_ms = due_ms
+    assert kit.tick(ticker) == Tick(1, None)
+    assert kit.messages() == {0: ["m"]}
+    assert kit.offsets() == {level: 1}
+    assert kit.tick(ticker) == Tick(0, None)
+
+
+def test_what_comes_is_what_was_sent_but_for_topic_queue_and_times(kit: "Kit", wait: Wait) -> None:
+    stays = ("body", "properties", "tags", "msgId", "bornTimestamp", "bornHost", "storeHost", "flag", "reconsumeTimes")
+    fields = {"flag": 7, "reconsume_times": 3, "born_host": Host("2001:db8::1", 5), "store_host": Host("10.0.0.1", 6)}
+    kit.put(wait(1, "m", "%RETRY%g", 3, **fields))
+    kit.now_ms += 5000
+    assert kit.tick().delivered == 1
+    (before,) = kit.messages(SCHEDULE_TOPIC, ["physicalTopic", *stays])[0]
+    (after,) = kit.messages("%RETRY%g", ["physicalTopic", "storeTimestamp", "queueOffset", *stays])[3]
+    assert {name: after[name] for name in stays} == {name: before[name] for name in stays}
+    assert (after["physicalTopic"], after["queueOffset"]) == ("%RETRY%g", 0)
+    assert round(after["storeTimestamp"].timestamp() * 1000) == kit.now_ms
+    assert dict(after["properties"])["DELAY"] == "1"
+
+
+def test_levels_are_strict_in_their_order_and_mind_their_own(kit: "Kit", wait: Wait) -> None:
+    for number in range(5):
+        kit.put(wait(3, f"slow{number}", queue_id=0), wait(1, f"fast{number}", queue_id=1))
+        kit.now_ms += 400
+    kit.now_ms += 200
+    assert kit.tick() == Tick(4, 1_700_000_000_000 + 2600)
+    assert kit.messages() == {1: [f"fast{number}" for number in range(4)]}
+    kit.now_ms += 60_000
+    assert kit.tick() == Tick(6, None)
+    assert kit.messages() == {0: [f"slow{number}" for number in range(5)], 1: [f"fast{number}" for number in range(5)]}
+    assert kit.offsets() == {1: 5, 3: 5}
+
+
+def test_a_time_that_is_too_far_ahead_counts_as_now(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(3, "a"))
+    kit.now_ms -= 1  # the clock was set back
+    assert kit.tick().delivered == 1
+    assert kit.messages() == {0: ["a"]}
+
+
+def test_a_time_as_far_ahead_as_the_level_is_not_due(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(3, "a"))
+    assert kit.tick() == Tick(0, kit.now_ms + 10_000)
+
+
+def test_where_nothing_waits_nothing_is_made_or_changed(kit: "Kit") -> None:
+    with kit.writer() as writer, writer.section() as section:
+        section.ensure_topic("T", 1)
+    before = _files(kit)
+    assert kit.tick() == Tick(0, None)
+    assert _files(kit) == before
+
+
+def test_while_nothing_is_due_nothing_is_made_or_changed(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(3, "a"))
+    before = _files(kit)
+    ticker = kit.ticker()
+    for _ in range(3):
+        assert kit.tick(ticker).delivered == 0
+    assert _files(kit) == before
+
+
+def _files(kit: "Kit") -> dict[str, tuple[bytes, int]]:
+    paths = [path for path in sorted(Path(kit.root).rglob("*")) if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def test_where_there_is_no_store_there_is_a_problem_and_nothing_is_made(kit: "Kit") -> None:
+    found = kit.tick()
+    assert found.delivered == 0
+    assert "does not exist" in str(found.problem)
+    assert not Path(kit.root).exists()
+
+
+def test_a_message_that_comes_later_and_is_due_earlier_is_seen_at_once(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(5, "slow"))
+    ticker = kit.ticker()
+    assert kit.tick(ticker).next_due_ms == kit.now_ms + 60_000
+    kit.put(wait(1, "fast"))
+    assert kit.tick(ticker).next_due_ms == kit.now_ms + 1000
+    kit.now_ms += 1000
+    assert kit.tick(ticker) == Tick(1, kit.now_ms + 59_000)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"topic": None}, "it has no property REAL_TOPIC"),
+        ({"topic": "../../etc"}, "is no topic"),
+        ({"topic": SCHEDULE_TOPIC}, "where it would wait for ever"),
+        ({"topic": "rmq_sys_wheel_timer"}, "where it would wait for ever"),
+        ({"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, "which is discarded"),
+        ({"queue_id": None}, "REAL_QID is missing"),
+        ({"queue_id": "x"}, "REAL_QID is missing, or no queue id"),
+        ({"queue_id": "-1"}, "REAL_QID is missing, or no queue id"),
+        ({"queue_id": str(2**31)}, "REAL_QID is missing, or no queue id"),
+    ],
+)
+def test_what_cannot_be_delivered_is_passed_over_with_a_line_in_the_log(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture, message: dict[str, object], why: str
+) -> None:
+    kit.put(wait(2, "a"), wait(2, "bad", **message), wait(2, "b"))
+    kit.now_ms += 5000
+    assert kit.tick() == Tick(2, None)
+    assert kit.messages() == {0: ["a", "b"]}
+    assert kit.offsets() == {2: 3}
+    lines = [line for line in caplog.messages if "passed over" in line]
+    assert len(lines) == 1
+    assert "delay level 2: the message at queue offset 1" in lines[0]
+    assert why in lines[0]
+
+
+def test_a_message_alone_that_cannot_be_delivered_is_passed_over_for_good(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "bad", topic=None))
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(0, None)
+    assert kit.offsets() == {1: 1}
+    row = kit.ledger()
+    assert row is not None
+    assert (row.batch_id, row.rows, row.note) == (0, 0, {"level.1": 1})
+
+
+def test_a_record_that_cannot_be_read_is_passed_over(kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    kit.put(wait(2, "first"), wait(2, "damaged"), wait(2, "last"))
+    kit.settle()
+    segment = Path(kit.root, "commitlog", "0" * 20)
+    data = bytearray(segment.read_bytes())
+    place = data.index(b"UNIQ_KEY\x01id-damaged")
+    data[place - 1] += 1  # the length of its properties
+    segment.write_bytes(data)
+    kit.now_ms += 5000
+    assert kit.tick() == Tick(2, None)
+    assert kit.messages() == {0: ["first", "last"]}
+    assert "delay level 2: the message at queue offset 1" in caplog.text
+
+
+def test_a_delivery_goes_to_its_queue_whatever_topics_json_says(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a", "T", 9), wait(1, "b", "gone", 1))
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(2, None)
+    assert kit.messages() == {9: ["a"]}
+    assert kit.messages("gone") == {1: ["b"]}
+    topics = json.loads(Path(kit.root, "config/topics.json").read_text())["topicConfigTable"]
+    assert topics["T"]["writeQueueNums"] == 2
+    assert "gone" not in topics
+
+
+def test_many_messages_come_in_commits_of_a_size(kit: "Kit", wait: Wait) -> None:
+    names = [f"{number:03d}" for number in range(60)]
+    kit.put(*(wait(1, name) for name in names))
+    kit.now_ms += 1000
+    ticker = kit.ticker()
+    ticker.commit_bytes, ticker.tick_bytes = 2000, 5000
+    delivered = 0
+    while (tick := kit.tick(ticker)).delivered:
+        delivered += tick.delivered
+        assert tick.next_due_ms == (kit.now_ms if delivered < 60 else None)
+        assert kit.offsets() == {1: delivered}
+        assert 10 < tick.delivered < 40
+    assert delivered == 60
+    assert kit.messages() == {0: names}
+    assert kit.ledger().batch_id > 3
+
+
+def test_no_commit_has_more_than_so_many_messages(kit: "Kit", wait: Wait) -> None:
+    kit.put(*(wait(1 + number % 3, f"{number:03d}", queue_id=number % 3) for number in range(30)))
+    kit.now_ms += 10_000
+    ticker = kit.ticker()
+    ticker.commit_messages = 4
+    assert kit.tick(ticker) == Tick(30, None)
+    assert kit.ledger().batch_id == 7
+    assert kit.messages() == {queue: [f"{number:03d}" for number in range(queue, 30, 3)] for queue in range(3)}
+
+
+def test_the_level_that_is_late_by_most_comes_first(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(2, "older"))
+    kit.now_ms += 4500
+    kit.put(wait(1, "newer"))
+    kit.now_ms += 5000
+    ticker = kit.ticker()
+    ticker.commit_messages, ticker.tick_bytes = 1, 1
+    assert kit.tick(ticker).delivered == 1
+    assert kit.messages() == {0: ["older"]}
+
+
+def test_two_tickers_deliver_once(kit: "Kit", wait: Wait) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(5)))
+    kit.now_ms += 1000
+    first, second = kit.ticker(), kit.ticker()
+    turn = FileLock(str(Path(kit.root, "rmq/delivery/turn")))
+    Path(turn.path).parent.mkdir()
+    Path(turn.path).touch()
+    assert turn.try_take()
+    assert kit.tick(first) == Tick(0, None), "somebody else delivers"
+    assert kit.messages() == {}
+    turn.release()
+    assert kit.tick(second).delivered == 5
+    assert kit.tick(first) == Tick(0, None)
+    assert kit.messages() == {0: [str(number) for number in range(5)]}
+
+
+def test_a_ticker_that_planned_before_another_delivered_does_not_deliver_again(
+    kit: "Kit", wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn should not allow it. If it fails (a file system without locks), the commit's number still does."""
+    kit.put(wait(1, "a"), wait(1, "b"))
+    kit.now_ms += 1000
+    first, second = kit.ticker(), kit.ticker()
+    real = first._take
+
+    def take(now_ms: int, room_bytes: int) -> object:
+        due = real(now_ms, room_bytes)
+        if not second_ran:
+            second_ran.append(1)
+            first._turn.release()
+            assert kit.tick(second).delivered == 2
+        return due
+
+    second_ran: list[int] = []
+    monkeypatch.setattr(first, "_take", take)
+    assert kit.tick(first) == Tick(0, None)
+    assert kit.messages() == {0: ["a", "b"]}
+
+
+def test_beside_a_broker_nothing_is_done_and_afterwards_all(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a"))
+    ticker = kit.ticker()
+    assert kit.tick(ticker).next_due_ms == kit.now_ms + 1000
+    kit.now_ms += 1000
+    broker = FileLock(str(Path(kit.root, "lock")))
+    assert broker.try_take()
+    before = _files(kit)
+    for _ in range(2):
+        assert kit.tick(ticker) == Tick(0, None)
+    assert _files(kit) == before
+    broker.release()
+    assert kit.tick(ticker) == Tick(1, None)
+
+
+def test_a_writer_of_ours_is_no_broker(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(3, "a"))
+    with kit.writer() as writer, writer.section():
+        assert kit.tick() == Tick(0, kit.now_ms + 10_000)
+
+
+def test_offsets_that_a_broker_left_further_count(kit: "Kit", wait: Wait) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(4)))
+    kit.now_ms += 1000
+    _write_offsets(kit, b'{"offsetTable":{1:3},"dataVersion":{"counter":7,"stateVersion":0,"timestamp":5}}')
+    assert kit.tick() == Tick(1, None)
+    assert kit.messages() == {0: ["3"]}
+    text = Path(kit.root, "config/delayOffset.json").read_text()
+    assert '"counter":8' in "".join(text.split())
+    assert kit.offsets() == {1: 4}
+
+
+def test_the_note_counts_where_the_file_is_behind(kit: "Kit", wait: Wait) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(4)))
+    kit.now_ms += 1000
+    kit.tick()
+    _write_offsets(kit, b'{"offsetTable":{1:1,2:0}}')
+    assert kit.tick() == Tick(0, None)
+    assert kit.offsets() == {1: 4, 2: 0}, "a broker that came now would not deliver again"
+    assert len(kit.messages()[0]) == 4
+
+
+def _write_offsets(kit: "Kit", data: bytes, name: str = "delayOffset.json") -> None:
+    Path(kit.root, "config", name).write_bytes(data)
+
+
+@pytest.mark.parametrize("held", [9, 2**62])
+def test_an_offset_behind_the_queue_becomes_its_end(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture, held: int
+) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(4)))
+    kit.now_ms += 1000
+    _write_offsets(kit, b'{"offsetTable":{1:%d}}' % held)
+    assert kit.tick() == Tick(0, None)
+    assert kit.offsets() == {1: 4}
+    assert f"delay level 1 was to go on at queue offset {held}" in caplog.text
+    kit.put(wait(1, "new"))
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(1, None)
+    assert kit.messages() == {0: ["new"]}
+
+
+def test_a_note_behind_the_queue_is_corrected_for_good(kit: "Kit", wait: Wait) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(4)))
+    kit.now_ms += 1000
+    kit.tick()
+    path = Path(kit.root, "rmq/ledger/rmq%3Adelivery.json")
+    path.write_text(path.read_text().replace('"level.1": 4', '"level.1": 8'))
+    kit.tick()
+    kit.put(*(wait(1, f"new{number}") for number in range(3)))
+    kit.now_ms += 1000
+    assert kit.tick().delivered == 3
+    assert kit.messages()[0][4:] == ["new0", "new1", "new2"]
+
+
+def test_an_offset_before_the_first_message_becomes_that(kit: "Kit", wait: Wait) -> None:
+    for number in range(80):
+        kit.put(wait(1, f"{number}" + "b" * 300))
+    kit.now_ms += 1000
+    with kit.writer() as writer, writer.section() as section:
+        section.expire(max_bytes=16_000)
+    first = next(iter(kit.messages(SCHEDULE_TOPIC, ["queueOffset"])[0]))["queueOffset"]
+    assert first > 10
+    assert kit.tick().delivered == 80 - first
+    assert kit.messages()[0][0].startswith(str(first))
+    assert kit.offsets() == {1: 80}
+
+
+@pytest.mark.parametrize("main", [None, b"", b'{"offsetTable":{1:', b"garbage"])
+def test_a_broken_file_of_offsets_is_read_from_its_bak(kit: "Kit", wait: Wait, main: bytes | None) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(4)))
+    kit.now_ms += 1000
+    if main is not None:
+        _write_offsets(kit, main)
+    _write_offsets(kit, b'{"offsetTable":{1:2}}', "delayOffset.json.bak")
+    assert kit.tick() == Tick(2, None)
+    assert kit.messages() == {0: ["2", "3"]}
+    assert kit.offsets() == {1: 4}
+
+
+@pytest.mark.parametrize("bak", [None, b"more garbage"])
+def test_a_broken_file_of_offsets_without_a_bak_is_a_problem_and_nothing_is_delivered(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture, bak: bytes | None
+) -> None:
+    kit.put(wait(1, "a"))
+    kit.now_ms += 1000
+    _write_offsets(kit, b"garbage")
+    if bak is not None:
+        _write_offsets(kit, bak, "delayOffset.json.bak")
+    ticker = kit.ticker()
+    for _ in range(3):
+        found = kit.tick(ticker)
+        assert isinstance(found.problem, DamageError)
+        assert "delayOffset.json" in str(found.problem)
+        assert found.delivered == 0
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1, "told once"
+    assert kit.messages() == {}
+    _write_offsets(kit, b"{}")
+    assert kit.tick(ticker).delivered == 1
+
+
+def test_the_file_of_offsets_keeps_what_else_it_holds_and_the_old_one_in_bak(kit: "Kit") -> None:
+    Path(kit.root, "config").mkdir(parents=True)
+    old = b'{"more":[1],"offsetTable":{1:5,7:9}}'
+    _write_offsets(kit, old)
+    file = DelayOffsetFile(kit.root, Disk(), kit.clock, lambda _: None)
+    assert dict(file.read()) == {1: 5, 7: 9}
+    file.write({1: 6})
+    assert dict(file.read()) == {1: 6, 7: 9}
+    path = Path(kit.root, "config/delayOffset.json")
+    assert b'"more"' in path.read_bytes()
+    assert Path(f"{path}.bak").read_bytes() == old
+    written = path.stat().st_mtime_ns
+    file.write({7: 9})
+    assert path.stat().st_mtime_ns == written
+
+
+def test_a_table_of_levels_of_the_stores_own_is_followed(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "before"))
+    settings = Path(kit.root, "rmq/settings.json")
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "messageDelayLevel": "100s"}))
+    kit.put(wait(1, "later"))
+    assert kit.tick() == Tick(0, kit.now_ms + 1000)
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(1, kit.now_ms + 99_000)
+    kit.now_ms += 99_000
+    assert kit.tick() == Tick(1, None)
+    assert kit.messages() == {0: ["before", "later"]}
+
+
+def test_what_a_dead_ticker_began_is_finished_once(kit: "Kit", wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.put(wait(1, "a"), wait(1, "b"))
+    kit.now_ms += 1000
+
+    def die(*_: object) -> None:
+        raise ProcessDeathError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Roller, "append", die)
+        ticker = kit.ticker()
+        with pytest.raises(ProcessDeathError):
+            kit.tick(ticker)
+    assert kit.messages() == {}
+    assert kit.tick() == Tick(0, None), "the dead one's commit was finished, and there is no more"
+    assert kit.messages() == {0: ["a", "b"]}
+    assert kit.offsets() == {1: 2}
+
+
+def test_next_due_is_the_first_of_all_levels(kit: "Kit", wait: Wait) -> None:
+    dues = []
+    for level in (18, 9, 5, 2):
+        kit.put(wait(level, f"l{level}"))
+        dues.append(kit.now_ms + DELAYS_MS[level - 1])
+        assert kit.tick().next_due_ms == min(dues)
+    for before, after in pairwise(sorted(dues)):
+        kit.now_ms = before
+        assert kit.tick() == Tick(1, after)
