@@ -130,8 +130,8 @@ REFUSED: list[tuple[Row, str]] = [
     ({"queueId": 4, "delayLevel": 1}, "queueId 4 is not one of the 4 queues of topic t"),
     (
         {"deliverTimestamp": (BORN_MS + 259_200_001) * 1000},
-        f"deliverTimestamp {BORN_MS + 259_200_001} (ms since the epoch) is 259200 s ahead, and this store takes at most "
-        "259200 s (timerMaxDelaySec): give an earlier time, or open",
+        f"deliverTimestamp {BORN_MS + 259_200_001} (ms since the epoch) is 259200 s ahead, and this store takes at "
+        "most 259200 s (timerMaxDelaySec): give an earlier time, or open",
     ),
     ({"deliverTimestamp": 2**63 - 1}, f"deliverTimestamp {-(-(2**63 - 1) // 1000)} (ms since the epoch) is"),
 ]
