@@ -59,7 +59,7 @@ from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.suspension import held_queues
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST, MARK
-from rmq_spark.store import wait_for_arrival
+from rmq_spark.store import Ticker, wait_for_arrival
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.units import QueueKey
 
@@ -82,12 +82,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
         sleep: Callable[[float], None] = clocks.sleep,
     ) -> None:
-        self._options = options
+        self._options = options = options.for_stream()
         self._settings = settings
         self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
         self._view = StoreView(options)
         self._end = StreamEnd(options)
         self._group = _group_share(options, self._view)
+        # Only who takes part in a group was asked to write to the store: such a query delivers what waited there.
+        log_path = self._view.commit_log_path
+        self._ticker = None if self._group is None else Ticker(self._view.path, commit_log_path=log_path)
+        self._next_due_ms: int | None = None  # when the first message that waits is to be delivered
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: where the queues ended
         self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when it began
         self._starts: dict[QueueKey, int] | None = None  # where the query begins, once resolved
@@ -117,6 +121,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._join()
+        self._tick()
         self._view.plan(lambda: self._look(()))
         self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
         self._last_suspension = 0 if self._group is None else self._group.last_suspension()
@@ -124,6 +129,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         self._join()
+        self._tick()
         answer = self._view.plan(lambda: self._latest_offset(start, limits))
         may_wait = self._options.long_polling_ms > 0 and self._snapshot is None
         if answer is start and may_wait and self._wait_for_news():
@@ -134,6 +140,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Become a member of the group before anything is read: another query may be in the way."""
         if self._group is not None:
             self._group.query.join()
+
+    def _tick(self) -> None:
+        """Deliver what waited and is due, if this query may: cheap where nothing is."""
+        if self._ticker is not None:
+            self._next_due_ms = self._ticker.tick(self._now_ms()).next_due_ms
 
     def _wait_for_news(self) -> bool:
         """Wait for longPollingMs at most; say whether something came. A query that is stopped is held up so long."""
@@ -146,6 +157,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def has_news() -> bool:
             # A look at a group costs ten times one at the log, and news of it are not so urgent.
             nonlocal group_at_ms
+            if self._next_due_ms is not None and self._now_ms() >= self._next_due_ms:
+                self._tick()
             if self._group is None or self._monotonic_ms() < group_at_ms:
                 return self._view.has_moved()
             group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
@@ -230,6 +243,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to do: the checkpoint alone says what was delivered."""
 
     def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.close()
         self._view.close()
 
     def _decode(self, offset: dict[str, Any]) -> StreamOffset:
@@ -293,13 +308,23 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_losses(progress.losses, fail, _COUNTED)
             return progress
         if self._starts is None:
-            by_time = find_starts(self._view.store, bounds, self._options.starting_times, self._options.strategy)
+            # Retry topics begin where the group stands: what failed before this query began is not to be forgotten.
+            asked = {queue: there for queue, there in bounds.items() if not self._options.begins_as_retry(queue)}
+            by_time = find_starts(self._view.store, asked, self._options.starting_times, self._options.strategy)
             wanted = self._options.starting_offsets
             self._starts, self._start_losses = resolve_positions(
-                bounds, wanted, by_time, LATEST, "startingOffsets", clip=not fail
+                asked, wanted, by_time, LATEST, "startingOffsets", clip=not fail
             )
             report_losses(self._start_losses, fail, _COUNTED)
-        progress = check_progress(before, bounds, self._starts)
+        retries = {
+            queue: at for queue, at in starts.items() if self._options.begins_as_retry(queue) and queue in bounds
+        }
+        placed, gone = resolve_positions(
+            {queue: bounds[queue] for queue in retries}, None, retries, LATEST, "the consumer group's offset", clip=True
+        )
+        report_losses(gone, fail, _COUNTED)
+        progress = check_progress(before, bounds, self._starts | placed)
+        progress = replace(progress, losses=progress.losses + gone)
         return replace(progress, losses=progress.losses + self._start_losses)
 
 

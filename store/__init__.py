@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
     from rmq_spark.store.delivery.half_messages import pending_transactions
+    from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
@@ -55,6 +56,7 @@ __all__ = [
     "Suspended",
     "Suspension",
     "TaskStage",
+    "Ticker",
     "abort_sink",
     "check_consumer_group",
     "check_epochs",
@@ -95,6 +97,7 @@ _HOMES = {
     "Suspension": "rmq_spark.store.group.suspended",
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
+    "Ticker": "rmq_spark.store.delivery.ticker",
     "abort_sink": "rmq_spark.store.commit.sink",
     "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
@@ -193,9 +196,11 @@ def open_consumer(
     """Open the store at `path` to pull from its queues, as RocketMQ's pull consumers do; use it in `with`.
 
     `group` is needed for what is about a group's offsets, `columns` are those of a message (the reader's default ones).
+    Every pull first delivers delayed messages that are due, unless a broker does or the store may not be written to.
     Raises OptionError for a group's name that RocketMQ refuses and unknown columns, StorePathError for a path that
     holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
     """
+    from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk import files
     from rmq_spark.store.group.pull_consumer import DEFAULT_COLUMNS, PullConsumer
 
@@ -206,6 +211,7 @@ def open_consumer(
         commit_log_path=commit_log_path,
         read_mode=read_mode,
         check_crc=check_crc,
+        deliver_due=Ticker(files.absolute(path), commit_log_path=commit_log_path).tick_now,
     )
 
 

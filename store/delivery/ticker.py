@@ -29,6 +29,7 @@ from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.delivery.delay_queue import DelayQueues
 from rmq_spark.store.delivery.due_source import QUERY_ID, Due, DueSource, Note, Outlook
+from rmq_spark.store.delivery.timer_store import TimerStore
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -45,6 +46,7 @@ from rmq_spark.store.log.watermark_file import watermark_path
 _LOG = logging.getLogger("rmq_spark")
 FOLDER = "delivery"  # in `rmq/`
 _TURN = "turn"
+_APPLICATION = "rmq-spark ticker"
 COMMIT_BYTES = 16 << 20  # of log, or one message: what is in memory at a time
 COMMIT_MESSAGES = 32_768
 TICK_BYTES = 64 << 20  # of log, in one call: whoever ticks has other things to do
@@ -67,8 +69,8 @@ class Tick:
 class Ticker:
     """Delivers what is due in the store at `path`. One thread at a time; any number of processes; `close` it.
 
-    `settings` say how the store's lock is taken and where the log lies, `clock_ms` is the time at which messages are
-    stored, `sleep` takes seconds. Opening it touches nothing.
+    `settings` say how the store's lock is taken and where the log lies; without them the log lies at `commit_log_path`.
+    `clock_ms` is the time at which messages are stored, `sleep` takes seconds. Opening it touches nothing.
     """
 
     def __init__(
@@ -76,12 +78,13 @@ class Ticker:
         path: str,
         settings: WriterSettings | None = None,
         *,
+        commit_log_path: str | None = None,
         disk: Disk | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path = files.absolute(path)
-        self._settings = settings or WriterSettings("rmq-spark ticker", _LOCK_TIMEOUT_MS)
+        self._settings = settings or WriterSettings(_APPLICATION, _LOCK_TIMEOUT_MS, commit_log_path=commit_log_path)
         self._disk, self._clock_ms, self._sleep = disk or Disk(), clock_ms, sleep
         self._ledger = Ledger(self.path, self._disk)
         self._turn = FileLock(side_path(self.path, FOLDER, _TURN))
@@ -120,6 +123,12 @@ class Ticker:
             return self._work(now_ms)
         except RmqError as error:
             return self._leave(error)
+
+    def tick_now(self) -> float | None:
+        """Tick at the clock's time, and return in how many ms to tick again; None: not before the store has moved."""
+        now_ms = self._clock_ms()
+        next_due_ms = self.tick(now_ms).next_due_ms
+        return None if next_due_ms is None else max(next_due_ms - now_ms, 0)
 
     def _leave(self, problem: RmqError | None = None) -> Tick:
         """End a tick that could not find out, or not do, what there is to do."""
@@ -168,7 +177,8 @@ class Ticker:
         if self._sources is None:
             folders = commit_log_folders(self.path, self._settings.commit_log_path)
             offsets = DelayOffsetFile(self.path, self._disk, self._clock_ms, self._sleep)
-            self._sources = (DelayQueues(self.path, folders, offsets, self._levels),)
+            timer = TimerStore(self.path, folders, self._disk)
+            self._sources = (DelayQueues(self.path, folders, offsets, self._levels), timer)
         return self._sources
 
     def _levels(self) -> DelayLevels:

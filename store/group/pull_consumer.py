@@ -62,14 +62,17 @@ class PullConsumer:
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
         settings: WriterSettings | None = None,
         open_sender: Callable[[], MessageStore] | None = None,
+        deliver_due: Callable[[], float | None] | None = None,
         now_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Open the store at `path`, as the group `group` if offsets are asked for.
 
         `limits` None: a broker's, on this machine. `settings` say how the store's lock is taken, `open_sender` opens
-        the store for `send`. `now_ms` is a clock that nobody sets, `sleep` takes seconds. Raises OptionError for a
-        group's name that RocketMQ refuses and for unknown columns, StorePathError where there is no store.
+        the store for `send`. `deliver_due` is called before every pull: it delivers messages that waited, and returns
+        in how many ms it wants to be called again, None for not before the store has moved. `now_ms` is a clock that
+        nobody sets, `sleep` takes seconds. Raises OptionError for a group's name that RocketMQ refuses and for unknown
+        columns, StorePathError where there is no store.
         """
         check_columns(columns)
         self.group = None if group is None else check_consumer_group(group)
@@ -79,6 +82,7 @@ class PullConsumer:
         self._check_crc, self._max_decompressed_bytes = check_crc, max_decompressed_bytes
         self._settings = settings or WriterSettings(commit_log_path=commit_log_path)
         self._open_sender = open_sender or self._open_store
+        self._deliver_due = deliver_due
         self._now_ms, self._sleep = now_ms, sleep
         self._sender: MessageStore | None = None
         self._offset_file: OffsetFile | None = None
@@ -135,7 +139,9 @@ class PullConsumer:
         An offset outside the queue is answered by a status. `accept` says of an array of tags codes which are wanted.
         Raises OptionError for an offset below 0 and for `max_messages` below 1, NotFoundError, DamageError.
         """
-        self._look(offset, max_messages)
+        self._refuse_odd(offset, max_messages)
+        self._deliver()
+        self._look()
         return self._pull(queue, offset, max_messages, accept)
 
     def pull_block_if_not_found(
@@ -154,7 +160,9 @@ class PullConsumer:
         """
         if timeout_ms < 0:
             raise OptionError(f"timeout_ms={timeout_ms} is below 0.")
-        self._look(offset, max_messages)
+        self._refuse_odd(offset, max_messages)
+        due_ms = self._deliver()
+        self._look()
         found = self._pull(queue, offset, max_messages, accept)
         held_ms = hold_ms(
             timeout_ms, is_not_found=found.pull_status is PullStatus.NO_NEW_MSG, long_polling=self._long_polling
@@ -165,8 +173,12 @@ class PullConsumer:
         max_offset = found.max_offset
 
         def is_woken() -> bool:
-            nonlocal max_offset
-            if self._reader.refresh():
+            nonlocal max_offset, due_ms
+            has_moved = self._reader.refresh()
+            if has_moved or (due_ms is not None and self._now_ms() >= due_ms):
+                due_ms = self._deliver()  # what came may be due before anything that was there
+                has_moved = self._reader.refresh() or has_moved
+            if has_moved:
                 max_offset = self._reader.bounds(queue).max_offset
             return hold.is_woken(max_offset, self._now_ms(), self._has_wanted(queue, accept))
 
@@ -250,13 +262,22 @@ class PullConsumer:
             if self._sender is not None:
                 self._sender.close()
 
-    def _look(self, offset: int = 0, max_messages: int = 1) -> None:
-        """Refuse what no pull takes, then bring the reader up to date."""
+    def _look(self) -> None:
+        """Bring the reader up to date."""
+        self._refuse_if_closed()
+        self._reader.refresh()
+
+    def _refuse_odd(self, offset: int, max_messages: int) -> None:
+        """Refuse what no pull takes."""
         self._refuse_if_closed()
         _refuse_negative(offset)
         if max_messages < 1:
             raise OptionError(f"max_messages={max_messages} is not above 0.")
-        self._reader.refresh()
+
+    def _deliver(self) -> float | None:
+        """Deliver what waited and is due; return when to do it again, on the consumer's clock, None if nobody knows."""
+        wait_ms = None if self._deliver_due is None else self._deliver_due()
+        return None if wait_ms is None else self._now_ms() + wait_ms
 
     def _pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:
         return pull(
