@@ -31,7 +31,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
-from rmq_spark.store.format.queue_unit import is_blank_fill
+from rmq_spark.store.format.queue_unit import BLANK_FILL_OFFSET, BLANK_FILL_SIZE
 from rmq_spark.store.format.rebuilt_records import rebuild_records
 from rmq_spark.store.format.record import BLANK_BYTES
 from rmq_spark.store.format.whole_records import WholeRecords
@@ -161,26 +161,28 @@ class DelayQueues:
         }
 
     def _look_at(self, level: _Level, begin: int, now_ms: int) -> Outlook:
-        """Look at the unit where a level goes on, and at the one before it."""
+        """Look at the unit where a level goes on, and at the one before it. One number at a time: there are but two."""
         run = level.queue.run
         try:
             if begin >= run.end or begin < run.begin:
                 run.look()  # files may have been made, or retention took some
             first = max(begin, run.begin)
-            raw = run.read(max(first - 1, run.begin), first + 1)
+            before = max(first - 1, run.begin)
+            units = run.read(before, first + 1).tolist()
         except StoreChangedError:
             run.look()
             return Outlook(True)  # whatever it is, `prepare` finds out
-        before = raw[: first - max(first - 1, run.begin)]
-        at = raw[len(before) :]
-        if (first > run.end) or (len(before) and not level.queue.are_written(before).all()):
+        if first > run.end or any(size <= 0 for _, size, _ in units[: first - before]):
             return Outlook(begin > run.begin)  # behind the queue's end: to be corrected
-        if not len(at) or not level.queue.are_written(at).all():
+        if len(units) <= first - before or units[-1][1] <= 0:
             return Outlook()
-        if bool(is_blank_fill(at)[0]) or first != begin:
+        place, size, due_ms = units[-1]
+        if first != begin or (place, size) == (BLANK_FILL_OFFSET, BLANK_FILL_SIZE):
             return Outlook(True)
-        (due_ms,) = self._due_times(level, level.queue.read(first, first + 1), now_ms).tolist()
-        return Outlook(True) if due_ms <= now_ms else Outlook(next_due_ms=due_ms)
+        if due_ms < 0:
+            due_ms = int(self._due_times(level, level.queue.read(first, first + 1), now_ms)[0])
+        is_due = due_ms <= now_ms or due_ms > now_ms + self._delays.due_after_ms(level.number)
+        return Outlook(True) if is_due else Outlook(next_due_ms=due_ms)
 
     def _corrected(self, level: _Level, known: int) -> int:
         """Return where a level goes on: within what its queue has."""

@@ -130,6 +130,33 @@ class Ticker:
         next_due_ms = self.tick(now_ms).next_due_ms
         return None if next_due_ms is None else max(next_due_ms - now_ms, 0)
 
+    def hand_over(self) -> None:
+        """Have the files that a broker reads say what was delivered so far; deliver nothing.
+
+        For a store that a broker opens next: a ticker that died may have left them behind. Raises what taking the
+        store's lock raises, and DamageError for a file that cannot be read. Does nothing where nobody ever ticked.
+        """
+        if self._note()[0] < 0:
+            return
+        self._make_turn()
+        if not self._turn.try_take():
+            return  # who delivers now does that at the end
+        try:
+            finisher = IntentFinisher(self.path, self._disk, self._clock_ms)
+            with StoreWriter(self.path, self._disk, self._settings, self._clock_ms, self._sleep, [finisher]) as writer:
+                self._prepare(writer, self._clock_ms())
+        finally:
+            self.close()
+            self._turn.release()
+
+    def _prepare(self, writer: StoreWriter, now_ms: int) -> tuple[int, Note]:
+        """Have all sources learn what waits, and write what a broker reads. Return the last commit and its note."""
+        with writer.section() as section:
+            number, note = self._note()
+            for source in self._all_sources():
+                source.prepare(section, now_ms, note)
+        return number, note
+
     def _leave(self, problem: RmqError | None = None) -> Tick:
         """End a tick that could not find out, or not do, what there is to do."""
         self._known = None
@@ -219,11 +246,8 @@ class Ticker:
         finisher = IntentFinisher(self.path, self._disk, self._clock_ms)
         with StoreWriter(self.path, self._disk, self._settings, self._clock_ms, self._sleep, [finisher]) as writer:
             while True:
-                with writer.section() as section:
-                    number, note = self._note()
-                    for source in self._all_sources():
-                        # Also after the last commit: what a broker reads says so before this call ends.
-                        source.prepare(section, now_ms, note)
+                # Also after the last commit: what a broker reads says so before this call ends.
+                number, note = self._prepare(writer, now_ms)
                 if left_bytes <= 0:
                     return True
                 due = self._take(now_ms, min(self.commit_bytes, left_bytes))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.queue_unit import encode_blank_fill
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.testing.sample_message import SampleMessage
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tests.store.delivery.conftest import Kit
 
 Wait = Callable[..., SampleMessage]
+GOLDEN = Path(__file__).parents[2] / "golden"
 DELAYS_MS = [1000, 5000, 10_000, 30_000, *range(60_000, 600_001, 60_000), 1_200_000, 1_800_000, 3_600_000, 7_200_000]
 
 
@@ -438,3 +441,86 @@ def test_next_due_is_the_first_of_all_levels(kit: "Kit", wait: Wait) -> None:
     for before, after in pairwise(sorted(dues)):
         kit.now_ms = before
         assert kit.tick() == Tick(1, after)
+
+
+def test_handing_over_tells_a_broker_what_a_dead_ticker_delivered(
+    kit: "Kit", wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.put(wait(1, "a"), wait(1, "b"), wait(2, "c"))
+    kit.now_ms += 1000
+
+    def die(*_: object) -> None:
+        raise ProcessDeathError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DelayOffsetFile, "write", die)
+        with pytest.raises(ProcessDeathError):
+            kit.tick()
+    assert kit.messages() == {0: ["a", "b"]}
+    assert kit.offsets() == {}, "a broker that came now would deliver again"
+    kit.now_ms += 10_000
+    kit.ticker().hand_over()
+    assert kit.offsets() == {1: 2}
+    assert kit.messages() == {0: ["a", "b"]}, "what is due meanwhile is the broker's to deliver"
+
+
+def test_handing_over_a_store_in_which_nobody_ticked_touches_nothing(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a"))
+    before = _files(kit)
+    kit.ticker().hand_over()
+    assert _files(kit) == before
+
+
+def test_a_unit_that_names_a_place_in_the_side_file_is_due_when_its_record_says(kit: "Kit", wait: Wait) -> None:
+    """consumequeue_ext: the tags code is then an address far below zero, and the time is in a file that may be gone."""
+    kit.put(wait(3, "a"), wait(3, "b"))
+    path = Path(kit.root, "consumequeue", SCHEDULE_TOPIC, "2", "0" * 20)
+    units = bytearray(path.read_bytes())
+    for place in (12, 32):
+        units[place : place + 8] = (-(2**60)).to_bytes(8, "big", signed=True)
+    path.write_bytes(units)
+    ticker = kit.ticker()
+    assert kit.tick(ticker) == Tick(0, kit.now_ms + 10_000)
+    kit.now_ms += 9_999
+    assert kit.tick(ticker).delivered == 0
+    kit.now_ms += 1
+    assert kit.tick(ticker).delivered == 2
+
+
+def test_a_queue_that_begins_with_fill_goes_on_at_its_first_message(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a"), wait(1, "b"))
+    path = Path(kit.root, "consumequeue", SCHEDULE_TOPIC, "0", "0" * 20)
+    units = bytearray(path.read_bytes())
+    units[:20] = encode_blank_fill(1)
+    path.write_bytes(units)
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(1, None)
+    assert kit.messages() == {0: ["b"]}
+    assert kit.offsets() == {1: 2}
+
+
+@pytest.mark.parametrize("name", ["basic", "demo", "crashed", "propcrc"])
+def test_what_waited_in_a_brokers_store_comes_once(make_kit: "type[Kit]", tmp_path: Path, name: str) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(GOLDEN / name, root)
+    kit = make_kit(str(root), now_ms=4_000_000_000_000)
+    waiting = kit.messages(SCHEDULE_TOPIC, ["body", "properties"])
+    levels = {queue + 1: len(rows) for queue, rows in waiting.items()}
+    held = kit.offsets()
+    expected = [row for queue, rows in sorted(waiting.items()) for row in rows[held.get(queue + 1, 0) :]]
+    topics = {dict(row["properties"])["REAL_TOPIC"] for row in expected}
+    before = {topic: kit.messages(topic, ["body", "properties"]) for topic in topics}
+    assert kit.tick() == Tick(len(expected), None)
+    for topic in topics:
+        for queue, rows in kit.messages(topic, ["body", "properties"]).items():
+            known = before[topic].get(queue, [])
+            assert rows[: len(known)] == known
+            came = [row for row in expected if _real_queue(row) == (topic, queue)]
+            assert sorted(map(str, rows[len(known) :])) == sorted(map(str, came))
+    assert {level: kit.offsets().get(level, 0) for level in levels} == levels
+    assert kit.tick() == Tick(0, None)
+
+
+def _real_queue(row: dict[str, object]) -> tuple[str, int]:
+    properties = dict(row["properties"])  # type: ignore[call-overload]
+    return properties["REAL_TOPIC"], int(properties["REAL_QID"])
