@@ -219,13 +219,19 @@ def close(path: "str | PurePath", *, commit_log_path: str | None = None, lock_ti
     """Leave the store at `path` as one that was closed in order: all is on disk for good, `abort` is gone.
 
     For a store to which programs appended with flush=async, before a broker opens it. What dead writers left is
-    finished first. Raises StorePathError where there is no store, and LockTimeoutError while a broker holds it.
+    finished first, and what was delivered of messages that waited is told where a broker looks. Raises StorePathError
+    where there is no store, and LockTimeoutError while a broker holds it.
     """
+    from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk import files
     from rmq_spark.store.log.store_kind import commit_log_folders
+    from rmq_spark.store.log.store_writer import WriterSettings
 
     commit_log_folders(files.absolute(path), commit_log_path)  # nothing is made where nothing is
-    open_store(path, commit_log_path=commit_log_path, lock_timeout_ms=lock_timeout_ms).close()
+    opened = open_store(path, commit_log_path=commit_log_path, lock_timeout_ms=lock_timeout_ms)
+    settings = WriterSettings("rmq-spark", lock_timeout_ms, commit_log_path=commit_log_path)
+    Ticker(files.absolute(path), settings).hand_over()
+    opened.close()
 
 
 def __getattr__(name: str) -> object:
