@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from rmq_spark.store import CommitKey, StagedFile
+from rmq_spark.store import CommitKey, StagedCopies, StagedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class StagedRows(WriterCommitMessage):
     """One task's staged rows: the batch that they belong to, as the task knows it, and their file."""
 
     key: CommitKey
-    file: StagedFile
+    file: StagedFile | StagedCopies
 
 
 def staged_keys(messages: Sequence[WriterCommitMessage | None]) -> list[CommitKey]:
@@ -21,6 +21,6 @@ def staged_keys(messages: Sequence[WriterCommitMessage | None]) -> list[CommitKe
     return [message.key for message in messages if isinstance(message, StagedRows)]
 
 
-def staged_files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
+def staged_files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile | StagedCopies]:
     """Return the files that the messages name, in the order of the tasks."""
     return [message.file for message in messages if isinstance(message, StagedRows)]

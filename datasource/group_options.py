@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_spark.datasource.values import GROUP, Positions
-from rmq_spark.store import check_consumer_group
+from rmq_spark.store import check_consumer_group, retry_topic_of
 from rmq_spark.store.errors import OptionError
 
 # Option -> where its value goes.
@@ -21,6 +21,7 @@ GROUP_FIELDS = {
     "fenceLostQueues": "is_fenced",
     "leaseTimeout": "lease_timeout_ms",
     "leaseHeartbeat": "lease_heartbeat_ms",
+    "subscribeRetry": "subscribes_retry",
 }
 # What means nothing without a group.
 _FOR_GROUPS = [name for name in GROUP_FIELDS if name != "consumerGroup"]
@@ -41,6 +42,12 @@ class GroupOptions:
     is_fenced: bool = False
     lease_timeout_ms: int = 120_000
     lease_heartbeat_ms: int = 30_000
+    subscribes_retry: bool = True
+
+    @property
+    def retry_topic(self) -> str | None:
+        """The topic in which the group's failed messages come again; None if the query does not read it."""
+        return retry_topic_of(self.group) if self.subscribes_retry and not self.is_broadcasting else None
 
     @property
     def is_shared(self) -> bool:
@@ -75,6 +82,11 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
         raise OptionError(
             "messageModel=broadcasting publishes no offsets: they are in the query's checkpoint. Leave "
             "commitOffsets=required out."
+        )
+    if options.is_broadcasting and found.get("subscribeRetry"):
+        raise OptionError(
+            "messageModel=broadcasting has no retries: what fails in one query is not consumed again. Leave "
+            "subscribeRetry=true out."
         )
     if options.is_shared and options.commit == "off":
         raise OptionError(

@@ -68,6 +68,9 @@ class GroupShare:
         self._fresh |= step.gained
         # Where a queue was told to go counts more than where the group stands, which a reset has set as well.
         gained = {queue: held for queue, held in self._fresh.items() if queue in owned and queue not in step.resets}
+        if self._query.is_outside:  # whose queues are never claimed, and whose group may have offsets all the same
+            held = self._query.offsets()
+            gained = {queue: held.get(queue) for queue in owned if self._options.begins_as_retry(queue)}
         seeks, starts = self._places(before, bounds, gained)
         others = {queue: resume for queue, resume in back.items() if queue not in owned}
         seeks |= {queue: resume for queue, resume in back.items() if queue in owned}
@@ -116,12 +119,14 @@ class GroupShare:
         else:
             # What somebody else has finished meanwhile; an offset behind ours is ours, of one batch before.
             seeks = {queue: held for queue, held in known.items() if held > before.positions[queue]}
-        if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
-            fresh = {queue: bounds[queue] for queue in gained if queue not in before.positions and queue in bounds}
+        fresh = {queue: bounds[queue] for queue in gained if queue not in before.positions and queue in bounds}
+        if not (self._options.begins_at_group and (self._group.is_shared or before.is_initial())):
+            fresh = {queue: there for queue, there in fresh.items() if self._options.begins_as_retry(queue)}
+        if fresh:
             held = {queue: at for queue in fresh if (at := gained[queue]) is not None}
-            starts = find_beginnings(
-                self._view.store, fresh, held, self._group.fallback, self._options.starting_time_of
-            )
+            # With a time for its own topics a group begins a retry topic at its end (see `start_position`).
+            fallback = "timestamp" if self._options.starting_times is not None else self._group.fallback
+            starts = find_beginnings(self._view.store, fresh, held, fallback, self._options.starting_time_of)
         return seeks, starts
 
     def _settle_conflict(self, before: StreamOffset, held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:

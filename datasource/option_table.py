@@ -113,6 +113,8 @@ OPTIONS = (
            "on another host counts as dead; one on this host at once", "60s", (STREAM,)),
     Option("leaseHeartbeat", "duration", values.parse_duration, "30s", "how often a member gives a sign of life",
            "10s", (STREAM,)),
+    Option("subscribeRetry", "true or false", values.parse_flag, "true", "read the group's retry topic too, once it is "
+           "there: messages that were sent back come again, under their own topic", "false", (STREAM,)),
     Option("longPollingMs", "duration", values.parse_wait, "0", "how long a trigger that finds nothing waits for "
            "messages; stopping the query may take that long", "15s", (STREAM,)),
 )  # fmt: skip

@@ -7,13 +7,13 @@ for: see ReadOptions.check_batch and check_stream.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmq_spark.datasource.group_options import GroupOptions, build_group_options, check_start
 from rmq_spark.datasource.option_parsing import parse_given, strip_spark_options
 from rmq_spark.datasource.option_table import OPTIONS
-from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics
+from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics, WithRetry
 from rmq_spark.datasource.values import EARLIEST, GROUP, LATEST, Positions, Times
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
@@ -82,6 +82,23 @@ class ReadOptions:
                 'subscribe=orders,payments; subscribePattern=orders-.*; assign={"orders": [0, 1]}.'
             )
         return self.path, self.subscription
+
+    def for_stream(self) -> "ReadOptions":
+        """Return the options of a stream: as a member of a group it reads the group's retry topic too."""
+        retry_topic, chosen = self.retry_topic, self.subscription
+        if retry_topic is None or chosen is None or isinstance(chosen, WithRetry):
+            return self
+        return replace(self, subscription=WithRetry(chosen, retry_topic))
+
+    @property
+    def retry_topic(self) -> str | None:
+        """The group's retry topic, None where a stream does not read it."""
+        return None if self.group is None else self.group.retry_topic
+
+    def begins_as_retry(self, queue: QueueKey) -> bool:
+        """Say whether a stream begins in a queue as groups do in their retry topics, whatever it says of others."""
+        named = () if self.starting_offsets is None else self.starting_offsets.queues
+        return queue.topic == self.retry_topic and queue not in named
 
     def check_batch(self) -> None:
         """Raise OptionError for what a batch query cannot have: a start at latest, as in Kafka's source."""
@@ -237,8 +254,10 @@ def _check_covered(options: ReadOptions) -> None:
         ("endingTimestamp", options.ending_times),
     ):
         for queue in wanted.queues if wanted else ():
-            if not read.covers(queue):
+            if not read.covers(queue) and queue.topic != options.retry_topic:
                 raise OptionError(f"{name} names the queue {queue}, which {read} does not cover.")
         for topic in wanted.topics if isinstance(wanted, Times) else ():
-            if not (topic in topics if topics is not None else read.covers(QueueKey(topic, 0))):
+            if topic != options.retry_topic and not (
+                topic in topics if topics is not None else read.covers(QueueKey(topic, 0))
+            ):
                 raise OptionError(f"{name} names the topic {topic}, which {read} does not cover.")

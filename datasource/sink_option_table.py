@@ -7,6 +7,8 @@ FLUSHES = ("sync", "async")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
 ON_CONFLICT = ("fail", "skip")
 ON_GAP = ("fail", "continue")
+MODES = ("send", "sendBack")
+EXPIRED = ("error", "resend")
 
 _FLAG = "true or false"
 SINK_OPTIONS = (
@@ -40,4 +42,13 @@ SINK_OPTIONS = (
            "foreachBatch's batch id; one that is not above the last is not written again", "17", (BATCH,)),
     Option("allowNetworkStore", _FLAG, values.parse_flag, "false", "true: append although the store lies on a network "
            "or FUSE file system, where locks and syncs may not hold what they promise", "true"),
+    Option("mode", "word", sink_values.parse_mode, "send", "send: rows are new messages; sendBack: rows are messages "
+           "of the store that consumerGroup failed to consume, and come again or become dead letters", "sendBack"),
+    Option("consumerGroup", "name", values.parse_text, "none", "with mode=sendBack, required: the group that failed",
+           "billing"),
+    Option("maxReconsumeTimes", "count", sink_values.parse_reconsume_times, "group's, else 16", "with "
+           "mode=sendBack: a message that was consumed anew so often becomes a dead letter when it fails again; the "
+           "group's is retryMaxTimes in a broker's subscriptionGroup.json", "3"),
+    Option("expiredOriginal", "word", values.parse_words(*EXPIRED), "error", "with mode=sendBack, for a message that "
+           "is not in the log any more: error, or resend (from the row, which needs the column body)", "resend"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
 from rmq_spark.store.errors import OptionError
 
 if TYPE_CHECKING:
-    from rmq_spark.store import SinkSettings
+    from rmq_spark.store import CommitOptions, SendBackSettings, SinkSettings
 
 # RocketMQ's own: DefaultMQProducer#defaultTopicQueueNums, #compressMsgBodyOverHowmuch (5.3).
 QUEUE_COUNT = 4
@@ -41,6 +41,15 @@ class SinkOptions:
     txn_app_id: str | None = None
     txn_version: int | None = None
     allow_network_store: bool = False
+    mode: str = "send"
+    group: str | None = None
+    max_reconsume_times: int | None = None
+    expired_original: str = "error"
+
+    @property
+    def is_sending_back(self) -> bool:
+        """Say whether rows are messages that failed, and not new ones."""
+        return self.mode == "sendBack"
 
     def check_complete(self) -> str:
         """Return the path; raises OptionError if none was given."""
@@ -61,7 +70,7 @@ class SinkOptions:
 
     def sink_settings(self) -> "SinkSettings":
         """Return what the engine needs to know of the write; raises OptionError without a path."""
-        from rmq_spark.store import CommitOptions, OutboxSettings, SinkSettings  # which no reader needs
+        from rmq_spark.store import OutboxSettings, SinkSettings  # which no reader needs
 
         return SinkSettings(
             path=self.check_complete(),
@@ -72,17 +81,36 @@ class SinkOptions:
                 compression=None if self.compression == "none" else self.compression,
                 compress_over=self.compress_over_bytes,
             ),
-            commit=CommitOptions(
-                on_conflict=self.on_batch_conflict,
-                on_gap=self.on_batch_gap,
-                is_transaction=self.txn_app_id is not None,
-                create_topics=self.create_topic,
-                queue_count=self.queue_count,
-                flush=self.flush,
-                staging_retention_ms=self.staging_retention_ms,
-            ),
+            commit=self._commit_options(),
             lock_timeout_ms=self.lock_timeout_ms,
             allow_network_store=self.allow_network_store,
+        )
+
+    def send_back_settings(self) -> "SendBackSettings":
+        """Return what the engine needs to know of a write of failed rows; raises OptionError without a path."""
+        from rmq_spark.store import SendBackSettings, SendBackTerms
+
+        assert self.group is not None, "checked when the options were parsed"
+        return SendBackSettings(
+            path=self.check_complete(),
+            terms=SendBackTerms(self.group, self.max_reconsume_times, self.expired_original),
+            commit_log_path=None if self.commit_log_path is None else ",".join(self.commit_log_path),
+            commit=self._commit_options(),
+            lock_timeout_ms=self.lock_timeout_ms,
+            allow_network_store=self.allow_network_store,
+        )
+
+    def _commit_options(self) -> "CommitOptions":
+        from rmq_spark.store import CommitOptions
+
+        return CommitOptions(
+            on_conflict=self.on_batch_conflict,
+            on_gap=self.on_batch_gap,
+            is_transaction=self.txn_app_id is not None,
+            create_topics=self.create_topic,
+            queue_count=self.queue_count,
+            flush=self.flush,
+            staging_retention_ms=self.staging_retention_ms,
         )
 
 
@@ -103,7 +131,14 @@ _FIELDS = {
     "txnAppId": "txn_app_id",
     "txnVersion": "txn_version",
     "allowNetworkStore": "allow_network_store",
+    "mode": "mode",
+    "consumerGroup": "group",
+    "maxReconsumeTimes": "max_reconsume_times",
+    "expiredOriginal": "expired_original",
 }
+# What means something in one mode only.
+_OF_SEND_BACK = ("consumerGroup", "maxReconsumeTimes", "expiredOriginal")
+_OF_SEND = ("topic", "queues", "createTopic", "compression", "compressOver")
 
 # Who copies the options of a load() to a write hears what is the matter, not only that a name is unknown.
 _OF_THE_SOURCE = dict.fromkeys(index_options(OPTIONS), "It is for reading; leave it out.") | {
@@ -125,7 +160,31 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
             f"{there} is given without {missing}. Give both, as in "
             '.option("txnAppId", "billing-to-orders").option("txnVersion", batch_id), or neither.'
         )
+    _check_mode(options, found)
     return options
+
+
+def _check_mode(options: SinkOptions, found: Mapping[str, object]) -> None:
+    """Raise OptionError for options of the other mode, and for a group that is none."""
+    for name in _OF_SEND if options.is_sending_back else _OF_SEND_BACK:
+        if name in found and options.is_sending_back:
+            raise OptionError(
+                f"{name} means nothing with mode=sendBack: failed messages go where their group's retries go, and as "
+                f"they are. Leave {name} out."
+            )
+        if name in found:
+            raise OptionError(
+                f"{name} is about messages that go back to the group that failed to consume them. Add mode=sendBack, "
+                f"or leave {name} out."
+            )
+    if options.is_sending_back:
+        from rmq_spark.store import check_retrying_group
+
+        if options.group is None:
+            raise OptionError(
+                'mode=sendBack needs consumerGroup, the group that failed, as in .option("consumerGroup", "billing").'
+            )
+        check_retrying_group(options.group)
 
 
 def looks_like_reading(given: Mapping[str, str]) -> bool:

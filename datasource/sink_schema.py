@@ -21,7 +21,7 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
     "deliverTimestamp": ("timestamp",),
 }
 
-_COLLATION = re.compile(r"(?<=string) collate \w+")
+COLLATION = re.compile(r"(?<=string) collate \w+")
 _NESTED = ("struct", "array", "map")
 _ONE_TEXT = ("tags", "topic", "shardingKey")
 
@@ -34,16 +34,14 @@ def check_sink_schema(given: Sequence[Field], topic: str | None) -> tuple[str, .
     """
     names = tuple(column.name for column in given)
     _refuse_unknown([column for column in given if column.name not in SINK_COLUMNS], names)
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f'column "{name}" is there twice. Rename one of them, or leave it out in a select.')
+    refuse_twice(names)
     for column in given:
-        spark_type = _COLLATION.sub("", column.spark_type)
+        spark_type = COLLATION.sub("", column.spark_type)
         accepted = SINK_COLUMNS[column.name]
         if spark_type not in accepted:
             raise OptionError(
                 f"column {column.name} is {spark_type}, expected {' or '.join(accepted)}. "
-                f"{_remedy(column.name, spark_type, accepted[0])}"
+                f"{remedy(column.name, spark_type, accepted[0])}"
             )
     if "body" not in names:
         raise _no_body(names)
@@ -53,6 +51,13 @@ def check_sink_schema(given: Sequence[Field], topic: str | None) -> tuple[str, .
             '.option("topic", "orders"), or make the column, as in .withColumn("topic", lit("orders")).'
         )
     return names
+
+
+def refuse_twice(names: Sequence[str]) -> None:
+    """Raise OptionError for a column that is there twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f'column "{name}" is there twice. Rename one of them, or leave it out in a select.')
 
 
 def _refuse_unknown(unknown: Sequence[Field], names: Sequence[str]) -> None:
@@ -105,7 +110,7 @@ def _renamed(unknown: Sequence[Field], names: Sequence[str]) -> dict[str, str]:
         for column in unknown
         if column.name not in renamed
         and column.name not in SPARK_TYPES
-        and _COLLATION.sub("", column.spark_type) in SINK_COLUMNS["body"]
+        and COLLATION.sub("", column.spark_type) in SINK_COLUMNS["body"]
     ]
     if "body" in missing and (len(bodies) == 1 or "value" in bodies):
         renamed["value" if "value" in bodies else bodies[0]] = "body"
@@ -116,7 +121,7 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _remedy(name: str, found: str, wanted: str) -> str:
+def remedy(name: str, found: str, wanted: str) -> str:
     """Return the call that turns a column of one type into a column of another."""
     if found.startswith("array") and name == "keys":
         return f'Cast it: .withColumn("{name}", col("{name}").cast("array<string>")).'

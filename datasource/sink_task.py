@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from rmq_spark.datasource.send_back_schema import normalise_failed
 from rmq_spark.datasource.sink_columns import cut_pieces, normalise_columns
 from rmq_spark.datasource.sink_options import SinkOptions
-from rmq_spark.store import CommitKey, StagedFile, TaskStage, open_reader
-from rmq_spark.store.errors import OptionError, RmqError, StoreChangedError, StorePathError
+from rmq_spark.store import CommitKey, SendBackTask, StagedCopies, StagedFile, TaskStage, open_reader
+from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreChangedError, StorePathError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,28 @@ class SinkTask:
 
 def stage_rows(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, store_id: str | None, key: CommitKey, task: SinkTask
-) -> StagedFile:
+) -> StagedFile | StagedCopies:
     """Stage all rows of a task and return what the commit needs to know of them.
 
+    With mode=sendBack those are copies of the rows' messages, but for rows that the batch has sent back before.
     `store_id` is what `ensure_store` said on the driver.
-    Raises OptionError, which names partition and row, for a row that cannot become a message, NotFoundError for a
-    topic that is not there and not to be made, StoreChangedError where this machine sees another store or none, and
-    what the disk raises. Then the file is gone, and nothing else has changed. Any number of tasks may stage at once.
+    Raises OptionError, which names partition and row, for a row that cannot become a message or is none of the store's,
+    NotFoundError for a topic that is not there and not to be made, or a message that has expired, StoreChangedError
+    where this machine sees another store or none, and what the disk raises. Then the file is gone, and nothing else has
+    changed. Any number of tasks may stage at once.
     """
     _refuse_other_storage(options, store_id)
-    stage = TaskStage(options.sink_settings(), key, task.file_name)
+    stage: TaskStage | SendBackTask
+    if options.is_sending_back:
+        stage = SendBackTask(options.send_back_settings(), key, task.file_name)
+    else:
+        stage = TaskStage(options.sink_settings(), key, task.file_name)
     try:
         for batch in batches:
             for piece in cut_pieces(batch):
-                _stage(stage, normalise_columns(piece, options.topic), task.partition)
+                is_new = not options.is_sending_back
+                rows = normalise_columns(piece, options.topic) if is_new else normalise_failed(piece)
+                _stage(stage, rows, task.partition)
         return stage.finish()
     except BaseException:
         # Also when Spark ends a task that it does not need any more. What cannot be taken away is swept up later.
@@ -62,11 +71,11 @@ def stage_rows(
         raise
 
 
-def _stage(stage: TaskStage, rows: pa.RecordBatch, partition: int) -> None:
+def _stage(stage: TaskStage | SendBackTask, rows: pa.RecordBatch, partition: int) -> None:
     try:
         stage.write(rows)
-    except OptionError as error:  # it names the row, and rows count from the task's first
-        raise OptionError(f"partition {partition}, {error}") from None
+    except (OptionError, NotFoundError) as error:  # it names the row, and rows count from the task's first
+        raise type(error)(f"partition {partition}, {error}") from None
 
 
 def _refuse_other_storage(options: SinkOptions, store_id: str | None) -> None:

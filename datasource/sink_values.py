@@ -9,6 +9,7 @@ from rmq_spark.datasource.values import COUNT_MAX, Unacceptable, check_topic, pa
 
 # What a broker would still load: each queue of a topic is a folder, and a slip of the finger must not make millions.
 QUEUES_MAX = 1 << 16
+INT_MAX = (1 << 31) - 1
 
 
 def parse_topic(text: str) -> str:
@@ -22,6 +23,22 @@ def parse_queue_count(text: str) -> int:
     if count > QUEUES_MAX:
         raise Unacceptable(f"is more queues than a topic can have. Accepted: 1 to {QUEUES_MAX}.")
     return count
+
+
+def parse_mode(text: str) -> str:
+    """Return one of the sink's modes."""
+    modes = {"send": "send", "sendback": "sendBack"}
+    if text.strip().lower() not in modes:
+        raise Unacceptable(f"is none of: {', '.join(modes.values())}.")
+    return modes[text.strip().lower()]
+
+
+def parse_reconsume_times(text: str) -> int:
+    """Return how often a message may be consumed anew: a whole number from 0 on, as Java's int has it."""
+    found = re.fullmatch(r"[+]?0*(\d{1,10})", text.strip(), re.ASCII)
+    if found is None or int(found[1]) > INT_MAX:
+        raise Unacceptable(f"is no whole number from 0 to {INT_MAX}.")
+    return int(found[1])
 
 
 def parse_version(text: str) -> int:

@@ -18,6 +18,7 @@ from rmq_spark.datasource.batch_reader import RmqBatchReader
 from rmq_spark.datasource.clocks import wall_clock_ms
 from rmq_spark.datasource.options import ReadOptions, parse_options
 from rmq_spark.datasource.schema import Field, check_schema, columns_ddl, resolve_columns
+from rmq_spark.datasource.send_back_schema import check_send_back_schema
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.sink_options import SinkOptions, looks_like_reading, parse_sink_options
 from rmq_spark.datasource.sink_schema import check_sink_schema
@@ -103,7 +104,10 @@ def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None)
             f"a store is only ever added to: nothing in it can be overwritten. Write with .{remedy}. To begin anew, "
             "write to another path or topic."
         )
-    check_sink_schema(_fields(schema), options.topic)
+    if options.is_sending_back:
+        check_send_back_schema(_fields(schema))
+    else:
+        check_sink_schema(_fields(schema), options.topic)
     return ensure_store(options)
 
 

@@ -117,4 +117,25 @@ class Assignment:
         return f"assign={', '.join(map(str, self.queues))}"
 
 
-Subscription = Topics | Pattern | Assignment
+@dataclass(frozen=True, slots=True)
+class WithRetry:
+    """What a query subscribes to, and beside it the retry topic of its group, which appears with the first failure."""
+
+    chosen: Topics | Pattern | Assignment
+    retry_topic: str
+
+    def covers(self, queue: QueueKey) -> bool:
+        """Say whether the query reads this queue, if it is there."""
+        return queue.topic == self.retry_topic or self.chosen.covers(queue)
+
+    def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
+        """Return the queues that are there, sorted; raises what the query's own subscription raises."""
+        found = self.chosen.find_queues(catalog, known)
+        retries = catalog.queues(self.retry_topic) if self.retry_topic in catalog.topics() else []
+        return sorted({*found, *retries})
+
+    def __str__(self) -> str:
+        return f"{self.chosen}, {self.retry_topic}"
+
+
+Subscription = Topics | Pattern | Assignment | WithRetry

@@ -18,11 +18,25 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.arguments import check_sent_topic
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
     from rmq_spark.store.commit.keys import CommitKey
-    from rmq_spark.store.commit.message_store import MessageStore, SendResult
+    from rmq_spark.store.commit.message_store import SendResult
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.delivery.failed_rows import failed_column_type, refuse_missing_places
     from rmq_spark.store.delivery.half_messages import pending_transactions
+    from rmq_spark.store.delivery.message_store import MessageStore
+    from rmq_spark.store.delivery.retry_topics import check_retrying_group, retry_topic_of
+    from rmq_spark.store.delivery.send_back import SendBackTerms
+    from rmq_spark.store.delivery.send_back_sink import (
+        SendBackSettings,
+        SendBackTask,
+        StagedCopies,
+        abort_copies,
+        check_send_back_sink,
+        commit_copies,
+    )
+    from rmq_spark.store.delivery.serving import serve_store
+    from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
@@ -35,7 +49,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.pull_consumer import PullConsumer
     from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
-    from rmq_spark.store.group.suspended import Suspended, Suspension, read_histories
+    from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
     from rmq_spark.store.log.store_reader import StoreReader
 
 __all__ = [
@@ -49,20 +63,29 @@ __all__ = [
     "OutboxSettings",
     "PullConsumer",
     "QueryGroup",
+    "SendBackSettings",
+    "SendBackTask",
+    "SendBackTerms",
     "SendResult",
     "SinkSettings",
+    "StagedCopies",
     "StagedFile",
     "StoreReader",
     "Suspended",
     "Suspension",
     "TaskStage",
     "Ticker",
+    "abort_copies",
     "abort_sink",
     "check_consumer_group",
     "check_epochs",
+    "check_retrying_group",
+    "check_send_back_sink",
     "check_sent_topic",
     "close",
+    "commit_copies",
     "commit_sink",
+    "failed_column_type",
     "find_beginnings",
     "group_lag",
     "group_offsets",
@@ -73,20 +96,34 @@ __all__ = [
     "pending_transactions",
     "publish_last_offsets",
     "read_group_offsets",
-    "read_histories",
+    "read_stopped_queues",
+    "refuse_missing_places",
     "reset_offsets",
+    "retry_topic_of",
+    "serve_store",
     "wait_for_arrival",
+    "write_outcomes",
 ]
 
 # Where a name lives that is not defined here.
 _HOMES = {
+    "SendBackSettings": "rmq_spark.store.delivery.send_back_sink",
+    "SendBackTask": "rmq_spark.store.delivery.send_back_sink",
+    "SendBackTerms": "rmq_spark.store.delivery.send_back",
+    "StagedCopies": "rmq_spark.store.delivery.send_back_sink",
+    "abort_copies": "rmq_spark.store.delivery.send_back_sink",
+    "check_retrying_group": "rmq_spark.store.delivery.retry_topics",
+    "check_send_back_sink": "rmq_spark.store.delivery.send_back_sink",
+    "commit_copies": "rmq_spark.store.delivery.send_back_sink",
+    "failed_column_type": "rmq_spark.store.delivery.failed_rows",
+    "refuse_missing_places": "rmq_spark.store.delivery.failed_rows",
     "COLUMNS": "rmq_spark.store.format.columns",
     "CommitKey": "rmq_spark.store.commit.keys",
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
     "GroupTerms": "rmq_spark.store.group.query_group",
-    "MessageStore": "rmq_spark.store.commit.message_store",
+    "MessageStore": "rmq_spark.store.delivery.message_store",
     "OutboxSettings": "rmq_spark.store.commit.outbox",
     "PullConsumer": "rmq_spark.store.group.pull_consumer",
     "QueryGroup": "rmq_spark.store.group.query_group",
@@ -110,8 +147,11 @@ _HOMES = {
     "pending_transactions": "rmq_spark.store.delivery.half_messages",
     "publish_last_offsets": "rmq_spark.store.group.last_words",
     "read_group_offsets": "rmq_spark.store.group.offset_file",
-    "read_histories": "rmq_spark.store.group.suspended",
+    "read_stopped_queues": "rmq_spark.store.delivery.stopped_queues",
     "reset_offsets": "rmq_spark.store.group.admin",
+    "retry_topic_of": "rmq_spark.store.delivery.retry_topics",
+    "serve_store": "rmq_spark.store.delivery.serving",
+    "write_outcomes": "rmq_spark.store.group.suspended",
     "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
 }
 
@@ -160,8 +200,8 @@ def open_store(
     LockTimeoutError from sends while a broker holds it.
     """
     from rmq_spark.store.commit.arguments import check_delays, check_opening
-    from rmq_spark.store.commit.message_store import MessageStore
     from rmq_spark.store.commit.outbox import OutboxSettings
+    from rmq_spark.store.delivery.message_store import MessageStore
     from rmq_spark.store.disk import files
     from rmq_spark.store.log.file_sizes import FileSizes
     from rmq_spark.store.log.store_writer import WriterSettings

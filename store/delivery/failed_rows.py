@@ -41,7 +41,7 @@ def missing_columns(names: Sequence[str]) -> list[str]:
     return missing if set(TOPICS) & set(names) else [*missing, "physicalTopic (or topic)"]
 
 
-def refuse_missing(names: Sequence[str]) -> None:
+def refuse_missing_places(names: Sequence[str]) -> None:
     """Raise OptionError, which names what is missing, unless rows with these columns say which messages they are."""
     missing = missing_columns(names)
     if missing:
@@ -75,8 +75,8 @@ def failed_rows_of(given: object) -> pa.RecordBatch:
             raise OptionError(
                 f"no such column: {', '.join(unknown)}. Columns are those of the source, delayLevel and error."
             )
-        refuse_missing(names)
-        table = pa.table({name: given[name].cast(type_of(name, given[name].type)) for name in names})
+        refuse_missing_places(names)
+        table = pa.table({name: given[name].cast(failed_column_type(name, given[name].type)) for name in names})
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
     except _NOT_ARROW as error:
@@ -85,7 +85,7 @@ def failed_rows_of(given: object) -> pa.RecordBatch:
         raise OptionError(f"no rows to send back: {error}. Nothing was sent back.") from None
 
 
-def type_of(name: str, given: pa.DataType) -> pa.DataType:
+def failed_column_type(name: str, given: pa.DataType) -> pa.DataType:
     """Return the type in which a column is worked on; those that are only looked at in passing stay as they are."""
     if name == "properties" or (name == "keys" and not pa.types.is_string(given)):
         return given if not pa.types.is_null(given) else COLUMNS[name]
@@ -179,6 +179,11 @@ class FailedRows:
             f"{given[row].as_py()}/{self.queue_ids[row]} at queue offset {self.queue_offsets[row]}, "
             f"commitLogOffset {self.physical_offsets[row]}"
         )
+
+
+def row_keys(rows: FailedRows) -> NDArray[np.uint64]:
+    """Return a number for each row by which it is known again: other rows of a store have others, but by chance."""
+    return scatter(rows.physical_offsets.astype(np.int64).view(np.uint64).copy()) ^ rows.queue_offsets.view(np.uint64)
 
 
 def _numbers(name: str, column: pa.Array) -> NDArray[np.int64]:

@@ -62,6 +62,11 @@ class RetryTopics:
             section.ensure_topic(self.dead, DEAD_LETTER_QUEUES)
 
 
+def retry_topic_of(group: str) -> str:
+    """Return the topic in which a group's failed messages come again. Raises OptionError for a name that is none."""
+    return filenames.retry_topic(group)
+
+
 def check_retrying_group(name: str) -> str:
     """Return the name of a group whose messages can be sent back. Raises OptionError, for a retry topic's name too."""
     check_consumer_group(name)

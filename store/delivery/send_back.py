@@ -96,39 +96,45 @@ class SendBacks:
         """Close every file."""
         self._reader.close()
 
-    def prepare(self, batch: pa.RecordBatch, delay_level: int = 0, first_row: int | None = 0) -> Iterator[SentBack]:
-        """Yield the records of all rows, a piece of them at a time, in order; digests are 0.
+    def prepare(
+        self,
+        batch: pa.RecordBatch,
+        delay_level: int = 0,
+        first_row: int | None = 0,
+        only: NDArray[np.intp] | None = None,
+    ) -> Iterator[SentBack]:
+        """Yield the records of all rows, or of `only` some, a piece of them at a time, in order; digests are 0.
 
         `delay_level` is for rows that ask for none. Raises OptionError for a row that names no message of the store and
         NotFoundError for one whose message has expired; both name the row, of which the first is `first_row`.
         """
         try:
-            yield from self._prepare(batch, FailedRows.of(batch, delay_level))
+            rows = FailedRows.of(batch, delay_level)
+            yield from self._prepare(batch, rows, np.arange(len(rows)) if only is None else only)
         except RowFault as fault:
             row = "" if first_row is None else f"row {first_row + fault.row}: "
             kind = NotFoundError if isinstance(fault, _ExpiredFault) else OptionError
             raise kind(f"{row}{fault.what}") from None
 
-    def _prepare(self, batch: pa.RecordBatch, rows: FailedRows) -> Iterator[SentBack]:
-        if not len(rows):
+    def _prepare(self, batch: pa.RecordBatch, rows: FailedRows, chosen: NDArray[np.intp]) -> Iterator[SentBack]:
+        if not len(chosen):
             return
         self._reader.refresh()
-        sizes = self._reader.sizes_at(rows.physical_offsets)
+        places = rows.physical_offsets[chosen]
+        sizes = self._reader.sizes_at(places)
         for first, last in _pieces(sizes):
-            numbers = np.arange(first, last)
-            found = read_originals(self._reader.log, rows.physical_offsets[first:last], sizes[first:last])
+            numbers = chosen[first:last]
+            found = read_originals(self._reader.log, places[first:last], sizes[first:last])
             whole = found.is_whole & (sizes[first:last] > 0)
             self._refuse_missing(rows, numbers[~whole])
-            kept = numbers[whole]
-            again = numbers[~whole]
+            kept, again = numbers[whole], numbers[~whole]
+            positions, ends = found.positions[whole], found.ends[whole]
             if len(kept):
-                positions, ends = found.positions[whole], found.ends[whole]
                 originals = WholeRecords.of(found.data, positions, ends)
                 batched = _check_originals(originals, rows.take(kept), rows, kept)
-                if batched.any():
-                    self._refuse_batched(rows, kept[batched])
-                    again = np.sort(np.concatenate([again, kept[batched]]))
-                    kept, positions, ends = kept[~batched], positions[~batched], ends[~batched]
+                self._refuse_batched(rows, kept[batched])
+                again = np.sort(np.concatenate([again, kept[batched]]))
+                kept, positions, ends = kept[~batched], positions[~batched], ends[~batched]
             if len(kept):
                 yield self._of_originals(rows, kept, found.data, positions, ends)
             if len(again):
@@ -194,7 +200,7 @@ class SendBacks:
                 )
 
     def _refuse_batched(self, rows: FailedRows, batched: NDArray[np.intp]) -> None:
-        if self._resender is None:
+        if len(batched) and self._resender is None:
             raise RowFault(
                 int(batched[0]),
                 f"{rows.describe(int(batched[0]))} is one of several messages in one record (an inner batch), and a "

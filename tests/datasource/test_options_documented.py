@@ -44,15 +44,16 @@ def with_default(options: Iterable[Option]) -> list[Option]:
 
 @pytest.mark.parametrize("option", with_default(OPTIONS), ids=lambda option: option.name)
 def test_a_default_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
-    assert len(with_default(OPTIONS)) == 16
+    assert len(with_default(OPTIONS)) == 17
     others = {"consumerGroup": "g"} if option.name in GROUP_FIELDS else {}
     assert parse_options({option.name: option.default} | others, 0) == parse_options(others, 0)
 
 
 @pytest.mark.parametrize("option", with_default(SINK_OPTIONS), ids=lambda option: option.name)
 def test_a_default_of_the_sink_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
-    assert len(with_default(SINK_OPTIONS)) == 10
-    assert parse_sink_options({option.name: option.default}) == parse_sink_options({})
+    assert len(with_default(SINK_OPTIONS)) == 12
+    others = {"mode": "sendBack", "consumerGroup": "g"} if option.name == "expiredOriginal" else {}
+    assert parse_sink_options({option.name: option.default} | others) == parse_sink_options(others)
 
 
 def test_the_document_lists_the_columns_that_are_written_with_their_types() -> None:

@@ -1,0 +1,261 @@
+"""The sink of failed rows: what a query's batch sends back once, whatever is run again, and with which rows."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import rmq_spark
+from rmq_spark.store.commit.commits import CommitOptions
+from rmq_spark.store.commit.keys import CommitKey
+from rmq_spark.store.commit.outbox import OutboxSettings
+from rmq_spark.store.delivery.message_store import MessageStore
+from rmq_spark.store.delivery.send_back import SendBackTerms
+from rmq_spark.store.delivery.send_back_sink import (
+    SendBackSettings,
+    SendBackTask,
+    StagedCopies,
+    abort_copies,
+    check_send_back_sink,
+    commit_copies,
+)
+from rmq_spark.store.delivery.sent_rows import SentRows
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import (
+    BatchConflictError,
+    DamageError,
+    LockTimeoutError,
+    NotFoundError,
+    OptionError,
+    StorePathError,
+)
+from rmq_spark.store.log.store_writer import WriterSettings
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
+
+GROUP = "billing"
+PLACE = ["commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes"]
+ROWS = 9
+
+
+class Query:
+    """A query whose batches send rows back: a batch's rows are numbers, shared out over two tasks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        build_store(path, [SampleMessage("orders", 0, f"{number}".encode()) for number in range(ROWS)])
+        with rmq_spark.open_reader(path) as reader:
+            reader.refresh()
+            (queue,) = reader.queues("orders")
+            self.rows = pa.Table.from_batches(reader.read(queue, 0, ROWS, PLACE)).combine_chunks().to_batches()[0]
+        self.attempts = 0
+
+    def settings(self, **options: Any) -> SendBackSettings:
+        return SendBackSettings(
+            str(self.path), SendBackTerms(GROUP), commit=CommitOptions(**options), lock_timeout_ms=300
+        )
+
+    def stage(self, batch_id: int | None, *tasks: list[int], query: str = "q", **options: Any) -> list[StagedCopies]:
+        staged = []
+        for numbers in tasks:
+            self.attempts += 1
+            task = SendBackTask(self.settings(**options), CommitKey(query, batch_id), f"{self.attempts}")
+            if numbers:
+                task.write(self.rows.take(pa.array(numbers)))
+            staged.append(task.finish())
+        return staged
+
+    def run(self, batch_id: int | None, *tasks: list[int], query: str = "q", **options: Any) -> int:
+        """Run a batch; return how many rows it appended."""
+        staged = self.stage(batch_id, *tasks, query=query, **options)
+        return commit_copies(self.settings(**options), CommitKey(query, batch_id), staged).rows
+
+    def sent(self) -> Counter[int]:
+        """Return which rows were sent back, and how often, by whoever."""
+        found: Counter[int] = Counter()
+        with rmq_spark.open_reader(self.path) as reader:
+            reader.refresh()
+            for topic in set(reader.topics()) - {"orders"}:
+                for queue in reader.queues(topic):
+                    there = reader.bounds(queue)
+                    for batch in reader.read(queue, there.min_offset, there.max_offset, ["body"]):
+                        found.update(int(body) for body in batch.column("body").to_pylist())
+        return found
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path / "store")
+
+
+def once(*numbers: int) -> Counter[int]:
+    return Counter(numbers)
+
+
+def test_a_batch_sends_its_rows_back_once_however_often_it_is_run(query: Query) -> None:
+    assert query.run(0, [0, 1], [2]) == 3
+    assert query.run(0, [0, 1], [2]) == 0
+    assert query.run(0, [2], [1, 0]) == 0
+    assert query.run(1, [3], []) == 1
+    assert query.run(1, [], [3]) == 0
+    assert query.sent() == once(0, 1, 2, 3)
+    assert not list((query.path / "rmq" / "staging").iterdir())
+    assert not (query.path / "abort").exists()
+
+
+def test_rows_that_fail_only_when_a_batch_is_run_again_go_back_then_and_the_others_not_again(query: Query) -> None:
+    query.run(0, [0, 1])
+    assert query.run(0, [1, 2]) == 1
+    assert query.run(0, [0, 1, 2, 3]) == 1
+    assert query.run(0, [4]) == 1
+    assert query.run(0, list(range(5))) == 0
+    assert query.sent() == once(0, 1, 2, 3, 4)
+
+
+def test_the_same_row_may_fail_in_a_later_batch_and_in_another_query(query: Query) -> None:
+    query.run(0, [0])
+    query.run(1, [0])
+    query.run(0, [0], query="other")
+    assert query.sent() == Counter({0: 3})
+
+
+def test_a_write_of_its_own_sends_back_each_time(query: Query) -> None:
+    assert query.run(None, [0, 1], query="one") == 2
+    assert query.run(None, [0, 1], query="two") == 2
+    assert not (query.path / "rmq" / "sentback").exists()
+
+
+def test_a_batch_that_is_run_again_comes_to_its_end_though_its_originals_have_expired(query: Query) -> None:
+    query.run(0, [0, 1])
+    with MessageStore(str(query.path), WriterSettings(), OutboxSettings(), "async") as store:
+        for _ in range(4):
+            store.send("orders", bytes(30_000))
+    (query.path / "commitlog" / f"{0:020d}").unlink()
+    assert query.run(0, [0, 1]) == 0
+    with pytest.raises(NotFoundError, match=r"row 2: orders/0 at queue offset 2.* has expired"):
+        query.run(0, [0, 1, 2])
+
+
+def test_batches_without_failures_count_too(query: Query) -> None:
+    assert query.run(0, [], []) == 0
+    assert query.run(1, [0]) == 1
+    assert query.run(2, []) == 0
+    assert query.run(3, [1]) == 1
+    assert query.sent() == once(0, 1)
+
+
+def test_a_batch_that_is_older_or_too_new_is_an_error_or_what_the_user_says(query: Query) -> None:
+    query.run(5, [0])
+    with pytest.raises(BatchConflictError, match="batches are written once and in order"):
+        query.run(4, [1])
+    assert query.run(4, [1], on_conflict="skip") == 0
+    with pytest.raises(BatchConflictError, match="6 to 7 would be missing"):
+        query.run(8, [1])
+    assert query.run(8, [1], on_gap="continue") == 1
+    assert query.sent() == once(0, 1)
+
+
+def test_a_transaction_may_leave_numbers_out_and_is_passed_where_a_later_one_is_there(query: Query) -> None:
+    assert query.run(5, [0], query="txn:app", is_transaction=True) == 1
+    assert query.run(9, [1], query="txn:app", is_transaction=True) == 1
+    assert query.run(9, [1], query="txn:app", is_transaction=True) == 0
+    assert query.run(5, [0], query="txn:app", is_transaction=True) == 0
+    assert query.sent() == once(0, 1)
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("where", ["announced", "promised", "appended"])
+def test_who_dies_in_a_commit_leaves_all_of_it_or_nothing(
+    query: Query, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    query.run(0, [0])
+
+    def die(*_: object, **__: object) -> None:
+        raise Died
+
+    patched = {
+        "announced": ("rmq_spark.store.delivery.send_back_sink.commit_staged", die),
+        "promised": ("rmq_spark.store.log.section.Section.append", die),
+        "appended": ("rmq_spark.store.commit.finishing.Roller.conclude", die),
+    }[where]
+    staged = query.stage(0, [0, 1], [2])
+    with monkeypatch.context() as patch:
+        patch.setattr(*patched)
+        with pytest.raises(Died):
+            commit_copies(query.settings(), CommitKey("q", 0), staged)
+    assert query.run(0, [1, 2, 3]) == (3 if where == "announced" else 1)
+    assert query.sent() == once(0, 1, 2, 3)
+
+
+def test_what_was_announced_for_the_next_batch_and_never_came_forgets_nothing_of_the_last(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.run(0, [0, 1])
+    staged = query.stage(1, [2])
+
+    def die(*_: object, **__: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rmq_spark.store.delivery.send_back_sink.commit_staged", die)
+        with pytest.raises(Died):
+            commit_copies(query.settings(), CommitKey("q", 1), staged)
+    assert query.run(0, [0, 1, 3]) == 1
+    assert query.sent() == once(0, 1, 3)
+
+
+def test_two_drivers_at_one_batch_send_no_row_back_twice(query: Query) -> None:
+    first, second = query.stage(0, [0, 1]), query.stage(0, [1, 2])
+    assert commit_copies(query.settings(), CommitKey("q", 0), first).rows == 2
+    with pytest.raises(BatchConflictError, match="another process did so while its tasks ran"):
+        commit_copies(query.settings(), CommitKey("q", 0), second)
+    abort_copies(query.settings(), CommitKey("q", 0), second)
+    assert query.run(0, [1, 2]) == 1
+    assert query.sent() == once(0, 1, 2)
+    assert not list((query.path / "rmq" / "staging").iterdir())
+
+
+def test_a_commit_that_is_under_way_is_waited_for(query: Query) -> None:
+    staged = query.stage(0, [0])
+    lock = SentRows(str(query.path), Disk(), CommitKey("q", 0)).lock()
+    assert lock.try_take()
+    with pytest.raises(LockTimeoutError, match="another process has been at it"):
+        commit_copies(query.settings(), CommitKey("q", 0), staged)
+    lock.release()
+    assert commit_copies(query.settings(), CommitKey("q", 0), staged).rows == 1
+
+
+def test_a_file_that_is_no_list_of_rows_is_damage(query: Query) -> None:
+    query.run(0, [0])
+    (file,) = (query.path / "rmq" / "sentback").glob("*.json")
+    fields = json.loads(file.read_text())
+    fields["commits"]["0"] = [0, "bm8="]
+    file.write_text(json.dumps(fields))
+    with pytest.raises(DamageError, match="which rows of a query's last batch were sent back"):
+        query.run(0, [0])
+
+
+def test_a_task_that_fails_takes_its_file_away_and_names_the_row(query: Query) -> None:
+    task = SendBackTask(query.settings(), CommitKey("q", 0), "1")
+    task.write(query.rows)
+    wrong = query.rows.set_column(0, "commitLogOffset", pa.array([1] * ROWS))
+    with pytest.raises(OptionError, match=f"row {ROWS}: .* was never in this store"):
+        task.write(wrong)
+    task.discard()
+    assert not list((query.path / "rmq" / "staging").iterdir())
+
+
+def test_the_plan_is_refused_before_any_task_runs(query: Query, tmp_path: Path) -> None:
+    assert check_send_back_sink(query.settings()) is None, "nobody of us has written yet"
+    table = {"subscriptionGroupTable": {GROUP: {"groupName": GROUP, "retryQueueNums": 0}}}
+    (query.path / "config" / "subscriptionGroup.json").write_text(json.dumps(table))
+    with pytest.raises(OptionError, match="retryQueueNums=0"):
+        check_send_back_sink(query.settings())
+    with pytest.raises(StorePathError):
+        check_send_back_sink(SendBackSettings(str(tmp_path / "none"), SendBackTerms(GROUP)))
