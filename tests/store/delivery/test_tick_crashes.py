@@ -164,6 +164,6 @@ def test_who_goes_on_may_die_too(make_kit: MakeKit, wait: Wait, tmp_path: Path) 
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("first", range(8))
+@pytest.mark.parametrize("first", range(16))
 def test_who_goes_on_may_die_anywhere_too(make_kit: MakeKit, wait: Wait, tmp_path: Path, first: int) -> None:
-    print(f"{crash_twice(make_kit, wait, tmp_path, range(first, 120, 8), 11)} images")
+    print(f"{crash_twice(make_kit, wait, tmp_path, range(first, 120, 16), 17)} images")
