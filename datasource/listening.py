@@ -87,12 +87,16 @@ class ListenerTerms:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One row, as `make_row` takes it, and what has to be known of it: its place, and how often it was tried."""
+    """One row, as `make_row` takes it, and what has to be known of it: its place, and how often it was tried.
+
+    `source` is for whoever made the message.
+    """
 
     values: tuple[Any, ...]
     queue: QueueKey
     offset: int
     times: int
+    source: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +110,31 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What earlier batches left of a queue, which was to go on at `resume`: failures by queue offset, and the rows
-    behind `resume` that are dead letters already.
+    """What earlier batches left of a queue, which was to go on at `resume`: failures by queue offset, and dead letters.
+
+    Those in `sent` are in the store. Those in `pending` may not be: an earlier try of the batch, or somebody who died,
+    decided on them, and they are made again. What was decided stays decided: the queue may go on behind them.
     """
 
     resume: int = 0
     attempts: Mapping[int, int] = field(default_factory=dict)
     sent: frozenset[int] = frozenset()
+    pending: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
-    """Where an orderly queue goes on, after `suspend_ms`, and what to remember of it; `resume` None: all was done."""
+    """Where an orderly queue goes on, after `suspend_ms`, and what to remember of it; `resume` None: all was done.
+
+    `dead` are the dead letters of the batch, `sent` earlier ones behind `resume`.
+    """
 
     queue: QueueKey
     resume: int | None = None
     suspend_ms: int = 0
     attempts: Mapping[int, int] = field(default_factory=dict)
     sent: frozenset[int] = frozenset()
+    dead: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,58 +244,91 @@ def consume_orderly(
 ) -> Iterator[Failure | QueueOutcome]:
     """Give messages to the listener, of each queue up to the first call that fails.
 
-    Yields the dead letters, and an outcome for each queue that stopped, or that a history says was stopped before.
-    `times_at` is where a row's values have reconsumeTimes: they count what the history knows, too.
+    Yields the dead letters as it goes; at the end an outcome for each queue that stopped, or that a history says was
+    stopped before. `times_at` is where a row's values have reconsumeTimes: they count what the history knows, too.
     """
-    stopped: set[QueueKey] = set()
-    last: dict[QueueKey, int] = {}
+    runs: dict[QueueKey, _QueueRun] = {}
+    call: list[Message] = []
 
-    def wanted() -> Iterator[Message]:
-        for message in messages:
-            history = histories.get(message.queue)
-            last[message.queue] = message.offset
-            if message.queue in stopped or (history is not None and message.offset in history.sent):
-                continue
-            tried = 0 if history is None else history.attempts.get(message.offset, 0)
-            yield _tried(message, tried, times_at) if tried else message
+    def end_call() -> Iterator[Failure]:
+        if call:
+            taken = call.copy()
+            call.clear()
+            yield from runs[taken[0].queue].take(taken, caller.call(taken), terms.max_reconsume_times)
 
-    for call in cut_calls(wanted(), terms.batch_size):
-        queue = call[0].queue
-        answer = caller.call(call)
-        if answer.done < len(call):
-            stopped.add(queue)
-            yield from _stop(call, answer, terms, histories.get(queue, History()))
-    for queue in sorted(histories.keys() & last.keys() - stopped):
-        if last[queue] >= histories[queue].resume:
-            yield _passed(queue, histories[queue], last[queue] + 1)
+    for message in messages:
+        queue, offset = message.queue, message.offset
+        if call and call[0].queue != queue:
+            yield from end_call()
+        if queue not in runs:
+            runs[queue] = _QueueRun(queue, histories.get(queue))
+        run = runs[queue]
+        run.end = offset + 1
+        if offset in run.history.sent:
+            continue
+        if offset in run.history.pending:
+            yield from end_call()
+            yield run.send_again(message)
+        elif run.resume is None:
+            tried = run.history.attempts.get(offset, 0)
+            call.append(_tried(message, tried, times_at) if tried else message)
+            if len(call) == terms.batch_size:
+                yield from end_call()
+    yield from end_call()
+    yield from (outcome for queue in sorted(runs) if (outcome := runs[queue].outcome()) is not None)
 
 
-def _passed(queue: QueueKey, history: History, end: int) -> QueueOutcome:
-    """Return the outcome of a queue that went on to `end` after it had been stopped."""
-    sent = frozenset(one for one in history.sent if one >= end)  # a limit may have ended the batch before these
-    return QueueOutcome(queue, end, sent=sent) if sent else QueueOutcome(queue)
+class _QueueRun:
+    """One queue in one try of one batch. `resume` is where it was stopped, None as long as it goes on."""
+
+    def __init__(self, queue: QueueKey, history: History | None) -> None:
+        self.queue, self.history = queue, history or History()
+        self.was_stopped = history is not None
+        self.resume: int | None = None
+        self.end = 0
+        self._suspend_ms = 0
+        self._attempts: dict[int, int] = {}
+        self._dead: set[int] = set()
+
+    def take(self, call: Sequence[Message], answer: Answer, max_reconsume_times: int) -> Iterator[Failure]:
+        """Take the answer to a call; yield the dead letters if it failed."""
+        if answer.done == len(call):
+            return
+        are_dead = exhausted([message.times for message in call], max_reconsume_times)
+        for message, is_dead in zip(call, are_dead, strict=True):
+            if is_dead:
+                self._dead.add(message.offset)
+                yield Failure(message, DEAD_LETTER_LEVEL, answer.error)
+            else:
+                self._attempts[message.offset] = self.history.attempts.get(message.offset, 0) + 1
+        self.resume = min(self._attempts, default=call[-1].offset + 1)
+        self._suspend_ms = answer.suspend_ms if self._attempts else 0
+
+    def send_again(self, message: Message) -> Failure:
+        """Return the dead letter that an earlier try made of a message, and stop there until it is in the store."""
+        self._dead.add(message.offset)
+        if self.resume is None:
+            self.resume = message.offset + 1
+        return Failure(message, DEAD_LETTER_LEVEL, "it failed too often, as an earlier try of its batch found")
+
+    def outcome(self) -> QueueOutcome | None:
+        """Return what became of the queue, None if there is nothing to say."""
+        if self.resume is not None:
+            known = {offset: count for offset, count in self.history.attempts.items() if offset >= self.resume}
+            gone = frozenset(offset for offset in self.history.sent if offset > self.resume)
+            attempts, dead = known | self._attempts, frozenset(self._dead)
+            return QueueOutcome(self.queue, self.resume, self._suspend_ms, attempts, gone, dead)
+        if not self.was_stopped or self.end <= self.history.resume:
+            return None
+        # A limit may have ended the batch before rows that are gone.
+        gone = frozenset(offset for offset in self.history.sent if offset >= self.end)
+        return QueueOutcome(self.queue, self.end, sent=gone) if gone else QueueOutcome(self.queue)
 
 
 def _tried(message: Message, tried: int, times_at: int) -> Message:
     times = message.times + tried
     values = (*message.values[:times_at], times, *message.values[times_at + 1 :])
     return replace(message, values=values, times=times)
-
-
-def _stop(
-    call: Sequence[Message], answer: Answer, terms: ListenerTerms, history: History
-) -> Iterator[Failure | QueueOutcome]:
-    """Yield the dead letters of a failed call, and where the queue goes on."""
-    are_dead = exhausted([message.times for message in call], terms.max_reconsume_times)
-    dead = [message for message, is_dead in zip(call, are_dead, strict=True) if is_dead]
-    kept = [message for message, is_dead in zip(call, are_dead, strict=True) if not is_dead]
-    for message in dead:
-        yield Failure(message, DEAD_LETTER_LEVEL, answer.error)
-    resume = kept[0].offset if kept else call[-1].offset + 1
-    attempts = {message.offset: history.attempts.get(message.offset, 0) + 1 for message in kept}
-    sent = frozenset({message.offset for message in dead} | history.sent)
-    suspend_ms = answer.suspend_ms if kept else 0
-    yield QueueOutcome(call[0].queue, resume, suspend_ms, attempts, frozenset(one for one in sent if one > resume))
 
 
 def _number(value: object, name: str, least: int) -> int:

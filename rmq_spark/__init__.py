@@ -18,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rmq_spark.consuming import consume
+    from rmq_spark.datasource.listening import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
     from rmq_spark.spark_session import register, session
     from rmq_spark.stop import stop_at_end
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         open_consumer,
         open_reader,
         open_store,
+        pending_transactions,
         reset_offsets,
     )
     from rmq_spark.store.errors import (
@@ -53,6 +56,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "COLUMNS",
     "BatchConflictError",
+    "ConsumeConcurrentlyStatus",
+    "ConsumeContext",
+    "ConsumeOrderlyStatus",
     "DamageError",
     "DataLossError",
     "DiskFullError",
@@ -68,12 +74,14 @@ __all__ = [
     "StoreError",
     "StorePathError",
     "close",
+    "consume",
     "group_lag",
     "group_offsets",
     "groups",
     "open_consumer",
     "open_reader",
     "open_store",
+    "pending_transactions",
     "register",
     "reset_offsets",
     "session",
@@ -84,15 +92,20 @@ __all__ = [
 # binds a module to its name here, and would hide the function.
 _HOMES = {
     "COLUMNS": "rmq_spark.store",
+    "ConsumeConcurrentlyStatus": "rmq_spark.datasource.listening",
+    "ConsumeContext": "rmq_spark.datasource.listening",
+    "ConsumeOrderlyStatus": "rmq_spark.datasource.listening",
     "GroupLagListener": "rmq_spark.group_listeners",
     "GroupOffsetListener": "rmq_spark.group_listeners",
     "close": "rmq_spark.store",
+    "consume": "rmq_spark.consuming",
     "group_lag": "rmq_spark.store",
     "group_offsets": "rmq_spark.store",
     "groups": "rmq_spark.store",
     "open_consumer": "rmq_spark.store",
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
+    "pending_transactions": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
     "session": "rmq_spark.spark_session",

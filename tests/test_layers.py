@@ -20,7 +20,8 @@ PACKAGES = {
 # The modules of the data source that Spark calls. What else is in the folder is pure planning.
 SPARK_MODULES = (
     "=datasource datasource.source datasource.batch_reader datasource.stream_reader datasource.partition "
-    "datasource.partition_reader datasource.batch_writer datasource.stream_writer datasource.commit_message"
+    "datasource.partition_reader datasource.batch_writer datasource.stream_writer datasource.commit_message "
+    "datasource.listening_sink"
 )
 
 # In both tables a name stands for itself and all below it, and after "=" for itself alone; the
@@ -52,7 +53,7 @@ ONLY = {
     "pyarrow": (
         "=store store.format store.log store.commit store.group store.delivery store.testing datasource group_listeners"
     ),
-    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop",
+    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming",
     "hypothesis": "store.testing",
     "random": "store.testing",
     "ctypes": "store.disk",
@@ -61,7 +62,9 @@ ONLY = {
     "mmap": "store.disk",
     "os": "store.disk store.testing java spark_session",
     "shutil": "store.testing java",
-    "signal": "store.disk",
+    "signal": "store.disk command",
+    "click": "command",
+    "rich": "command",
     "socket": "store.disk.host",
     "subprocess": "store.testing java",
     "tempfile": "store.testing",

@@ -4,25 +4,33 @@ Invariants:
 - stopping waits for the tick that runs, and for nothing else;
 - between two ticks it sleeps until the next message is due, and looks at the store every 100 ms for what was appended
   meanwhile; a look at a store in which nothing moved costs a few calls;
-- an error of one tick ends nothing: what could not be delivered is tried again after 10 s, as a broker does
-  (ScheduleMessageService, 4.9 and 5.3: DELAY_FOR_A_PERIOD);
+- an error of one tick ends nothing: what could not be delivered is tried again a second later. The ticker has told it;
 - at most one line a second says what was delivered.
 
 Clock, sleep and the word to stop are arguments; nothing here knows of signals or terminals.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Protocol
 
+from rmq_spark.store.delivery.ticker import Ticker
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.errors import RmqError
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.store_lock import refuse_network
+from rmq_spark.store.log.store_writer import WriterSettings
 
 _LOG = logging.getLogger("rmq_spark")
 
 LOOK_MS = 100  # RocketMQ's DELAY_FOR_A_WHILE
-RETRY_MS = 10_000
+RETRY_MS = 1_000
 REPORT_MS = 1_000
+LOCK_TIMEOUT_MS = 5_000  # for a writer of ours that makes no progress: the next tick tries again
 
 
 class TickResult(Protocol):
@@ -36,6 +44,10 @@ class TickResult(Protocol):
     def next_due_ms(self) -> int | None:
         """When the next one is due, in ms since the epoch; None if none waits."""
 
+    @property
+    def problem(self) -> RmqError | None:
+        """Why what may be due was not delivered."""
+
 
 class Ticking(Protocol):
     """What delivers: `ticker.Ticker`, or a test's."""
@@ -46,11 +58,11 @@ class Ticking(Protocol):
 
 @dataclass(slots=True)
 class Served:
-    """What a run delivered: messages, the ticks that did, the errors of others, and the latest (ms) behind its time."""
+    """What a run delivered: messages, the ticks that did, problems of others, and the latest (ms) behind its time."""
 
     messages: int = 0
     ticks: int = 0
-    errors: int = 0
+    problems: int = 0
     latest_ms: int = 0
 
 
@@ -64,14 +76,7 @@ def serve(
     served, report = Served(), _Report(now_ms())
     due_ms: int | None = None
     while not is_stopped():
-        began_ms = now_ms()
-        try:
-            tick = ticker.tick(began_ms)
-        except RmqError as error:
-            served.errors += 1
-            _LOG.error("rmq: nothing was delivered, next try in %g s: %s", RETRY_MS / 1000, error)
-            _pause(RETRY_MS, sleep, is_stopped)
-            continue
+        tick = ticker.tick(now_ms())
         over_ms = now_ms()
         if tick.delivered:
             late_ms = 0 if due_ms is None else max(over_ms - due_ms, 0)
@@ -81,11 +86,35 @@ def serve(
             report.add(tick.delivered, late_ms)
         report.write(over_ms)
         due_ms = tick.next_due_ms
+        if tick.problem is not None:
+            served.problems += 1
+            _pause(RETRY_MS, sleep, is_stopped)
+            continue
         wait_ms = LOOK_MS if due_ms is None else min(max(due_ms - over_ms, 0), LOOK_MS)
         if wait_ms and not is_stopped():
             sleep(wait_ms / 1000)
     report.write(None)
     return served
+
+
+def serve_store(
+    path: str | PurePath,
+    is_stopped: Callable[[], bool],
+    *,
+    commit_log_path: str | None = None,
+    allow_network_store: bool = False,
+) -> Served:
+    """Deliver what is due in the store at `path` until `is_stopped`. See `serve`.
+
+    Raises StorePathError for a path that holds no store, or one that cannot be written.
+    """
+    root = files.absolute(path)
+    commit_log_folders(root, commit_log_path)
+    refuse_network(root, allowed=allow_network_store)
+    settings = WriterSettings("rmq serve", LOCK_TIMEOUT_MS, allow_network_store, commit_log_path)
+    _LOG.info("rmq: delivering what is due in %s", root)
+    with Ticker(root, settings) as ticker:
+        return serve(ticker, wall_clock_ms, time.sleep, is_stopped)
 
 
 def _pause(pause_ms: int, sleep: Callable[[float], None], is_stopped: Callable[[], bool]) -> None:

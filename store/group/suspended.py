@@ -7,21 +7,21 @@ ledger's row of that batch:
 | --- | --- | --- |
 | before it | the file as it was | has an outcome |
 | between it and the intent | the new outcome, and no dead letter yet | has an outcome that replaces this one |
-| behind the intent | the new outcome; the dead letters come by whoever finishes the intent | is skipped |
+| behind the intent | the new outcome; its dead letters come | replaces this one if it has other dead letters |
 
-So an outcome never sends a queue forward, only back: what lies before `resume` may still have to be repeated. And
-`sent` counts only once the ledger has the batch.
+So an outcome never sends a queue forward, only back: what lies before `resume` may still have to be repeated. And a
+dead letter, once decided, is made by every further try until it is in the store
+(`store/delivery/stopped_queues.py`); else a queue could go on behind a row that a later try decided otherwise about.
 
 Every change has a number, which counts up for ever. A query's offset names the last one that it knows, so that a
 stopped queue is sent back once. Readers need no lock: the file is replaced as a whole.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.ledger import Ledger
 from rmq_spark.store.commit.side_file import encode_side_file, number_of, read_side_file, text_of
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.group.group_paths import GroupPaths, make_group_folder
@@ -38,13 +38,15 @@ class Suspension:
     """Where a stopped queue goes on (`resume`, a queue offset) and not before `until_ms` (0: at once).
 
     `attempts` has the failures of the rows that are to come again, by queue offset; `sent` the rows behind `resume`
-    that became dead letters. `number` counts the changes of the file; query and batch say whose outcome it is.
+    that earlier batches made dead letters, `dead` those that this batch did. `number` counts the changes of the file;
+    query and batch say whose outcome it is.
     """
 
     resume: int
     until_ms: int = 0
     attempts: Mapping[int, int] = field(default_factory=dict)
     sent: frozenset[int] = frozenset()
+    dead: frozenset[int] = frozenset()
     number: int = 0
     query_id: str = ""
     batch_id: int = 0
@@ -71,7 +73,7 @@ class Suspended:
             if queue not in outcomes and (one.query_id, one.batch_id) != (key.query_id, key.batch_id)
         }
         stopped = {
-            queue: Suspension(one.resume, one.until_ms, one.attempts, one.sent, number, key.query_id, key.batch_id)
+            queue: replace(one, number=number, query_id=key.query_id, batch_id=key.batch_id)
             for queue, one in outcomes.items()
             if one is not None
         }
@@ -100,30 +102,12 @@ def read_suspended(root: str, group: str) -> Suspended:
     return read_side_file(GroupPaths(root, group).suspended, _WHAT, _build) or NOTHING_SUSPENDED
 
 
-def read_histories(root: str, group: str) -> dict[QueueKey, Suspension]:
-    """Return what a task has to know of stopped queues: without the dead letters that are not in the store yet.
-
-    Raises what `read_suspended` raises.
-    """
-    found = read_suspended(root, group).queues
-    ledger, queues = Ledger(root, Disk()), {}
-    for queue, one in found.items():
-        if one.sent:
-            row = ledger.read(one.query_id)
-            if row is None or row.batch_id < one.batch_id:
-                one = Suspension(one.resume, one.until_ms, one.attempts)
-        queues[queue] = one
-    return queues
-
-
-def write_outcomes(
-    root: str, disk: Disk, group: str, key: CommitKey, outcomes: Mapping[QueueKey, Suspension | None]
-) -> None:
+def write_outcomes(root: str, group: str, key: CommitKey, outcomes: Mapping[QueueKey, Suspension | None]) -> None:
     """Make what became of a batch's queues durable. For who holds the store's lock, before the batch's intent.
 
     Raises what `read_suspended` and the disk raise; then the file is as it was.
     """
-    paths = GroupPaths(root, group)
+    paths, disk = GroupPaths(root, group), Disk()
     before = read_suspended(root, group)
     if not before.is_changed_by(outcomes, key):
         return
@@ -140,6 +124,7 @@ def encode_suspended(group: str, suspended: Suspended) -> bytes:
             "untilMs": one.until_ms,
             "attempts": {str(offset): count for offset, count in sorted(one.attempts.items())},
             "sent": sorted(one.sent),
+            "dead": sorted(one.dead),
             "number": one.number,
             "queryId": one.query_id,
             "batchId": one.batch_id,
@@ -169,6 +154,7 @@ def _build_one(fields: dict[str, Any], last: int) -> Suspension:
         number_of(fields, "untilMs"),
         {_whole(offset): number_of(fields["attempts"], offset, least=1) for offset in fields["attempts"]},
         frozenset(map(_whole, fields["sent"])),
+        frozenset(map(_whole, fields["dead"])),
         number,
         text_of(fields, "queryId"),
         number_of(fields, "batchId"),

@@ -261,7 +261,10 @@ def test_a_row_is_given_once_more_than_it_may_come_again_and_is_a_dead_letter_th
         sent, [outcome] = orderly(listen, messages(2), histories, max_reconsume_times=3)
         assert (sent, outcome) == ([], QueueOutcome(ONE, 0, 1_000, {0: expected}))
         histories = {ONE: History(0, outcome.attempts)}
-    assert orderly(listen, messages(2), histories, max_reconsume_times=3) == ([(0, -1)], [QueueOutcome(ONE, 1)])
+    assert orderly(listen, messages(2), histories, max_reconsume_times=3) == (
+        [(0, -1)],
+        [QueueOutcome(ONE, 1, dead=frozenset({0}))],
+    )
     assert seen == [0, 1, 2, 3]
 
 
@@ -270,14 +273,14 @@ def test_of_a_failed_call_the_exhausted_rows_are_sent_and_do_not_come_again() ->
         lambda rows, context: None, messages(3, times=[0, 9, 1]), batch_size=3, max_reconsume_times=9
     )
     assert sent == [(1, -1)]
-    assert outcome == QueueOutcome(ONE, 0, 1_000, {0: 1, 2: 1}, frozenset({1}))
+    assert outcome == QueueOutcome(ONE, 0, 1_000, {0: 1, 2: 1}, dead=frozenset({1}))
     seen = []
 
     def listen(rows: list[Row], context: ConsumeContext) -> str:
         seen.append([tuple(row) for row in rows])
         return SUCCESS
 
-    history = History(0, outcome.attempts, outcome.sent)
+    history = History(0, outcome.attempts, outcome.dead)
     found = orderly(listen, messages(4, times=[0, 9, 1]), {ONE: history}, batch_size=3, max_reconsume_times=9)
     assert found == ([], [QueueOutcome(ONE)])
     assert seen == [[(0, 1), (2, 2), (3, 0)]]
@@ -299,4 +302,28 @@ def test_a_queue_that_has_not_come_to_its_place_yet_stays_as_it_was_left() -> No
 
 def test_when_all_rows_of_a_call_are_dead_letters_the_queue_goes_on_behind_them_at_once() -> None:
     found = orderly(lambda rows, context: None, messages(5), batch_size=2, max_reconsume_times=0)
-    assert found == ([(0, -1), (1, -1)], [QueueOutcome(ONE, 2, 0)])
+    assert found == ([(0, -1), (1, -1)], [QueueOutcome(ONE, 2, dead=frozenset({0, 1}))])
+
+
+def test_a_dead_letter_of_an_earlier_try_is_made_again_and_the_queue_stops_behind_it() -> None:
+    seen = []
+
+    def listen(rows: list[Row], context: ConsumeContext) -> str:
+        seen.extend(row.offset for row in rows)
+        return SUCCESS
+
+    history = {ONE: History(0, {0: 1, 3: 2}, pending=frozenset({2}))}
+    found = orderly(listen, messages(5), history, batch_size=3)
+    assert found == ([(2, -1)], [QueueOutcome(ONE, 3, 0, {3: 2}, dead=frozenset({2}))])
+    assert seen == [0, 1]
+
+
+def test_a_dead_letter_of_an_earlier_try_is_made_again_where_the_queue_stops_before_it_too() -> None:
+    history = {ONE: History(0, {0: 1}, pending=frozenset({2}))}
+    found = orderly(lambda rows, context: None, messages(5), history)
+    assert found == ([(2, -1)], [QueueOutcome(ONE, 0, 1_000, {0: 2}, dead=frozenset({2}))])
+
+
+def test_a_dead_letter_that_this_batch_does_not_come_to_is_no_more_known_of() -> None:
+    history = {ONE: History(0, {0: 1}, pending=frozenset({2}))}
+    assert orderly(lambda rows, context: SUCCESS, messages(2), history) == ([], [QueueOutcome(ONE)])

@@ -11,7 +11,6 @@ import rmq_spark
 from rmq_spark.datasource.suspension import Held, Hold, held_queues
 from rmq_spark.store import publish_last_offsets
 from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.group.suspended import Suspension, write_outcomes
 from rmq_spark.store.units import QueueKey
 
@@ -45,7 +44,7 @@ class Store:
         """Commit the outcome of a batch that stopped the queue."""
         self.batch_id += 1
         key = CommitKey("query", self.batch_id)
-        write_outcomes(str(self.path), Disk(), "billing", key, {queue: Suspension(resume, until_ms, {resume: 1})})
+        write_outcomes(str(self.path), "billing", key, {queue: Suspension(resume, until_ms, {resume: 1})})
 
     def offsets(self) -> dict[int, int]:
         return rmq_spark.group_offsets(self.path, "billing").get("orders", {})

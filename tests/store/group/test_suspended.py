@@ -1,19 +1,17 @@
 """Stopped queues on disk: what a batch changes, what a crash leaves, who goes back and how far."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rmq_spark.store.commit.keys import CommitKey, make_folders
-from rmq_spark.store.commit.ledger import Ledger, LedgerRow
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.suspended import (
     NOTHING_SUSPENDED,
     Suspended,
     Suspension,
-    read_histories,
     read_suspended,
     write_outcomes,
 )
@@ -31,16 +29,16 @@ def root(tmp_path: Path) -> str:
 
 def write(root: str, key: CommitKey, **outcomes: Suspension | None) -> Suspended:
     named = {{"one": ONE, "other": OTHER}[name]: one for name, one in outcomes.items()}
-    write_outcomes(root, Disk(), "billing", key, named)
+    write_outcomes(root, "billing", key, named)
     return read_suspended(root, "billing")
 
 
 def test_what_is_written_is_read(root: str) -> None:
     assert read_suspended(root, "billing") == NOTHING_SUSPENDED
-    stopped = Suspension(13, 1_700_000_000_000, {13: 2, 14: 1}, frozenset({15}))
+    stopped = Suspension(13, 1_700_000_000_000, {13: 2, 14: 1}, frozenset({15}), frozenset({12}))
     found = write(root, FIRST, one=stopped, other=Suspension(0))
     assert found.number == 1
-    assert found.queues[ONE] == Suspension(13, stopped.until_ms, {13: 2, 14: 1}, frozenset({15}), 1, "query", 7)
+    assert found.queues[ONE] == replace(stopped, number=1, query_id="query", batch_id=7)
     assert found.queues[OTHER] == Suspension(0, number=1, query_id="query", batch_id=7)
 
 
@@ -73,16 +71,6 @@ def test_a_queue_goes_back_once_and_never_forward() -> None:
     assert suspended.behind({ONE: 20, OTHER: 20}, 5) == {}
     assert suspended.behind({ONE: 13, OTHER: 3}, 0) == {}
     assert suspended.behind({}, 0) == {}
-
-
-@pytest.mark.parametrize(("committed", "sent"), [(None, set()), (6, set()), (7, {14}), (8, {14})])
-def test_dead_letters_count_once_the_ledger_has_their_batch(root: str, committed: int | None, sent: set[int]) -> None:
-    write(root, FIRST, one=Suspension(13, 5, {13: 2}, frozenset({14})))
-    if committed is not None:
-        make_folders(root, Disk())
-        Ledger(root, Disk()).write(LedgerRow("query", committed, 1, 1, 1, 1), is_durable=True)
-    found = read_histories(root, "billing")[ONE]
-    assert (found.resume, found.attempts, found.sent) == (13, {13: 2}, sent)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""What one task of `rmq_spark.consume` does: rows into calls of the listener, and what failed into rows to send back.
+
+Invariants:
+- the listener gets the rows of a queue in the order in which they come;
+- memory depends on the size of a piece of rows, not on how many there are or fail;
+- a row that is sent back is the one that came: what the listener did to it, or a column that was added, counts nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rmq_spark.datasource.listening import (
+    ORDERLY,
+    Caller,
+    Failure,
+    History,
+    Listener,
+    ListenerTerms,
+    Message,
+    QueueOutcome,
+    consume_concurrently,
+    consume_orderly,
+)
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
+
+PIECE_ROWS = 1_024  # as Python objects at a time: bodies may be large
+PLACE_COLUMNS = ("commitLogOffset", "queueId", "queueOffset", "reconsumeTimes")
+TOPIC_COLUMNS = ("physicalTopic", "topic")
+RESENT_COLUMNS = ("body", "tags", "keys", "properties", "flag", "bornTimestamp")  # what a row is sent anew from
+
+Failed = tuple[Failure, pa.RecordBatch, int]
+
+
+class ListenerTask:
+    """One task's calls. `make_row` takes column names and returns what makes a row of their values.
+
+    When `failed_batches` is at its end, `outcomes` has the orderly queues that were stopped or went on, and `rows`,
+    `failures` and `dead` count rows: given to the listener or not, failed, and failed for good (orderly).
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        terms: ListenerTerms,
+        make_row: Callable[[Sequence[str]], Callable[..., Any]],
+        histories: Mapping[QueueKey, History],
+        *,
+        drops: bool = False,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener, self._terms, self._make_row = listener, terms, make_row
+        self._histories, self._drops, self._monotonic_s = histories, drops, monotonic_s
+        self.outcomes: list[QueueOutcome] = []
+        self.rows = self.failures = 0
+        self.errors: list[str] = []  # a few of them, for the log
+
+    def failed_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what failed, as rows to send back; their columns are those of `mode=sendBack`.
+
+        Raises OptionError for an answer of the listener that means nothing, and for rows that name no message.
+        """
+        pending: list[Failed] = []
+        for failure in self._failures(batches):
+            self.failures += 1
+            if len(self.errors) < 3:
+                self.errors.append(f"{failure.message.queue}, queue offset {failure.message.offset}: {failure.error}")
+            piece, row = failure.message.source
+            if pending and pending[0][1] is not piece:
+                yield _batch_of(pending)
+                pending = []
+            pending.append((failure, piece, row))
+        if pending:
+            yield _batch_of(pending)
+
+    def _failures(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Failure]:
+        batches = iter(batches)
+        first = next(batches, None)
+        if first is None:
+            return
+        names = first.schema.names
+        caller = Caller(self._listener, self._terms, self._make_row(names), self._monotonic_s)
+        messages = self._messages(_chained(first, batches))
+        if self._terms.model != ORDERLY or self._drops:
+            yield from consume_concurrently(messages, caller, self._terms)
+            return
+        times_at = names.index("reconsumeTimes")
+        found = consume_orderly(_in_order(messages), caller, self._terms, self._histories, times_at)
+        for one in found:
+            if isinstance(one, QueueOutcome):
+                self.outcomes.append(one)
+            else:
+                yield one
+
+    def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
+        queue: QueueKey | None = None
+        for batch in batches:
+            for first in range(0, batch.num_rows, PIECE_ROWS):
+                piece = batch.slice(first, PIECE_ROWS)
+                columns = [_values(column) for column in piece.columns]
+                named = dict(zip(piece.schema.names, columns, strict=True))
+                topics = named[next(name for name in TOPIC_COLUMNS if name in named)]
+                places = zip(topics, named["queueId"], named["queueOffset"], named["reconsumeTimes"], strict=True)
+                for row, (values, (topic, queue_id, offset, times)) in enumerate(
+                    zip(zip(*columns, strict=True), places, strict=True)
+                ):
+                    if queue is None or (queue.topic, queue.queue_id) != (topic, queue_id):
+                        queue = QueueKey(topic, queue_id)
+                        if topic is None or queue_id is None:
+                            raise OptionError("a row has no topic or no queueId, so it is no message of the source.")
+                    self.rows += 1
+                    yield Message(values, queue, offset, times, (piece, row))
+
+
+def _in_order(messages: Iterable[Message]) -> Iterator[Message]:
+    last: dict[QueueKey, int] = {}
+    for message in messages:
+        if message.offset <= last.get(message.queue, -1):
+            raise OptionError(
+                f"rows of queue {message.queue} come out of order: {message.offset} behind {last[message.queue]}. With "
+                'model="orderly" give consume() the rows as the source has them: select, filter and withColumn are '
+                "fine, what sorts, joins or shuffles is not."
+            )
+        last[message.queue] = message.offset
+        yield message
+
+
+def _values(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_map(column.type):
+        return [None if value is None else dict(value) for value in values]
+    return values
+
+
+def _batch_of(failed: Sequence[Failed]) -> pa.RecordBatch:
+    """Return failed rows of one piece as the rows to send back."""
+    piece = failed[0][1]
+    wanted = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *RESENT_COLUMNS}
+    rows = pa.array([row for _, _, row in failed], pa.int64())
+    columns = {
+        name: column.take(rows)
+        for name, column in zip(piece.schema.names, piece.columns, strict=True)
+        if name in wanted
+    }
+    columns["delayLevel"] = pa.array([failure.delay_level for failure, _, _ in failed], pa.int32())
+    columns["error"] = pa.array([failure.error for failure, _, _ in failed], pa.string())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others

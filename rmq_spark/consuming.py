@@ -1,0 +1,222 @@
+"""`consume`: a listener in RocketMQ's manner, run by a streaming query."""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from rmq_spark.datasource.listening import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
+from rmq_spark.datasource.listening_task import PLACE_COLUMNS, TOPIC_COLUMNS
+from rmq_spark.datasource.sink_options import SinkOptions
+from rmq_spark.store import check_retrying_group
+from rmq_spark.store.errors import OptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# RocketMQ's own: DefaultMQPushConsumer#maxReconsumeTimes -1 is 16 concurrently, and no limit in order (4.9, 5.3).
+_MAX_RECONSUME_TIMES = {CONCURRENTLY: 16, ORDERLY: -1}
+# What leaves a source's rows where and as they are: between it and an orderly listener stands nothing else.
+_IN_ORDER = {
+    "StreamingRelationV2",
+    "Project",
+    "Filter",
+    "SubqueryAlias",
+    "View",
+    "EventTimeWatermark",
+    "CollectMetrics",
+}
+_TRUE = "true"
+_EXPIRED_ORIGINALS = ("error", "resend")
+
+
+def consume(
+    df: "DataFrame",
+    listener: Callable[[list[Any], ConsumeContext], object],
+    *,
+    path: "str | PurePath",
+    group: str,
+    checkpoint_location: "str | PurePath",
+    model: str = CONCURRENTLY,
+    batch_size: int = 1,
+    max_reconsume_times: int | None = None,
+    timeout: float | None = None,
+    trigger: "str | Mapping[str, Any] | None" = None,
+    query_name: str | None = None,
+    expired_original: str = "error",
+    allow_network_store: bool = False,
+) -> "StreamingQuery":
+    """Start a query that gives the rows of `df`, a stream of the store at `path` read by `group`, to a listener.
+
+    `listener(messages, context)` runs in the tasks, with up to `batch_size` rows of one queue, and returns a
+    ConsumeConcurrentlyStatus or ConsumeOrderlyStatus (or its name). RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT,
+    None, an exception, and taking longer than `timeout` seconds mean that the rows failed. What failed is sent back
+    once per batch and row, and comes again by the group's retry topic up to `max_reconsume_times` times (16), then it
+    is a dead letter. With model="orderly", for which the source has orderly=true, the queue stops at the first call
+    that fails, and goes on from there later (without limit unless `max_reconsume_times` sets one). A group that reads
+    with messageModel=broadcasting drops what failed. `trigger` is what `DataStreamWriter.trigger` takes, as a mapping,
+    or a processing time.
+
+    Raises OptionError for arguments, columns and options of the source that do not fit together, before anything is
+    started. The query fails if the listener returns something else, or if failed rows cannot be sent back.
+    """
+    terms = _check_terms(listener, model, batch_size, max_reconsume_times, timeout)
+    check_retrying_group(group)
+    source = _find_source(df)
+    _check_source(source, _absolute(path), group, model)
+    _check_columns(df.columns, model)
+    if model == ORDERLY and not source.is_broadcasting:
+        _check_order(df)
+    from rmq_spark.datasource.listening_sink import ListenerJob, make_sink
+
+    options = SinkOptions(
+        path=_absolute(path),
+        commit_log_path=source.commit_log_path,
+        mode="sendBack",
+        group=group,
+        max_reconsume_times=terms.max_reconsume_times if model == CONCURRENTLY else None,
+        expired_original=_check_expired(expired_original),
+        allow_network_store=allow_network_store,
+    )
+    name = f"rmq_listener_{uuid.uuid4().hex}"
+    job = ListenerJob(listener, terms, options, drops=source.is_broadcasting)
+    df.sparkSession.dataSource.register(make_sink(name, job))
+    writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", str(checkpoint_location))
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    if trigger is not None:
+        writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else dict(trigger)))
+    return writer.start()
+
+
+def _check_terms(
+    listener: object, model: str, batch_size: int, max_reconsume_times: int | None, timeout: float | None
+) -> ListenerTerms:
+    if not callable(listener):
+        raise OptionError(f"listener is {listener!r}, which cannot be called. Give a function of messages and context.")
+    if model not in _MAX_RECONSUME_TIMES:
+        raise OptionError(f'model={model!r} is none of: "{CONCURRENTLY}", "{ORDERLY}".')
+    if not _is_count(batch_size, 1):
+        raise OptionError(f"batch_size={batch_size!r} is no whole number from 1 on.")
+    if max_reconsume_times is not None and not _is_count(max_reconsume_times, -1):
+        raise OptionError(
+            f"max_reconsume_times={max_reconsume_times!r}. Accepted: a whole number from 0 on; None or -1 for "
+            "RocketMQ's own, which is 16, and no limit in order."
+        )
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        raise OptionError(f"timeout={timeout!r}. Accepted: seconds, more than 0; None for no limit.")
+    most = max_reconsume_times if max_reconsume_times not in (None, -1) else _MAX_RECONSUME_TIMES[model]
+    assert most is not None
+    return ListenerTerms(model, batch_size, most, timeout)
+
+
+def _check_expired(word: str) -> str:
+    if word not in _EXPIRED_ORIGINALS:
+        raise OptionError(f"expired_original={word!r} is none of: {', '.join(_EXPIRED_ORIGINALS)}.")
+    return word
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the analysed plan says of the stream: the options of its load(), names in lower case."""
+
+    options: Mapping[str, str]
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.options.get("messagemodel", "").strip().lower() == "broadcasting"
+
+    @property
+    def is_orderly(self) -> bool:
+        return self.options.get("orderly", "").strip().lower() == _TRUE
+
+    @property
+    def commit_log_path(self) -> tuple[str, ...] | None:
+        given = self.options.get("commitlogpath")
+        return None if given is None else tuple(_absolute(one.strip()) for one in given.split(","))
+
+
+def _find_source(df: "DataFrame") -> _Source:
+    """Return the one stream in the plan. Raises OptionError unless there is one, and it is of format("rmq")."""
+    if not getattr(df, "isStreaming", False):
+        raise OptionError('consume() needs a stream: spark.readStream.format("rmq")....load(). This is none.')
+    if not hasattr(df, "_jdf"):
+        raise OptionError("consume() needs a session in this process: Spark Connect does not show a stream's options.")
+    streams = [plan for plan in _plans(df) if plan.getClass().getSimpleName().startswith("StreamingRelation")]
+    if len(streams) != 1:
+        raise OptionError(f"consume() needs one stream, and this query has {len(streams)}. Start a query for each.")
+    stream = streams[0]
+    is_ours = stream.getClass().getSimpleName() == "StreamingRelationV2" and stream.sourceName() == "rmq"
+    if not is_ours:
+        name = stream.sourceName() if hasattr(stream, "sourceName") else "?"
+        raise OptionError(f'consume() needs a stream of format("rmq"), and this is one of format("{name}").')
+    given = stream.extraOptions().asCaseSensitiveMap()
+    return _Source({str(name).lower(): str(value) for name, value in dict(given).items()})
+
+
+def _plans(df: "DataFrame") -> Iterator[Any]:
+    """Yield the nodes of the analysed plan."""
+    left = [df._jdf.queryExecution().analyzed()]
+    while left:
+        plan = left.pop()
+        yield plan
+        children = plan.children()
+        left += [children.apply(number) for number in range(children.size())]
+
+
+def _check_source(source: _Source, path: str, group: str, model: str) -> None:
+    given = source.options
+    if _absolute(given.get("path", "")) != path:
+        raise OptionError(
+            f'path="{path}" is not where the stream reads: path="{given.get("path")}". Failed rows go back into the '
+            "store that they come from; give the same path to both."
+        )
+    if given.get("consumergroup") != group:
+        found = f"is read by consumerGroup={given['consumergroup']}" if "consumergroup" in given else "has no group"
+        raise OptionError(f'group="{group}", but the stream {found}. Add .option("consumerGroup", "{group}") to it.')
+    if source.is_orderly != (model == ORDERLY):
+        wanted = '.option("orderly", "true")' if model == ORDERLY else 'model="orderly"'
+        raise OptionError(
+            f'model="{model}" and the source\'s orderly={str(source.is_orderly).lower()} do not go together: queues '
+            f"that are to be consumed in order must be read in order. Add {wanted}"
+            + (" to the source." if model == ORDERLY else ', or leave .option("orderly", "true") out of the source.')
+        )
+
+
+def _check_columns(names: list[str], model: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OptionError(f"columns that are there twice: {', '.join(twice)}. Rename one, or leave it out.")
+    missing = [name for name in PLACE_COLUMNS if name not in names]
+    if model == ORDERLY and "physicalTopic" not in names:
+        missing.append("physicalTopic")
+    elif not set(TOPIC_COLUMNS) & set(names):
+        missing.append("topic")
+    if missing:
+        raise OptionError(
+            f"the rows lack {', '.join(missing)}, by which a message is known that failed. Keep these columns of the "
+            'source; physicalTopic is there on request: .option("columns", "*").'
+        )
+
+
+def _check_order(df: "DataFrame") -> None:
+    for plan in _plans(df):
+        name = plan.getClass().getSimpleName()
+        if name not in _IN_ORDER:
+            raise OptionError(
+                f'model="orderly" needs the rows as the source has them, and the query has a step that may move them: '
+                f"{name}. select, filter, where, withColumn and drop are fine; leave the others to the listener."
+            )
+
+
+def _absolute(path: "str | PurePath") -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:  # no such user, so `~name` is a folder
+        return str(Path(path).absolute())

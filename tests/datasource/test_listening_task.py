@@ -1,0 +1,174 @@
+"""What a task makes of rows in Arrow: calls of the listener, and rows to send back that are the ones that came."""
+
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_spark.datasource.listening import ORDERLY, ConsumeContext, History, ListenerTerms, QueueOutcome
+from rmq_spark.datasource.listening_task import PIECE_ROWS, ListenerTask
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+QUEUE = QueueKey("%RETRY%billing", 0)
+
+
+def rows(count: int, queue_id: int = 0, first: int = 0, **more: pa.Array) -> pa.RecordBatch:
+    columns = {
+        "topic": pa.repeat("orders", count),
+        "physicalTopic": pa.repeat("%RETRY%billing", count),
+        "queueId": pa.repeat(pa.scalar(queue_id, pa.int32()), count),
+        "queueOffset": pa.array(range(first, first + count), pa.int64()),
+        "commitLogOffset": pa.array(range(1000 + first, 1000 + first + count), pa.int64()),
+        "reconsumeTimes": pa.repeat(pa.scalar(3, pa.int32()), count),
+        "body": pa.array([b"%d" % (first + number) for number in range(count)], pa.binary()),
+        **more,
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def make_row(names: Sequence[str]) -> Callable[..., Any]:
+    return namedtuple("Row", names)  # type: ignore[misc]
+
+
+def run(
+    listener: Callable[..., object],
+    *batches: pa.RecordBatch,
+    histories: dict[QueueKey, History] | None = None,
+    drops: bool = False,
+    **terms: Any,
+) -> tuple[ListenerTask, list[pa.RecordBatch]]:
+    task = ListenerTask(listener, ListenerTerms(**terms), make_row, histories or {}, drops=drops)
+    return task, list(task.failed_batches(batches))
+
+
+def failing(*offsets: int) -> Callable[..., object]:
+    def listen(messages: list[Any], context: ConsumeContext) -> str | None:
+        wrong = {row.queueOffset for row in messages} & set(offsets)
+        return None if wrong else "CONSUME_SUCCESS"
+
+    return listen
+
+
+def offsets(batches: list[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in batches for offset in batch["queueOffset"].to_pylist()]
+
+
+def test_a_listener_sees_rows_with_all_their_columns() -> None:
+    seen = []
+
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        seen.extend(messages)
+        assert (context.topic, context.queue_id) == ("%RETRY%billing", 0)
+        return "CONSUME_SUCCESS"
+
+    maps = pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string()))
+    times = pa.array([AT, None], pa.timestamp("us", tz="UTC"))
+    task, failed = run(listen, rows(2, properties=maps, storeTimestamp=times))
+    assert failed == []
+    assert (task.rows, task.failures) == (2, 0)
+    assert seen[0].topic == "orders"
+    assert (seen[0].body, seen[0].properties, seen[0].storeTimestamp) == (b"0", {"a": "b"}, AT)
+    assert (seen[1].properties, seen[1].storeTimestamp) == (None, None)
+
+
+def test_what_failed_goes_back_as_it_came_with_level_and_error() -> None:
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        context.delay_level_when_next_consume = 7
+        if messages[0].queueOffset % 2:
+            raise KeyError("odd")
+        return "CONSUME_SUCCESS"
+
+    task, [failed] = run(listen, rows(4, extra=pa.array([1, 2, 3, 4])))
+    assert failed.to_pylist() == [
+        {
+            "topic": "orders",
+            "physicalTopic": "%RETRY%billing",
+            "queueId": 0,
+            "queueOffset": offset,
+            "commitLogOffset": 1000 + offset,
+            "reconsumeTimes": 3,
+            "body": b"%d" % offset,
+            "delayLevel": 7,
+            "error": "KeyError: 'odd'",
+        }
+        for offset in (1, 3)
+    ]
+    assert (task.rows, task.failures) == (4, 2)
+    assert task.errors[0] == "%RETRY%billing/0, queue offset 1: KeyError: 'odd'"
+
+
+def test_calls_go_on_over_batches_and_pieces_and_end_where_the_queue_does() -> None:
+    calls = []
+
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        calls.append([(row.queueId, row.queueOffset) for row in messages])
+        return "RECONSUME_LATER"
+
+    _, failed = run(listen, rows(2), rows(0), rows(2, first=2), rows(1, queue_id=1), batch_size=3)
+    assert calls == [[(0, 0), (0, 1), (0, 2)], [(0, 3)], [(1, 0)]]
+    assert offsets(failed) == [0, 1, 2, 3, 0]
+    calls.clear()
+    _, failed = run(listen, rows(2 * PIECE_ROWS + 1), batch_size=PIECE_ROWS + 1)
+    assert [len(call) for call in calls] == [PIECE_ROWS + 1, PIECE_ROWS]
+    assert offsets(failed) == list(range(2 * PIECE_ROWS + 1))
+    assert max(batch.num_rows for batch in failed) <= PIECE_ROWS
+
+
+def test_without_rows_the_listener_is_not_called() -> None:
+    assert run(failing())[1] == run(failing(), rows(0))[1] == []
+
+
+def test_a_broadcasting_query_counts_what_failed_and_goes_on_in_order_too() -> None:
+    seen = []
+
+    def listen(messages: list[Any], context: ConsumeContext) -> None:
+        seen.extend(row.queueOffset for row in messages)
+
+    task, _ = run(listen, rows(3), drops=True, model=ORDERLY)
+    assert (seen, task.failures, task.outcomes) == ([0, 1, 2], 3, [])
+
+
+def test_in_order_a_queue_stops_and_says_where_it_goes_on() -> None:
+    seen = []
+
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        seen.append((messages[0].queueOffset, messages[0].reconsumeTimes))
+        return "SUCCESS" if messages[0].queueOffset != 2 else "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+
+    histories = {QUEUE: History(1, {1: 4})}
+    task, failed = run(listen, rows(4), histories=histories, model=ORDERLY, max_reconsume_times=-1)
+    assert seen == [(0, 3), (1, 7), (2, 3)]
+    assert failed == []
+    assert task.outcomes == [QueueOutcome(QUEUE, 2, 1_000, {2: 1})]
+
+
+def test_a_dead_letter_in_order_is_the_row_that_came() -> None:
+    task, [failed] = run(
+        lambda messages, context: None,
+        rows(4),
+        histories={QUEUE: History(0, {0: 5})},
+        model=ORDERLY,
+        max_reconsume_times=8,
+    )
+    [row] = failed.to_pylist()
+    assert (row["queueOffset"], row["reconsumeTimes"], row["delayLevel"]) == (0, 3, -1)
+    assert task.outcomes == [QueueOutcome(QUEUE, 1, dead=frozenset({0}))]
+    assert task.failures == 1
+
+
+def test_rows_out_of_order_are_refused_in_order_only() -> None:
+    both = rows(2, first=5), rows(1)
+    assert run(failing(), *both)[1] == []
+    with pytest.raises(OptionError, match="%RETRY%billing/0 come out of order: 0 behind 6"):
+        run(lambda messages, context: "SUCCESS", *both, model=ORDERLY, max_reconsume_times=-1)
+
+
+def test_a_row_without_a_queue_is_no_message_of_the_source() -> None:
+    batch = rows(1).set_column(2, "queueId", pa.array([None], pa.int32()))
+    with pytest.raises(OptionError, match="no queueId"):
+        run(failing(), batch)

@@ -1,0 +1,236 @@
+"""Orderly and concurrent listeners that fail at random, in a query that dies at random: what is promised holds.
+
+No Spark: the stream's reader, the tasks and the commit are those of a query, and what Spark does between them is done
+here, with its order of things: a batch is planned, run and committed, or repeated from its begin after a death.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import rmq_spark
+from rmq_spark.datasource.listening import ListenerTerms
+from rmq_spark.datasource.listening_sink import ListenerJob
+from rmq_spark.datasource.options import parse_options
+from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.sink_options import SinkOptions
+from rmq_spark.datasource.sink_task import SinkTask
+from rmq_spark.datasource.stream_reader import RmqStreamReader
+from rmq_spark.store import CommitKey
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.group import suspended
+from rmq_spark.store.log.section import Section
+
+COLUMNS = ("topic", "physicalTopic", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "body")
+QUEUES = 3
+MESSAGES = 8  # in each queue
+
+
+class DeathError(BaseException):
+    """The driver is killed."""
+
+
+@dataclass
+class Life:
+    """A store, a listener that fails at random, and a query that dies at random."""
+
+    path: Path
+    random: Random
+    model: str
+    batch_size: int
+    max_times: int
+    fail_chance: float = 0.3
+    death_chance: float = 0.1
+    given: list[tuple[int, int]] = field(default_factory=list)  # queue id and offset, as the listener got them
+    too_early: list[str] = field(default_factory=list)
+    succeeded: Counter[tuple[int, int]] = field(default_factory=Counter)
+    committed: str = '{"@": {"v": 1}}'
+    planned: str | None = None
+    batch_id: int = 0
+    now_ms: int = 1_700_000_000_000
+    dying: bool = True
+    deaths: int = 0
+    reader: RmqStreamReader | None = None
+
+    def listen(self, rows: list[Any], context: Any) -> str | None:
+        self.may_die()
+        places = [(row.queueId, row.queueOffset) for row in rows]
+        self.given += places
+        self.check_order(places)
+        if any(row.body == b"bad" for row in rows) or self.random.random() < self.fail_chance:
+            context.suspend_ms = 10
+            return None
+        self.succeeded.update(places)
+        return "SUCCESS" if self.model == "orderly" else "CONSUME_SUCCESS"
+
+    def check_order(self, places: list[tuple[int, int]]) -> None:
+        """All rows of the queue before these have succeeded, or are dead letters in the store."""
+        if self.model != "orderly":
+            return
+        queue_id, first = places[0]
+        missing = {offset for offset in range(first) if not self.succeeded[queue_id, offset]}
+        if missing:
+            missing -= {offset for dead_id, offset in self.dead_letters() if dead_id == queue_id}
+        if missing:
+            self.too_early.append(f"{places} before {sorted(missing)} of the queue")
+
+    def may_die(self) -> None:
+        if self.dying and self.random.random() < self.death_chance:
+            self.deaths += 1
+            raise DeathError
+
+    def dead_letters(self) -> list[tuple[int, int]]:
+        """Return queue id and offset of the originals, as their bodies tell."""
+        with rmq_spark.open_reader(self.path) as store:
+            store.refresh()
+            if "%DLQ%g" not in store.topics():
+                return []
+            [queue] = store.queues("%DLQ%g")
+            held = store.bounds(queue)
+            found = store.read(queue, 0, held.max_offset, ["keys"])
+            pairs = [key.split("-") for batch in found for key in batch["keys"].to_pylist()]
+            return [(int(queue_id), int(offset)) for queue_id, offset in pairs]
+
+    def start(self) -> RmqStreamReader:
+        options = {"path": str(self.path), "subscribe": "orders", "consumerGroup": "g", "startingOffsets": "earliest"}
+        options |= {"orderly": "true"} if self.model == "orderly" else {}
+        options |= {"subscribeRetry": "false", "maxOffsetsPerTrigger": str(self.random.choice([3, 7, 1000]))}
+        settings = ReadSettings(COLUMNS, False, 64 << 20, "auto", True)
+        self.reader = RmqStreamReader(parse_options(options, self.now_ms), settings, lambda: self.now_ms)
+        return self.reader
+
+    def stop(self) -> None:
+        if self.reader is not None and self.reader._group is not None:
+            self.reader._group.query._membership.lease._lock.release()
+        self.reader = None
+
+    def run(self, trigger_count: int) -> None:
+        """Run so many triggers, with deaths and restarts among them."""
+        for _ in range(trigger_count):
+            try:
+                self.trigger(self.reader or self.start())
+            except DeathError:
+                self.stop()
+            self.now_ms += 7
+
+    def settle(self, at_most: int = 200) -> None:
+        """Run until a trigger finds nothing, ten times: a queue may wait."""
+        idle = 0
+        while idle < 10:
+            at_most -= 1
+            assert at_most, "does not come to rest"
+            before = self.batch_id
+            self.run(1)
+            idle = idle + 1 if self.batch_id == before else 0
+
+    def trigger(self, reader: RmqStreamReader) -> None:
+        start = json.loads(self.committed)
+        if self.planned is None:
+            end = json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit()))
+            if end == self.committed:
+                return
+            self.planned = end
+        self.may_die()
+        job = self.job()
+        key = CommitKey("query", self.batch_id)
+        done = []
+        for number, partition in enumerate(reader.partitions(start, json.loads(self.planned))):
+            rows = self.slow(reader.read(partition))
+            done.append(job.run(rows, None, key, SinkTask(number, 0, self.random.getrandbits(32))))
+        if not done:
+            done = [job.run(iter(()), None, key, SinkTask(0, 0, self.random.getrandbits(32)))]
+        self.may_die()
+        job.commit(done, key, self.now_ms)
+        self.may_die()
+        self.committed, self.planned, self.batch_id = self.planned, None, self.batch_id + 1
+
+    def slow(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from (batch.slice(first, 2) for first in range(0, batch.num_rows, 2))
+
+    def job(self) -> ListenerJob:
+        terms = ListenerTerms(self.model, self.batch_size, self.max_times)
+        times = self.max_times if self.model == "concurrently" else None
+        options = SinkOptions(path=str(self.path), mode="sendBack", group="g", max_reconsume_times=times)
+        return ListenerJob(self.listen, terms, options)
+
+
+def make_life(path: Path, seed: int, **terms: Any) -> Life:
+    with rmq_spark.open_store(path, segment_bytes=1 << 20) as store:
+        store.create_topic("orders", QUEUES)
+        for number in range(MESSAGES):
+            for queue_id in range(QUEUES):
+                body = "bad" if (queue_id, number) in {(0, 2), (1, 0), (1, 1), (2, 7)} else "good"
+                store.send("orders", body, queue_id=queue_id, keys=f"{queue_id}-{number}")
+    return Life(path, Random(seed), **terms)
+
+
+@pytest.fixture
+def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
+    """Lives that may also die in a commit: before and behind the file of stopped queues, and at each append."""
+    lives: list[Life] = []
+    replace, append = Disk.replace, Section.append
+
+    def dying_replace(self: Disk, path: str, data: bytes) -> None:
+        if lives and path.endswith("suspended.json"):
+            lives[0].may_die()
+            replace(self, path, data)
+            lives[0].may_die()
+        else:
+            replace(self, path, data)
+
+    def dying_append(self: Section, *given: Any, **more: Any) -> Any:
+        if lives:
+            lives[0].may_die()
+        return append(self, *given, **more)
+
+    monkeypatch.setattr(Disk, "replace", dying_replace)
+    monkeypatch.setattr(Section, "append", dying_append)
+    assert suspended
+    return lives
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_in_order_every_row_is_processed_or_a_dead_letter_and_none_before_the_one_ahead_of_it(
+    tmp_path: Path, deadly: list[Life], seed: int, batch_size: int
+) -> None:
+    life = make_life(tmp_path / "store", seed, model="orderly", batch_size=batch_size, max_times=2)
+    deadly.append(life)
+    life.run(50)
+    life.dying, life.fail_chance = False, 0.0
+    life.settle()
+    assert life.too_early == []
+    dead = life.dead_letters()
+    assert len(dead) == len(set(dead)), "no dead letter twice"
+    every = {(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)}
+    assert set(life.succeeded) | set(dead) == every
+    assert {(0, 2), (1, 0), (1, 1), (2, 7)} <= set(dead)
+    assert life.deaths
+    published = rmq_spark.group_offsets(life.path, "g")["orders"]
+    assert published == dict.fromkeys(range(QUEUES), MESSAGES)
+    life.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_concurrently_every_row_is_processed_or_sent_back_once_for_each_batch(
+    tmp_path: Path, deadly: list[Life], seed: int
+) -> None:
+    life = make_life(tmp_path / "store", seed, model="concurrently", batch_size=2, max_times=0)
+    deadly.append(life)
+    life.run(40)
+    life.dying, life.fail_chance = False, 0.0
+    life.settle()
+    dead = life.dead_letters()
+    assert len(dead) == len(set(dead)), "none was sent back twice"
+    every = {(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)}
+    assert set(life.succeeded) | set(dead) == every
+    assert life.deaths
+    life.stop()
