@@ -100,6 +100,7 @@ MAY_TAKE_AWAY = {
     "store/commit/": "intents and staged files that the ledger has passed",
     "store/group/lease": "files of a member that leaves, which are its own",
     "store/group/membership": "files of members that are dead",
+    "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in the place of another",
 }
 
 

@@ -29,6 +29,7 @@ from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.delivery.delay_queue import DelayQueues
 from rmq_spark.store.delivery.due_source import QUERY_ID, Due, DueSource, Note, Outlook
+from rmq_spark.store.delivery.timer_store import TimerStore
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -203,7 +204,8 @@ class Ticker:
         if self._sources is None:
             folders = commit_log_folders(self.path, self._settings.commit_log_path)
             offsets = DelayOffsetFile(self.path, self._disk, self._clock_ms, self._sleep)
-            self._sources = (DelayQueues(self.path, folders, offsets, self._levels),)
+            timer = TimerStore(self.path, folders, self._disk)
+            self._sources = (DelayQueues(self.path, folders, offsets, self._levels), timer)
         return self._sources
 
     def _levels(self) -> DelayLevels:

@@ -12,6 +12,8 @@
 | `batchconsumequeue/<topic>/<queue id>/<20 digits>` | `batch_unit` |
 | `index/<17 digits>` | `index_file`, `index_keys` |
 | `checkpoint` | `checkpoint` |
+| `timerlog/<20 digits>`, `timerwheel`, `config/timercheck` | `timer_log`, `timer_wheel`, `timer_check` |
+| properties of a message that waits for a time | `timer_properties` |
 | `abort` | `abort_file` |
 | `config/*.json` | `config_json`, on top of `fastjson` |
 | rows that become records | `encoding`, by `message_columns`, `outgoing_bodies`, `outgoing_properties`, |

@@ -1,0 +1,335 @@
+"""Messages that wait for a time, in RocketMQ 5.x's own files: a broker goes on where we stopped, and we where it did.
+
+`timerlog/`, `timerwheel` and `config/timercheck` are kept as a broker of 5.3 keeps them, and no other structure beside
+them. A ticker uses it as one of its sources (`due_source.py`):
+
+    timer.look(now_ms, note)              a few small reads, whatever waits
+    timer.prepare(section, now_ms, note)  what the note says was delivered goes into the check; new messages of the
+                                          queue go into log and wheel; what a broker or a crash left is mended
+    timer.take(now_ms, bytes, count)      records to be committed with the keys READ and PART in the note
+
+The commit comes first, so a crash behind it leaves a check that says less than was delivered; the note says it, and the
+next `prepare` writes it. A broker that starts between the two knows no note, and delivers that batch again.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.delivery.due_source import Due, Outlook
+from rmq_spark.store.delivery.timer_batch import make_batch
+from rmq_spark.store.delivery.timer_chains import ChainedUnits, read_chains
+from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
+from rmq_spark.store.delivery.timer_intake import Intake, Mended, mend
+from rmq_spark.store.delivery.timer_mark import Doubt, TimerMark, TimerMarkFile
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.host import boot_id
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.filenames import TIMER_TOPIC
+from rmq_spark.store.format.timer_check import TimerCheck
+from rmq_spark.store.format.timer_log import DELETE, ROLL
+from rmq_spark.store.format.timer_wheel import SECOND_MS, SLOT_COUNT, floor_second
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.queues import ConsumeQueue
+from rmq_spark.store.log.section import Section
+from rmq_spark.store.units import QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
+
+READ, PART = "timer.read", "timer.part"  # in notes: `Progress`
+
+_TAKEN_AT_ONCE = 131_072  # of the queue, in one section: others get their turn
+_GROWTH_BYTES = 96  # of a record, by the properties that it is delivered with
+_LONG_AGO_MS = 24 * 3600 * SECOND_MS
+_TOO_LONG_AGO_MS = 11 * _LONG_AGO_MS  # behind it the wheel, of 14 days, has no room for what is new
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was delivered: all of the seconds before `read_ms`, and of that one the units up to position `part`."""
+
+    read_ms: int = 0
+    part: int = -1
+
+    @classmethod
+    def of(cls, check: TimerCheck | None, note: Mapping[str, int]) -> "Progress":
+        """Return the larger of what a check says and what a note says."""
+        read_ms, noted = 0 if check is None else check.read_time, note.get(READ, 0)
+        return cls(noted, note.get(PART, -1)) if noted >= read_ms else cls(read_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What check, mark and note say together. `is_ours`: nobody but us wrote the check since we did."""
+
+    check: TimerCheck | None
+    mark: TimerMark | None
+    progress: Progress
+
+    @property
+    def is_ours(self) -> bool:
+        return self.mark is not None and self.mark.is_of(self.check)
+
+    @property
+    def doubt(self) -> Doubt:
+        return self.mark.doubt if self.mark is not None else Doubt()
+
+    @property
+    def is_told(self) -> bool:
+        """Say whether a broker would know of all that was delivered."""
+        return (
+            self.check is not None
+            and self.mark is not None
+            and (self.progress == Progress(self.check.read_time, self.mark.part))
+        )
+
+
+class TimerStore:
+    """The timer of the store at `root`, whose commit log is in `folders`: a source of a ticker. For one thread."""
+
+    def __init__(self, root: str, folders: tuple[str, ...], disk: Disk) -> None:
+        self._root, self._folders, self._disk = root, folders, disk
+        self._queue = ConsumeQueue(QueueKey(TIMER_TOPIC, 0), files.join(root, filenames.queue_folder(TIMER_TOPIC, 0)))
+        self._check, self._mark = TimerCheckFile(root, disk), TimerMarkFile(root, disk)
+        self._wheel = TimerWheel(root, disk)
+        self._log: TimerLog | None = None
+        self._boot = boot_id()
+        # Seconds (ms) that have messages, ascending, as of the check that is beside them.
+        self._pending: tuple[TimerCheck, NDArray[np.int64]] | None = None
+        self._note: Mapping[str, int] = {}  # of the last `prepare`
+
+    def look(self, now_ms: int, note: Mapping[str, int]) -> Outlook:
+        """Say whether something is due, or is to be taken or mended, and when the next message is due.
+
+        In a store where no message ever waited for a time that takes a look for its queue.
+        """
+        self._queue.run.look()
+        if not self._queue.run.segments:
+            return Outlook()
+        state = self._state(note)
+        if not state.is_told or not self._is_settled(state) or self._has_new(state):
+            return Outlook(True)
+        assert state.check is not None
+        times = self._pending_times(state.check)
+        at = int(np.searchsorted(times, state.progress.read_ms))
+        if at == len(times):
+            return Outlook()
+        next_ms = int(times[at]) + SECOND_MS
+        return Outlook(next_ms <= now_ms, next_ms)
+
+    def prepare(self, section: Section, now_ms: int, note: Mapping[str, int]) -> None:
+        """Have the check say what the note says, and take messages from the queue, as many as fit into a section.
+
+        What a broker or a crash left is mended first. A crash anywhere in it loses nothing and doubles nothing. Where
+        something has waited to be delivered for more than eleven days nothing is taken before that is done. Raises
+        LockTimeoutError where a broker that starts will not wait, DamageError for files that no broker would load.
+        """
+        self._note = dict(note)
+        self._queue.run.look()
+        if not self._queue.run.segments:
+            return
+        state = self._state(note)
+        if state.is_told and self._is_settled(state) and not self._has_new(state):
+            return
+        section.note_progress()
+        self._wheel.make()
+        if state.progress.part >= 0 and not state.is_told:
+            self._cut_chain(state.progress)
+        if self._is_settled(state) and not self._has_new(state):
+            doubt = state.doubt if state.doubt.covers(state.progress.read_ms) else Doubt()
+            assert state.check is not None
+            self._save(state.check, state.progress, doubt, now_ms, [])
+        else:
+            self._take_in(section, state, now_ms)
+        self._queue.run.close()
+
+    def take(self, now_ms: int, room_bytes: int, room_count: int) -> Due:
+        """Return what is to be delivered, or put back into the queue, by now, behind the note of the last `prepare`.
+
+        At most so many messages and so many bytes, but for a first one that is longer; by their seconds, and those of
+        one second as they were taken. Changes nothing. Nothing is due while there is something to mend.
+        """
+        state = self._state(self._note)
+        if not self._is_settled(state):
+            return Due()
+        assert state.check is not None
+        chosen = self._chosen(state.check, state.progress, floor_second(now_ms), room_count)
+        if chosen is None:
+            return Due()
+        deletions, units = chosen
+        sizes = units.units["record_size"].astype(np.int64) + _GROWTH_BYTES
+        cut = max(min(room_count, int(np.searchsorted(np.cumsum(sizes), room_bytes, "right"))), 1)
+        last_ms = int(units.times[min(cut, len(units)) - 1])
+        is_part = cut < len(units) and int(units.times[cut]) == last_ms
+        note = {READ: last_ms if is_part else last_ms + SECOND_MS}
+        note[PART] = int(units.positions[cut - 1]) if is_part else -1
+        log = CommitLog(self._folders, mapped=False)
+        try:
+            records = make_batch(self._root, log, deletions, units.chosen(slice(0, cut)), state.doubt, now_ms)
+        finally:
+            log.close()
+        return Due(() if records is None else (records,), note)
+
+    def close(self) -> None:
+        """Let go of files."""
+        self._queue.run.close()
+
+    def _state(self, note: Mapping[str, int]) -> _State:
+        check = self._check.read()
+        return _State(check, self._mark.read(), Progress.of(check, note))
+
+    def _has_new(self, state: _State) -> bool:
+        """Say whether the queue has messages that were not taken."""
+        offset = 0 if state.check is None else state.check.queue_offset
+        has_new = self._queue.is_written(max(offset, self._queue.run.begin))
+        self._queue.run.close()
+        return has_new
+
+    def _take_in(self, section: Section, state: _State, now_ms: int) -> None:
+        end, held = section.next_offset(TIMER_TOPIC, 0), state.check or TimerCheck()
+        log, second_ms = self._timer_log(look=True), floor_second(now_ms)
+        if self._is_settled(state):
+            mended = Mended(held.log_position, held.queue_offset, np.zeros(0, np.int64))
+        else:
+            mended = mend(
+                log,
+                self._wheel,
+                self._queue,
+                end,
+                held,
+                read_ms=state.progress.read_ms,
+                is_ours=state.is_ours,
+                is_same_boot=state.mark is not None and state.mark.boot == self._boot,
+            )
+        taken = max(mended.queue_offset, self._queue.run.begin)
+        progress = self._free_progress(state.progress, second_ms)
+        intake = Intake(log, self._wheel, self._queue, CommitLog(self._folders, mapped=False), mended.end, [])
+        try:
+            if second_ms - progress.read_ms < _TOO_LONG_AGO_MS and taken < end:
+                until = min(end, taken + _TAKEN_AT_ONCE)
+                if state.check is None:
+                    self._check.write(TimerCheck(progress.read_ms, 0, taken, until))
+                else:
+                    self._check.note_coming(until)
+                while taken < until:
+                    section.note_progress()
+                    taken = intake.take(taken, until, mended.logged, read_ms=progress.read_ms, write_ms=second_ms)
+            section.note_progress()
+            doubt = state.doubt if state.is_ours else Doubt(section.end, second_ms)
+            check = replace(held, log_position=intake.end, queue_offset=taken)
+            self._save(check, progress, doubt, now_ms, intake.new_times if state.is_ours else None)
+            log.expire(intake.log.segments.begin)
+        finally:
+            intake.log.close()
+
+    def _chosen(
+        self, check: TimerCheck, progress: Progress, end_ms: int, max_count: int
+    ) -> tuple[ChainedUnits, ChainedUnits] | None:
+        """Return units that take others back, and all units that are due in some seconds: as many as are wanted."""
+        times = self._pending_times(check)
+        at = int(np.searchsorted(times, progress.read_ms))
+        if at >= len(times) or times[at] >= end_ms:
+            return None
+        slots = self._wheel.slots_from(progress.read_ms, end_ms)
+        if not len(slots):
+            return None
+        counts = np.cumsum(np.maximum(slots["message_count"].astype(np.int64), 1))
+        slots = slots[: int(np.searchsorted(counts, max_count)) + 1]
+        units = read_chains(self._timer_log(), slots)
+        magics = units.units["magic"]
+        deletions = units.chosen(((magics & DELETE) != 0) & ((magics & ROLL) == 0))
+        left = units.chosen((units.times > progress.read_ms) | (units.positions > progress.part))
+        if len(left):
+            return deletions, left
+        _LOG.warning("rmq: the timer log of %s has no units for %d seconds of its wheel", self._root, len(slots))
+        # Delivered as far as anybody can: this process looks behind them from now on.
+        self._pending = check, times[times > int(slots["second"][-1]) * SECOND_MS]
+        return None
+
+    def _cut_chain(self, progress: Progress) -> None:
+        """Take the units that were delivered out of their second's chain, for a broker.
+
+        Not where one of them takes another back, which may be behind it: then a broker would deliver that.
+        """
+        log, read_ms = self._timer_log(), progress.read_ms
+        slots = self._wheel.slots_from(read_ms, read_ms + SECOND_MS)
+        if not len(slots):
+            return
+        units = read_chains(log, slots)
+        old = units.positions <= progress.part
+        if old.all() or not old.any() or (units.units["magic"][old] & DELETE).any():
+            return
+        first = int(np.argmin(old))
+        log.unlink_before(int(units.positions[first]))
+        slot = slots.copy()
+        slot["first_position"] = units.positions[first]
+        slot["message_count"] -= int(old.sum())
+        self._wheel.write_slots(slots["second"].astype(np.int64) % SLOT_COUNT, slot)
+
+    def _free_progress(self, progress: Progress, second_ms: int) -> Progress:
+        """Return the progress to the first second that has messages: nothing is to be delivered before it."""
+        latest = second_ms - SECOND_MS
+        if latest - progress.read_ms < _LONG_AGO_MS:
+            return progress
+        slots = self._wheel.slots_from(progress.read_ms, latest)
+        read_ms = int(slots["second"][0]) * SECOND_MS if len(slots) else latest
+        return progress if read_ms == progress.read_ms else Progress(read_ms)
+
+    def _save(
+        self,
+        check: TimerCheck,
+        progress: Progress,
+        doubt: Doubt,
+        now_ms: int,
+        new_times: list[NDArray[np.int64]] | None,
+    ) -> None:
+        """Write the check, after all that it speaks of is on disk for good. `new_times` None: nothing is known."""
+        before = self._pending
+        self._timer_log().sync()
+        self._wheel.sync()
+        held = replace(
+            check,
+            read_time=progress.read_ms,
+            master_queue_offset=check.queue_offset,
+            version_timestamp=now_ms,
+            version_counter=check.version_counter + 1,
+        )
+        # A crash between the two looks as if a broker had been here: what it may have delivered is looked for.
+        self._mark.write(TimerMark.of(held, progress.part, self._boot, doubt))
+        self._check.write(held)
+        if new_times is None or before is None:
+            self._pending = None
+        else:
+            times = np.unique(np.concatenate([before[1], *new_times]))
+            self._pending = held, times[times >= held.read_time]
+
+    def _pending_times(self, check: TimerCheck) -> NDArray[np.int64]:
+        if self._pending is None or self._pending[0] != check:
+            slots = self._wheel.slots_from(check.read_time)
+            self._pending = check, slots["second"].astype(np.int64) * SECOND_MS
+        return self._pending[1]
+
+    def _is_settled(self, state: _State) -> bool:
+        """Say whether we wrote all three files last, and no crash left units behind the end that the check names."""
+        if not state.is_ours or not self._wheel.is_there():
+            return False
+        assert state.check is not None
+        assert state.mark is not None
+        if state.mark.boot != self._boot:
+            return False
+        log = self._timer_log()
+        if not log.run.begin <= state.check.log_position <= log.run.end:
+            self._log = None  # another process has made a file since
+            log = self._timer_log()
+        return log.run.begin <= state.check.log_position <= log.run.end and not log.goes_on(state.check.log_position)
+
+    def _timer_log(self, *, look: bool = False) -> TimerLog:
+        if self._log is None:
+            self._log = TimerLog(self._root, self._disk)
+        elif look:
+            self._log.look()
+        return self._log

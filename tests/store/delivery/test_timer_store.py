@@ -1,0 +1,294 @@
+"""Messages that wait for a time: when they come, in which order, what takes them back, and what of it is on disk."""
+
+import gzip
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rmq_spark.store.delivery import timer_chains, timer_files, timer_intake
+from rmq_spark.store.delivery.timer_chains import read_chains
+from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.format.timer_log import TIMER_UNIT_BYTES, are_units, due_times
+from rmq_spark.store.format.timer_wheel import WHEEL_BYTES, WINDOW_MS
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.timer_rig import SECOND, START_MS, TimerRig, properties_of, waiting
+from rmq_spark.store.testing.timer_twin import TimerTwin, TwinMessage
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "timer"
+DAY = 86_400 * SECOND
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+usual = settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight units and a filler to a file of the timer log."""
+    monkeypatch.setattr(timer_files, "TIMER_FILE_BYTES", 436)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[TimerRig]:
+    made = TimerRig(tmp_path / "store")
+    yield made
+    made.writer.release()
+
+
+def at(rig: TimerRig, offset_ms: int) -> None:
+    rig.clock.now_ms = START_MS + offset_ms
+    rig.tick()
+
+
+def test_a_message_comes_in_its_second_and_not_before(rig: TimerRig) -> None:
+    rig.append(waiting(1, START_MS + 3000), waiting(2, START_MS + 3001), waiting(3, START_MS + 2999))
+    for offset_ms, expected in ((0, []), (2999, []), (3000, [3, 1]), (3999, [3, 1]), (4000, [3, 1, 2])):
+        at(rig, offset_ms)
+        assert sorted(rig.delivered()) == sorted(expected), offset_ms
+    assert rig.timer.look(START_MS + 4000, rig.note).next_due_ms is None
+
+
+def test_messages_of_one_second_come_as_they_were_sent_and_go_to_their_queues(rig: TimerRig) -> None:
+    rig.append(*(waiting(number, START_MS + 5000, queue_id=number % 2) for number in range(30)))
+    at(rig, 0)
+    rig.append(*(waiting(number, START_MS + 5000, queue_id=number % 2) for number in range(30, 40)))
+    at(rig, 5000)
+    assert rig.delivered() == list(range(0, 40, 2))
+    assert rig.delivered(queue_id=1) == list(range(1, 40, 2))
+
+
+def test_a_delivered_message_has_the_properties_of_its_original_and_two_times(rig: TimerRig) -> None:
+    rig.append(waiting(1, START_MS + 3000, TAGS="t", TIMER_ENQUEUE_MS="1", a="b"))
+    at(rig, 500)
+    at(rig, 4321)
+    original, made = rig.records(TIMER_TOPIC)[0], rig.records()[0]
+    times = {"TIMER_ENQUEUE_MS": str(START_MS), "TIMER_DEQUEUE_MS": str(START_MS + 4321)}
+    assert properties_of(made) == properties_of(original) | times
+    assert (made.body, made.born_timestamp) == (original.body, original.born_timestamp)
+
+
+def test_a_message_that_is_overdue_when_it_is_taken_comes_with_the_first_second_that_is_open(rig: TimerRig) -> None:
+    rig.append(waiting(1, START_MS + 2000))
+    at(rig, 8500)
+    assert rig.delivered() == [1]
+    rig.append(waiting(2, START_MS + 1000), waiting(3, START_MS + 8000))
+    at(rig, 9000)
+    assert rig.delivered() == [1, 2, 3]
+
+
+def test_a_message_beyond_the_window_is_put_back_and_comes_in_its_second(rig: TimerRig) -> None:
+    due_ms = START_MS + WINDOW_MS + DAY
+    rig.append(waiting(1, due_ms), waiting(2, START_MS + WINDOW_MS + 3600 * SECOND))
+    for offset_ms in range(0, WINDOW_MS + DAY, DAY // 4):
+        at(rig, offset_ms)
+    assert rig.delivered() == [2]
+    rolled = [properties_of(record) for record in rig.records(TIMER_TOPIC)[2:]]
+    assert [(one["UNIQ_KEY"], one["TIMER_ROLL_TIMES"]) for one in rolled] == [("K00002", "1"), ("K00001", "1")]
+    at(rig, WINDOW_MS + DAY - 1)
+    assert rig.delivered() == [2]
+    at(rig, WINDOW_MS + DAY)
+    assert rig.delivered() == [2, 1]
+    assert "TIMER_ROLL_TIMES" in properties_of(rig.records()[1])
+
+
+@pytest.mark.parametrize("key", ["T+K00001", "K00001"])
+def test_a_message_is_taken_back_by_topic_and_key_or_by_its_key(rig: TimerRig, key: str) -> None:
+    rig.append(waiting(1, START_MS + 3000), waiting(2, START_MS + 3000), waiting(4, START_MS + 9000))
+    rig.append(waiting(3, START_MS + 3000, TIMER_DEL_UNIQKEY=key))
+    rig.append(waiting(5, START_MS + 3000, TIMER_DEL_UNIQKEY="K00004"))
+    at(rig, 10_000)
+    assert rig.delivered() == [2, 4]  # the last one takes back nothing: only one of its own second could be
+
+
+def test_what_cannot_be_delivered_is_told_and_nothing_waits_behind_it(
+    rig: TimerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [
+        SampleMessage(TIMER_TOPIC, 0, b"00001", properties={"REAL_TOPIC": "T", "REAL_QID": "0"}),
+        SampleMessage(TIMER_TOPIC, 0, b"00002", properties={"TIMER_OUT_MS": "x", "REAL_TOPIC": "T", "REAL_QID": "0"}),
+        SampleMessage(TIMER_TOPIC, 0, b"00003", properties={"TIMER_OUT_MS": str(START_MS)}),
+        waiting(4, START_MS + 2000, topic="no/topic"),
+        waiting(5, START_MS + 2000, topic=TIMER_TOPIC),
+        waiting(6, START_MS + 2000, REAL_QID="-1"),
+    ]
+    rig.append(*odd, waiting(7, START_MS + 2000))
+    with caplog.at_level(logging.WARNING):
+        at(rig, 5000)
+    assert rig.delivered() == [7]
+    assert "TIMER_OUT_MS" in caplog.text
+    assert "REAL_TOPIC" in caplog.text
+    assert not rig.timer.look(START_MS + 5000, rig.note).has_work
+
+
+def test_a_message_whose_properties_have_no_room_left_comes_as_it_was(rig: TimerRig) -> None:
+    made = waiting(1, START_MS + 2000)
+    full = waiting(1, START_MS + 2000, filler="f" * (32767 - len(made.properties_text) - len("filler") - 2))
+    assert len(full.properties_text) == 32767
+    rig.append(full)
+    at(rig, 5000)
+    assert rig.records()[0].properties == full.properties_text
+
+
+def test_many_messages_of_one_second_come_in_parts_and_a_broker_sees_only_the_rest(rig: TimerRig) -> None:
+    rig.append(*(waiting(number, START_MS + 2000) for number in range(100)))
+    rig.clock.now_ms = START_MS
+    rig.prepare()
+    rig.clock.now_ms = START_MS + 3000
+    rig.prepare()
+    due = rig.timer.take(rig.clock.now_ms, 1 << 24, 37)
+    assert sum(map(len, due.records)) == 37
+    with rig.writer.section() as section:
+        section.append(due.records[0])
+    rig.note.update(due.note)
+    rig.prepare()
+    log, wheel = TimerLog(str(rig.root), Disk()), TimerWheel(str(rig.root), Disk())
+    left = read_chains(log, wheel.slots_from(START_MS - 9 * SECOND))
+    assert len(left) == 63
+    assert int(left.units["previous_position"][0]) == -1
+    rig.reopen()
+    assert rig.tick(room_count=10) == 7
+    assert rig.delivered() == list(range(100))
+
+
+def test_eleven_days_without_a_tick_lose_nothing(rig: TimerRig) -> None:
+    rig.append(*(waiting(number, START_MS + (number + 2) * SECOND) for number in range(20)))
+    rig.prepare()
+    rig.clock.now_ms += 13 * DAY
+    rig.append(waiting(20, START_MS + 14 * DAY), waiting(21, START_MS + DAY))
+    rig.tick(room_count=7)
+    assert rig.delivered() == [*range(20), 21]
+    at(rig, 14 * DAY)
+    assert rig.delivered()[-1] == 20
+
+
+def test_an_idle_timer_looks_at_little_and_writes_nothing(rig: TimerRig) -> None:
+    rig.append(*(waiting(number, START_MS + 60_000 + number * SECOND) for number in range(50)))
+    at(rig, 0)
+    before = (rig.root / "config" / "timercheck").read_bytes()
+    at(rig, 30_000)
+    assert (rig.root / "config" / "timercheck").read_bytes() == before
+    assert rig.timer.look(START_MS + 30_000, rig.note).next_due_ms == START_MS + 60_000
+
+
+def test_a_store_without_such_messages_gets_no_timer(rig: TimerRig) -> None:
+    rig.append(SampleMessage("T", 0, b"1"))
+    at(rig, 1000)
+    rig.prepare()
+    assert not (rig.root / "timerwheel").exists()
+    assert not (rig.root / "config" / "timercheck").exists()
+
+
+def test_files_of_the_timer_log_go_with_the_messages_that_they_speak_of(rig: TimerRig) -> None:
+    rig.append(*(waiting(number, START_MS + 2000, body=b"%05d" % number) for number in range(300)))
+    at(rig, 5000)
+    before = len(list((rig.root / "timerlog").iterdir()))
+    with rig.writer.section() as section:
+        section.expire(max_bytes=0)
+    rig.append(waiting(301, START_MS + 20_000))
+    at(rig, 6000)
+    assert len(list((rig.root / "timerlog").iterdir())) < before
+    at(rig, 20_000)
+    assert rig.delivered()[-1] == 301
+
+
+def test_the_files_that_a_broker_wrote_are_read_as_they_are() -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "store"
+        shutil.copytree(GOLDEN, root)
+        (root / "timerwheel").write_bytes(gzip.decompress((root / "timerwheel.gz").read_bytes()))
+        assert (root / "timerwheel").stat().st_size == WHEEL_BYTES
+        check = TimerCheckFile(str(root), Disk()).read()
+        assert check is not None
+        log, wheel = TimerLog(str(root), Disk()), TimerWheel(str(root), Disk())
+        parts = list(log.scan(0))
+        assert sum(len(units) for _, units in parts) == check.queue_offset == 12
+        assert int(parts[-1][0][-1]) + TIMER_UNIT_BYTES == check.log_position
+        everything = wheel.slots_from(0)
+        chains = read_chains(log, everything)
+        assert sorted(chains.positions.tolist()) == sorted(p for part, _ in parts for p in part.tolist())
+        assert are_units(chains.units).all()
+        assert (due_times(chains.units) == chains.times).all()
+
+
+SENT = st.lists(
+    st.tuples(
+        # Seconds from now: mostly a few, some far away.
+        st.integers(0, 3).flatmap(lambda kind: st.integers(-5, 12) if kind else st.integers(-40, 300_000)),
+        st.sampled_from([0, 0, 0, 1, 2, 5]),  # how many messages before it stands the one that it takes back, if any
+    ),
+    max_size=12,
+)
+PASSED_MS = st.sampled_from([0, 300, 1000, 2500, 7000, 3_600_000, DAY])
+
+
+class Pair:
+    """The timer and its twin, which get the same."""
+
+    def __init__(self, root: Path, room_count: int) -> None:
+        self.rig, self.twin, self.room_count = TimerRig(root), TimerTwin(), room_count
+        self.count, self.expected = 0, list[TwinMessage]()
+
+    def send(self, sent: list[tuple[int, int]]) -> None:
+        """Have messages in the queue of both, and tick."""
+        samples, new = [], []
+        for seconds, before in sent:
+            deliver_ms = self.rig.clock.now_ms + seconds * SECOND + 500
+            deletes = f"T+K{max(self.count - before, 0):05d}" if before else None
+            samples.append(
+                waiting(self.count, deliver_ms, **({} if deletes is None else {"TIMER_DEL_UNIQKEY": deletes}))
+            )
+            out_ms = (deliver_ms - 1) // SECOND * SECOND
+            new.append(TwinMessage(self.count, out_ms, f"T+K{self.count:05d}", deletes))
+            self.count += 1
+        if samples:
+            self.rig.append(*samples)
+        self.tick(new)
+
+    def tick(self, new: list[TwinMessage]) -> None:
+        """Have both deliver what is due; the twin takes `new` first."""
+        self.rig.tick(room_count=self.room_count)
+        while True:
+            for message in new:
+                self.twin.take(message, self.rig.clock.now_ms)
+            self.expected += self.twin.due(self.rig.clock.now_ms)
+            new, self.twin.put_back = self.twin.put_back, []
+            if not new:
+                return
+
+    def check(self) -> None:
+        """Compare what came, in which order, how often it was put back, and when the next one comes."""
+        records = self.rig.records()
+        assert [int(record.body) for record in records] == [message.number for message in self.expected]
+        rolls = [int(properties_of(record).get("TIMER_ROLL_TIMES", 0)) for record in records]
+        assert rolls == [message.rolls for message in self.expected]
+        outlook = self.rig.timer.look(self.rig.clock.now_ms, self.rig.note)
+        assert outlook.next_due_ms == min((second + SECOND for second in self.twin.seconds), default=None)
+
+
+@usual
+@given(
+    steps=st.lists(st.tuples(SENT, PASSED_MS), min_size=1, max_size=7),
+    room_count=st.integers(1, 9),
+    follows=st.booleans(),
+    reopens=st.booleans(),
+)
+def test_it_delivers_what_its_twin_delivers_and_in_that_order(
+    steps: list[tuple[list[tuple[int, int]], int]], room_count: int, follows: bool, reopens: bool
+) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer_files, "TIMER_FILE_BYTES", 436)
+        patch.setattr(timer_intake, "_BATCH_UNITS", 5)
+        patch.setattr(timer_chains, "_SMALL_SPAN_BYTES", -(1 << 30) if follows else 1 << 20)
+        pair = Pair(Path(folder) / "store", room_count)
+        for sent, passed_ms in steps:
+            pair.send(sent)
+            pair.rig.clock.now_ms += passed_ms
+            if reopens:
+                pair.rig.reopen()
+            pair.tick([])
+        pair.check()
