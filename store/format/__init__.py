@@ -17,11 +17,11 @@
 | `abort` | `abort_file` |
 | `config/*.json` | `config_json`, on top of `fastjson` |
 | rows that become records | `encoding`, by `message_columns`, `outgoing_bodies`, `outgoing_properties`, |
-| | `routing`, `unique_ids`, `text_hashes`, `record_join` |
+| | `routing`, `diversion`, `unique_ids`, `text_hashes`, `record_join` |
 | `rmq/holder.json` | `holder_file` |
 | `rmq/watermark` | `watermark`, `index_state` |
 | `rmq/settings.json` | `store_settings` |
-| the tags code of a unit, from its record | `tags_code` |
+| the tags code of a unit, from its record | `tags_code`, by `delay_levels` |
 | the names of all of them | `filenames` |
 | message ids, as text | `message_id` |
 | Java's hash of a text, host fields | `java` |

@@ -16,8 +16,8 @@ _ONLY_5_CONFIG = (
     "consumerOrderInfo.json",
     "topicQueueMapping.json",
 )
-# 5.x names it in the version of topics.json, 4.9 does not (DataVersion).
-_ONLY_5_FIELD = b'"stateVersion"'
+# What 5.x writes into topics.json, and 4.9 does not (DataVersion, TopicConfig).
+_ONLY_5_FIELDS = (b'"stateVersion"', b'"attributes"')
 
 
 def found_broker_version(root: str, *, has_log: bool) -> str:
@@ -31,5 +31,5 @@ def found_broker_version(root: str, *, has_log: bool) -> str:
         return "5"
     text = find_topics(root).text
     if text:
-        return "5" if _ONLY_5_FIELD in text else "4.9"
+        return "5" if any(name in text for name in _ONLY_5_FIELDS) else "4.9"
     return "4.9" if has_log else "5"

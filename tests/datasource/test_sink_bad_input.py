@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rmq_spark
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import FileLock
@@ -209,6 +210,11 @@ def other_version(case: Case) -> None:
     case.write()
 
 
+def time_in_a_store_for_4_9(case: Case) -> None:
+    rmq_spark.open_store(case.store, broker_version="4.9").close()
+    case.write(case.frame(deliverTimestamp="current_timestamp() + interval 1 minute"))
+
+
 def forget_commit(case: Case, number: int) -> None:
     """Make Spark run a batch again, as after a crash just before it noted the commit."""
     for name in (str(number), f".{number}.crc"):
@@ -269,7 +275,7 @@ def copy_with_offsets(case: Case) -> None:
 PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.write(compresion="zlib"),
     "an option of the source": lambda case: case.write(subscribe="orders"),
-    "an option of a later version": lambda case: case.write(other={"mode": "sendBack"}),
+    "failed messages of nobody": lambda case: case.frame().write.format("rmq").mode("append").option("mode", "sendBack").save(str(case.store)),
     "a value that is none of the words": lambda case: case.write(flush="fsync"),
     "no queues": lambda case: case.write(queues=0),
     "half a transaction": lambda case: case.write(txnAppId="copy"),
@@ -283,7 +289,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a body under another name": lambda case: case.write(case.frame(body=None, value="'x'")),
     "no topic": lambda case: case.write(topic=None),
     "columns that the store gives itself": copy_with_offsets,
-    "a column that cannot be written": lambda case: case.write(case.frame(delayLevel="3")),
+    "a column that cannot be written": lambda case: case.write(case.frame(priority="3")),
     "a column of another type": lambda case: case.write(case.frame(queueId="7L")),
     "a body that is null": lambda case: case.write(case.frame(body="if(id = 0, null, 'x')")),
     "a topic that is null": lambda case: case.write(case.frame(topic="if(id = 0, null, 'x')"), topic=None),
@@ -292,6 +298,10 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a topic that is not there": lambda case: case.write(topic="order", createTopic="false"),
     "a topic without permission to write": no_write_permission,
     "a queue that the topic does not have": lambda case: case.write(case.frame(queueId="4")),
+    "a time too far ahead": lambda case: case.write(
+        case.frame(deliverTimestamp="current_timestamp() + interval 1 year")
+    ),
+    "a time in a store for 4.9": time_in_a_store_for_4_9,
     "a property without a name": lambda case: case.write(case.frame(properties="map('', 'x')")),
     "a property whose name would end in the middle": lambda case: case.write(
         case.frame(properties="map('a\u0001b', 'x')")

@@ -89,6 +89,13 @@ def test_one_file_of_5_is_enough(tmp_path: Path, sign: str) -> None:
     assert found_broker_version(str(tmp_path), has_log=True) == "5"
 
 
+@pytest.mark.parametrize("field", ["stateVersion", "attributes"])
+def test_so_is_one_field_of_topics_json(tmp_path: Path, field: str) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_text(f'{{"topicConfigTable":{{}},"x":{{"{field}":{{}}}}}}')
+    assert found_broker_version(str(tmp_path), has_log=True) == "5"
+
+
 def test_a_log_without_any_sign_may_be_of_4_9_and_nothing_at_all_is_none(tmp_path: Path) -> None:
     assert found_broker_version(str(tmp_path), has_log=True) == "4.9"
     assert found_broker_version(str(tmp_path), has_log=False) == "5"
