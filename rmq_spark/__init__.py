@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         open_reader,
         open_store,
         pending_transactions,
+        republish_dead_letters,
         reset_offsets,
     )
     from rmq_spark.store.errors import (
@@ -83,6 +84,7 @@ __all__ = [
     "open_store",
     "pending_transactions",
     "register",
+    "republish_dead_letters",
     "reset_offsets",
     "session",
     "stop_at_end",
@@ -106,6 +108,7 @@ _HOMES = {
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
     "pending_transactions": "rmq_spark.store",
+    "republish_dead_letters": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
     "session": "rmq_spark.spark_session",

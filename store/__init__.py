@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.delivery.dead_letters import Republished, republish_dead_letters
     from rmq_spark.store.delivery.failed_rows import failed_column_type, refuse_missing_places
     from rmq_spark.store.delivery.half_messages import pending_transactions
     from rmq_spark.store.delivery.message_store import MessageStore
+    from rmq_spark.store.delivery.pull_consumer import PullConsumer
     from rmq_spark.store.delivery.retry_topics import check_retrying_group, retry_topic_of
     from rmq_spark.store.delivery.send_back import SendBackTerms
     from rmq_spark.store.delivery.send_back_sink import (
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.group_name import check_consumer_group
     from rmq_spark.store.group.last_words import publish_last_offsets
     from rmq_spark.store.group.offset_file import read_group_offsets
-    from rmq_spark.store.group.pull_consumer import PullConsumer
     from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
     from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
     from rmq_spark.store.log.store_reader import StoreReader
@@ -63,6 +64,7 @@ __all__ = [
     "OutboxSettings",
     "PullConsumer",
     "QueryGroup",
+    "Republished",
     "SendBackSettings",
     "SendBackTask",
     "SendBackTerms",
@@ -98,6 +100,7 @@ __all__ = [
     "read_group_offsets",
     "read_stopped_queues",
     "refuse_missing_places",
+    "republish_dead_letters",
     "reset_offsets",
     "retry_topic_of",
     "serve_store",
@@ -125,7 +128,9 @@ _HOMES = {
     "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.delivery.message_store",
     "OutboxSettings": "rmq_spark.store.commit.outbox",
-    "PullConsumer": "rmq_spark.store.group.pull_consumer",
+    "PullConsumer": "rmq_spark.store.delivery.pull_consumer",
+    "Republished": "rmq_spark.store.delivery.dead_letters",
+    "republish_dead_letters": "rmq_spark.store.delivery.dead_letters",
     "QueryGroup": "rmq_spark.store.group.query_group",
     "SendResult": "rmq_spark.store.commit.message_store",
     "SinkSettings": "rmq_spark.store.commit.sink",
@@ -151,8 +156,8 @@ _HOMES = {
     "reset_offsets": "rmq_spark.store.group.admin",
     "retry_topic_of": "rmq_spark.store.delivery.retry_topics",
     "serve_store": "rmq_spark.store.delivery.serving",
-    "write_outcomes": "rmq_spark.store.group.suspended",
     "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
+    "write_outcomes": "rmq_spark.store.group.suspended",
 }
 
 
@@ -240,9 +245,10 @@ def open_consumer(
     Raises OptionError for a group's name that RocketMQ refuses and unknown columns, StorePathError for a path that
     holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
     """
+    from rmq_spark.store.delivery.pull_consumer import PullConsumer
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk import files
-    from rmq_spark.store.group.pull_consumer import DEFAULT_COLUMNS, PullConsumer
+    from rmq_spark.store.group.pull_consumer import DEFAULT_COLUMNS
 
     return PullConsumer(
         files.absolute(path),

@@ -128,14 +128,14 @@ def value_of(text: str) -> object:
 
 def test_the_page_for_programs_names_every_call() -> None:
     text = RUN[1].read_text()
-    calls = {name for name in vars(MessageStore) if not name.startswith("_")}
+    calls = {name for name in dir(MessageStore) if not name.startswith("_")}
     assert calls == set(re.findall(r"(?<!\.)messages\.(\w+)\(", text))
     assert {f"place.{field.name}" for field in dataclasses.fields(SendResult)} <= set(re.findall(r"place\.\w+", text))
 
 
 def test_the_page_for_programs_names_every_call_and_answer_of_a_consumer() -> None:
     text = RUN[1].read_text()
-    calls = {name for name in vars(PullConsumer) if not name.startswith("_")}
+    calls = {name for name in dir(PullConsumer) if not name.startswith("_")}
     assert calls == set(re.findall(r"consumer\.(\w+)\(", text)) - {"open_consumer"}
     table = text.split("| `pull_status` |")[1].split("\n\n")[0]
     assert {str(word) for enum in (PullStatus, GetMessageStatus) for word in enum} == set(

@@ -10,6 +10,7 @@ from rmq_spark.store.commit import message_store
 from rmq_spark.store.commit.arguments import check_number, check_word
 from rmq_spark.store.commit.row_slices import split_records
 from rmq_spark.store.delivery.failed_rows import failed_rows_of
+from rmq_spark.store.delivery.retry_decision import next_times
 from rmq_spark.store.delivery.retry_topics import check_retrying_group
 from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SendBackTerms, SentBack
 from rmq_spark.store.errors import OptionError, RmqError
@@ -75,7 +76,7 @@ class MessageStore(message_store.MessageStore):
                     error.add_note(f"{done} rows of the call were sent back before that. Send only the others again.")
                 raise
             topics = pa.array([sending.topics.retry, sending.topics.dead]).take(pa.array(are_dead.astype(np.int8)))
-        times = batch.column("reconsumeTimes").cast(pa.int64()).to_numpy() + 1
+        times = next_times(batch.column("reconsumeTimes").cast(pa.int64()).to_numpy())
         columns = [topics, *map(pa.array, (places[0], times, places[1], places[2]))]
         return pa.table([one.cast(field.type) for one, field in zip(columns, SENT_BACK, strict=True)], schema=SENT_BACK)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 # What a consumer gets that names no limit (DefaultMQPushConsumerImpl#getMaxReconsumeTimes, SubscriptionGroupConfig).
 MAX_RECONSUME_TIMES = 16
+_MOST_TIMES = (1 << 31) - 1
 FIRST_LEVEL = 3  # of a message that fails for the first time
 
 
@@ -31,6 +32,11 @@ class Decisions:
 
     are_dead: NDArray[np.bool_]
     levels: NDArray[np.int64]
+
+
+def next_times(reconsume_times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how often copies were consumed anew: one more, as far as Java's int goes."""
+    return np.minimum(reconsume_times + 1, _MOST_TIMES)
 
 
 def decide(

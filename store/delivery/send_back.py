@@ -29,7 +29,7 @@ from rmq_spark.store.delivery.expired_originals import Resender
 from rmq_spark.store.delivery.failed_rows import FailedRows
 from rmq_spark.store.delivery.originals import read_originals
 from rmq_spark.store.delivery.originals_reader import OriginalsReader
-from rmq_spark.store.delivery.retry_decision import Decisions, decide
+from rmq_spark.store.delivery.retry_decision import Decisions, decide, next_times
 from rmq_spark.store.delivery.retry_properties import copied_properties
 from rmq_spark.store.delivery.retry_topics import read_retry_topics
 from rmq_spark.store.disk.chance import random_bits
@@ -175,7 +175,7 @@ class SendBacks:
                 topics=Topics((SCHEDULE_TOPIC, self.topics.dead), decisions.are_dead.astype(np.int64)),
                 queue_ids=np.where(decisions.are_dead, 0, decisions.levels - 1),
                 properties=copied_properties(originals, texts, decisions, self.topics.retry, queue_ids, rows.errors),
-                reconsume_times=rows.reconsume_times + 1,
+                reconsume_times=next_times(rows.reconsume_times),
             )
         except RowFault as fault:
             raise RowFault(int(numbers[fault.row]), fault.what) from None
@@ -185,6 +185,8 @@ class SendBacks:
 
     def _refuse_missing(self, rows: FailedRows, missing: NDArray[np.intp]) -> None:
         """Raise for a row whose place holds no record: it has expired, unless that is to be overcome, or never was."""
+        if len(missing):
+            self._reader.log.look()  # retention may have been quicker than this call
         begin, end = self._reader.log_begin, self._reader.log_end
         for row in missing.tolist():
             place = int(rows.physical_offsets[row])

@@ -178,9 +178,11 @@ def _commit_batch(
     lock = rows.lock()
     _take(lock, key, settings.lock_timeout_ms)
     try:
-        _ensure_topics(writer, settings, staged)  # a section, too: what a dead commit promised is finished by then
-        sent = rows.look()
         files_of = [one.file for one in staged]
+        count = sum(one.rows for one in files_of)
+        if count:
+            _ensure_topics(writer, settings, staged)
+        sent = rows.look()
         has_other = sent.row is not None and sent.batch_id != key.batch_id
         if has_other and not _is_next(settings.commit, key, sent, files_of):
             abort_copies(settings, key, staged)
@@ -191,7 +193,6 @@ def _commit_batch(
                 "by this one. Does the query run twice? Stop one of the two; the batch, run again, sends back what is "
                 "left."
             )
-        count = sum(one.rows for one in files_of)
         if not count and sent.batch_id == key.batch_id:
             return CommitTotals(skipped=True)
         keys = np.frombuffer(b"".join(one.keys for one in staged), "<u8").astype(np.uint64)

@@ -57,4 +57,4 @@ def copy_one(
         topic, queue_id = "SCHEDULE_TOPIC_XXXX", level - 1
     if error:
         properties["CONSUME_ERROR"] = error.replace("\x01", " ").replace("\x02", " ")[:1024]
-    return RetryCopy(topic, queue_id, properties, record.reconsume_times + 1)
+    return RetryCopy(topic, queue_id, properties, min(record.reconsume_times + 1, 2**31 - 1))

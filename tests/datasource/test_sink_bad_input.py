@@ -275,7 +275,7 @@ def copy_with_offsets(case: Case) -> None:
 PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.write(compresion="zlib"),
     "an option of the source": lambda case: case.write(subscribe="orders"),
-    "failed messages of nobody": lambda case: case.frame().write.format("rmq").mode("append").option("mode", "sendBack").save(str(case.store)),
+    "failed messages of nobody": lambda case: case.write(topic=None, other={"mode": "sendBack"}),
     "a value that is none of the words": lambda case: case.write(flush="fsync"),
     "no queues": lambda case: case.write(queues=0),
     "half a transaction": lambda case: case.write(txnAppId="copy"),

@@ -7,7 +7,7 @@ import pytest
 from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
 from rmq_spark.datasource.sink_options import SinkOptions, looks_like_reading, parse_sink_options
 from rmq_spark.datasource.sink_values import QUEUES_MAX
-from rmq_spark.store import CommitOptions, OutboxSettings, SinkSettings
+from rmq_spark.store import CommitOptions, OutboxSettings, SendBackSettings, SendBackTerms, SinkSettings
 from rmq_spark.store.errors import OptionError
 
 
@@ -43,10 +43,17 @@ EVERY_OPTION = {
     "txnVersion": "0",
     "allowNetworkStore": "true",
 }
+OF_SEND = ("topic", "queues", "createTopic", "compression", "compressOver")
+SEND_BACK = {
+    "mode": "SENDBACK",
+    "consumerGroup": "billing",
+    "maxReconsumeTimes": "0",
+    "expiredOriginal": "resend",
+}
 
 
 def test_every_option_reaches_its_field() -> None:
-    assert set(EVERY_OPTION) == {option.name for option in SINK_OPTIONS}
+    assert {*EVERY_OPTION, *SEND_BACK} == {option.name for option in SINK_OPTIONS}
     options = parse_sink_options(EVERY_OPTION)
     assert options == SinkOptions(
         path="/data/store",
@@ -89,6 +96,47 @@ def test_every_option_reaches_the_engine() -> None:
     )
 
 
+def test_every_option_of_send_back_reaches_the_engine() -> None:
+    others = {name: text for name, text in EVERY_OPTION.items() if name not in OF_SEND}
+    options = parse_sink_options(others | SEND_BACK)
+    assert options.is_sending_back
+    assert options.send_back_settings() == SendBackSettings(
+        path="/data/store",
+        terms=SendBackTerms("billing", 0, "resend"),
+        commit_log_path="/a,/b",
+        commit=CommitOptions(
+            on_conflict="skip",
+            on_gap="continue",
+            is_transaction=True,
+            flush="async",
+            staging_retention_ms=6 * 3_600_000,
+        ),
+        lock_timeout_ms=600_000,
+        allow_network_store=True,
+    )
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert parse_sink_options({"mode": "sendBack", "consumerGroup": "billing"}).max_reconsume_times is None
+
+
+@pytest.mark.parametrize("name", OF_SEND)
+def test_failed_messages_go_where_they_go_and_as_they_are(name: str) -> None:
+    message = refusal(**(SEND_BACK | {name: EVERY_OPTION[name]}))
+    assert message == (
+        f"{name} means nothing with mode=sendBack: failed messages go where their group's retries go, and as they are. "
+        f"Leave {name} out."
+    )
+
+
+@pytest.mark.parametrize("name", ["consumerGroup", "maxReconsumeTimes", "expiredOriginal"])
+def test_new_messages_have_no_group_that_failed(name: str) -> None:
+    assert f"{name} is about messages that go back to the group" in refusal(**{name: SEND_BACK[name]})
+
+
+def test_who_sends_back_says_which_group_failed() -> None:
+    assert "mode=sendBack needs consumerGroup" in refusal(mode="sendBack")
+    assert "is the name of a topic of the group 'billing'" in refusal(mode="sendBack", consumerGroup="%DLQ%billing")
+
+
 def test_the_sinks_defaults_are_the_engines_but_that_it_waits_for_the_disk() -> None:
     settings = parse_sink_options({"path": "/data/store"}).sink_settings()
     assert settings == SinkSettings("/data/store")
@@ -108,7 +156,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_all() -> None:
     assert all(option.name in message for option in SINK_OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["mode", "consumerGroup", "maxReconsumeTimes", "expiredOriginal", "delayLevel"])
+@pytest.mark.parametrize("name", ["delayLevel", "deliverTimestamp"])
 def test_what_does_not_exist_yet_is_unknown(name) -> None:
     assert f'unknown option "{name}"' in refusal(path="/x", **{name: "1"})
 
@@ -132,6 +180,9 @@ def test_an_option_of_the_source_is_named_as_such(name, remedy) -> None:
 @pytest.mark.parametrize("option", SINK_OPTIONS, ids=lambda option: option.name)
 def test_every_example_is_accepted_and_every_empty_text_is_not(option) -> None:
     partner = {"txnAppId": {"txnVersion": "1"}, "txnVersion": {"txnAppId": "a"}}.get(option.name, {})
+    if option.name in SEND_BACK:
+        partner = {"mode": "sendBack", "consumerGroup": "billing"}
+        partner.pop(option.name, None)
     parse_sink_options(partner | {option.name: option.example})
     assert f'{option.name}=""' in refusal(**{option.name: ""})
 
