@@ -51,10 +51,8 @@ def read_originals(
         lengths[inverse] = sizes
     parts, done = [np.zeros(0, np.uint8)], 0
     begins, ends = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
-    for first, last, end in _runs(log, places, lengths):
-        data, positions, until = _read_run(
-            log, places[first:last], None if lengths is None else lengths[first:last], end
-        )
+    reads = _read_guessed(log, places) if lengths is None else _read_known(log, places, lengths)
+    for first, data, positions, until in reads:
         kept = np.flatnonzero(until > positions)
         if not len(kept):
             continue
@@ -65,6 +63,47 @@ def read_originals(
         parts.append(records)
         done += len(records)
     return Originals(np.concatenate(parts), begins[inverse], ends[inverse])
+
+
+def _read_guessed(log: CommitLog, places: NDArray[np.int64]) -> Iterator[tuple[int, Bytes, Positions, Positions]]:
+    """Yield the number of a first place, bytes, and the range of the record at each place from there on."""
+    for first, last, end in _runs(log, places, None):
+        yield first, *_read_run(log, places[first:last], end)
+
+
+def _read_known(
+    log: CommitLog, places: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Iterator[tuple[int, Bytes, Positions, Positions]]:
+    """Yield the same for records whose lengths are known: of many runs at once, as a look costs more than a read."""
+    parts: list[bytes] = []
+    positions, limits = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
+    size = begun = 0
+
+    def whole(last: int) -> tuple[int, Bytes, Positions, Positions]:
+        data, rows = np.frombuffer(b"".join(parts), np.uint8), slice(begun, last)
+        found = _sizes(data, places[rows], positions[rows])
+        # One that is cut is not gone on with by what was read behind it.
+        found[(found != lengths[rows]) | (positions[rows] + found > limits[rows])] = 0
+        return begun, *_only_whole(data, positions[rows], found)
+
+    for first, last, end in _runs(log, places, lengths):
+        begin = int(places[first])
+        if size and size + end - begin > _RUN_BYTES:
+            yield whole(first)
+            parts, size, begun = [], 0, first
+        parts.append(log.bytes_at(begin, end - begin) if 0 <= begin < _MAX_PLACE else b"")
+        positions[first:last] = places[first:last] - begin + size
+        size += len(parts[-1])
+        limits[first:last] = size
+    if len(places):
+        yield whole(len(places))
+
+
+def _only_whole(data: Bytes, positions: Positions, found: NDArray[np.int64]) -> tuple[Bytes, Positions, Positions]:
+    some = np.flatnonzero(found)
+    whole = are_whole(data, positions[some], positions[some] + found[some])
+    found[some[~whole]] = 0
+    return data, positions, positions + found
 
 
 def _runs(
@@ -85,9 +124,7 @@ def _runs(
             yield first, last, int(reach[first:last].max())
 
 
-def _read_run(
-    log: CommitLog, places: NDArray[np.int64], lengths: NDArray[np.int64] | None, end: int
-) -> tuple[Bytes, Positions, Positions]:
+def _read_run(log: CommitLog, places: NDArray[np.int64], end: int) -> tuple[Bytes, Positions, Positions]:
     """Return the bytes of a run and the range of the whole record at each place, an empty one where there is none."""
     begin = int(places[0])
     data = np.frombuffer(log.bytes_at(begin, end - begin) if 0 <= begin < _MAX_PLACE else b"", np.uint8)
@@ -99,12 +136,7 @@ def _read_run(
         need = int((positions + found).max())
         data = np.frombuffer(log.bytes_at(begin, need), np.uint8)
         found[positions + found > len(data)] = 0
-    if lengths is not None:
-        found[found != lengths] = 0
-    some = np.flatnonzero(found)
-    whole = are_whole(data, positions[some], positions[some] + found[some])
-    found[some[~whole]] = 0
-    return data, positions, positions + found
+    return _only_whole(data, positions, found)
 
 
 def _sizes(data: Bytes, places: NDArray[np.int64], positions: Positions) -> NDArray[np.int64]:

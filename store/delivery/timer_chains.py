@@ -15,6 +15,7 @@ from rmq_spark.store.format.timer_wheel import SECOND_MS, TIMER_SLOT, slot_numbe
 
 _SPAN_PER_UNIT = 16  # units read for one that is due before following the chain is cheaper
 _SMALL_SPAN_BYTES = 1 << 20
+_FEW_CHAINS = 16  # are followed one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ def _follow(log: TimerLog, times: NDArray[np.int64], lasts: NDArray[np.int64]) -
     parts: list[_Columns] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, TIMER_UNIT))]
     positions = lasts
     while len(positions):
+        if len(positions) <= _FEW_CHAINS:
+            parts += [_walk(log, time, last) for time, last in zip(times.tolist(), positions.tolist(), strict=True)]
+            break
         order = np.argsort(positions)
         times, positions = times[order], positions[order]
         units = log.units_at(positions)
@@ -97,6 +101,11 @@ def _follow(log: TimerLog, times: NDArray[np.int64], lasts: NDArray[np.int64]) -
         times, positions = times[goes_on], previous[goes_on]
     all_times, places, found = (np.concatenate(column) for column in zip(*parts, strict=True))
     return all_times, places, found
+
+
+def _walk(log: TimerLog, time: int, last: int) -> _Columns:
+    positions = np.array(log.walk(last)[::-1], np.int64)
+    return np.full(len(positions), time), positions, log.units_at(positions)
 
 
 def link_units(

@@ -304,8 +304,8 @@ class TimerStore:
         if new_times is None or before is None:
             self._pending = None
         else:
-            times = np.unique(np.concatenate([before[1], *new_times]))
-            self._pending = held, times[times >= held.read_time]
+            times = _merged([before[1], *new_times])
+            self._pending = held, times[int(np.searchsorted(times, held.read_time)) :]
 
     def _pending_times(self, check: TimerCheck) -> NDArray[np.int64]:
         if self._pending is None or self._pending[0] != check:
@@ -333,3 +333,13 @@ class TimerStore:
         elif look:
             self._log.look()
         return self._log
+
+
+def _merged(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the distinct numbers, ascending, of parts that are so themselves: sorted runs sort fast."""
+    if len(parts) == 1:
+        return parts[0]
+    times: NDArray[np.int64] = np.sort(np.concatenate(parts), kind="stable")
+    is_new = np.ones(len(times), np.bool_)
+    is_new[1:] = times[1:] != times[:-1]
+    return times[is_new]

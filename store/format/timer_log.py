@@ -38,7 +38,7 @@ TIMER_BLANK = np.dtype(
 assert TIMER_BLANK.itemsize == 16
 
 DEFAULT, ROLL, DELETE = 1, 2, 4
-_MAGIC_BITS = 0xF
+MAX_MAGIC = 0xF  # of what RocketMQ takes for a unit
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)  # the commit log's, as a signed number
 
 TIMER_FILE_BYTES = 100 << 20  # mappedFileSizeTimerLog, where nobody set another
@@ -79,9 +79,7 @@ def encode_timer_blank(position: int, file_bytes: int) -> bytes:
 
 def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
     """Say of each whether a broker takes it for a unit (TimerMessageStore#isMagicOK)."""
-    whole: NDArray[np.bool_] = (units["unit_size"] == TIMER_UNIT_BYTES) & (
-        (units["magic"] | _MAGIC_BITS) == _MAGIC_BITS
-    )
+    whole: NDArray[np.bool_] = (units["unit_size"] == TIMER_UNIT_BYTES) & ((units["magic"] | MAX_MAGIC) == MAX_MAGIC)
     return whole
 
 

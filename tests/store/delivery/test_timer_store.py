@@ -274,16 +274,18 @@ class Pair:
 @given(
     steps=st.lists(st.tuples(SENT, PASSED_MS), min_size=1, max_size=7),
     room_count=st.integers(1, 9),
-    follows=st.booleans(),
+    follows=st.sampled_from([None, 0, 1, 16]),  # None: spans are read
     reopens=st.booleans(),
 )
 def test_it_delivers_what_its_twin_delivers_and_in_that_order(
-    steps: list[tuple[list[tuple[int, int]], int]], room_count: int, follows: bool, reopens: bool
+    steps: list[tuple[list[tuple[int, int]], int]], room_count: int, follows: int | None, reopens: bool
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer_files, "TIMER_FILE_BYTES", 436)
         patch.setattr(timer_intake, "_BATCH_UNITS", 5)
-        patch.setattr(timer_chains, "_SMALL_SPAN_BYTES", -(1 << 30) if follows else 1 << 20)
+        if follows is not None:
+            patch.setattr(timer_chains, "_SMALL_SPAN_BYTES", -(1 << 30))
+            patch.setattr(timer_chains, "_FEW_CHAINS", follows)
         pair = Pair(Path(folder) / "store", room_count)
         for sent, passed_ms in steps:
             pair.send(sent)
