@@ -17,7 +17,7 @@ from rmq_spark.store.testing.rebuild_twin import rebuild_one
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.strategies import inner_batches, messages, property_texts
 
-TARGETS = ("orders", "%RETRY%billing", "T" * 127, "%RETRY%" + "g" * 121, "%DLQ%" + "g" * 250, "标签")
+TARGETS = ("orders", "%RETRY%billing", "T" * 127, "%RETRY%" + "g" * 121, "%DLQ%" + "g" * 248, "标签" * 30)
 HOSTS = (Host("10.1.2.3", 54321), Host("2001:db8::1", 10911))
 
 

@@ -61,6 +61,13 @@ def test_places_without_a_record_are_told(store):
     assert _found(store, []) == []
 
 
+def test_a_record_in_the_body_of_another_is_none(tmp_path):
+    inner = encode_record(SampleMessage("T", 0, b"inner").as_record(0, 17, 1))
+    build_store(tmp_path / "store", [SampleMessage("T", 0, inner)], segment_bytes=65_536, queue_file_bytes=1000)
+    (outer,) = walk_records(tmp_path / "store")
+    assert _found(tmp_path / "store", [88, outer.physical_offset]) == [None, encode_record(outer)]
+
+
 def test_a_record_of_another_length_than_its_unit_says_is_none(store):
     first, second = list(walk_records(store))[:2]
     places = [first.physical_offset, second.physical_offset]

@@ -339,7 +339,9 @@ def test_a_note_behind_the_queue_is_corrected_for_good(kit: "Kit", wait: Wait) -
     assert kit.messages()[0][4:] == ["new0", "new1", "new2"]
 
 
-def test_an_offset_before_the_first_message_becomes_that(kit: "Kit", wait: Wait) -> None:
+def test_an_offset_before_the_first_message_becomes_that(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(80):
         kit.put(wait(1, f"{number}" + "b" * 300))
     kit.now_ms += 1000
@@ -350,6 +352,7 @@ def test_an_offset_before_the_first_message_becomes_that(kit: "Kit", wait: Wait)
     assert kit.tick().delivered == 80 - first
     assert kit.messages()[0][0].startswith(str(first))
     assert kit.offsets() == {1: 80}
+    assert "passed over" not in caplog.text
 
 
 @pytest.mark.parametrize("main", [None, b"", b'{"offsetTable":{1:', b"garbage"])
@@ -430,6 +433,15 @@ def test_what_a_dead_ticker_began_is_finished_once(kit: "Kit", wait: Wait, monke
     assert kit.tick() == Tick(0, None), "the dead one's commit was finished, and there is no more"
     assert kit.messages() == {0: ["a", "b"]}
     assert kit.offsets() == {1: 2}
+
+
+def test_the_note_of_a_commit_says_what_was_delivered_by_those_before_it(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a"), wait(2, "b"))
+    for delivered in ({"level.1": 1}, {"level.1": 1, "level.2": 1}):
+        kit.now_ms += 2500
+        kit.tick()
+        assert kit.ledger().note == delivered
+        kit.now_ms += 2500
 
 
 def test_next_due_is_the_first_of_all_levels(kit: "Kit", wait: Wait) -> None:
