@@ -45,12 +45,14 @@ _BATCH_BYTES = 16 << 20  # of records
 class Mended:
     """What timer log and queue say of each other: where the log ends, and from where on the queue is to be taken.
 
-    Messages from there on whose records are `logged` (physical offsets, ascending) have units already.
+    Messages from there on whose records are `logged` (physical offsets, ascending) have units already. `is_sure`: no
+    message from there on was delivered.
     """
 
     end: int
     queue_offset: int
     logged: NDArray[np.int64]
+    is_sure: bool
 
 
 def mend(
@@ -61,19 +63,20 @@ def mend(
     check: TimerCheck,
     *,
     read_ms: int,
+    has_wheel: bool,
     is_ours: bool,
     is_same_boot: bool,
 ) -> Mended:
     """Have the wheel name all units from `read_ms` on and the log end behind its last unit (TimerMessageStore#recover).
 
     `is_ours` says that we wrote the check last, so that all before its position was on disk first. A broker says less,
-    so then the file of its position is read, and the one before it.
+    so then the file of its position is read, and the one before it; without a wheel (`has_wheel`) all of them.
     """
     base, run = check.log_position, log.run
     if not run.begin <= base <= run.end:  # files are missing: nothing is known
         base, is_ours = run.begin, False
     begin = base
-    if not wheel.is_there():
+    if not has_wheel:
         begin = run.begin
     elif not is_ours:
         begin = max((base - log.file_bytes) // log.file_bytes * log.file_bytes, run.begin)
@@ -98,7 +101,7 @@ def mend(
         elif is_short:
             queue_offset = 0
     places = np.concatenate(logged) if logged else np.zeros(0, np.int64)
-    return Mended(end, min(queue_offset, queue_end), np.sort(places))
+    return Mended(end, min(queue_offset, queue_end), np.sort(places), is_ours)
 
 
 def _agreeing(

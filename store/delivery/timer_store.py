@@ -136,15 +136,16 @@ class TimerStore:
         if state.is_told and self._is_settled(state) and not self._has_new(state):
             return
         section.note_progress()
+        has_wheel, is_settled = self._wheel.is_there(), self._is_settled(state)
         self._wheel.make()
         if state.progress.part >= 0 and not state.is_told:
             self._cut_chain(state.progress)
-        if self._is_settled(state) and not self._has_new(state):
+        if is_settled and not self._has_new(state):
             doubt = state.doubt if state.doubt.covers(state.progress.read_ms) else Doubt()
             assert state.check is not None
             self._save(state.check, state.progress, doubt, now_ms, [])
         else:
-            self._take_in(section, state, now_ms)
+            self._take_in(section, state, now_ms, has_wheel=has_wheel, is_settled=is_settled)
         self._queue.run.close()
 
     def take(self, now_ms: int, room_bytes: int, room_count: int) -> Due:
@@ -189,11 +190,11 @@ class TimerStore:
         self._queue.run.close()
         return has_new
 
-    def _take_in(self, section: Section, state: _State, now_ms: int) -> None:
+    def _take_in(self, section: Section, state: _State, now_ms: int, *, has_wheel: bool, is_settled: bool) -> None:
         end, held = section.next_offset(TIMER_TOPIC, 0), state.check or TimerCheck()
         log, second_ms = self._timer_log(look=True), floor_second(now_ms)
-        if self._is_settled(state):
-            mended = Mended(held.log_position, held.queue_offset, np.zeros(0, np.int64))
+        if is_settled:
+            mended = Mended(held.log_position, held.queue_offset, np.zeros(0, np.int64), True)
         else:
             mended = mend(
                 log,
@@ -202,6 +203,7 @@ class TimerStore:
                 end,
                 held,
                 read_ms=state.progress.read_ms,
+                has_wheel=has_wheel,
                 is_ours=state.is_ours,
                 is_same_boot=state.mark is not None and state.mark.boot == self._boot,
             )
@@ -219,9 +221,9 @@ class TimerStore:
                     section.note_progress()
                     taken = intake.take(taken, until, mended.logged, read_ms=progress.read_ms, write_ms=second_ms)
             section.note_progress()
-            doubt = state.doubt if state.is_ours else Doubt(section.end, second_ms)
+            doubt = state.doubt if mended.is_sure else Doubt(section.end, second_ms)
             check = replace(held, log_position=intake.end, queue_offset=taken)
-            self._save(check, progress, doubt, now_ms, intake.new_times if state.is_ours else None)
+            self._save(check, progress, doubt, now_ms, intake.new_times if is_settled else None)
             log.expire(intake.log.segments.begin)
         finally:
             intake.log.close()

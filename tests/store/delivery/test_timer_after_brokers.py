@@ -1,0 +1,180 @@
+"""What a broker leaves of its timer, stopped or killed, is delivered by our ticks: nothing again, nothing lost."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmq_spark.store.delivery import timer_files
+from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.timer_log import TIMER_UNIT_BYTES
+from rmq_spark.store.format.timer_wheel import TIMER_SLOT, slot_numbers
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.timer_rig import SECOND, START_MS, TimerRig, properties_of, waiting
+
+UNITS = 436
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight units and a filler to a file of the timer log."""
+    monkeypatch.setattr(timer_files, "TIMER_FILE_BYTES", UNITS)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[TimerRig]:
+    made = TimerRig(tmp_path / "store")
+    yield made
+    made.writer.release()
+
+
+def left_by_a_broker(rig: TimerRig, **changed: int) -> None:
+    """Have the check be as a broker writes it: another version, and what `changed` says."""
+    file = TimerCheckFile(str(rig.root), rig.disk)
+    check = file.read()
+    assert check is not None
+    broker = {"version_timestamp": rig.clock.now_ms, "version_counter": check.version_counter + 3}
+    file.write(replace(check, **{**broker, **changed}))
+    rig.note.clear()  # it says less than the check, or nothing
+    rig.reopen()
+
+
+def copy_of(message: SampleMessage) -> SampleMessage:
+    """Return what a broker delivers of a message that waited."""
+    assert isinstance(message.properties, dict)
+    properties = message.properties
+    times = {"TIMER_ENQUEUE_MS": str(START_MS), "TIMER_DEQUEUE_MS": str(START_MS + 7)}
+    return replace(
+        message,
+        topic=properties["REAL_TOPIC"],
+        queue_id=int(properties["REAL_QID"]),
+        properties={**properties, **times},
+    )
+
+
+def sent(count: int, seconds: int = 4) -> list[SampleMessage]:
+    return [waiting(number, START_MS + seconds * SECOND) for number in range(count)]
+
+
+def taken(rig: TimerRig, messages: list[SampleMessage]) -> None:
+    rig.append(*messages)
+    rig.prepare()
+
+
+def test_what_a_killed_broker_delivered_and_did_not_note_is_not_delivered_again(rig: TimerRig) -> None:
+    messages = sent(10)
+    taken(rig, messages)
+    rig.clock.now_ms += 5 * SECOND
+    rig.append(*(copy_of(message) for message in messages[:4]), SampleMessage("T", 0, b"99"))
+    left_by_a_broker(rig)
+    rig.clock.now_ms += 2 * SECOND
+    rig.tick()
+    assert rig.delivered() == [0, 1, 2, 3, 99, 4, 5, 6, 7, 8, 9]
+
+
+def test_an_equal_message_that_was_sent_again_is_no_delivery(rig: TimerRig) -> None:
+    messages = sent(3)
+    rig.append(copy_of(messages[0]))  # before the original: of another one
+    taken(rig, messages)
+    left_by_a_broker(rig)
+    rig.clock.now_ms += 9 * SECOND
+    rig.tick()
+    assert rig.delivered() == [0, 0, 1, 2]
+
+
+def test_what_a_broker_rolled_before_it_died_is_not_rolled_again(rig: TimerRig) -> None:
+    message = waiting(1, START_MS + 200_000 * SECOND)
+    taken(rig, [message])
+    rig.clock.now_ms += 90_000 * SECOND
+    assert isinstance(message.properties, dict)
+    rig.append(replace(message, properties={**message.properties, "TIMER_ROLL_TIMES": "1"}))
+    left_by_a_broker(rig)
+    rig.tick()
+    assert len(rig.records("rmq_sys_wheel_timer")) == 2
+    rig.clock.now_ms = START_MS + 200_001 * SECOND
+    rig.tick()
+    assert [properties_of(record)["TIMER_ROLL_TIMES"] for record in rig.records()] == ["1"]
+
+
+def test_units_that_the_wheel_does_not_name_yet_are_found_in_the_log(rig: TimerRig) -> None:
+    taken(rig, sent(5))
+    check = TimerCheckFile(str(rig.root), rig.disk).read()
+    wheel = TimerWheel(str(rig.root), rig.disk)
+    before = wheel.slots_from(START_MS)
+    taken(rig, [waiting(number, START_MS + 4 * SECOND) for number in range(5, 20)])
+    wheel.write_slots(slot_numbers(before["second"].astype(np.int64) * SECOND), before)  # as the last flush left it
+    assert check is not None
+    left_by_a_broker(rig, log_position=check.log_position, queue_offset=5, master_queue_offset=5, version_counter=9)
+    rig.clock.now_ms += 9 * SECOND
+    rig.tick()
+    assert rig.delivered() == list(range(20))
+    assert sum(len(units) for _, units in TimerLog(str(rig.root), Disk()).scan(0)) == 20
+
+
+def test_overdue_messages_for_which_a_broker_wrote_no_unit_come_once(rig: TimerRig) -> None:
+    early = sent(3, 60)
+    taken(rig, early)
+    rig.clock.now_ms += 10 * SECOND
+    overdue = [waiting(number, START_MS + 5 * SECOND) for number in range(10, 16)]
+    rig.append(*overdue)
+    rig.append(*(copy_of(message) for message in overdue[:4]))
+    left_by_a_broker(rig, queue_offset=7, master_queue_offset=7, read_time=START_MS + 9 * SECOND)
+    rig.clock.now_ms += 2 * SECOND
+    rig.tick()
+    assert rig.delivered() == [10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("lost", ["timerwheel", "config/timercheck", "timerlog", "all", "rmq/delivery/timer.json"])
+def test_files_of_the_timer_that_are_gone_are_made_anew_and_nothing_comes_twice(rig: TimerRig, lost: str) -> None:
+    taken(rig, [*sent(4, 2), *(waiting(number, START_MS + 30 * SECOND) for number in range(4, 20))])
+    rig.clock.now_ms += 3 * SECOND
+    rig.tick()
+    assert rig.delivered() == [0, 1, 2, 3]
+    for name in ("timerwheel", "config/timercheck", "timerlog") if lost == "all" else (lost,):
+        path = rig.root / name
+        for file in path.iterdir() if path.is_dir() else [path]:
+            file.unlink()
+    rig.reopen()
+    rig.tick()
+    rig.clock.now_ms += 40 * SECOND
+    rig.tick()
+    assert sorted(rig.delivered()) == list(range(20))
+
+
+def test_slots_that_name_units_behind_the_end_of_the_log_are_mended(rig: TimerRig) -> None:
+    taken(rig, sent(6))
+    log, wheel = TimerLog(str(rig.root), rig.disk), TimerWheel(str(rig.root), rig.disk)
+    log.clear_from(3 * TIMER_UNIT_BYTES)  # as a power cut may, under a disk that lies
+    stray = np.zeros(1, TIMER_SLOT)
+    stray["second"], stray["first_position"], stray["last_position"] = START_MS // SECOND + 50, 5000, 6000
+    wheel.write_slots(stray["second"].astype(np.int64) % timer_files.SLOT_COUNT, stray)
+    left_by_a_broker(rig)
+    rig.clock.now_ms += 9 * SECOND
+    rig.tick()
+    assert rig.delivered() == list(range(6))
+    assert rig.timer.look(rig.clock.now_ms, rig.note).next_due_ms is None
+
+
+def test_what_stands_torn_behind_the_end_is_taken_from_the_queue_again(rig: TimerRig) -> None:
+    taken(rig, sent(3))
+    path = next((rig.root / "timerlog").iterdir())
+    data = bytearray(path.read_bytes())
+    torn = bytearray(data[2 * TIMER_UNIT_BYTES : 3 * TIMER_UNIT_BYTES])
+    torn[28:] = bytes(24)  # no record yet
+    data[3 * TIMER_UNIT_BYTES : 4 * TIMER_UNIT_BYTES] = torn
+    path.write_bytes(data)
+    rig.append(*sent(5)[3:])
+    rig.clock.now_ms += 9 * SECOND
+    rig.tick()
+    assert rig.delivered() == list(range(5))
+
+
+def test_a_wheel_of_another_length_is_damage_and_says_so(rig: TimerRig) -> None:
+    taken(rig, sent(3))
+    (rig.root / "timerwheel").write_bytes(b"\0" * 100)
+    with pytest.raises(DamageError, match="made anew"):
+        rig.tick()
