@@ -4,7 +4,8 @@
 | --- | --- |
 | `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_columns`, `record_cut`, `rows`, |
 | | `columns`, `ragged` |
-| properties text in a record | `properties`, `shaped_properties` |
+| records copied for another queue | `whole_records`, `rebuilt_records`, `record_keys` |
+| properties text in a record | `properties`, `shaped_properties`; changed: `property_edits` |
 | compressed body of a record | `body_codec` |
 | body of an inner batch | `batch_body` |
 | `consumequeue/<topic>/<queue id>/<20 digits>` | `queue_unit` |
