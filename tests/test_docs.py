@@ -107,7 +107,9 @@ def test_the_examples_for_programs_run_in_order(
     printed = capfd.readouterr().out
     assert re.search(r"^orders \d 0 0 [0-9A-F]{32}$", printed, re.MULTILINE), printed
     assert "'orders', 'payments']" in printed
-    assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 6, "read, pulled"
+    assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 8, (
+        "read, pulled; one came anew"
+    )
     (store,) = tmp_path.iterdir()
     assert not (store / "abort").exists()
 

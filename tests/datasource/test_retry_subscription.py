@@ -187,7 +187,9 @@ def test_options_that_contradict_each_other_are_refused() -> None:
 def test_a_store_that_cannot_be_written_is_read_with_its_retries(
     sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender.send(RETRY, 2)
+    sender.send(RETRY, 3)
+    with rmq_spark.open_consumer(sender.path, "billing") as consumer:
+        consumer.update_consume_offset(QueueKey(RETRY, 0), 1)
     query = start(sender.path, startingOffsets="latest", **GROUP)
     monkeypatch.setattr(query.reader._group.query, "is_outside", True)
-    assert query.drain() == [[(0, 0), (0, 1)]]
+    assert query.drain() == [[(0, 1), (0, 2)]]

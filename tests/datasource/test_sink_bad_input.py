@@ -40,7 +40,7 @@ class Row:
 
 
 def read_table() -> list[Row]:
-    section = (ROOT / "docs" / "ERRORS.md").read_text().split("## What happens when writing")[1]
+    section = (ROOT / "docs" / "ERRORS.md").read_text().split("## What happens when writing")[1].split("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     quoted = re.compile(r"`([^`]+)`")
     return [Row(row[0].strip(), quoted.findall(row[2])[0], quoted.findall(row[3])) for row in rows[2:]]

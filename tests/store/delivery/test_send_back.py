@@ -426,3 +426,17 @@ def test_copies_are_found_by_their_keys_and_have_the_tags_of_the_original(store_
     with rmq_spark.open_reader(path) as reader:
         reader.refresh()
         assert reader.find_key(f"%DLQ%{GROUP}", "k2") == [(QueueKey(f"%DLQ%{GROUP}", 0), 0)]
+
+
+def test_a_level_goes_before_a_wish_for_a_time_and_a_checksum_of_other_bytes_is_left_out(
+    store_of: Callable[..., Path],
+) -> None:
+    wishes = {"TIMER_DELIVER_MS": "1", "TIMER_DELAY_SEC": "2", "TIMER_DELAY_MS": "3", "TIMER_OUT_MS": "4"}
+    path = store_of(*(SampleMessage("orders", 0, b"x", properties=wishes | {"__CRC32#": "0123456789"}),) * 2)
+    rows = rows_of(path).append_column("delayLevel", pa.array([0, -1], pa.int32()))
+    with open_store(path) as store:
+        sent = store.send_back(rows, GROUP)
+    waiting, dead = (parse(one.properties) for one in records_at(path, sent["commitLogOffset"].to_pylist()))
+    assert {name for name in waiting if name.startswith("TIMER_")} == {"TIMER_OUT_MS"}
+    assert {name: dead[name] for name in wishes} == wishes
+    assert "__CRC32#" not in waiting | dead
