@@ -89,6 +89,10 @@ class SentRows:
         sent = self.look()
         return sent.last_commit, sent.keys if sent.batch_id == self._batch_id else _NO_KEYS
 
+    def is_unfinished(self) -> bool:
+        """Say whether a commit of the query was promised and is not in the ledger yet."""
+        return self._intents.read(self.query_id) is not None
+
     def lock(self) -> FileLock:
         """Return the lock that one commit of the query holds at a time; not taken yet."""
         self._disk.make_folder(side_path(self._root, _FOLDER))

@@ -234,3 +234,26 @@ def test_concurrently_every_row_is_processed_or_sent_back_once_for_each_batch(
     assert set(life.succeeded) | set(dead) == every
     assert life.deaths
     life.stop()
+
+
+@pytest.mark.parametrize("model", ["orderly", "concurrently"])
+def test_what_a_try_that_died_had_promised_is_in_the_store_when_its_batch_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    life = make_life(tmp_path / "store", 1, model=model, batch_size=MESSAGES, max_times=0, fail_chance=1.0)
+    life.dying = False
+
+    def die(*_: object) -> None:
+        raise DeathError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Section, "append", die)
+        life.run(1)
+    assert (life.batch_id, life.dead_letters()) == (0, [])
+    failed = set(life.given)
+    assert failed
+    life.fail_chance = 0.0
+    life.run(1)
+    assert life.batch_id == 1
+    assert failed <= set(life.dead_letters())
+    life.stop()

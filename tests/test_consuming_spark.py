@@ -1,0 +1,198 @@
+"""consume() through real Spark: listeners that fail, in both models and in broadcasting, and what is refused."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rmq_spark
+from rmq_spark import ConsumeContext, OptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.spark
+
+NOW = {"availableNow": True}
+WITHIN_S = 240
+LEVELS = "1s 1s 1s 1s 1s"
+
+
+class Orders:
+    """A store of the topic orders, two queues, three messages in each, and listeners that note what they saw."""
+
+    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+        self.spark, self.folder, self.path = spark, folder, folder / "store"
+        self.seen = folder / "seen"
+        self.store = rmq_spark.open_store(self.path, segment_bytes=1 << 20, message_delay_level=LEVELS)
+        self.store.create_topic("orders", 2)
+        for number in range(3):
+            for queue_id in (0, 1):
+                self.store.send("orders", f"{queue_id}-{number}", queue_id=queue_id)
+        self.queries: list[StreamingQuery] = []
+
+    def stream(self, **given: str) -> "DataFrame":
+        options = {"subscribe": "orders", "consumerGroup": "billing", "startingOffsets": "earliest", "columns": "*"}
+        return self.spark.readStream.format("rmq").options(**{**options, **given}).load(str(self.path))
+
+    def listener(self, answer: Callable[[str, ConsumeContext], object]) -> Callable[..., object]:
+        """Return a listener that notes each row, and answers a call as the first row's body has it."""
+        seen = str(self.seen)
+
+        def listen(rows: "list[Row]", context: ConsumeContext) -> object:
+            with Path(seen).open("a") as file:
+                file.writelines(f"{row.topic} {row.body.decode()} {row.reconsumeTimes}\n" for row in rows)
+            return answer(rows[0].body.decode(), context)
+
+        return listen
+
+    def consume(
+        self, answer: Callable[[str, ConsumeContext], object], df: Any = None, **given: Any
+    ) -> "StreamingQuery":
+        options = {"path": self.path, "group": "billing", "checkpoint_location": self.folder / "checkpoint"}
+        frame = self.stream() if df is None else df
+        query = rmq_spark.consume(frame, self.listener(answer), **{**options, "trigger": NOW, **given})
+        self.queries.append(query)
+        return query
+
+    def run(self, answer: Callable[[str, ConsumeContext], object], df: Any = None, **given: Any) -> "StreamingQuery":
+        query = self.consume(answer, df, **given)
+        assert query.awaitTermination(WITHIN_S), "does not come to an end"
+        return query
+
+    def noted(self) -> list[str]:
+        """Return what the listener has seen, in order for each queue, and forget it."""
+        lines = self.seen.read_text().splitlines() if self.seen.exists() else []
+        self.seen.unlink(missing_ok=True)
+        return lines
+
+    def rows(self, topic: str, *columns: str) -> list[dict[str, Any]]:
+        with rmq_spark.open_reader(self.path) as store:
+            store.refresh()
+            if topic not in store.topics():
+                return []
+            return [
+                row
+                for queue in store.queues(topic)
+                for batch in store.read(queue, 0, store.bounds(queue).max_offset, [*columns])
+                for row in batch.to_pylist()
+            ]
+
+
+@pytest.fixture
+def orders(spark: "SparkSession", tmp_path: Path) -> Iterator[Orders]:
+    made = Orders(spark, tmp_path)
+    yield made
+    for query in made.queries:
+        query.stop()
+    made.store.close()
+
+
+def test_a_row_that_fails_comes_again_from_the_retry_topic_and_ends_as_a_dead_letter(orders: Orders) -> None:
+    def answer(body: str, context: ConsumeContext) -> str:
+        if body == "1-1":
+            raise ValueError("no such order")
+        return "CONSUME_SUCCESS"
+
+    orders.run(answer, max_reconsume_times=1)
+    assert sorted(orders.noted()) == [f"orders {queue}-{number} 0" for queue in (0, 1) for number in range(3)]
+    [waiting] = orders.rows("SCHEDULE_TOPIC_XXXX", "properties", "reconsumeTimes")
+    assert waiting["reconsumeTimes"] == 1
+    assert dict(waiting["properties"])["REAL_TOPIC"] == "%RETRY%billing"
+    assert "ValueError: no such order" in dict(waiting["properties"]).values()
+    time.sleep(1.1)
+    orders.run(answer, max_reconsume_times=1)
+    orders.run(answer, max_reconsume_times=1)
+    assert orders.noted() == ["orders 1-1 1"]
+    [dead] = orders.rows("%DLQ%billing", "body", "reconsumeTimes", "properties")
+    assert (dead["body"], dead["reconsumeTimes"]) == (b"1-1", 2)
+    assert dict(dead["properties"])["RETRY_TOPIC"] == "orders"
+    assert rmq_spark.group_offsets(orders.path, "billing")["orders"] == {0: 3, 1: 3}
+
+
+def test_rows_behind_ack_index_go_back_when_the_listener_says(orders: Orders) -> None:
+    def answer(body: str, context: ConsumeContext) -> str:
+        context.ack_index, context.delay_level_when_next_consume = 1, -1
+        return rmq_spark.ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    orders.run(answer, batch_size=3, query_name="acks")
+    assert sorted(row["body"] for row in orders.rows("%DLQ%billing", "body")) == [b"0-2", b"1-2"]
+
+
+def test_an_answer_that_means_nothing_fails_the_query_which_names_it(orders: Orders) -> None:
+    with pytest.raises(Exception, match=r"the listener returned 'yes' \(str\)"):
+        orders.run(lambda body, context: "yes")
+    assert orders.rows("%DLQ%billing", "body") == []
+
+
+def test_in_order_a_queue_stops_at_the_row_that_fails_and_goes_on_there(orders: Orders) -> None:
+    df = orders.stream(orderly="true").where("queueId >= 0")
+    failing = {"0-1"}
+
+    def answer(body: str, context: ConsumeContext) -> str | None:
+        context.suspend_ms = 10
+        return None if body in failing else "SUCCESS"
+
+    orders.run(answer, df, model="orderly", max_reconsume_times=1)
+    assert sorted(orders.noted()) == ["orders 0-0 0", "orders 0-1 0", "orders 1-0 0", "orders 1-1 0", "orders 1-2 0"]
+    assert rmq_spark.group_offsets(orders.path, "billing")["orders"] == {0: 1, 1: 3}
+    orders.run(answer, df, model="orderly", max_reconsume_times=1)
+    assert orders.noted() == ["orders 0-1 1", "orders 0-2 0"]
+    assert [row["body"] for row in orders.rows("%DLQ%billing", "body")] == [b"0-1"]
+    assert rmq_spark.group_offsets(orders.path, "billing")["orders"] == {0: 3, 1: 3}
+
+
+def test_broadcasting_drops_what_fails(orders: Orders) -> None:
+    orders.run(lambda body, context: None, orders.stream(messageModel="broadcasting"))
+    assert len(orders.noted()) == 6
+    assert orders.rows("%DLQ%billing", "body") == []
+    assert orders.rows("SCHEDULE_TOPIC_XXXX", "body") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "message"),
+    [
+        ({"orderly": "true"}, {}, "orderly=true do not go together"),
+        ({}, {"model": "orderly"}, r'Add \.option\("orderly", "true"\)'),
+        ({}, {"model": "ordered"}, '"concurrently", "orderly"'),
+        ({"consumerGroup": "other"}, {}, r'read by consumerGroup=other\. Add \.option\("consumerGroup", "billing"\)'),
+        ({}, {"path": "/elsewhere"}, "is not where the stream reads"),
+        ({}, {"group": "%RETRY%billing"}, "is the name of a topic of the group"),
+        ({}, {"batch_size": 0}, "batch_size=0"),
+        ({}, {"batch_size": True}, "batch_size=True"),
+        ({}, {"max_reconsume_times": -2}, "max_reconsume_times=-2"),
+        ({}, {"timeout": 0}, "timeout=0"),
+        ({}, {"expired_original": "drop"}, "error, resend"),
+        ({"columns": "topic,body,queueId"}, {}, "lack commitLogOffset, queueOffset, reconsumeTimes"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_runs(
+    orders: Orders, source: dict[str, str], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        orders.consume(lambda body, context: None, orders.stream(**source), **given)
+    assert orders.queries == []
+
+
+def test_what_is_no_stream_of_ours_is_refused(orders: Orders) -> None:
+    batch = orders.spark.range(1)
+    rate = orders.spark.readStream.format("rate").load()
+    stream = orders.stream(orderly="true")
+    for frame, message in [
+        (batch, "needs a stream"),
+        (rate, 'this is one of format\\("rate"\\)'),
+        (stream.union(stream), "this query has 2"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            orders.consume(lambda body, context: None, frame)
+    for frame, message in [
+        (stream.repartition(2), "Repartition"),
+        (stream.drop("physicalTopic"), "lack physicalTopic"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            orders.consume(lambda body, context: None, frame, model="orderly")
+    with pytest.raises(OptionError, match="cannot be called"):
+        rmq_spark.consume(stream, "listener", path=orders.path, group="billing", checkpoint_location="x")  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""One driver whose query gives the messages of a group to a listener that fails, until it is killed or told to stop.
+
+    python consumer_life.py MASTER STORE NOTES CHECKPOINT STOP MODEL
+
+The listener fails at random, and always for bodies that begin with "bad". It adds lines to the file NOTES: "given
+<queue id> <queue offset> <topic> <key>" for each row, and "done …" for those that it did not fail. Prints "started",
+and "stopped" when a file STOP has appeared.
+"""
+
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import rmq_spark
+
+GROUP = "crew"
+
+
+def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model: str) -> None:
+    """Consume until told to stop."""
+    conf = {"spark.log.level": "ERROR", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    spark = rmq_spark.session("consumer", master=master, conf=conf)
+
+    def note(word: str, row: Any) -> None:
+        # One small write at the end of the file: what two tasks write does not mix, and a kill cuts no line.
+        text = f"{word} {row.queueId} {row.queueOffset} {row.physicalTopic} {row.keys}\n"
+        descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, text.encode())
+        os.close(descriptor)
+
+    def listen(rows: list[Any], context: rmq_spark.ConsumeContext) -> str | None:
+        context.suspend_ms = 10
+        for row in rows:
+            note("given", row)
+        if rows[0].body.startswith(b"bad") or random.random() < 0.1:
+            return None
+        for row in rows:
+            note("done", row)
+        return "SUCCESS" if model == "orderly" else "CONSUME_SUCCESS"
+
+    options = {"subscribe": "orders", "columns": "*", "consumerGroup": GROUP, "startingOffsets": "earliest"}
+    options |= {"orderly": "true"} if model == "orderly" else {}
+    frame = spark.readStream.format("rmq").options(**options, maxOffsetsPerQueue="25", longPollingMs="200").load(store)
+    query = rmq_spark.consume(
+        frame, listen, path=store, group=GROUP, checkpoint_location=checkpoint, model=model, max_reconsume_times=2
+    )
+    print("started", flush=True)
+    while query.isActive and not Path(stop).exists():
+        time.sleep(0.01)
+    failure = query.exception()
+    query.stop()
+    print("stopped" if failure is None else f"failed: {failure}", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
