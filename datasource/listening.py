@@ -126,7 +126,7 @@ class History:
 class QueueOutcome:
     """Where an orderly queue goes on, after `suspend_ms`, and what to remember of it; `resume` None: all was done.
 
-    `dead` are the dead letters of the batch, `sent` earlier ones behind `resume`.
+    `dead` are the dead letters of the batch, `sent` earlier ones behind where it began.
     """
 
     queue: QueueKey
@@ -261,7 +261,7 @@ def consume_orderly(
         if call and call[0].queue != queue:
             yield from end_call()
         if queue not in runs:
-            runs[queue] = _QueueRun(queue, histories.get(queue))
+            runs[queue] = _QueueRun(queue, histories.get(queue), offset)
         run = runs[queue]
         run.end = offset + 1
         if offset in run.history.sent:
@@ -281,8 +281,8 @@ def consume_orderly(
 class _QueueRun:
     """One queue in one try of one batch. `resume` is where it was stopped, None as long as it goes on."""
 
-    def __init__(self, queue: QueueKey, history: History | None) -> None:
-        self.queue, self.history = queue, history or History()
+    def __init__(self, queue: QueueKey, history: History | None, begin: int) -> None:
+        self.queue, self.history, self._begin = queue, history or History(), begin
         self.was_stopped = history is not None
         self.resume: int | None = None
         self.end = 0
@@ -313,15 +313,14 @@ class _QueueRun:
 
     def outcome(self) -> QueueOutcome | None:
         """Return what became of the queue, None if there is nothing to say."""
+        # Those that this batch passes over too: it may be repeated, and has to pass over them again.
+        gone = frozenset(offset for offset in self.history.sent if offset >= self._begin)
         if self.resume is not None:
             known = {offset: count for offset, count in self.history.attempts.items() if offset >= self.resume}
-            gone = frozenset(offset for offset in self.history.sent if offset > self.resume)
             attempts, dead = known | self._attempts, frozenset(self._dead)
             return QueueOutcome(self.queue, self.resume, self._suspend_ms, attempts, gone, dead)
         if not self.was_stopped or self.end <= self.history.resume:
             return None
-        # A limit may have ended the batch before rows that are gone.
-        gone = frozenset(offset for offset in self.history.sent if offset >= self.end)
         return QueueOutcome(self.queue, self.end, sent=gone) if gone else QueueOutcome(self.queue)
 
 

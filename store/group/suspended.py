@@ -37,8 +37,8 @@ _WHAT = (
 class Suspension:
     """Where a stopped queue goes on (`resume`, a queue offset) and not before `until_ms` (0: at once).
 
-    `attempts` has the failures of the rows that are to come again, by queue offset; `sent` the rows behind `resume`
-    that earlier batches made dead letters, `dead` those that this batch did. `number` counts the changes of the file;
+    `attempts` has the failures of the rows that are to come again, by queue offset; `sent` the rows behind the batch's
+    begin that earlier ones made dead letters, `dead` those that this one did. `number` counts the changes of the file;
     query and batch say whose outcome it is.
     """
 

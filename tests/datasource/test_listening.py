@@ -282,17 +282,20 @@ def test_of_a_failed_call_the_exhausted_rows_are_sent_and_do_not_come_again() ->
 
     history = History(0, outcome.attempts, outcome.dead)
     found = orderly(listen, messages(4, times=[0, 9, 1]), {ONE: history}, batch_size=3, max_reconsume_times=9)
-    assert found == ([], [QueueOutcome(ONE)])
+    assert found == ([], [QueueOutcome(ONE, 4, sent=frozenset({1}))])
     assert seen == [[(0, 1), (2, 2), (3, 0)]]
 
 
-def test_rows_that_were_sent_stay_known_until_the_queue_has_passed_them() -> None:
+def test_rows_that_were_sent_stay_known_while_a_batch_that_reads_them_may_be_repeated() -> None:
     history = {ONE: History(0, {0: 1}, frozenset({2}))}
-    assert orderly(lambda rows, context: SUCCESS, messages(2), history) == (
-        [],
-        [QueueOutcome(ONE, 2, sent=frozenset({2}))],
-    )
-    assert orderly(lambda rows, context: SUCCESS, messages(3), history) == ([], [QueueOutcome(ONE)])
+
+    def succeed(rows: list[Row], context: ConsumeContext) -> str:
+        return SUCCESS
+
+    assert orderly(succeed, messages(2), history) == ([], [QueueOutcome(ONE, 2, sent=frozenset({2}))])
+    assert orderly(succeed, messages(4), history) == ([], [QueueOutcome(ONE, 4, sent=frozenset({2}))])
+    behind = {ONE: History(4, sent=frozenset({2}))}
+    assert orderly(succeed, messages(1, first=4), behind) == ([], [QueueOutcome(ONE)])
 
 
 def test_a_queue_that_has_not_come_to_its_place_yet_stays_as_it_was_left() -> None:
