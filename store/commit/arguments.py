@@ -33,7 +33,9 @@ MESSAGE_TYPES = {
     "flag": pa.int32(),
 }
 assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
+_KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins them as a client does
 _SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
+_SCHEMA_WITH_KEYS_AS_LISTS = pa.schema(list({**MESSAGE_TYPES, "keys": _KEYS_AS_LISTS}.items()))
 _TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # a text that is no UTF-8 is a ValueError
 
@@ -115,27 +117,27 @@ def check_new_topic(topic: object, queues: object, perm: object) -> None:
 
 def message_of(row: dict[str, Any]) -> pa.RecordBatch:
     """Return one message as the encoder takes it; `row` has all of MESSAGE_COLUMNS, properties as a mapping."""
+    schema = _SCHEMA_WITH_KEYS_AS_LISTS if isinstance(row["keys"], list | tuple) else _SCHEMA
     try:
         properties, body = row["properties"], row["body"]
         if properties is not None:
             row["properties"] = list(dict(properties).items())
         if isinstance(body, str):
             row["body"] = body.encode()
-        keys = row["keys"]
-        if isinstance(keys, list | tuple):
-            row["keys"] = " ".join(keys)  # as a client joins them: Message#setKeys
-        return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+        return pa.RecordBatch.from_pylist([row], schema=schema)
     except _NOT_ARROW as error:
-        raise OptionError(f"no message: {_wrong_field(row)}{error}. {_TYPES_ARE} Nothing was appended.") from None
+        raise OptionError(
+            f"no message: {_wrong_field(row, schema)}{error}. {_TYPES_ARE} Nothing was appended."
+        ) from None
 
 
-def _wrong_field(row: Mapping[str, Any]) -> str:
+def _wrong_field(row: Mapping[str, Any], schema: pa.Schema) -> str:
     """Return the name of the first field that is not of its type, with a colon, "" if it is none by itself."""
-    for name, kind in MESSAGE_TYPES.items():
+    for field in schema:
         try:
-            pa.array([row[name]], kind)
+            pa.array([row[field.name]], field.type)
         except _NOT_ARROW:
-            return f"{name}: "
+            return f"{field.name}: "
     return ""
 
 
@@ -167,4 +169,4 @@ def messages_of(given: object, topic: str | None) -> pa.Table:
 
 def _type_of(field: pa.Field) -> pa.DataType:
     is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-    return pa.list_(pa.string()) if field.name == "keys" and is_list else MESSAGE_TYPES[field.name]
+    return _KEYS_AS_LISTS if field.name == "keys" and is_list else MESSAGE_TYPES[field.name]
