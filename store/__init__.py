@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import PurePath
 
-    from rmq_spark.store.commit.arguments import check_sent_topic
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
     from rmq_spark.store.commit.keys import CommitKey
     from rmq_spark.store.commit.message_store import MessageStore, SendResult
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.staging import StagedFile
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
+    from rmq_spark.store.format.filenames import check_sent_topic
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
@@ -90,7 +90,7 @@ _HOMES = {
     "abort_sink": "rmq_spark.store.commit.sink",
     "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
-    "check_sent_topic": "rmq_spark.store.commit.arguments",
+    "check_sent_topic": "rmq_spark.store.format.filenames",
     "commit_sink": "rmq_spark.store.commit.sink",
     "find_beginnings": "rmq_spark.store.group.beginnings",
     "group_lag": "rmq_spark.store.group.admin",

@@ -11,8 +11,7 @@ import pyarrow as pa
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
-from rmq_spark.store.format.filenames import check_topic_name
-from rmq_spark.store.format.message_columns import CLOSED_TOPICS
+from rmq_spark.store.format.filenames import check_sent_topic, check_topic_name
 
 FLUSHES = ("async", "sync")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
@@ -100,16 +99,9 @@ def check_topic(topic: object) -> str:
     return check_topic_name(topic)
 
 
-def check_sent_topic(topic: object) -> None:
-    """Raise for a topic that no producer may send to."""
-    if check_topic(topic) in CLOSED_TOPICS:
-        raise OptionError(f"topic {topic} is RocketMQ's own: nobody sends to it. Give a topic of yours.")
-
-
 def check_new_topic(topic: object, queues: object, perm: object) -> None:
     """Look at a topic that is to be made."""
-    if check_topic(topic) in CLOSED_TOPICS:
-        raise OptionError(f"topic {topic} is RocketMQ's own: a broker makes it, nobody else.")
+    check_sent_topic(check_topic(topic))
     check_queue_count(queues)
     if type(perm) is not int or perm not in PERMS:
         raise OptionError(f"perm={perm!r} is none of: 6 (read and write), 4 (read), 2 (write).")

@@ -61,6 +61,18 @@ _SYSTEM_PREFIXES = (
     f"{SCHEDULE_TOPIC}_",
 )
 _SYSTEM_SUFFIX = "_REPLY_TOPIC"
+# What a broker reads from these it obeys, so it takes no message for them from a client (TopicValidator, 5.3).
+CLOSED_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "rmq_sys_wheel_timer",
+    }
+)
 
 
 def segment_name(offset: int) -> str:
@@ -133,6 +145,15 @@ def check_topic_name(name: str) -> str:
     limit = MAX_DERIVED_TOPIC_CHARS if derived else MAX_TOPIC_CHARS
     if not _NAME.fullmatch(name) or len(name) > limit:
         raise OptionError(f"topic {_shown(name)} is not a topic's name: {_ACCEPTED}")
+    return name
+
+
+def check_sent_topic(name: str) -> str:
+    """Return `name`. Raises OptionError when no broker would take it, or would not take it from a client."""
+    if check_topic_name(name) in CLOSED_TOPICS:
+        raise OptionError(
+            f"topic {name} is RocketMQ's own: only brokers make it and write to it. Give a topic of yours."
+        )
     return name
 
 
