@@ -53,6 +53,15 @@ class FileLock:
         """Say whether this object holds the lock, in this process."""
         return self._descriptor >= 0
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Say whether a broker that starts waits for the release. None does: it only finds this lock taken."""
+        return False
+
+    def safe_s(self) -> float:
+        """Return for how many seconds no broker looks at the store as far as this lock knows: no end is in sight."""
+        return math.inf
+
     def try_take(self) -> bool:
         """Take the lock if nobody has it; say whether it was taken. Does not wait.
 

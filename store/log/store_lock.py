@@ -127,7 +127,7 @@ class StoreLock:
     @property
     def is_waited_for(self) -> bool:
         """Say whether a broker that starts waits for the release: whoever holds the lock should end soon."""
-        return isinstance(self._lock, BrokerLock) and self._lock.is_waited_for
+        return self._lock.is_waited_for
 
     def refuse_broker(self, needed_s: float = 0) -> None:
         """Raise LockTimeoutError unless for `needed_s` seconds more no broker looks at the store. Cheap.
@@ -135,7 +135,7 @@ class StoreLock:
         What a broker has loaded it does not look at again: it would append over what is written now. So nothing more
         may be said to be in the store, and `abort` must stay.
         """
-        if isinstance(self._lock, BrokerLock) and self._lock.safe_s() <= needed_s:
+        if self._lock.safe_s() <= needed_s:
             raise LockTimeoutError(
                 f"a broker is starting in {self._root}: it has waited for {self._lock.path} about as long as the "
                 "system lets it (fs.lease-break-time), and what is written from now on it might not see and write "
