@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.staging import StagedFile
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
-    from rmq_spark.store.format.filenames import check_sent_topic
+    from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
@@ -61,6 +61,7 @@ __all__ = [
     "group_lag",
     "group_offsets",
     "groups",
+    "is_system_topic",
     "open_consumer",
     "open_reader",
     "open_store",
@@ -96,6 +97,7 @@ _HOMES = {
     "group_lag": "rmq_spark.store.group.admin",
     "group_offsets": "rmq_spark.store.group.admin",
     "groups": "rmq_spark.store.group.admin",
+    "is_system_topic": "rmq_spark.store.format.filenames",
     "publish_last_offsets": "rmq_spark.store.group.last_words",
     "read_group_offsets": "rmq_spark.store.group.offset_file",
     "reset_offsets": "rmq_spark.store.group.admin",

@@ -43,6 +43,7 @@ MAX_DERIVED_TOPIC_CHARS = 255  # %RETRY% and %DLQ% topics: the longest name that
 MAX_GROUP_CHARS = MAX_DERIVED_TOPIC_CHARS - len(RETRY_TOPIC_PREFIX)
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+# TopicValidator (5.3): what brokers keep for themselves, and the retry and dead-letter topics of groups.
 _SYSTEM_TOPICS = {
     AUTO_CREATE_TOPIC,
     SCHEDULE_TOPIC,
@@ -175,7 +176,7 @@ def _shown(name: str) -> str:
 
 
 def is_system_topic(name: str) -> bool:
-    """Say whether a topic is the broker's or a group's own, which a pattern does not match.
+    """Say whether a topic is the broker's or a group's own, which a pattern must not catch by accident.
 
     A broker also keeps topics named after itself and its cluster: nothing in those names tells.
     """
