@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_spark.datasource.values import GROUP, Positions
+from rmq_spark.datasource.values import GROUP, Positions, show_duration
 from rmq_spark.store import check_consumer_group
 from rmq_spark.store.errors import OptionError
 
@@ -83,9 +83,9 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
         )
     if options.lease_heartbeat_ms * 2 > options.lease_timeout_ms:
         raise OptionError(
-            f"leaseHeartbeat={options.lease_heartbeat_ms}ms is more than half of "
-            f"leaseTimeout={options.lease_timeout_ms}ms: one late sign of life would count as death. Accepted: at most "
-            "half, such as 30s of 120s."
+            f"leaseHeartbeat={show_duration(options.lease_heartbeat_ms)} is more than half of "
+            f"leaseTimeout={show_duration(options.lease_timeout_ms)}: one late sign of life would count as death. "
+            "Accepted: at most half, such as 30s of 120s."
         )
     return options
 

@@ -117,6 +117,11 @@ def parse_duration(text: str) -> int:
     return _number(found[1]) * unit
 
 
+def show_duration(duration_ms: int) -> str:
+    """Return a duration as users give one, and as `parse_duration` takes it: in s, or in ms where that is no number."""
+    return f"{duration_ms}ms" if duration_ms % 1000 else f"{duration_ms // 1000}s"
+
+
 def _number(digits: str) -> int:
     """Return the number, or one beyond all limits: Python refuses to read thousands of digits."""
     significant = digits.lstrip("0") or "0"

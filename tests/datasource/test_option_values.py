@@ -59,6 +59,14 @@ def test_a_duration_is_ms_or_has_a_unit(text, duration_ms) -> None:
     assert values.parse_duration(text) == duration_ms
 
 
+@pytest.mark.parametrize(
+    ("duration_ms", "text"), [(90_000, "90s"), (1_500, "1500ms"), (7_200_000, "7200s"), (1, "1ms")]
+)
+def test_a_duration_is_shown_as_it_may_be_given(duration_ms, text) -> None:
+    assert values.show_duration(duration_ms) == text
+    assert values.parse_duration(text) == duration_ms
+
+
 @pytest.mark.parametrize("text", ["0", "-1m", "15 parsecs", "", "m"])
 def test_what_is_no_duration_is_refused_with_an_example(text) -> None:
     assert "such as 15m" in refusal(values.parse_duration, text)
