@@ -86,11 +86,15 @@ class OffsetRangeError(StoreError, LookupError):
         return f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
 
 
+_READ_AROUND = "Read around the place with startingOffsets and endingOffsets, or restore the file from a copy."
+
+
 class DamageError(StoreError):
     """Bytes on disk break the format.
 
     They are left as they are. Reading changes nothing else either; recovery may have mended other places before.
-    `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree.
+    `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree, `next_step`
+    what can be done: a file beside the messages is not read around.
     """
 
     def __init__(
@@ -100,17 +104,17 @@ class DamageError(StoreError):
         position: int,
         expected: object = None,
         found: object = None,
+        next_step: str = _READ_AROUND,
     ) -> None:
-        super().__init__(what, str(path), position, expected, found)
+        super().__init__(what, str(path), position, expected, found, next_step)
         self.what, self.path, self.position = what, str(path), position
-        self.expected, self.found = expected, found
+        self.expected, self.found, self.next_step = expected, found, next_step
 
     def __str__(self) -> str:
         detail = "" if self.expected is None else f": expected {self.expected}, found {self.found}"
         return (
             f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. The damage was left "
-            "as it is. Read around the place with startingOffsets and endingOffsets, or restore the file "
-            "from a copy."
+            f"as it is. {self.next_step}"
         )
 
 

@@ -16,9 +16,10 @@ from rmq_spark.store.disk.host import Process
 Kind = Literal["all", "shared", "broadcasting"]
 KINDS: tuple[Kind, ...] = ("all", "shared", "broadcasting")
 
-_WHAT = (
-    "the file of a member of a consumer group is damaged. If its process lives it writes the file again within "
-    "leaseHeartbeat (30 s unless it was set); if not, remove the file"
+_WHAT = "the file of a member of a consumer group"
+_NEXT_STEP = (
+    "If its process lives it writes the file again within leaseHeartbeat (30 s unless it was set); if not, remove the "
+    "file."
 )
 _NOT_IN_HOSTS, _HOST_CHARS = re.compile(r"[^0-9A-Za-z.-]"), 64
 
@@ -64,7 +65,7 @@ def encode_member(member: Member) -> bytes:
 
 def read_member(path: str) -> Member | None:
     """Return what a member's file says, None without a file. Raises DamageError, or StoreError for a newer version."""
-    return read_side_file(path, _WHAT, _build)
+    return read_side_file(path, _WHAT, _NEXT_STEP, _build)
 
 
 def _build(fields: dict[str, Any]) -> Member:

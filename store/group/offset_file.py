@@ -250,8 +250,10 @@ def _read(root: str, sleep: Sleep, known: _Held | None) -> _Held:
             return _Held(decode_consumer_offsets(backup), None)
         except ValueError as error:
             what = "not the JSON of consumer offsets, and the file that it stands in for cannot be read either"
-            raise DamageError(what, path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error)) from error
+            step = "Restore one of the two from a copy. Or remove both, and every group begins anew."
+            raise DamageError(what, path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error), step) from error
     if problem is not None:
-        what = "not the JSON of consumer offsets, and there is no .bak beside it; without it every group begins anew"
-        raise DamageError(what, path, 0, "JSON", str(problem)) from problem
+        what = "not the JSON of consumer offsets, and there is no .bak beside it"
+        step = "Restore the file from a copy. Or remove it, and every group begins anew."
+        raise DamageError(what, path, 0, "JSON", str(problem), step) from problem
     return _Held(ConsumerOffsets(), None)

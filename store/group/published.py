@@ -21,6 +21,9 @@ class Published:
     by: str
 
 
+_NEXT_STEP = "Remove the file: it is written again when offsets are."
+
+
 def write_published(paths: GroupPaths, disk: Disk, time_ms: int, by: str) -> None:
     """Note that the group's offsets were published. For who has the group's turn; a power cut may lose it."""
     fields = {"group": paths.group, "timeMs": time_ms, "by": by}
@@ -30,7 +33,7 @@ def write_published(paths: GroupPaths, disk: Disk, time_ms: int, by: str) -> Non
 def read_published(path: str) -> Published | None:
     """Return what the file (`GroupPaths.published`) says, None without one, or for one that a power cut left broken."""
     try:
-        return read_side_file(path, "when a group's offsets were published", _build)
+        return read_side_file(path, "when a group's offsets were published", _NEXT_STEP, _build)
     except DamageError:
         return None
 

@@ -18,6 +18,9 @@ _WHAT = (
     "the resets of a consumer group; without the file its queries do not go to the offsets that they were told to, "
     "and the next reset is overlooked by those that have applied one"
 )
+_NEXT_STEP = (
+    "Restore the file from a copy. Or stop the group's queries, remove the file and start them with new checkpoints."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def read_resets(path: str) -> Resets:
 
     Raises DamageError, or StoreError for a file of a newer version.
     """
-    return read_side_file(path, _WHAT, _build) or NO_RESETS
+    return read_side_file(path, _WHAT, _NEXT_STEP, _build) or NO_RESETS
 
 
 def add_reset(paths: GroupPaths, disk: Disk, turn: GroupTurn, targets: Mapping[QueueKey, int], time_ms: int) -> Resets:

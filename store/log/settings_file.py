@@ -19,6 +19,10 @@ from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 SETTINGS = "settings.json"
 BROKER_CONF = "broker.conf"
+_NEXT_STEP = (
+    "Restore the file from a copy. Or remove it: the next write makes a new one, in which the store has another id and "
+    "no retention until set_retention is called again."
+)
 
 
 def check_settings(root: str) -> StoreSettings | None:
@@ -45,7 +49,7 @@ def read_settings(root: str) -> StoreSettings | OtherVersion | None:
     try:
         return decode_settings(data)
     except ValueError as error:
-        raise DamageError("not the settings of a store", path, 0, "JSON", str(error)) from error
+        raise DamageError("not the settings of a store", path, 0, "JSON", str(error), _NEXT_STEP) from error
 
 
 def write_settings(disk: Disk, root: str, settings: StoreSettings, sizes: FileSizes | None = None) -> None:

@@ -327,7 +327,7 @@ def test_damaged_claims_are_named_and_members_go_on_once_they_are_removed(group:
     Path(group.paths.claims).write_text(text)
     with pytest.raises(DamageError, match=r"claims\.json"):
         one.rebalance(Q[:2], {})
-    with pytest.raises(DamageError, match="remove this file"):
+    with pytest.raises(DamageError, match="remove the file"):
         one.publish({Q[0]: 1})
     os.remove(group.paths.claims)
     assert one.publish({Q[0]: 1}) == (Q[0],)
