@@ -22,7 +22,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import LockTimeoutError, StorePathError
-from rmq_spark.store.group.allocation import allocate, find_strategy
+from rmq_spark.store.group.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths
@@ -99,6 +99,7 @@ class QueryGroup:
         self._has_joined = self.is_outside = False  # outside: no member, for the store cannot be written
         self._resets = Resets()
         self._warned = False
+        self._unowned: list[QueueKey] = []  # that the strategy gave to nobody when that was said last
 
     @property
     def member_id(self) -> str:
@@ -159,6 +160,7 @@ class QueryGroup:
         pending = {} if applied_reset is None else resets.since(applied_reset)
         done = {queue: offset for queue, offset in finished.items() if queue not in pending}
         moved = self._assignment.rebalance(queues, done)
+        self._tell_of_unowned(queues)
         gained: dict[QueueKey, int | None] = {}
         if moved.gained:
             held = self.offsets()
@@ -186,6 +188,24 @@ class QueryGroup:
         named = [MessageQueue.of(queue, _BROKER_NAME) for queue in queues]
         mine = allocate(self._strategy, group, self.member_id, named, living)
         return {self.member_id: [queue.key for queue in mine]}
+
+    def _tell_of_unowned(self, queues: Sequence[QueueKey]) -> None:
+        """Warn of queues that no member reads, each time that they have changed. RocketMQ leaves them in silence."""
+        if self.terms.assignment != "shared":
+            return
+        named = (MessageQueue.of(queue, _BROKER_NAME) for queue in queues)  # asked for at each trigger: maybe for none
+        unowned = sorted(queue.key for queue in find_unowned(self._strategy, named))
+        if unowned and unowned != self._unowned:
+            _LOG.warning(
+                "rmq: allocateStrategy=%s of the consumer group %s gives these queues to nobody, so no member reads "
+                'them: %s. A store counts as one broker that is called "%s", and the strategy gives out those of '
+                "brokers named room@name. Set another one in all members, such as avg",
+                self.terms.strategy,
+                self.terms.group,
+                listed([str(queue) for queue in unowned]),
+                _BROKER_NAME,
+            )
+        self._unowned = unowned
 
     def _commit(self, offsets: Mapping[QueueKey, int]) -> bool:
         """Write offsets, and say whether they are there. Called with the group's turn held."""
