@@ -128,7 +128,7 @@ def test_retention_that_comes_between_is_seen_at_the_next_try(tmp_path: Path) ->
     with open_reader(root) as reader:
         reader.refresh()
         assert queue_lag(reader, queue, 1).state == "ok"
-        reader.close()  # of what it holds open it would go on reading
+        reader._log.close()  # of what it holds open it would go on reading
         min((root / "commitlog").iterdir()).unlink()
         lag = queue_lag(reader, queue, 1)
         assert lag.state == "expired"
