@@ -39,7 +39,7 @@ class _Settings:
     """How the store's lock is taken."""
 
     lock_timeout_ms: int
-    allow_network_store: bool
+    allow_network_store: bool = True  # offsets and resets are small files that are replaced under the locks
     application: str = "rmq-spark"
 
 
@@ -98,7 +98,6 @@ def reset_offsets(
     *,
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
-    allow_network_store: bool = False,
 ) -> GroupOffsets:
     """Have a group go on elsewhere, running queries too; return where to, by topic and queue id.
 
@@ -113,7 +112,7 @@ def reset_offsets(
     what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, DamageError.
     """
     filenames.check_group_name(group)
-    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms, allow_network_store)
+    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         targets = find_targets(reader, group, to, topics)
