@@ -59,8 +59,9 @@ class GroupShare:
 
         Raises GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
         """
-        begins = before.is_initial()
-        step = self._query.step(list(bounds), before.positions, None if begins else before.reset)
+        # A checkpoint of another group, or of none, says nothing of the resets of this one: to it they are all past.
+        applied_reset = before.reset if before.group == self._group.group else None
+        step = self._query.step(list(bounds), before.positions, applied_reset)
         owned = frozenset(step.owned)
         self._fresh |= step.gained
         # Where a queue was told to go counts more than where the group stands, which a reset has set as well.
@@ -77,7 +78,7 @@ class GroupShare:
                     others[queue] = place
         finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
         self._query.publish(finished)
-        return Share(owned, seeks, starts, step.reset_number, others)
+        return Share(owned, seeks, starts, others, self._group.group, step.reset_number)
 
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""

@@ -16,6 +16,9 @@ class Share:
     """The queues that the next batch reads; None: all. Offsets in queues that the offset before it names (`seeks`) or
     does not name (`starts`), where they are not to go on as that offset says; `moves` are those in queues of others.
 
+    `group` is the one of which the query is a member, `reset` the last of its resets. A run that is no member keeps
+    what the offset says of both, so that the next one that is does not apply resets again.
+
     Why others' queues move: a reset is applied once. Whoever gets the queue later goes on from where the group stands,
     if that is further than its own offset says, and its own one may lie behind a reset that sent the queue back.
     """
@@ -23,8 +26,9 @@ class Share:
     owned: frozenset[QueueKey] | None = None
     seeks: Mapping[QueueKey, int] = field(default_factory=dict)
     starts: Mapping[QueueKey, int] = field(default_factory=dict)
-    reset: int = 0
     moves: Mapping[QueueKey, int] = field(default_factory=dict)
+    group: str = ""
+    reset: int = 0
 
     def has(self, queue: QueueKey) -> bool:
         """Say whether the next batch may read the queue."""
@@ -51,4 +55,5 @@ class Share:
             }.items()
             if before.positions.get(queue) not in (None, place)
         }
-        return replace(after, positions={**others, **after.positions}, seeks=seeks, reset=self.reset)
+        group, reset = (self.group, self.reset) if self.group else (before.group, before.reset)
+        return replace(after, positions={**others, **after.positions}, seeks=seeks, group=group, reset=reset)
