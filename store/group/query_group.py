@@ -4,7 +4,8 @@ The order of one step is the promise that nothing is lost between members:
 
 1. resets are read, so that what is finished in a queue that was told to go elsewhere is not published over it;
 2. what is another's share is published as finished and let go, what is free and this query's share is claimed;
-3. where a claimed queue goes on is read after it was claimed: its last owner published before it let go;
+3. where a claimed queue goes on is read after it was claimed: its last owner published before it let go. Resets are
+   read again with it: who resets writes the group's offset first, so an offset that was read counts all that were read;
 4. what is finished in the queues that stay is published.
 
 A store that cannot be written, or on which a broker lives, is read all the same: then the offsets stay in the query's
@@ -60,15 +61,17 @@ class GroupTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GroupStep:
     """What a step found.
 
-    `owned` are the queues that are this query's now, `gained` those that were not before it: for each the group's
-    offset as it stands since, None where it has none. `resets` are the offsets to go to, in queues of others too.
+    `owned` are the queues that are this query's now, `gained` those that were not when a step was settled last, `held`
+    are the group's offsets as they stand since, of all its queues; {} where nothing was gained. `resets` are the
+    offsets to go to, in queues of others too.
     """
 
     owned: tuple[QueueKey, ...]
-    gained: Mapping[QueueKey, int | None]
+    gained: tuple[QueueKey, ...]
+    held: Mapping[QueueKey, int]
     lost: tuple[QueueKey, ...]
     resets: Mapping[QueueKey, int]
     reset_number: int
@@ -99,6 +102,7 @@ class QueryGroup:
         self._assignment = Assignment(self._membership, self._share, self._commit)
         self._has_joined = self._is_shut_out = self._has_failed_to_join = False
         self._unclaimed: set[QueueKey] = set()  # read all the same, for the store cannot be written
+        self._fresh: set[QueueKey] = set()  # gained since a step was settled
         self._resets = Resets()
         self._warned = False
         self._retry_at_s: float | None = None  # when to publish again what could not be
@@ -157,23 +161,34 @@ class QueryGroup:
         # Who could not join tries again when it is asked to, at the next trigger: not while one waits for a message.
         return self._has_joined and not self._assignment.is_settled()
 
-    def step(self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None) -> Step:
-        """Take what is this query's of `queues`, and publish what is finished in them.
+    def step(
+        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+    ) -> GroupStep:
+        """Take what is this query's of `queues`, and publish what is finished in those that it lets go.
 
         `finished` has the next queue offset of each queue: all before it is done. `applied_reset` is the number of the
-        last reset that the query has applied, None for one that begins. Outside of the group all queues are its own.
-        Raises GroupConflictError, DamageError.
+        last reset that the query has applied, None for one that knows none: to it they are all past. Outside of the
+        group all queues are its own. Raises GroupConflictError, DamageError.
         """
         self.join()
-        resets = self._resets = self._look_at_resets()
-        pending = {} if applied_reset is None else resets.since(applied_reset)
+        self._resets = self._look_at_resets()
+        pending = {} if applied_reset is None else self._resets.since(applied_reset)
         done = {queue: offset for queue, offset in finished.items() if queue not in pending}
-        moved = self._rebalance(queues, done)
-        gained: dict[QueueKey, int | None] = {}
-        if moved.gained:
+        if self._fresh:
+            # Claimed for a repeated batch, and not settled: others may have gone further before.
             held = self.offsets()
-            gained = {queue: held.get(queue) for queue in moved.gained}
-        return Step(moved.owned, gained, moved.lost, pending, resets.number)
+            done = {q: offset for q, offset in done.items() if q not in self._fresh or offset >= held.get(q, 0)}
+        moved = self._rebalance(queues, done)
+        self._fresh = (self._fresh | set(moved.gained)) & set(moved.owned)
+        if not self._fresh:
+            return GroupStep(moved.owned, (), {}, moved.lost, pending, self._resets.number)
+        held, self._resets = self._stand()
+        pending = {} if applied_reset is None else self._resets.since(applied_reset)
+        return GroupStep(moved.owned, tuple(sorted(self._fresh)), held, moved.lost, pending, self._resets.number)
+
+    def settle(self) -> None:
+        """Take note that what the last step gained stands in an offset of the query. Until then it is gained again."""
+        self._fresh.clear()
 
     def publish(self, finished: Mapping[QueueKey, int]) -> None:
         """Make these the group's next queue offsets, as far as the queues are this query's.
@@ -208,6 +223,15 @@ class QueryGroup:
         gained = tuple(queue for queue in queues if queue not in known)
         self._unclaimed.update(gained)
         return Rebalanced(tuple(queues), gained)
+
+    def _stand(self) -> tuple[dict[QueueKey, int], Resets]:
+        """Return the group's offsets, and the resets that they count."""
+        resets = self._look_at_resets()
+        while True:
+            held, before = self.offsets(), resets
+            resets = self._look_at_resets()
+            if resets == before:  # else the offsets may be older than the newest reset
+                return held, resets
 
     def _bear(self, error: StoreError) -> None:
         """Go on without what failed, with one warning; raise the error where the query is not to go on."""
