@@ -76,7 +76,10 @@ class GroupShare:
                     others[queue] = place
         finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
         self._query.publish(finished)
-        return Share(owned, seeks, starts, others, self._group.group, step.reset_number)
+        # Who is alone misses queues that are gone as a query without a group does.
+        return Share(
+            owned if self._group.is_shared else None, seeks, starts, others, self._group.group, step.reset_number
+        )
 
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rmq_spark.datasource.offsets import StreamOffset
+from rmq_spark.datasource.planning import Bounds
 from rmq_spark.store.units import QueueKey
 
 
@@ -34,19 +35,32 @@ class Share:
         """Say whether the next batch may read the queue."""
         return self.owned is None or queue in self.owned
 
-    def moved(self, before: StreamOffset) -> StreamOffset:
-        """Return the offset from which the next batch is planned: of its queues alone, moved to where they go on."""
+    def moved(self, before: StreamOffset, bounds: Bounds) -> StreamOffset:
+        """Return the offset from which the next batch is planned: of its queues alone, moved to where they go on.
+
+        Of those in `bounds`: queues that are gone are nobody's, and each query that knows them is to miss them.
+        """
         if before.is_initial():
             return before
-        positions = {queue: self.seeks.get(queue, at) for queue, at in before.positions.items() if self.has(queue)}
+        positions = {
+            queue: self.seeks.get(queue, at)
+            for queue, at in before.positions.items()
+            if self.has(queue) or queue not in bounds
+        }
         return replace(before, positions=positions, starts=before.starts or {})  # never the initial one
 
-    def marked(self, before: StreamOffset, after: StreamOffset, begins: Mapping[QueueKey, int]) -> StreamOffset:
+    def marked(
+        self, before: StreamOffset, after: StreamOffset, begins: Mapping[QueueKey, int], bounds: Bounds
+    ) -> StreamOffset:
         """Return the end of the batch, whose queues begin at `begins`, with what the share says.
 
-        Queues of others stay where they were, or were sent to: they begin there, and end.
+        Queues of others that are in `bounds` stay where they were, or were sent to: they begin there, and end.
         """
-        others = {queue: self.moves.get(queue, at) for queue, at in before.positions.items() if not self.has(queue)}
+        others = {
+            queue: self.moves.get(queue, at)
+            for queue, at in before.positions.items()
+            if not self.has(queue) and queue in bounds
+        }
         seeks = {
             queue: place
             for queue, place in {
