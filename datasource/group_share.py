@@ -9,9 +9,9 @@ from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.planning import Bounds
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.store_view import StoreView
-from rmq_spark.store import GroupTerms, QueryGroup, find_beginnings
+from rmq_spark.store import GroupStep, GroupTerms, QueryGroup, find_beginnings
 from rmq_spark.store.errors import GroupConflictError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.units import QueueBounds, QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 
@@ -37,7 +37,8 @@ class GroupShare:
         self._options, self._group, self._view = options, group, view
         self._query = QueryGroup(view.path, group_terms(options, group))
         self._is_first = True
-        self._fresh: dict[QueueKey, int | None] = {}  # gained, and in no offset of ours yet
+        self._owned: frozenset[QueueKey] = frozenset()
+        self._had: set[QueueKey] = set()  # owned by this run by now, be it for a while
 
     @property
     def query(self) -> QueryGroup:
@@ -50,8 +51,8 @@ class GroupShare:
 
     def epochs(self, bounds: Bounds) -> Mapping[QueueKey, int]:
         """Return the epochs of this query's queues; of a repeated batch, before its first look, after claiming them."""
-        if self._is_first and not self._fresh:
-            self._fresh |= self._query.step(list(bounds), {}, None).gained
+        if self._is_first and not self._query.epochs:
+            self._query.step(list(bounds), {}, None)
         return self._query.epochs
 
     def look(self, before: StreamOffset, bounds: Bounds) -> Share:
@@ -59,50 +60,95 @@ class GroupShare:
 
         Raises GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
         """
-        begins = before.is_initial()
-        step = self._query.step(list(bounds), before.positions, None if begins else before.reset)
-        owned = frozenset(step.owned)
-        self._fresh |= step.gained
-        # Where a queue was told to go counts more than where the group stands, which a reset has set as well.
-        gained = {queue: held for queue, held in self._fresh.items() if queue in owned and queue not in step.resets}
-        seeks, starts = self._places(before, bounds, gained)
+        # A checkpoint of another group, or of none, says nothing of the resets of this one: to it they are all past.
+        applied_reset = before.reset if before.group == self._group.group else None
+        step = self._query.step(list(bounds), before.positions, applied_reset)
+        owned = self._owned = frozenset(step.owned)
+        seeks, starts = self._places(before, bounds, step)
         others: dict[QueueKey, int] = {}
+        gained = frozenset(step.gained)
         for queue, target in step.resets.items():
-            if queue in bounds:
-                there = bounds[queue]
-                place = max(there.min_offset, min(target, there.max_offset))
+            if queue in bounds and queue not in gained:
+                place = _nearest(target, bounds[queue])
                 if queue in owned:
                     (seeks if queue in before.positions else starts)[queue] = place
                 elif queue in before.positions:
                     others[queue] = place
         finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
         self._query.publish(finished)
-        return Share(owned, seeks, starts, step.reset_number, others)
+        # Who is alone misses queues that are gone as a query without a group does.
+        return Share(
+            owned if self._group.is_shared else None, seeks, starts, others, self._group.group, step.reset_number
+        )
 
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""
         self._is_first = False
-        self._fresh.clear()
+        self._had |= self._owned
+        self._query.settle()
 
     def _places(
-        self, before: StreamOffset, bounds: Bounds, gained: Mapping[QueueKey, int | None]
+        self, before: StreamOffset, bounds: Bounds, step: GroupStep
     ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
         """Return where gained queues go on: those that `before` names, if elsewhere, and those that it does not."""
-        seeks: dict[QueueKey, int] = {}
-        starts: dict[QueueKey, int] = {}
-        known = {queue: held for queue, held in gained.items() if queue in before.positions and held is not None}
+        positions = before.positions
+        gained = [queue for queue in step.gained if queue in bounds]
+        sent = {queue: self._sent(queue, step, bounds[queue]) for queue in gained if queue in step.resets}
+        known = {q: step.held[q] for q in gained if q in positions and q in step.held and q not in sent}
+        starts = {queue: place for queue, place in sent.items() if queue not in positions}
         if self._is_first and not self._group.is_shared:
             seeks = self._settle_conflict(before, known)
         else:
-            # What somebody else has finished meanwhile; an offset behind ours is ours, of one batch before.
-            seeks = {queue: held for queue, held in known.items() if held > before.positions[queue]}
+            seeks = self._follow(positions, known)
+        seeks |= {queue: place for queue, place in sent.items() if queue in positions}
         if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
-            fresh = {queue: bounds[queue] for queue in gained if queue not in before.positions and queue in bounds}
-            held = {queue: at for queue in fresh if (at := gained[queue]) is not None}
-            starts = find_beginnings(
-                self._view.store, fresh, held, self._group.fallback, self._options.starting_time_of
+            fresh = {queue: bounds[queue] for queue in gained if queue not in positions and queue not in sent}
+            starts |= find_beginnings(
+                self._view.store, fresh, step.held, self._group.fallback, self._options.starting_time_of
             )
         return seeks, starts
+
+    def _sent(self, queue: QueueKey, step: GroupStep, there: QueueBounds) -> int:
+        """Return where a gained queue goes on that was told to go elsewhere.
+
+        That is where the group stands: the reset set it, and who has applied it may have gone on since.
+        """
+        target, held = step.resets[queue], step.held.get(queue)
+        if held is None or held == target:
+            return _nearest(target, there)
+        if self._is_first and not self._group.is_shared and self._group.on_conflict == "checkpoint":
+            _LOG.warning(
+                "rmq: the consumer group %s stands at %d in queue %s, and was sent to %d after this checkpoint: "
+                "another consumer has gone on since. onOffsetConflict=checkpoint: what lies between is read again",
+                self._group.group,
+                held,
+                queue,
+                target,
+            )
+            return _nearest(target, there)
+        return held
+
+    def _follow(self, positions: Mapping[QueueKey, int], held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return where to go on in queues that others may have had.
+
+        Where this run had the queue before, it is where the group stands, be that further back: it published what it
+        had finished. In a queue of the checkpoint, what others have finished since counts; an offset behind the
+        checkpoint's is most often this query's own, of one batch before.
+        """
+        behind = {q: at for q, at in held.items() if at < positions[q] and q not in self._had}
+        if behind:
+            queue, at = min(behind.items())
+            _LOG.warning(
+                "rmq: the consumer group %s stands at %d in queue %s, and this query's checkpoint at %d%s: it goes on "
+                "from its checkpoint. That is right if its last batch was not published; if the store was cut and "
+                "another query went on, reset the group to have what lies between read",
+                self._group.group,
+                at,
+                queue,
+                positions[queue],
+                f" (and {len(behind) - 1} more queues)" if len(behind) > 1 else "",
+            )
+        return {q: at for q, at in held.items() if at != positions[q] and q not in behind}
 
     def _settle_conflict(self, before: StreamOffset, held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         """Return where to go on instead of the checkpoint, as onOffsetConflict has it."""
@@ -123,3 +169,7 @@ class GroupShare:
                 )
             _LOG.warning("rmq: %s; onOffsetConflict=checkpoint: what lies between is read again", found)
         return {}
+
+
+def _nearest(offset: int, there: QueueBounds) -> int:
+    return max(there.min_offset, min(offset, there.max_offset))

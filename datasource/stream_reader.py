@@ -242,7 +242,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, before: StreamOffset, share: Share, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
         """Return the end of the next batch, and when the clock alone could change it, if ever."""
-        begin = share.moved(before)
+        begin = share.moved(before, self._view.bounds)
         bounds = {
             queue: there
             for queue, there in self._view.bounds.items()
@@ -266,7 +266,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_ms = last_batch_ms  # not before: a plan that meets retention is made again, and still due
         if self._end.is_wanted:
             after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
-        return share.marked(before, after, progress.begins), until_ms
+        return share.marked(before, after, progress.begins, self._view.bounds), until_ms
 
     def _is_read(self, queue: QueueKey) -> bool:
         """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.last_words import publish_last_offsets
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.pull_consumer import PullConsumer
-    from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
+    from rmq_spark.store.group.query_group import GroupStep, GroupTerms, QueryGroup
     from rmq_spark.store.log.store_reader import StoreReader
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
+    "GroupStep",
     "GroupTerms",
     "MessageStore",
     "OutboxSettings",
@@ -78,6 +79,7 @@ _HOMES = {
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
+    "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.commit.message_store",
     "OutboxSettings": "rmq_spark.store.commit.outbox",

@@ -23,7 +23,7 @@ from rmq_spark.store.group.offset_file import (
     topics_by_group,
 )
 from rmq_spark.store.group.published import read_published
-from rmq_spark.store.group.resets import add_reset
+from rmq_spark.store.group.resets import add_reset, read_resets
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -39,7 +39,7 @@ class _Settings:
     """How the store's lock is taken."""
 
     lock_timeout_ms: int
-    allow_network_store: bool
+    allow_network_store: bool = True  # offsets and resets are small files that are replaced under the locks
     application: str = "rmq-spark"
 
 
@@ -98,7 +98,6 @@ def reset_offsets(
     *,
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
-    allow_network_store: bool = False,
 ) -> GroupOffsets:
     """Have a group go on elsewhere, running queries too; return where to, by topic and queue id.
 
@@ -106,14 +105,14 @@ def reset_offsets(
     at or after it) or offsets by topic and queue id. `topics` are by default those that the group has offsets of, but
     not its retry topic. When this returns the offsets stand in consumerOffset.json and the reset in the group's
     folder, both for good: a query applies it at its next trigger, one that is stopped when it starts again, whatever
-    its checkpoint says. After an error nothing was changed, or, if the store failed between the two, queries of ours
-    apply the reset and others do not: call it again.
+    its checkpoint says. After an error nothing was changed, or, if the store failed between the two, the group stands
+    there, and queries of ours do not hear of it: call it again.
 
     Raises OptionError, NotFoundError for a topic or queue that is not there, OffsetRangeError for an offset outside
     what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, DamageError.
     """
     filenames.check_group_name(group)
-    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms, allow_network_store)
+    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         targets = find_targets(reader, group, to, topics)
@@ -121,11 +120,12 @@ def reset_offsets(
     paths = GroupPaths(root, group)
     turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
     with turn.hold(), offsets.hold(group):
-        # Read before the reset is noted: a damaged file is found out while all is as it was.
-        offsets.read(group)
-        # In this order: a query that runs would overwrite offsets that it knows no reset for.
-        add_reset(paths, disk, turn, targets, wall_clock_ms())
+        # Read before anything is written: a damaged file is found out while all is as it was.
+        read_resets(paths.resets)
+        # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since. No
+        # query publishes over the offset meanwhile, for this has the turn.
         offsets.commit_held(group, targets)
+        add_reset(paths, disk, turn, targets, wall_clock_ms())
     return _nested(targets)
 
 

@@ -22,7 +22,6 @@ from enum import Enum
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.file_lock import BrokerLock
 from rmq_spark.store.errors import DamageError, LockTimeoutError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import (
@@ -36,8 +35,6 @@ from rmq_spark.store.units import QueueKey
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file within milliseconds
-_LOOKS = 4  # at a file that may be a broker's
-_LOOK_SECONDS = 0.005
 
 Sleep = Callable[[float], None]
 Offsets = Mapping[QueueKey, int]
@@ -92,27 +89,6 @@ def topics_by_group(held: ConsumerOffsets) -> dict[str, list[str]]:
     return found
 
 
-def has_broker(root: str, sleep: Sleep) -> bool:
-    """Say whether a broker holds the store, or is about to: writers of ours do not count, and are not waited for.
-
-    A broker locks its file exclusively and we share ours, so the answer is whether we could share it now. Who makes the
-    file of a new store has it open for a moment, as a broker that starts has: so a yes takes a few looks, 15 ms.
-    """
-    path = files.join(root, filenames.LOCK)
-    for attempt in range(_LOOKS):
-        if files.file_size(path) < 0:
-            return False
-        probe = BrokerLock(path)
-        try:
-            if probe.try_take():
-                return False
-        finally:
-            probe.release()
-        if attempt < _LOOKS - 1:
-            sleep(_LOOK_SECONDS)
-    return True
-
-
 def refuse_commit(root: str, group: str) -> LockTimeoutError:
     """Return the error, which is also the text of a warning, for offsets that cannot be set beside a broker."""
     return LockTimeoutError(
@@ -149,13 +125,13 @@ class OffsetFile:
         """
         if self._has_all(self._look(), group, offsets):
             return Outcome.UNCHANGED
-        if has_broker(self._root, self._sleep):
+        if self._lock.has_broker():
             return Outcome.BROKER
         try:
             with self._lock.hold():
                 return self.commit_held(group, offsets)
         except LockTimeoutError:
-            if has_broker(self._root, self._sleep):  # it started between the two
+            if self._lock.has_broker():  # it started between the two
                 return Outcome.BROKER
             raise
 
@@ -165,7 +141,7 @@ class OffsetFile:
 
         Raises LockTimeoutError, at once where a broker holds the store, and what StoreLock#hold raises.
         """
-        if has_broker(self._root, self._sleep):
+        if self._lock.has_broker():
             raise refuse_commit(self._root, group)
         with self._lock.hold():
             yield

@@ -7,6 +7,7 @@ Follows DefaultMQPullConsumer (4.9.8).
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -214,7 +215,10 @@ class PullConsumer:
             return {}
         disk, root = Disk(), self._reader.path
         if self._offset_file is None:
-            self._offset_file = OffsetFile(root, disk, self._settings, wall_clock_ms, self._sleep)
+            # Offsets are one small file that is replaced under the lock: of a network file system they ask no more than
+            # a query does that publishes there.
+            settings = replace(self._settings, allow_network_store=True)
+            self._offset_file = OffsetFile(root, disk, settings, wall_clock_ms, self._sleep)
         paths = GroupPaths(root, group)
         with GroupTurn(paths, disk, self._sleep).hold():
             outcome = self._offset_file.commit(group, offsets)

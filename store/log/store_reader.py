@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.disk.mounts import is_remote
 from rmq_spark.store.errors import (
     DamageError,
@@ -380,7 +380,7 @@ class StoreReader:
 
     def _left(self) -> Left:
         lock, abort = files.join(self.path, filenames.LOCK), files.join(self.path, filenames.ABORT)
-        if is_locked(lock):
+        if seems_locked(lock):
             return Left(Closing.LIVE, files.modified_ms(lock), files.modified_ms(abort))
         checkpoint_ms = files.modified_ms(files.join(self.path, filenames.CHECKPOINT))
         lock_ms, started_ms = files.modified_ms(lock), files.modified_ms(abort)

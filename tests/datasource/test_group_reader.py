@@ -1,5 +1,6 @@
 """The stream's reader as a member of a consumer group: what it publishes, where it begins, whose queues it reads."""
 
+import errno
 import json
 import logging
 import time
@@ -338,7 +339,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store, join, caplog
     from rmq_spark.store.errors import StorePathError
 
     def refuse(self) -> None:
-        raise StorePathError("read-only")
+        raise StorePathError("read-only") from OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("rmq_spark.store.group.membership.Membership.join", refuse)
     with caplog.at_level(logging.WARNING):

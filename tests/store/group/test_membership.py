@@ -1,5 +1,6 @@
 """Who may be in a group with whom, and who lives. Members of one process exclude each other as those of several do."""
 
+import errno
 import gc
 import json
 import os
@@ -150,6 +151,24 @@ def test_what_a_dead_member_leaves_is_taken_away_damaged_or_not(make) -> None:
     (path.parent / "odd.json").touch()
     second.join()
     assert [name.rpartition(".")[0] for name in files_of(second)] == [Path(second.paths.member(second.id)).stem] * 2
+
+
+def test_a_member_whose_lock_cannot_be_asked_for_is_not_buried(make, monkeypatch) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    real = os.open
+
+    def refuse(path: str, flags: int, *rest: int, **more: int) -> int:
+        if str(path).endswith(".lock"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match="Too many open files"):
+        second.join()
+    monkeypatch.undo()
+    assert first.lease.is_held
+    assert living(first) == ["a"]
 
 
 def test_a_living_members_damaged_file_is_named_until_it_is_written_again(make, clock) -> None:

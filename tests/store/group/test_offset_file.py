@@ -1,5 +1,8 @@
 """The offsets of all groups in consumerOffset.json: what is read of a damaged one, and what a commit leaves of it."""
 
+import errno
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -7,21 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import rmq_spark
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, LockTimeoutError, OptionError, StorePathError
 from rmq_spark.store.format.config_json import decode_consumer_offsets
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
     Outcome,
-    has_broker,
     read_consumer_offsets,
     read_group_offsets,
     refuse_commit,
 )
 from rmq_spark.store.testing.crash_disk import CrashDisk
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueKey
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -73,6 +79,10 @@ def no_sleep(seconds: float) -> None:
 
 def make_file(root: Path, disk: Disk | None = None, sleep: Callable[[float], None] = no_sleep) -> OffsetFile:
     return OffsetFile(str(root), disk or Disk(), Settings(), lambda: NOW_MS, sleep)
+
+
+def has_broker(root: Path, sleep: Callable[[float], None] = no_sleep) -> bool:
+    return make_file(root, sleep=sleep)._lock.has_broker()
 
 
 @pytest.fixture
@@ -286,16 +296,16 @@ def test_beside_a_broker_nothing_is_written(root: Path, how: str) -> None:
     put(root, NEW, None)
     (root / "lock").write_bytes(b"lock")
     offsets = make_file(root, sleep=Sleeps())
-    assert not has_broker(str(root), no_sleep)
+    assert not has_broker(root)
     with broker(root, how):
         before = contents(root)
-        assert has_broker(str(root), Sleeps())
+        assert has_broker(root, Sleeps())
         assert offsets.commit("g", {QUEUE: 8}) is Outcome.BROKER
         assert offsets.commit("g", {QUEUE: 6}) is Outcome.UNCHANGED
         with pytest.raises(LockTimeoutError, match=r'consumer group "g".*broker.*mqshutdown'), offsets.hold("g"):
             pytest.fail("holds the lock")
         assert contents(root) == before
-    assert not has_broker(str(root), no_sleep)
+    assert not has_broker(root)
     assert offsets.commit("g", {QUEUE: 8}) is Outcome.WRITTEN
     assert isinstance(refuse_commit(str(root), "g"), LockTimeoutError)
 
@@ -304,7 +314,7 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([False, True])
-    monkeypatch.setattr("rmq_spark.store.group.offset_file.has_broker", lambda root, sleep: next(answers))
+    monkeypatch.setattr("rmq_spark.store.log.store_lock.StoreLock.has_broker", lambda self: next(answers))
     (root / "lock").write_bytes(b"lock")
     clock = iter(range(NOW_MS, NOW_MS + 10**9, 500))
     with broker(root):
@@ -315,14 +325,74 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
 def test_a_writer_of_ours_is_no_broker(root: Path) -> None:
     one = make_file(root)
     with one.hold("g"):
-        assert not has_broker(str(root), no_sleep)
-    assert not has_broker(str(root / "missing"), no_sleep)
+        assert not has_broker(root)
+    assert not has_broker(root / "missing")
 
 
 def test_a_writer_of_ours_that_makes_the_lock_file_is_no_broker(root: Path) -> None:
     (root / "lock").write_bytes(bytes(4))
     with Disk().open(str(root / "lock")) as making:
         assert make_file(root, sleep=Sleeps(making.close)).commit("g", {QUEUE: 1}) is Outcome.WRITTEN
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all stores lie on a network file system, which answers a request for a lease as NFS and SMB do."""
+    real: Callable[..., Any] = fcntl.fcntl
+
+    def refusing(descriptor: int, command: int, *rest: object) -> object:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real(descriptor, command, *rest)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    monkeypatch.setattr("rmq_spark.store.log.store_lock.is_remote", lambda path: True)
+
+
+@pytest.mark.usefixtures("network")
+def test_on_a_network_file_system_only_a_broker_is_one(root: Path) -> None:
+    settings = replace(Settings(), allow_network_store=True)
+    sleep = Sleeps()
+    offsets, other = (OffsetFile(str(root), Disk(), settings, lambda: NOW_MS, sleep) for _ in range(2))
+    assert offsets.commit("g", {QUEUE: 1}) is Outcome.WRITTEN
+    with other.hold("g"):
+        assert not has_broker(root), "a writer of ours, which locks as exclusively there"
+    with broker(root):
+        assert has_broker(root, Sleeps())
+        assert offsets.commit("g", {QUEUE: 2}) is Outcome.BROKER
+    assert offsets.commit("g", {QUEUE: 3}) is Outcome.WRITTEN
+    assert sleep.seconds == [0.005] * 3, "beside the broker"
+
+
+@pytest.mark.usefixtures("network")
+def test_a_program_commits_and_resets_on_a_network_file_system_as_queries_do(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    build_store(path, [SampleMessage("T", 0, b"x")])
+    (path / "lock").write_bytes(b"lock")
+    with rmq_spark.open_consumer(path, "g") as consumer:
+        consumer.update_consume_offset(QUEUE, 1)
+        assert consumer.commit() == {QUEUE: 1}
+    with pytest.raises(StorePathError, match="allowNetworkStore"):
+        rmq_spark.open_store(path).send("T", "x")
+    assert rmq_spark.reset_offsets(path, "g", "earliest") == {"T": {0: 0}}
+
+
+def test_who_asks_for_a_broker_takes_no_lock_though_the_kernel_grants_no_lease(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = fcntl.fcntl
+    (root / "lock").write_bytes(b"lock")
+
+    def asking(descriptor: int, command: int, *rest: object) -> object:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        assert command != fcntl.F_OFD_SETLK, "a broker that starts in this moment would give up"
+        return real(descriptor, command, *rest)
+
+    monkeypatch.setattr(fcntl, "fcntl", asking)
+    assert not has_broker(root)
+    with broker(root):
+        assert has_broker(root, Sleeps())
 
 
 def test_a_name_that_no_broker_takes_is_refused(root: Path) -> None:

@@ -229,6 +229,18 @@ def test_a_damaged_offset_file_stops_a_reset_before_it_is_noted(root: Path) -> N
     assert read_resets(GroupPaths(str(root), "g").resets) == NO_RESETS
 
 
+def test_a_reset_that_is_noted_stands_in_the_groups_offsets_by_then(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rmq_spark.store.group.admin.add_reset", die)
+    with pytest.raises(KeyboardInterrupt):
+        reset_offsets(root, "g", {"T": {0: 3}})
+    assert stored(root)["T@g"] == {0: 3, 1: 2}
+
+
 def test_only_who_has_the_turn_may_add_a_reset(root: Path) -> None:
     paths = GroupPaths(str(root), "g")
     with pytest.raises(AssertionError, match="turn of g"):
