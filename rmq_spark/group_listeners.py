@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rmq_spark.store import group_lag, publish_last_offsets
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import NotFoundError, RmqError
 from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class GroupLagListener(_Listener):
         for source in _group_sources(event.progress.sources):
             try:
                 self._report(source.group, group_lag(source.path, source.group))
+            except NotFoundError:
+                pass  # no member, for the store cannot be written, and so without offsets: there is nothing to report
             except Exception as error:  # the user's, or the store's: the query goes on
                 _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
 
