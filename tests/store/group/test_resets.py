@@ -86,7 +86,7 @@ def test_a_reset_goes_where_it_was_told_and_nothing_else_moves(
         after.setdefault(f"{topic}@g", {}).update(offsets)
     assert stored(root) == after
     resets = read_resets(GroupPaths(str(root), "g").resets)
-    assert resets.number == 1
+    assert resets.number == resets.time_ms > FIRST_MS
     assert resets.since(0) == {
         QueueKey(topic, one): at for topic, queues in expected.items() for one, at in queues.items()
     }
@@ -175,16 +175,24 @@ def test_numbers_count_up_and_a_query_finds_what_it_has_not_applied(root: Path) 
     for to in ({"T": {0: 3, 1: 1}}, {"T": {0: 4}}, {"U": {0: 1}}):
         reset_offsets(root, "g", to)
     resets = read_resets(GroupPaths(str(root), "g").resets)
-    assert resets.number == 3
+    first, second, third = sorted(resets.numbers().values())
+    assert resets.number == third > second > first
     assert resets.targets == {
-        QueueKey("T", 0): Target(4, 2),
-        QueueKey("T", 1): Target(1, 1),
-        QueueKey("U", 0): Target(1, 3),
+        QueueKey("T", 0): Target(4, second),
+        QueueKey("T", 1): Target(1, first),
+        QueueKey("U", 0): Target(1, third),
     }
-    assert resets.since(1) == {QueueKey("T", 0): 4, QueueKey("U", 0): 1}
-    assert resets.since(3) == {}
-    assert resets.numbers() == {QueueKey("T", 0): 2, QueueKey("T", 1): 1, QueueKey("U", 0): 3}
+    assert resets.since(first) == {QueueKey("T", 0): 4, QueueKey("U", 0): 1}
+    assert resets.since(third) == {}
     assert read_resets(GroupPaths(str(root), "other").resets) == NO_RESETS
+
+
+def test_numbers_do_not_run_back_with_the_clock_nor_when_the_file_is_lost() -> None:
+    queue = QueueKey("T", 0)
+    lost = NO_RESETS.followed_by({queue: 1}, 1000).followed_by({queue: 2}, 1000).followed_by({queue: 3}, 900)
+    assert lost.number == 1002
+    again = NO_RESETS.followed_by({queue: 4}, 5000)
+    assert again.since(lost.number) == {queue: 4}
 
 
 def test_beside_a_broker_no_reset_is_noted(root: Path) -> None:
