@@ -65,6 +65,11 @@ def read_consumer_offsets(root: str, sleep: Sleep) -> ConsumerOffsets:
     return _read(root, sleep, None).offsets
 
 
+def stamp_of_offsets(root: str) -> tuple[int, int, int] | None:
+    """Return what differs once anybody wrote consumerOffset.json of the store at `root`, None without the file."""
+    return files.stamp(_path(root))
+
+
 def read_group_offsets(root: str, group: str, sleep: Sleep) -> dict[QueueKey, int]:
     """Return the next queue offsets of one group, {} for a group without any. Raises DamageError."""
     return group_offsets_of(read_consumer_offsets(root, sleep), group)
