@@ -47,9 +47,9 @@ OPTIONS = (
     Option("assign", "JSON", values.parse_assignment, "one of three", "queues to read, by topic and queue id",
            '{"orders": [0, 1]}'),
     Option("startingOffsets", "earliest, latest, group or JSON", values.parse_starts, "batch earliest, stream latest, "
-           "shared group", "where to begin. JSON may leave queues out, which begin at the default, and -1 is latest, "
-           "-2 earliest; group is where the consumerGroup stands. A stream heeds it only before its first batch; "
-           "queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
+           "shared stream group", "where to begin. JSON may leave queues out, which begin at the default, and -1 is "
+           "latest, -2 earliest; group is where the consumerGroup stands. A stream heeds it only before its first "
+           "batch; queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
     Option("startingTimestamp", _TIME, values.parse_times, "none", "begin at the first message stored at or after a "
            "time: ms, ISO 8601 with a zone, or before now (-10m); for all queues, by topic, or by topic and queue",
            "-10m", timed=True),
@@ -114,5 +114,5 @@ OPTIONS = (
     Option("leaseHeartbeat", "duration", values.parse_duration, "30s", "how often a member gives a sign of life",
            "10s", (STREAM,)),
     Option("longPollingMs", "duration", values.parse_wait, "0", "how long a trigger that finds nothing waits for "
-           "messages; stopping the query may take that long", "15s", (STREAM,)),
+           "messages; a query that is stopped meanwhile ends at once", "15s", (STREAM,)),
 )  # fmt: skip

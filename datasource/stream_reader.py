@@ -133,7 +133,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._group.query.join()
 
     def _wait_for_news(self) -> bool:
-        """Wait for longPollingMs at most; say whether something came. A query that is stopped is held up so long."""
+        """Wait for longPollingMs at most; say whether something came.
+
+        Who stops the query does not wait for it: Spark ends this process, wherever it is.
+        """
         wait_ms: float = self._options.long_polling_ms
         if self._idle_until_ms is not None:
             wait_ms = min(wait_ms, max(self._idle_until_ms - self._now_ms(), 0))
@@ -214,6 +217,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query = self._group.query
         mark: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": self._view.path}
         mark["commit"] = query.terms.commit
+        if self._view.commit_log_path is not None:
+            mark["commitLogPath"] = self._view.commit_log_path
         if self._last is not None:
             positions = self._last[1].positions
             behind = (end - positions[queue] for queue, end in ends.items() if queue in positions)

@@ -46,7 +46,7 @@ class Topics:
         return sorted(found)
 
     def __str__(self) -> str:
-        return f'subscribe="{",".join(self.names)}"'
+        return f'subscribe="{",".join(sorted(self.names))}"'  # alike for all members of a group that read the same
 
 
 @dataclass(frozen=True, slots=True)

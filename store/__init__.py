@@ -11,6 +11,8 @@ fetched from its module when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import PurePath
@@ -175,23 +177,57 @@ def open_consumer(
     commit_log_path: str | None = None,
     read_mode: str = "auto",
     check_crc: bool = False,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    long_polling: bool = True,
+    max_transfer_bytes_on_message_in_memory: int = 262_144,
+    max_transfer_count_on_message_in_memory: int = 32,
+    max_transfer_bytes_on_message_in_disk: int = 65_536,
+    max_transfer_count_on_message_in_disk: int = 8,
+    access_message_in_memory_max_ratio: int = 40,
+    max_filter_message_count: int = 16_000,
+    lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
 ) -> "PullConsumer":
     """Open the store at `path` to pull from its queues, as RocketMQ's pull consumers do; use it in `with`.
 
     `group` is needed for what is about a group's offsets, `columns` are those of a message (the reader's default ones).
-    Raises OptionError for a group's name that RocketMQ refuses and unknown columns, StorePathError for a path that
-    holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
+    What one pull gives and how far it looks is limited as by a broker, by its names and defaults (MessageStoreConfig):
+    what lies more than `access_message_in_memory_max_ratio` percent of the memory behind the log's end counts as on
+    disk, and `max_filter_message_count` counts bytes of units, 20 a message. Without `long_polling` a pull that waits
+    does so for a second. Writers are waited for up to `lock_timeout_ms` without progress of theirs;
+    `allow_network_store` is for `send`: offsets are written anywhere.
+
+    Raises OptionError for a group's name that RocketMQ refuses, unknown columns and limits that are none,
+    StorePathError for a path that holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
     """
+    from rmq_spark.store.commit.arguments import check_flags, check_number
     from rmq_spark.store.disk import files
     from rmq_spark.store.group.pull_consumer import DEFAULT_COLUMNS, PullConsumer
+    from rmq_spark.store.group.pull_limits import limits_of_broker
+    from rmq_spark.store.log.store_writer import WriterSettings
 
+    check_number("max_decompressed_bytes", max_decompressed_bytes, 1)
+    check_number("lock_timeout_ms", lock_timeout_ms, 0)
+    check_flags(check_crc=check_crc, long_polling=long_polling, allow_network_store=allow_network_store)
+    limits = limits_of_broker(
+        max_transfer_bytes_on_message_in_memory=max_transfer_bytes_on_message_in_memory,
+        max_transfer_count_on_message_in_memory=max_transfer_count_on_message_in_memory,
+        max_transfer_bytes_on_message_in_disk=max_transfer_bytes_on_message_in_disk,
+        max_transfer_count_on_message_in_disk=max_transfer_count_on_message_in_disk,
+        access_message_in_memory_max_ratio=access_message_in_memory_max_ratio,
+        max_filter_message_count=max_filter_message_count,
+    )
     return PullConsumer(
         files.absolute(path),
         group,
         columns=DEFAULT_COLUMNS if columns is None else columns,
+        limits=limits,
+        long_polling=long_polling,
         commit_log_path=commit_log_path,
         read_mode=read_mode,
         check_crc=check_crc,
+        max_decompressed_bytes=max_decompressed_bytes,
+        settings=WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path),
     )
 
 

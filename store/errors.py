@@ -75,15 +75,16 @@ class OffsetRangeError(StoreError, LookupError):
     the messages; from `max_offset` on nothing was stored yet, or the store was cut or rebuilt.
     """
 
-    def __init__(self, queue: str, begin: int, end: int, min_offset: int, max_offset: int) -> None:
-        super().__init__(queue, begin, end, min_offset, max_offset)
+    def __init__(self, queue: str, begin: int, end: int, min_offset: int, max_offset: int, next_step: str = "") -> None:
+        super().__init__(queue, begin, end, min_offset, max_offset, next_step)
         self.queue, self.begin, self.end = queue, begin, end
-        self.min_offset, self.max_offset = min_offset, max_offset
+        self.min_offset, self.max_offset, self.next_step = min_offset, max_offset, next_step
 
     def __str__(self) -> str:
         is_place = self.begin == self.end
         asked = f"was the offset {self.begin}" if is_place else f"were [{self.begin}, {self.end})"
-        return f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
+        held = f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
+        return f"{held}. {self.next_step}" if self.next_step else held
 
 
 _READ_AROUND = "Read around the place with startingOffsets and endingOffsets, or restore the file from a copy."

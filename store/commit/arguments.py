@@ -57,9 +57,7 @@ def check_opening(
     check_number("compress_over", compress_over, 0)
     check_number("lock_timeout_ms", lock_timeout_ms, 0)
     check_number("segment_bytes", segment_bytes, _MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
-    for name, value in (("create_topic", create_topic), ("allow_network_store", allow_network_store)):
-        if not isinstance(value, bool):
-            raise OptionError(f"{name}={value!r} is neither True nor False.")
+    check_flags(create_topic=create_topic, allow_network_store=allow_network_store)
     if commit_log_path is not None and not isinstance(commit_log_path, str):
         raise OptionError(f"commit_log_path={commit_log_path!r} is no str: a folder, or several joined by commas.")
     if compression is not None:
@@ -72,6 +70,13 @@ def check_number(name: str, value: object, least: int, most: int | None = None) 
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"from {least} on" if most is None else f"from {least} to {most}"
         raise OptionError(f"{name}={value!r} is no whole number {bounds}. Times are ms, sizes are bytes.")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise unless each flag is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} is neither True nor False.")
 
 
 def check_limits(**limits: object) -> None:

@@ -163,6 +163,8 @@ def check_group_name(name: str) -> str:
 
     The limit leaves room for the group's retry topic, which RocketMQ itself only minds when it makes one.
     """
+    if not isinstance(name, str):
+        raise OptionError(f"a consumer group's name is a text, found {name!r}")
     if not _NAME.fullmatch(name) or len(name) > MAX_GROUP_CHARS:
         raise OptionError(
             f"consumer group {_shown(name)} is not a group's name: accepted are the characters "

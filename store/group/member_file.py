@@ -1,8 +1,9 @@
 """Who is a member of a group: `members/<member id>.json`, which the member itself writes and keeps fresh.
 
 Fields: host, boot_id, pid_space, pid, start_ticks (the process), application, query_name, assignment, strategy,
-subscription, since_ms, beat. A member raises `beat` as long as it lives; by that other machines see that it does. It
-is written without a sync: a power cut ends its process too, and whoever comes next takes away what is left of the file.
+subscription, since_ms, beat, lease_timeout_ms, lease_heartbeat_ms. A member raises `beat` as long as it lives; by that
+other machines see that it does. It is written without a sync: a power cut ends its process too, and whoever comes next
+takes away what is left of the file.
 """
 
 import re
@@ -36,6 +37,8 @@ class Member:
     subscription: str  # topics and filters in a canonical form: equal if and only if the subscription is
     since_ms: int  # when it joined, ms since the epoch, for people
     beat: int = 0  # counts up
+    lease_timeout_ms: int = 120_000  # for how long it may keep still and lives
+    lease_heartbeat_ms: int = 30_000  # how often it beats
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -88,6 +91,8 @@ def _build(fields: dict[str, Any]) -> Member:
         _any_text(fields, "subscription"),
         number_of(fields, "since_ms"),
         number_of(fields, "beat"),
+        number_of(fields, "lease_timeout_ms", least=1),
+        number_of(fields, "lease_heartbeat_ms", least=1),
     )
 
 

@@ -160,7 +160,7 @@ class QueryGroup:
         if self._retry_at_s is not None and self._membership.clocks.monotonic() >= self._retry_at_s:
             return True
         # Who could not join tries again when it is asked to, at the next trigger: not while one waits for a message.
-        return self._has_joined and not self._assignment.is_settled()
+        return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
 
     def step(
         self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None

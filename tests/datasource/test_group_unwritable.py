@@ -172,3 +172,18 @@ def test_too_many_open_files_leave_nobody_outside(store, query_on, fail) -> None
     fail(0)
     assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]
     assert not query.reader._group.query.is_outside
+
+
+def test_offsets_that_a_broker_took_back_when_it_ended_are_published_by_the_next_trigger(store, query_on) -> None:
+    query = query_on(store, **GROUP, startingOffsets="earliest")
+    query.drain()
+    assert offsets(store) == {0: 3}
+    query.plan()
+    (store / "config" / "consumerOffset.json").write_text('{"offsetTable":{"orders@billing":{0:1}}}')
+    query.plan()
+    assert offsets(store) == {0: 3}
+    before = (store / "config" / "consumerOffset.json").stat()
+    query.plan()
+    after = (store / "config" / "consumerOffset.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns), "once, not at every trigger"
+    assert not query.reader._group.has_news()

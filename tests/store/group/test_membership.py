@@ -204,6 +204,37 @@ def test_a_member_of_another_machine_lives_as_long_as_it_beats(make, clock) -> N
     assert len(files_of(second)) == 2
 
 
+@pytest.mark.parametrize(("own", "its"), [(10_000, 120_000), (120_000, 10_000)])
+def test_a_member_is_dead_after_the_longer_of_two_timeouts(make, clock, own: int, its: int) -> None:
+    first = make("a", replace(SHARED, lease_timeout_ms=its), is_shared=True)
+    second = make("b", replace(SHARED, lease_timeout_ms=own), is_shared=True)
+    first.join()
+    move_away(first)
+    second.join()
+    first.lease._lock._forget()
+    assert living(second) == ["a", "b"]
+    clock.seconds += 119.9
+    assert living(second) == ["a", "b"]
+    clock.seconds += 0.2
+    assert living(second) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("host", "boot_id", "lives"), [("far", "another", True), ("far", None, False), (None, "another", False)]
+)
+def test_another_machine_is_known_on_file_systems_that_do_not_say_that_they_are_shared(
+    make, host: str | None, boot_id: str | None, lives: bool
+) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    path, here = Path(first.paths.member(first.id)), first.member.process
+    there = replace(here, host=host or here.host, boot_id=boot_id or here.boot_id)
+    path.write_bytes(encode_member(replace(first.member, process=there)))
+    first.lease._lock._forget()  # its lock is not seen from here, or gone
+    second.join()
+    assert living(second) == (["a", "b"] if lives else ["b"])
+
+
 @pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS])
 def test_a_wall_clock_that_jumps_kills_nobody_and_keeps_nobody_alive(make, clock, jump_ms: int) -> None:
     first, second = make("a", is_shared=True), make("b", is_shared=True)

@@ -142,8 +142,6 @@ class Sleeps:
         (b"\xff\xfe{}", OLD, None, OLD_OFFSETS, True),
         (None, None, None, {}, False),
         (None, None, NEW, {}, False),
-        (None, b"", None, {}, False),
-        (b"", None, None, {}, True),
         (b"{}", OLD, None, {}, False),
     ],
 )
@@ -172,6 +170,9 @@ def test_a_file_that_cannot_be_read_is_replaced_by_the_one_before_it(
         (b"", b"garbage", ".bak"),
         (b'{"offsetTable":{"T@g":{0:"x"}}}', None, ""),
         (b'{"offsetTable":[]}', None, ""),
+        (b"", None, ""),
+        (b"", b"", ""),
+        (None, b"", ".bak"),
     ],
 )
 def test_offsets_that_nobody_can_read_are_damage_and_nothing_is_written_over_them(
@@ -182,6 +183,7 @@ def test_offsets_that_nobody_can_read_are_damage_and_nothing_is_written_over_the
     with pytest.raises(DamageError) as caught:
         read_consumer_offsets(str(root), Sleeps())
     assert caught.value.path == str(path_of(root, named))
+    assert f"Restore {path_of(root)} from a copy. If that may be so, remove it and its .bak" in str(caught.value)
     with pytest.raises(DamageError):
         make_file(root, sleep=Sleeps()).commit("g", {QUEUE: 8})
     assert contents(root) == before
@@ -284,7 +286,7 @@ def test_what_others_write_while_we_wait_for_the_lock_stays(root: Path) -> None:
 
 @pytest.mark.parametrize("backup", [OLD, None])
 def test_a_broken_file_never_takes_the_place_of_the_one_before_it(root: Path, backup: bytes | None) -> None:
-    put(root, BROKEN if backup else b"", backup)
+    put(root, BROKEN if backup else None, backup)
     assert make_file(root, sleep=Sleeps()).commit("mine", {QUEUE: 1}) is Outcome.WRITTEN
     assert (path_of(root, ".bak").read_bytes() if path_of(root, ".bak").exists() else None) == backup
     expected = {"T@mine": {0: 1}, **({"T@g": {0: 5, 1: 7}} if backup else {})}
@@ -399,6 +401,17 @@ def test_a_name_that_no_broker_takes_is_refused(root: Path) -> None:
     with pytest.raises(OptionError, match="a@b"):
         make_file(root).commit("a@b", {QUEUE: 1})
     assert not path_of(root).exists()
+
+
+@pytest.mark.parametrize("offset", [1.0, True, 1 << 63, "1"])
+def test_what_is_no_queue_offset_is_not_written(root: Path, offset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(root, OLD, None)
+    with pytest.raises(OptionError, match="commit of queue T/0: offset="):
+        make_file(root).commit("g", {QUEUE: offset})
+    monkeypatch.setattr("rmq_spark.store.group.offset_file.check_offset", lambda call, value: value)
+    with pytest.raises(OptionError, match=r"could not be read again.*Nothing was written"):
+        make_file(root).commit("other", {QUEUE: offset if offset != "1" else 1 << 64})
+    assert contents(root)["config/consumerOffset.json"] == OLD
 
 
 def test_a_network_file_system_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
