@@ -1,7 +1,7 @@
 """The share of a query that is a member of a group, from look to look, as the engine gives it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rmq_spark.datasource.group_options import GroupOptions
 from rmq_spark.datasource.offsets import StreamOffset
@@ -102,11 +102,20 @@ class GroupShare:
             seeks = self._follow(positions, known)
         seeks |= {queue: place for queue, place in sent.items() if queue in positions}
         if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
-            fresh = {queue: bounds[queue] for queue in gained if queue not in positions and queue not in sent}
-            starts |= find_beginnings(
-                self._view.store, fresh, step.held, self._group.fallback, self._options.starting_time_of
-            )
+            fresh = [queue for queue in gained if queue not in positions and queue not in sent]
+            starts |= self._beginnings(fresh, bounds, step.held)
         return seeks, starts
+
+    def _beginnings(
+        self, queues: Sequence[QueueKey], bounds: Bounds, held: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, int]:
+        """Return where the group begins in these queues, after settling it for topics that it does not know."""
+        new = {queue.topic for queue in queues} - {queue.topic for queue in held}
+        fallback, time_of = self._group.fallback, self._options.starting_time_of
+        if new:
+            unknown = {queue: there for queue, there in bounds.items() if queue.topic in new}
+            held = self._query.begin(find_beginnings(self._view.store, unknown, {}, fallback, time_of))
+        return find_beginnings(self._view.store, {q: bounds[q] for q in queues}, held, fallback, time_of)
 
     def _sent(self, queue: QueueKey, step: GroupStep, there: QueueBounds) -> int:
         """Return where a gained queue goes on that was told to go elsewhere.
