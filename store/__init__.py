@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.disk.files import parent_process_id
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
@@ -67,6 +68,7 @@ __all__ = [
     "open_consumer",
     "open_reader",
     "open_store",
+    "parent_process_id",
     "publish_last_offsets",
     "read_group_offsets",
     "reset_offsets",
@@ -100,6 +102,7 @@ _HOMES = {
     "group_lag": "rmq_spark.store.group.admin",
     "group_offsets": "rmq_spark.store.group.admin",
     "groups": "rmq_spark.store.group.admin",
+    "parent_process_id": "rmq_spark.store.disk.files",
     "publish_last_offsets": "rmq_spark.store.group.last_words",
     "read_group_offsets": "rmq_spark.store.group.offset_file",
     "reset_offsets": "rmq_spark.store.group.admin",
