@@ -35,7 +35,7 @@ _NOT_FOR_BROADCASTING = (
 )
 _TIME_AND_FALLBACK = (
     "groupFallback=timestamp and startingTimestamp go together, where a query begins at its group "
-    "(startingOffsets=group, or assignment=shared in a stream): the time is for queues in which the group has no "
+    "(startingOffsets=group, or assignment=shared in a stream): the time is for topics in which the group has no "
     "offset."
 )
 
@@ -177,6 +177,6 @@ def _refuse_fallback(group: GroupOptions, needed: str) -> None:
     """Raise OptionError if there is a fallback, which the query has no use for; it would have with what is `needed`."""
     if group.fallback != "latest":
         raise OptionError(
-            f"groupFallback={group.fallback} is for queues in which a group has no offset, in a query that begins "
+            f"groupFallback={group.fallback} is for topics in which a group has no offset, in a query that begins "
             f"where its group stands. That takes {needed}. Add it, or leave groupFallback out."
         )

@@ -1,7 +1,7 @@
 """The share of a query that is a member of a group, from look to look, as the engine gives it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rmq_spark.datasource.group_options import GroupOptions
 from rmq_spark.datasource.offsets import StreamOffset
@@ -94,19 +94,35 @@ class GroupShare:
         positions = before.positions
         gained = [queue for queue in step.gained if queue in bounds]
         sent = {queue: self._sent(queue, step, bounds[queue]) for queue in gained if queue in step.resets}
-        known = {q: step.held[q] for q in gained if q in positions and q in step.held and q not in sent}
+        held = {queue: step.held[queue] for queue in gained if queue in step.held and queue not in sent}
+        known = {queue: at for queue, at in held.items() if queue in positions}
         starts = {queue: place for queue, place in sent.items() if queue not in positions}
-        if self._is_first and not self._group.is_shared:
-            seeks = self._settle_conflict(before, known)
+        if before.is_initial():
+            seeks = {}
+            self._tell_of_unread(held, bounds)
+        elif self._is_first and not self._group.is_shared:
+            begins = {queue: positions.get(queue, bounds[queue].min_offset) for queue in held}
+            moves = self._settle_conflict(begins, held)
+            seeks = {queue: at for queue, at in moves.items() if queue in positions}
+            starts |= {queue: at for queue, at in moves.items() if queue not in positions}
         else:
             seeks = self._follow(positions, known)
         seeks |= {queue: place for queue, place in sent.items() if queue in positions}
         if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
-            fresh = {queue: bounds[queue] for queue in gained if queue not in positions and queue not in sent}
-            starts |= find_beginnings(
-                self._view.store, fresh, step.held, self._group.fallback, self._options.starting_time_of
-            )
+            fresh = [queue for queue in gained if queue not in positions and queue not in sent]
+            starts |= self._beginnings(fresh, bounds, step.held)
         return seeks, starts
+
+    def _beginnings(
+        self, queues: Sequence[QueueKey], bounds: Bounds, held: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, int]:
+        """Return where the group begins in these queues, after settling it for topics that it does not know."""
+        new = {queue.topic for queue in queues} - {queue.topic for queue in held}
+        fallback, time_of = self._group.fallback, self._options.starting_time_of
+        if new:
+            unknown = {queue: there for queue, there in bounds.items() if queue.topic in new}
+            held = self._query.begin(find_beginnings(self._view.store, unknown, {}, fallback, time_of))
+        return find_beginnings(self._view.store, {q: bounds[q] for q in queues}, held, fallback, time_of)
 
     def _sent(self, queue: QueueKey, step: GroupStep, there: QueueBounds) -> int:
         """Return where a gained queue goes on that was told to go elsewhere.
@@ -146,22 +162,26 @@ class GroupShare:
                 at,
                 queue,
                 positions[queue],
-                f" (and {len(behind) - 1} more queues)" if len(behind) > 1 else "",
+                _and_more(behind),
             )
         return {q: at for q, at in held.items() if at != positions[q] and q not in behind}
 
-    def _settle_conflict(self, before: StreamOffset, held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Return where to go on instead of the checkpoint, as onOffsetConflict has it."""
-        ahead = {queue: at for queue, at in held.items() if at > before.positions[queue]}
-        if self._group.on_conflict == "group":
-            return {queue: at for queue, at in held.items() if at != before.positions[queue]}
+    def _settle_conflict(self, begins: Mapping[QueueKey, int], held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return where to go on instead of the checkpoint, as onOffsetConflict has it.
+
+        `begins` are where the checkpoint goes on; a queue that it does not know, at the earliest message.
+        """
+        group, conflict = self._group.group, self._group.on_conflict
+        ahead = {queue: at for queue, at in held.items() if at > begins[queue]}
+        if conflict == "group":
+            return {queue: at for queue, at in held.items() if at != begins[queue]}
         if ahead:
             queue, at = min(ahead.items())
             found = (
-                f"the consumer group {self._group.group} stands at {at} in queue {queue}, and this query's checkpoint "
-                f"at {before.positions[queue]}" + (f" (and {len(ahead) - 1} more queues)" if len(ahead) > 1 else "")
+                f"the consumer group {group} stands at {at} in queue {queue}, and this query's checkpoint at "
+                f"{begins[queue]}{_and_more(ahead)}"
             )
-            if self._group.on_conflict == "fail":
+            if conflict == "fail":
                 raise GroupConflictError(
                     f"{found}: another consumer of the group went on, or its offsets were set. Set "
                     "onOffsetConflict=checkpoint to read from the checkpoint (what the other has read comes again), or "
@@ -170,6 +190,30 @@ class GroupShare:
             _LOG.warning("rmq: %s; onOffsetConflict=checkpoint: what lies between is read again", found)
         return {}
 
+    def _tell_of_unread(self, held: Mapping[QueueKey, int], bounds: Bounds) -> None:
+        """Warn of messages that the group has not read, and that nobody said are to be left out."""
+        if self._options.starting_offsets is not None or self._options.starting_times is not None:
+            return
+        if self._options.begins_at_group or not self._is_first:
+            return
+        unread = {queue: at for queue, at in held.items() if at < bounds[queue].max_offset}
+        if unread:
+            queue, at = min(unread.items())
+            _LOG.warning(
+                "rmq: the consumer group %s stands at %d in queue %s%s, and this query begins at %d, behind the newest "
+                "message, as any stream without startingOffsets: what lies between is not read. "
+                "startingOffsets=group begins where the group stands",
+                self._group.group,
+                at,
+                queue,
+                _and_more(unread),
+                bounds[queue].max_offset,
+            )
+
 
 def _nearest(offset: int, there: QueueBounds) -> int:
     return max(there.min_offset, min(offset, there.max_offset))
+
+
+def _and_more(queues: Collection[QueueKey]) -> str:
+    return f" (and {len(queues) - 1} more queues)" if len(queues) > 1 else ""

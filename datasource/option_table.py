@@ -104,8 +104,8 @@ OPTIONS = (
     Option("onOffsetConflict", "word", values.parse_words(*CONFLICTS), "checkpoint", "when a query starts again and "
            "its group stands elsewhere: go on from the checkpoint, from the group's offsets, or fail if the group is "
            "ahead", "group", (STREAM,)),
-    Option("groupFallback", "word", values.parse_words(*FALLBACKS), "latest", "where a group begins in a queue in "
-           "which it has no offset, unless the queue is young (then at 0): latest, earliest, or timestamp, which is "
+    Option("groupFallback", "word", values.parse_words(*FALLBACKS), "latest", "where a group begins in a topic in "
+           "which it has no offset, but in young queues (there at 0): latest, earliest, or timestamp, which is "
            "that of startingTimestamp", "earliest"),
     Option("fenceLostQueues", "true or false", values.parse_flag, "false", "true: a task fails if its queue is "
            "another member's by now, instead of delivering what that one delivers too", "true", (STREAM,)),

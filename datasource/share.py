@@ -7,7 +7,7 @@ into the offset of the batch (`seek`, `start`, `reset`), so that a repeated batc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rmq_spark.datasource.offsets import StreamOffset
+from rmq_spark.datasource.offsets import StreamOffset, encode_offset
 from rmq_spark.datasource.planning import Bounds
 from rmq_spark.store.units import QueueKey
 
@@ -54,7 +54,8 @@ class Share:
     ) -> StreamOffset:
         """Return the end of the batch, whose queues begin at `begins`, with what the share says.
 
-        Queues of others that are in `bounds` stay where they were, or were sent to: they begin there, and end.
+        Its text is not that of `before`. Queues of others that are in `bounds` stay where they were, or were sent to:
+        they begin there, and end.
         """
         others = {
             queue: self.moves.get(queue, at)
@@ -70,4 +71,9 @@ class Share:
             if before.positions.get(queue) not in (None, place)
         }
         group, reset = (self.group, self.reset) if self.group else (before.group, before.reset)
-        return replace(after, positions={**others, **after.positions}, seeks=seeks, group=group, reset=reset)
+        end = replace(after, positions={**others, **after.positions}, seeks=seeks, group=group, reset=reset)
+        if seeks and encode_offset(end) == encode_offset(before):
+            # The same move as in the batch before, to the same end: Spark, which compares texts, would see no news.
+            # So this batch moves and reads nothing; the next one reads.
+            return replace(end, positions={**end.positions, **seeks})
+        return end

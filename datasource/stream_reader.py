@@ -58,8 +58,8 @@ from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST, MARK
-from rmq_spark.store import wait_for_arrival
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store import parent_process_id, wait_for_arrival
+from rmq_spark.store.errors import RmqError, StoreChangedError
 from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
         sleep: Callable[[float], None] = clocks.sleep,
+        parent_id: Callable[[], int] = parent_process_id,
     ) -> None:
         self._options = options
         self._settings = settings
         self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
+        self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
         self._view = StoreView(options)
         self._end = StreamEnd(options)
         self._group = _group_share(options, self._view)
@@ -122,9 +124,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         self._join()
         answer = self._view.plan(lambda: self._latest_offset(start, limits))
-        may_wait = self._options.long_polling_ms > 0 and self._snapshot is None
-        if answer is start and may_wait and self._wait_for_news():
-            answer = self._view.plan(lambda: self._latest_offset(start, limits))
+        if answer is start and self._options.long_polling_ms > 0 and self._snapshot is None:
+            return self._wait_for_batch(start, limits)
         return answer
 
     def _join(self) -> None:
@@ -132,27 +133,33 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._group is not None:
             self._group.query.join()
 
-    def _wait_for_news(self) -> bool:
-        """Wait for longPollingMs at most; say whether something came.
+    def _wait_for_batch(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """Return the end of the next batch as soon as there is one, or `start` after longPollingMs.
 
-        Who stops the query does not wait for it: Spark ends this process, wherever it is.
+        A query that is stopped is held up so long. What comes for others only, such as another topic of a busy store,
+        is looked at within the wait, which rests the longer the more such looks take.
         """
-        wait_ms: float = self._options.long_polling_ms
-        if self._idle_until_ms is not None:
-            wait_ms = min(wait_ms, max(self._idle_until_ms - self._now_ms(), 0))
-        until_ms = self._monotonic_ms() + wait_ms
-        group_at_ms = until_ms - wait_ms
+        until_ms, answer, group_at_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
 
-        def has_news() -> bool:
+        def has_come() -> bool:
+            nonlocal answer, group_at_ms
+            is_due = self._idle_until_ms is not None and self._now_ms() >= self._idle_until_ms
+            try:
+                has_news = self._view.has_moved() or is_due
+            except StoreChangedError:  # a file went away under the look: planning opens everything anew
+                has_news = True
             # A look at a group costs ten times one at the log, and news of it are not so urgent.
-            nonlocal group_at_ms
-            if self._group is None or self._monotonic_ms() < group_at_ms:
-                return self._view.has_moved()
-            group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
-            return self._has_news()
+            if self._monotonic_ms() >= group_at_ms:
+                group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
+                if self._parent_id() != self._spark_id:
+                    return True  # Spark is dead: what is held in its name is free once this process has ended
+                has_news = has_news or (self._group is not None and self._group.has_news())
+            if has_news:
+                answer = self._view.plan(lambda: self._latest_offset(start, limits))
+            return answer is not start
 
-        has_come = wait_for_arrival(has_news, until_ms, self._monotonic_ms, self._sleep)
-        return has_come or self._idle_until_ms is not None
+        wait_for_arrival(has_come, until_ms, self._monotonic_ms, self._sleep)
+        return answer
 
     def _has_news(self) -> bool:
         return self._view.has_moved() or (self._group is not None and self._group.has_news())

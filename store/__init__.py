@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.disk.files import parent_process_id
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
@@ -68,6 +69,7 @@ __all__ = [
     "open_consumer",
     "open_reader",
     "open_store",
+    "parent_process_id",
     "publish_last_offsets",
     "read_group_offsets",
     "reset_offsets",
@@ -102,6 +104,7 @@ _HOMES = {
     "group_offsets": "rmq_spark.store.group.admin",
     "groups": "rmq_spark.store.group.admin",
     "is_system_topic": "rmq_spark.store.format.filenames",
+    "parent_process_id": "rmq_spark.store.disk.files",
     "publish_last_offsets": "rmq_spark.store.group.last_words",
     "read_group_offsets": "rmq_spark.store.group.offset_file",
     "reset_offsets": "rmq_spark.store.group.admin",

@@ -111,6 +111,11 @@ def process_id() -> int:
     return os.getpid()
 
 
+def parent_process_id() -> int:
+    """Return the id of the process that started this one, of another one once that is dead."""
+    return os.getppid()
+
+
 def absolute(path: str | os.PathLike[str]) -> str:
     """Return the path as seen from everywhere on this machine; `~` is the user's home.
 

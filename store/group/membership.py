@@ -204,7 +204,8 @@ def conflict(me: Member, other: Member | None) -> str:
         return (
             f"this query has assignment={me.assignment}, the other one assignment={other.assignment}, and a query that "
             "reads all queues is alone in its group. Stop the other one, give this one a consumerGroup of its own, or "
-            "set assignment=shared in both"
+            "set assignment=shared in both. (Two loads in one query are two of them: read all topics in one load, or "
+            "give each a consumerGroup)"
         )
     if me.subscription != other.subscription:
         return (

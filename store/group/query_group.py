@@ -192,6 +192,27 @@ class QueryGroup:
         """Take note that what the last step gained stands in an offset of the query. Until then it is gained again."""
         self._fresh.clear()
 
+    def begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Have the group begin there in topics in which it has no offset; return all its offsets then.
+
+        The first of its members that comes settles it, for all queues of a topic: who has more messages by then, or
+        asks another day, would find another place. Where offsets cannot be written, or are not to be, they are returned
+        all the same.
+        """
+        if not self._has_joined:
+            return {**beginnings, **self.offsets()}
+        try:
+            with self._membership.turn.hold():
+                held = self.offsets()
+                topics = {queue.topic for queue in held}
+                new = {queue: offset for queue, offset in beginnings.items() if queue.topic not in topics}
+                if new:
+                    self._commit(new)
+        except StoreError as error:
+            self._bear(error)
+            return {**beginnings, **self.offsets()}
+        return {**new, **held}
+
     def publish(self, finished: Mapping[QueueKey, int]) -> None:
         """Make these the group's next queue offsets, as far as the queues are this query's.
 

@@ -33,7 +33,7 @@ def parse(given: dict[str, str]) -> ReadOptions:
             TOGETHER,
         ),
         (LOUD | AT_GROUP, "with messageModel=broadcasting a group has no offsets"),
-        (LOUD | {"groupFallback": "earliest"}, "groupFallback=earliest is for queues in which a group has no"),
+        (LOUD | {"groupFallback": "earliest"}, "groupFallback=earliest is for topics in which a group has no"),
         (LOUD | {"commitOffsets": "required"}, "messageModel=broadcasting publishes no offsets"),
         (SHARED | {"messageModel": "broadcasting"}, "Keep one of them"),
         (SHARED | {"commitOffsets": "off"}, "Accepted with it: auto, required"),

@@ -11,6 +11,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.store.errors import GroupConflictError
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.units import QueueKey
@@ -207,3 +208,67 @@ def test_a_checkpoint_that_is_ahead_of_its_shared_group_is_gone_on_from_with_a_w
     with caplog.at_level(logging.WARNING):
         assert flat(life.start(first.committed, **SHARED).drain()) == []
     assert "stands at 1 in queue orders/0, and this query's checkpoint at 3: it goes on from its" in caplog.text
+
+
+def test_the_same_move_back_by_two_runs_is_made_twice(live) -> None:
+    life = live(3)
+    query = life.start(**EARLIEST)
+    query.drain()
+    for _ in range(3):
+        life.end()
+        life.set_behind_the_back(1)
+        query = life.start(query.committed, **GROUP, onOffsetConflict="group")
+        assert flat(query.drain()) == [1, 2]
+        assert life.offset() == 3
+
+
+@pytest.fixture
+def two_topics(live) -> tuple[Life, str]:
+    """A life with a topic that came after the checkpoint, five messages long; the group stands at its fourth one."""
+    life = live(3)
+    query = life.start(**EARLIEST, subscribePattern="orders.*")
+    query.drain()
+    life.store.create_topic("orders2", 1)
+    for _ in range(5):
+        life.store.send("orders2", "x", queue_id=0)
+    life.end()
+    table = {"orders@billing": {"0": 3}, "orders2@billing": {"0": 4}}
+    (life.path / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+    return life, query.committed
+
+
+@pytest.mark.parametrize(("conflict", "rows"), [("group", [4]), ("checkpoint", [0, 1, 2, 3, 4])])
+def test_a_queue_that_only_the_group_knows_goes_on_as_the_conflict_is_settled(
+    two_topics, caplog, conflict, rows
+) -> None:
+    life, checkpoint = two_topics
+    query = life.start(checkpoint, **GROUP, subscribePattern="orders.*", onOffsetConflict=conflict)
+    with caplog.at_level(logging.WARNING):
+        assert flat(query.drain()) == rows
+    assert ("stands at 4 in queue orders2/0, and this query's checkpoint at 0" in caplog.text) == (len(rows) > 1)
+
+
+def test_a_queue_that_only_the_group_knows_fails_a_query_that_is_to_fail(two_topics) -> None:
+    life, checkpoint = two_topics
+    query = life.start(checkpoint, **GROUP, subscribePattern="orders.*", onOffsetConflict="fail")
+    with pytest.raises(GroupConflictError, match="stands at 4 in queue orders2/0"):
+        query.plan()
+
+
+@pytest.mark.parametrize(
+    ("options", "stands", "is_told"),
+    [
+        ({}, 1, True),
+        ({}, 3, False),
+        ({"startingOffsets": "latest"}, 1, False),
+        ({"startingOffsets": "group"}, 1, False),
+    ],
+)
+def test_a_query_that_begins_behind_what_its_group_has_not_read_says_so(live, caplog, options, stands, is_told) -> None:
+    life = live(3)
+    life.set_behind_the_back(stands)
+    with caplog.at_level(logging.WARNING):
+        life.start(**GROUP, **options).drain()
+    told = "the consumer group billing stands at 1 in queue orders/0, and this query begins at 3"
+    assert caplog.text.count(told) == is_told
+    assert ("startingOffsets=group begins where the group stands" in caplog.text) == is_told

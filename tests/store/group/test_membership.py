@@ -117,6 +117,7 @@ def test_one_that_dies_meanwhile_is_replaced(make, clock) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"assignment": "all"}, ["Stop the other one", "assignment=shared in both", "Two loads in one query are two"]),
         ({"subscription": "orders:TagA"}, ["orders:TagA", "orders:*", "subscribe to the same"]),
         ({"strategy": "circle"}, ["allocateStrategy=circle", "allocateStrategy=avg"]),
     ],
