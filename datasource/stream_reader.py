@@ -136,8 +136,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait_for_batch(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         """Return the end of the next batch as soon as there is one, or `start` after longPollingMs.
 
-        A query that is stopped is held up so long. What comes for others only, such as another topic of a busy store,
-        is looked at within the wait, which rests the longer the more such looks take.
+        Who stops the query does not wait for that: Spark ends this process, wherever it is. What comes for others only,
+        such as another topic of a busy store, is looked at within the wait, which rests the longer the more such looks
+        take.
         """
         until_ms, answer, group_at_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
 
