@@ -96,6 +96,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_until_ms: int | None = None  # when the clock alone may change that
         self._last_batch_ms = -(2**62)  # the first batch never waits
         self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last answer, in both forms
+        self._planned: tuple[Share, Mapping[QueueKey, int]] | None = None  # the last plan: whose queues, and how far
         self._report: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,8 +137,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait_for_batch(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         """Return the end of the next batch as soon as there is one, or `start` after longPollingMs.
 
-        A query that is stopped is held up so long. What comes for others only, such as another topic of a busy store,
-        is looked at within the wait, which rests the longer the more such looks take.
+        Who stops the query does not wait for that: Spark ends this process, wherever it is. What comes for others only,
+        such as another topic of a busy store, is looked at within the wait, which rests the longer the more such looks
+        take.
         """
         until_ms, answer, group_at_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
 
@@ -174,6 +176,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._end.look(self._view.store, self._view.bounds, now_ms)
         share = Share() if self._group is None else self._group.look(before, self._view.bounds)
         after, until_ms = self._plan(before, share, limits, now_ms)
+        self._planned, self._report = (share, after.positions), None
         if self._group is not None:
             self._group.note_answered()
         if is_same(before, after):
@@ -214,23 +217,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_looked:
             ends = {queue: there.max_offset for queue, there in self._view.bounds.items()}
-            self._report = {**encode_queues(ends), **initial_offset(), **self._group_mark(ends)}
-        return self._report
+            self._report = {**encode_queues(ends), **initial_offset()}
+            if self._group is not None and self._planned is not None:
+                from rmq_spark.datasource.group_mark import mark_of  # half of the engine, as above
 
-    def _group_mark(self, ends: Mapping[QueueKey, int]) -> dict[str, Any]:
-        """Return what listeners want to know of the group: who this is, and how many messages lie behind the plan."""
-        if self._group is None:
-            return {}
-        query = self._group.query
-        mark: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": self._view.path}
-        mark["commit"] = query.terms.commit
-        if self._view.commit_log_path is not None:
-            mark["commitLogPath"] = self._view.commit_log_path
-        if self._last is not None:
-            positions = self._last[1].positions
-            behind = (end - positions[queue] for queue, end in ends.items() if queue in positions)
-            mark["lagMessages"] = sum(max(messages, 0) for messages in behind)
-        return {MARK: {**initial_offset()[MARK], **mark}}
+                share, positions = self._planned
+                mark = mark_of(self._group.query, self._view, share, positions, self._now_ms())
+                self._report[MARK] = {**self._report[MARK], **mark}
+        return self._report
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
