@@ -1,7 +1,7 @@
 """`spark.read`: one plan over the queues of a query, made when Spark asks for partitions."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,13 @@ from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.partition import Fence, Piece, RmqPartition
 from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.planning import Loss, clip_ranges, refuse_losses, resolve_positions
+from rmq_spark.datasource.planning import Bounds, Loss, clip_ranges, refuse_losses, resolve_positions
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.splitting import join_offsets, split_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import find_ends, find_starts
 from rmq_spark.datasource.values import EARLIEST, LATEST
+from rmq_spark.store.errors import OffsetRangeError
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -72,13 +73,16 @@ class RmqBatchReader(DataSourceReader):
     def _starts(self, view: StoreView) -> dict[QueueKey, int]:
         """Return where queues begin that begin at a time, or where the consumer group stands."""
         options, bounds = self._options, view.bounds
-        if not options.begins_at_group:
+        if not options.names_group_as_start:
             return find_starts(view.store, bounds, options.starting_times, options.strategy)
         assert options.group is not None
         from rmq_spark.store import find_beginnings, read_group_offsets  # half of the engine, which few queries need
 
         held = read_group_offsets(view.path, options.group.group, sleep)
-        return find_beginnings(view.store, bounds, held, options.group.fallback, options.starting_time_of)
+        begins = find_beginnings(view.store, bounds, held, options.group.fallback, options.starting_time_of)
+        if options.fail_on_data_loss:
+            _refuse_ahead(begins, bounds, options.group.group)
+        return begins
 
     def _found_partitions(self, view: StoreView, ranges: list[QueueRange]) -> list[InputPartition]:
         """Return a partition for each queue that has messages with the wanted keys or ids in its range."""
@@ -99,6 +103,19 @@ class RmqBatchReader(DataSourceReader):
             if pieces:
                 partitions.append(plan_partition(view, pieces))
         return partitions
+
+
+def _refuse_ahead(begins: Mapping[QueueKey, int], bounds: Bounds, group: str) -> None:
+    """Raise OffsetRangeError for a queue that ends before the place where its group stands."""
+    for queue, begin in begins.items():
+        there = bounds[queue]
+        if begin > there.max_offset:
+            error = OffsetRangeError(str(queue), begin, begin, there.min_offset, there.max_offset)
+            error.add_note(
+                f"The consumer group {group} stands there: the store was cut or rebuilt since, or a tool set it. Set "
+                "it back with rmq_spark.reset_offsets, or set failOnDataLoss=false to begin at the queue's end."
+            )
+            raise error
 
 
 def plan_partition(view: StoreView, ranges: list[QueueRange], fence: Fence | None = None) -> InputPartition:

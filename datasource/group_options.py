@@ -1,10 +1,10 @@
 """How a query takes part in its consumer group: the options for that, checked against each other and the rest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from rmq_spark.datasource.values import GROUP, Positions
+from rmq_spark.datasource.values import GROUP, Positions, show_duration
 from rmq_spark.store import check_consumer_group, retry_topic_of
 from rmq_spark.store.errors import OptionError
 
@@ -25,6 +25,20 @@ GROUP_FIELDS = {
 }
 # What means nothing without a group.
 _FOR_GROUPS = [name for name in GROUP_FIELDS if name != "consumerGroup"]
+# What means nothing where every query reads all queues whatever the others do.
+_NOT_FOR_BROADCASTING = (
+    "allocateStrategy",
+    "orderly",
+    "onOffsetConflict",
+    "fenceLostQueues",
+    "leaseTimeout",
+    "leaseHeartbeat",
+)
+_TIME_AND_FALLBACK = (
+    "groupFallback=timestamp and startingTimestamp go together, where a query begins at its group "
+    "(startingOffsets=group, or assignment=shared in a stream): the time is for topics in which the group has no "
+    "offset."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +74,9 @@ class GroupOptions:
         return self.model == "broadcasting"
 
 
+_DEFAULTS = {field.name: field.default for field in fields(GroupOptions)}
+
+
 def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
     """Return the group's options of those that were given, None without consumerGroup.
 
@@ -73,6 +90,7 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
         return None
     check_consumer_group(found["consumerGroup"])
     options = GroupOptions(**{field: found[name] for name, field in GROUP_FIELDS.items() if name in found})
+    _refuse_idle(options, found)
     if options.is_broadcasting and options.is_shared:
         raise OptionError(
             "messageModel=broadcasting and assignment=shared are both given. In broadcasting every query reads all "
@@ -95,15 +113,42 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
         )
     if options.lease_heartbeat_ms * 2 > options.lease_timeout_ms:
         raise OptionError(
-            f"leaseHeartbeat={options.lease_heartbeat_ms}ms is more than half of "
-            f"leaseTimeout={options.lease_timeout_ms}ms: one late sign of life would count as death. Accepted: at most "
-            "half, such as 30s of 120s."
+            f"leaseHeartbeat={show_duration(options.lease_heartbeat_ms)} is more than half of "
+            f"leaseTimeout={show_duration(options.lease_timeout_ms)}: one late sign of life would count as death. "
+            "Accepted: at most half, such as 30s of 120s."
         )
     return options
 
 
+def _refuse_idle(options: GroupOptions, found: Mapping[str, Any]) -> None:
+    """Raise OptionError for what was given and would change nothing beside the rest. A default says nothing new."""
+    if options.fallback == "timestamp" and "startingOffsetsByTimestampStrategy" in found:
+        raise OptionError(
+            "startingOffsetsByTimestampStrategy is for a query that begins at a time. A group that does, by "
+            "groupFallback=timestamp, begins at the end of a queue in which nothing was stored since, as with "
+            "RocketMQ. Leave startingOffsetsByTimestampStrategy out."
+        )
+    changed = [name for name, field in GROUP_FIELDS.items() if getattr(options, field) != _DEFAULTS[field]]
+    for name in changed:
+        if options.is_broadcasting and name in _NOT_FOR_BROADCASTING:
+            raise OptionError(
+                f"{name}={found[name]} is about what the queries of a group have to settle among them. With "
+                f"messageModel=broadcasting each of them reads all queues from its own checkpoint. Leave {name} out."
+            )
+        if options.is_shared and name == "onOffsetConflict":
+            raise OptionError(
+                f"onOffsetConflict={found[name]} is for a query that is alone in its group. With assignment=shared a "
+                "queue goes on at the further of the checkpoint and the group's offset. Leave onOffsetConflict out."
+            )
+        if not options.is_shared and name == "allocateStrategy":
+            raise OptionError(
+                f"allocateStrategy={found[name]} says how the queries of a group share its queues, and this one reads "
+                "them all. Add assignment=shared, or leave allocateStrategy out."
+            )
+
+
 def check_start(group: GroupOptions | None, start: Positions | None, *, has_time: bool) -> None:
-    """Raise OptionError where the start and the group's options contradict each other."""
+    """Raise OptionError where the start and the group's options contradict each other in any kind of query."""
     begins_at_group = start is not None and start.default == GROUP
     if group is None:
         if begins_at_group:
@@ -114,14 +159,36 @@ def check_start(group: GroupOptions | None, start: Positions | None, *, has_time
             "startingOffsets=group: with messageModel=broadcasting a group has no offsets, every query has its own in "
             'its checkpoint. Accepted: earliest, latest, {"TopicA": {"0": 42}}.'
         )
-    if group.is_shared and start is not None and not begins_at_group:
+    if not begins_at_group and not group.is_shared:
+        _refuse_fallback(group, "startingOffsets=group, or assignment=shared in a stream")
+    if begins_at_group and has_time != (group.fallback == "timestamp"):
+        raise OptionError(_TIME_AND_FALLBACK)
+
+
+def check_stream_start(group: GroupOptions | None, start: Positions | None, *, has_time: bool) -> None:
+    """Raise OptionError for a start that a stream whose queues are shared cannot have. After `check_start`."""
+    if group is None or not group.is_shared:
+        return
+    if start is not None and start.default != GROUP:
         raise OptionError(
             "startingOffsets: with assignment=shared a query begins in each queue where the group stands, for others "
             "have read it before. Leave startingOffsets out; groupFallback says where a queue without an offset "
             "begins, and rmq_spark.reset_offsets sets the group elsewhere."
         )
-    if (group.fallback == "timestamp") != (has_time and (begins_at_group or group.is_shared)):
+    if has_time != (group.fallback == "timestamp"):
+        raise OptionError(_TIME_AND_FALLBACK)
+
+
+def check_batch_start(group: GroupOptions | None, start: Positions | None) -> None:
+    """Raise OptionError for a fallback of a start that a batch query does not have. After `check_start`."""
+    if group is not None and (start is None or start.default != GROUP):
+        _refuse_fallback(group, "startingOffsets=group (a batch query takes no part in assignment=shared)")
+
+
+def _refuse_fallback(group: GroupOptions, needed: str) -> None:
+    """Raise OptionError if there is a fallback, which the query has no use for; it would have with what is `needed`."""
+    if group.fallback != "latest":
         raise OptionError(
-            "groupFallback=timestamp and startingTimestamp go together, with startingOffsets=group (or "
-            "assignment=shared): the time is for queues in which the group has no offset."
+            f"groupFallback={group.fallback} is for topics in which a group has no offset, in a query that begins "
+            f"where its group stands. That takes {needed}. Add it, or leave groupFallback out."
         )

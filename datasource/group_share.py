@@ -1,7 +1,7 @@
 """The share of a query that is a member of a group, from look to look, as the engine gives it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rmq_spark.datasource.group_options import GroupOptions
 from rmq_spark.datasource.offsets import StreamOffset
@@ -10,9 +10,9 @@ from rmq_spark.datasource.planning import Bounds
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.suspension import Hold
-from rmq_spark.store import GroupTerms, QueryGroup, Suspended, find_beginnings
+from rmq_spark.store import GroupStep, GroupTerms, QueryGroup, Suspended, find_beginnings
 from rmq_spark.store.errors import GroupConflictError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.units import QueueBounds, QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 
@@ -38,7 +38,8 @@ class GroupShare:
         self._options, self._group, self._view = options, group, view
         self._query = QueryGroup(view.path, group_terms(options, group))
         self._is_first = True
-        self._fresh: dict[QueueKey, int | None] = {}  # gained, and in no offset of ours yet
+        self._owned: frozenset[QueueKey] = frozenset()
+        self._had: set[QueueKey] = set()  # owned by this run by now, be it for a while
 
     @property
     def query(self) -> QueryGroup:
@@ -51,8 +52,8 @@ class GroupShare:
 
     def epochs(self, bounds: Bounds) -> Mapping[QueueKey, int]:
         """Return the epochs of this query's queues; of a repeated batch, before its first look, after claiming them."""
-        if self._is_first and not self._fresh:
-            self._fresh |= self._query.step(list(bounds), {}, None).gained
+        if self._is_first and not self._query.epochs:
+            self._query.step(list(bounds), {}, None)
         return self._query.epochs
 
     def look(self, before: StreamOffset, bounds: Bounds) -> Share:
@@ -60,24 +61,21 @@ class GroupShare:
 
         Raises GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
         """
-        begins = before.is_initial()
+        # A checkpoint of another group, or of none, says nothing of the resets of this one, nor of its stopped queues:
+        # to it they are all past.
+        is_ours = before.group == self._group.group
         suspended = self._query.suspended()
-        back = self._sent_back(before, suspended)
-        step = self._query.step(list(bounds), {**before.positions, **back}, None if begins else before.reset)
-        owned = frozenset(step.owned)
-        self._fresh |= step.gained
-        # Where a queue was told to go counts more than where the group stands, which a reset has set as well.
-        gained = {queue: held for queue, held in self._fresh.items() if queue in owned and queue not in step.resets}
-        if self._query.is_outside:  # whose queues are never claimed, and whose group may have offsets all the same
-            held = self._query.offsets()
-            gained = {queue: held.get(queue) for queue in owned if self._options.begins_as_retry(queue)}
-        seeks, starts = self._places(before, bounds, gained)
+        back = self._sent_back(before, suspended, bounds) if is_ours else {}
+        standing = {**before.positions, **back}
+        step = self._query.step(list(bounds), standing, before.reset if is_ours else None)
+        owned = self._owned = frozenset(step.owned)
+        seeks, starts = self._places(before, standing, bounds, step)
+        seeks = {queue: resume for queue, resume in back.items() if queue in owned} | seeks
         others = {queue: resume for queue, resume in back.items() if queue not in owned}
-        seeks |= {queue: resume for queue, resume in back.items() if queue in owned}
+        gained = frozenset(step.gained)
         for queue, target in step.resets.items():
-            if queue in bounds:
-                there = bounds[queue]
-                place = max(there.min_offset, min(target, there.max_offset))
+            if queue in bounds and queue not in gained:
+                place = _nearest(target, bounds[queue])
                 if queue in owned:
                     (seeks if queue in before.positions else starts)[queue] = place
                 elif queue in before.positions:
@@ -85,7 +83,17 @@ class GroupShare:
         finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
         self._query.publish(finished)
         holds = {queue: Hold(one.resume, one.until_ms, one.number) for queue, one in suspended.queues.items()}
-        return Share(owned, seeks, starts, step.reset_number, others, holds, suspended.number)
+        return Share(
+            # Who is alone misses queues that are gone as a query without a group does.
+            owned if self._group.is_shared else None,
+            seeks,
+            starts,
+            others,
+            self._group.group,
+            step.reset_number,
+            suspended.number,
+            holds,
+        )
 
     def last_suspension(self) -> int:
         """Return the number of the last change of the queues that an orderly listener stopped."""
@@ -94,9 +102,10 @@ class GroupShare:
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""
         self._is_first = False
-        self._fresh.clear()
+        self._had |= self._owned
+        self._query.settle()
 
-    def _sent_back(self, before: StreamOffset, suspended: Suspended) -> dict[QueueKey, int]:
+    def _sent_back(self, before: StreamOffset, suspended: Suspended, bounds: Bounds) -> dict[QueueKey, int]:
         """Return where queues go back to that were stopped since the offset `before` was planned.
 
         Nothing behind that place was published: where the group stands further, a reset went over it.
@@ -105,42 +114,113 @@ class GroupShare:
         if not back:
             return {}
         held = self._query.offsets()
-        return {queue: resume for queue, resume in back.items() if held.get(queue, 0) <= resume}
+        return {queue: at for queue, at in back.items() if queue in bounds and held.get(queue, 0) <= at}
 
     def _places(
-        self, before: StreamOffset, bounds: Bounds, gained: Mapping[QueueKey, int | None]
+        self, before: StreamOffset, positions: Mapping[QueueKey, int], bounds: Bounds, step: GroupStep
     ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-        """Return where gained queues go on: those that `before` names, if elsewhere, and those that it does not."""
-        seeks: dict[QueueKey, int] = {}
-        starts: dict[QueueKey, int] = {}
-        known = {queue: held for queue, held in gained.items() if queue in before.positions and held is not None}
-        if self._is_first and not self._group.is_shared:
-            seeks = self._settle_conflict(before, known)
+        """Return where gained queues go on: those that `before` names, if elsewhere, and those that it does not.
+
+        `positions` are those of `before`, after stopped queues went back.
+        """
+        gained = [queue for queue in step.gained if queue in bounds]
+        # These go on where the group stands, whatever is said of where the query begins, or was before it read them.
+        retries = {queue for queue in gained if queue not in positions and self._options.begins_as_retry(queue)}
+        sent = {queue: self._sent(queue, step, bounds[queue]) for queue in gained if queue in step.resets}
+        held = {queue: step.held[queue] for queue in gained if queue in step.held and queue not in sent}
+        known = {queue: at for queue, at in held.items() if queue in positions}
+        starts = {queue: place for queue, place in sent.items() if queue not in positions}
+        if before.is_initial():
+            seeks = {}
+            self._tell_of_unread({queue: at for queue, at in held.items() if queue not in retries}, bounds)
+        elif self._is_first and not self._group.is_shared:
+            begins = {queue: positions.get(queue, bounds[queue].min_offset) for queue in held if queue not in retries}
+            moves = self._settle_conflict(begins, {queue: held[queue] for queue in begins})
+            seeks = {queue: at for queue, at in moves.items() if queue in positions}
+            starts |= {queue: at for queue, at in moves.items() if queue not in positions}
         else:
-            # What somebody else has finished meanwhile; an offset behind ours is ours, of one batch before.
-            seeks = {queue: held for queue, held in known.items() if held > before.positions[queue]}
-        fresh = {queue: bounds[queue] for queue in gained if queue not in before.positions and queue in bounds}
-        if not (self._options.begins_at_group and (self._group.is_shared or before.is_initial())):
-            fresh = {queue: there for queue, there in fresh.items() if self._options.begins_as_retry(queue)}
-        if fresh:
-            held = {queue: at for queue in fresh if (at := gained[queue]) is not None}
-            # With a time for its own topics a group begins a retry topic at its end (see `start_position`).
-            fallback = "timestamp" if self._options.starting_times is not None else self._group.fallback
-            starts = find_beginnings(self._view.store, fresh, held, fallback, self._options.starting_time_of)
+            seeks = self._follow(positions, known)
+        seeks |= {queue: place for queue, place in sent.items() if queue in positions}
+        fresh = [queue for queue in gained if queue not in positions and queue not in sent]
+        if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
+            own = [queue for queue in fresh if queue not in retries]
+            starts |= self._beginnings(own, bounds, step.held, self._group.fallback)
+        # With a time for its own topics a group begins a retry topic at its end (see `start_position`); one that comes
+        # later is read from its first message.
+        by_time = before.is_initial() and self._options.starting_times is not None
+        fallback = "timestamp" if by_time else "earliest"
+        starts |= self._beginnings([q for q in fresh if q in retries], bounds, step.held, fallback)
         return seeks, starts
 
-    def _settle_conflict(self, before: StreamOffset, held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Return where to go on instead of the checkpoint, as onOffsetConflict has it."""
-        ahead = {queue: at for queue, at in held.items() if at > before.positions[queue]}
-        if self._group.on_conflict == "group":
-            return {queue: at for queue, at in held.items() if at != before.positions[queue]}
+    def _beginnings(
+        self, queues: Sequence[QueueKey], bounds: Bounds, held: Mapping[QueueKey, int], fallback: str
+    ) -> dict[QueueKey, int]:
+        """Return where the group begins in these queues, after settling it for topics that it does not know."""
+        new = {queue.topic for queue in queues} - {queue.topic for queue in held}
+        time_of = self._options.starting_time_of
+        if new:
+            unknown = {queue: there for queue, there in bounds.items() if queue.topic in new}
+            held = self._query.begin(find_beginnings(self._view.store, unknown, {}, fallback, time_of))
+        return find_beginnings(self._view.store, {q: bounds[q] for q in queues}, held, fallback, time_of)
+
+    def _sent(self, queue: QueueKey, step: GroupStep, there: QueueBounds) -> int:
+        """Return where a gained queue goes on that was told to go elsewhere.
+
+        That is where the group stands: the reset set it, and who has applied it may have gone on since.
+        """
+        target, held = step.resets[queue], step.held.get(queue)
+        if held is None or held == target:
+            return _nearest(target, there)
+        if self._is_first and not self._group.is_shared and self._group.on_conflict == "checkpoint":
+            _LOG.warning(
+                "rmq: the consumer group %s stands at %d in queue %s, and was sent to %d after this checkpoint: "
+                "another consumer has gone on since. onOffsetConflict=checkpoint: what lies between is read again",
+                self._group.group,
+                held,
+                queue,
+                target,
+            )
+            return _nearest(target, there)
+        return held
+
+    def _follow(self, positions: Mapping[QueueKey, int], held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return where to go on in queues that others may have had.
+
+        Where this run had the queue before, it is where the group stands, be that further back: it published what it
+        had finished. In a queue of the checkpoint, what others have finished since counts; an offset behind the
+        checkpoint's is most often this query's own, of one batch before.
+        """
+        behind = {q: at for q, at in held.items() if at < positions[q] and q not in self._had}
+        if behind:
+            queue, at = min(behind.items())
+            _LOG.warning(
+                "rmq: the consumer group %s stands at %d in queue %s, and this query's checkpoint at %d%s: it goes on "
+                "from its checkpoint. That is right if its last batch was not published; if the store was cut and "
+                "another query went on, reset the group to have what lies between read",
+                self._group.group,
+                at,
+                queue,
+                positions[queue],
+                _and_more(behind),
+            )
+        return {q: at for q, at in held.items() if at != positions[q] and q not in behind}
+
+    def _settle_conflict(self, begins: Mapping[QueueKey, int], held: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return where to go on instead of the checkpoint, as onOffsetConflict has it.
+
+        `begins` are where the checkpoint goes on; a queue that it does not know, at the earliest message.
+        """
+        group, conflict = self._group.group, self._group.on_conflict
+        ahead = {queue: at for queue, at in held.items() if at > begins[queue]}
+        if conflict == "group":
+            return {queue: at for queue, at in held.items() if at != begins[queue]}
         if ahead:
             queue, at = min(ahead.items())
             found = (
-                f"the consumer group {self._group.group} stands at {at} in queue {queue}, and this query's checkpoint "
-                f"at {before.positions[queue]}" + (f" (and {len(ahead) - 1} more queues)" if len(ahead) > 1 else "")
+                f"the consumer group {group} stands at {at} in queue {queue}, and this query's checkpoint at "
+                f"{begins[queue]}{_and_more(ahead)}"
             )
-            if self._group.on_conflict == "fail":
+            if conflict == "fail":
                 raise GroupConflictError(
                     f"{found}: another consumer of the group went on, or its offsets were set. Set "
                     "onOffsetConflict=checkpoint to read from the checkpoint (what the other has read comes again), or "
@@ -148,3 +228,31 @@ class GroupShare:
                 )
             _LOG.warning("rmq: %s; onOffsetConflict=checkpoint: what lies between is read again", found)
         return {}
+
+    def _tell_of_unread(self, held: Mapping[QueueKey, int], bounds: Bounds) -> None:
+        """Warn of messages that the group has not read, and that nobody said are to be left out."""
+        if self._options.starting_offsets is not None or self._options.starting_times is not None:
+            return
+        if self._options.begins_at_group or not self._is_first:
+            return
+        unread = {queue: at for queue, at in held.items() if at < bounds[queue].max_offset}
+        if unread:
+            queue, at = min(unread.items())
+            _LOG.warning(
+                "rmq: the consumer group %s stands at %d in queue %s%s, and this query begins at %d, behind the newest "
+                "message, as any stream without startingOffsets: what lies between is not read. "
+                "startingOffsets=group begins where the group stands",
+                self._group.group,
+                at,
+                queue,
+                _and_more(unread),
+                bounds[queue].max_offset,
+            )
+
+
+def _nearest(offset: int, there: QueueBounds) -> int:
+    return max(there.min_offset, min(offset, there.max_offset))
+
+
+def _and_more(queues: Collection[QueueKey]) -> str:
+    return f" (and {len(queues) - 1} more queues)" if len(queues) > 1 else ""

@@ -10,7 +10,8 @@ startingOffsets. The key "@", which no topic can have, keeps what belongs to no 
 | v | version of this text; another one is refused |
 | start | where each queue began that the offset before this one does not name and that has rows since |
 | seek | where each queue went on that the offset before this one names elsewhere: it was reset, or was another's |
-| reset | the number of the last reset of the consumer group that was applied |
+| group | the consumer group of which the query was a member last |
+| reset | the number of the last reset of that group that was applied |
 | suspended | the number of the last change of the queues that an orderly listener stopped, which `seek` sends back |
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its bound |
@@ -57,6 +58,7 @@ class StreamOffset:
     turn: QueueKey | None = None
     seeks: Mapping[QueueKey, int] = field(default_factory=dict)
     reset: int = 0
+    group: str = ""
     suspended: int = 0
 
     def is_initial(self) -> bool:
@@ -76,7 +78,9 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         mark["start"] = encode_queues(offset.starts or {})
     if offset.seeks:
         mark["seek"] = encode_queues(offset.seeks)
-    if offset.reset:
+    if offset.group:
+        mark["group"] = offset.group
+    if offset.reset or offset.group:
         mark["reset"] = offset.reset
     if offset.suspended:
         mark["suspended"] = offset.suspended
@@ -122,6 +126,7 @@ def decode_offset(value: Any) -> StreamOffset:
             None if turn is None else _decode_queue(turn),
             _decode_queues(mark.get("seek", {})),
             int(mark.get("reset", 0)),
+            str(mark.get("group", "")),
             int(mark.get("suspended", 0)),
         )
     except (TypeError, ValueError, AttributeError) as error:

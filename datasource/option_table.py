@@ -47,9 +47,9 @@ OPTIONS = (
     Option("assign", "JSON", values.parse_assignment, "one of three", "queues to read, by topic and queue id",
            '{"orders": [0, 1]}'),
     Option("startingOffsets", "earliest, latest, group or JSON", values.parse_starts, "batch earliest, stream latest, "
-           "shared group", "where to begin. JSON may leave queues out, which begin at the default, and -1 is latest, "
-           "-2 earliest; group is where the consumerGroup stands. A stream heeds it only before its first batch; "
-           "queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
+           "shared stream group", "where to begin. JSON may leave queues out, which begin at the default, and -1 is "
+           "latest, -2 earliest; group is where the consumerGroup stands. A stream heeds it only before its first "
+           "batch; queues that appear later begin at earliest", '{"orders": {"0": 42}}'),
     Option("startingTimestamp", _TIME, values.parse_times, "none", "begin at the first message stored at or after a "
            "time: ms, ISO 8601 with a zone, or before now (-10m); for all queues, by topic, or by topic and queue",
            "-10m", timed=True),
@@ -104,8 +104,8 @@ OPTIONS = (
     Option("onOffsetConflict", "word", values.parse_words(*CONFLICTS), "checkpoint", "when a query starts again and "
            "its group stands elsewhere: go on from the checkpoint, from the group's offsets, or fail if the group is "
            "ahead", "group", (STREAM,)),
-    Option("groupFallback", "word", values.parse_words(*FALLBACKS), "latest", "where a group begins in a queue in "
-           "which it has no offset, unless the queue is young (then at 0): latest, earliest, or timestamp, which is "
+    Option("groupFallback", "word", values.parse_words(*FALLBACKS), "latest", "where a group begins in a topic in "
+           "which it has no offset, but in young queues (there at 0): latest, earliest, or timestamp, which is "
            "that of startingTimestamp", "earliest"),
     Option("fenceLostQueues", "true or false", values.parse_flag, "false", "true: a task fails if its queue is "
            "another member's by now, instead of delivering what that one delivers too", "true", (STREAM,)),
@@ -116,5 +116,5 @@ OPTIONS = (
     Option("subscribeRetry", "true or false", values.parse_flag, "true", "read the group's retry topic too, once it is "
            "there: messages that were sent back come again, under their own topic", "false", (STREAM,)),
     Option("longPollingMs", "duration", values.parse_wait, "0", "how long a trigger that finds nothing waits for "
-           "messages; stopping the query may take that long", "15s", (STREAM,)),
+           "messages; a query that is stopped meanwhile ends at once", "15s", (STREAM,)),
 )  # fmt: skip

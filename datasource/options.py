@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rmq_spark.datasource.group_options import GroupOptions, build_group_options, check_start
+from rmq_spark.datasource.group_options import (
+    GroupOptions,
+    build_group_options,
+    check_batch_start,
+    check_start,
+    check_stream_start,
+)
 from rmq_spark.datasource.option_parsing import parse_given, strip_spark_options
 from rmq_spark.datasource.option_table import OPTIONS
 from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics, WithRetry
@@ -60,10 +66,14 @@ class ReadOptions:
     query_name: str = ""
 
     @property
+    def names_group_as_start(self) -> bool:
+        """Say whether startingOffsets is the word group: then a query of any kind begins at the group's offsets."""
+        return self.starting_offsets is not None and self.starting_offsets.default == GROUP
+
+    @property
     def begins_at_group(self) -> bool:
-        """Say whether the consumer group's offsets say where the query begins."""
-        start = self.starting_offsets
-        return self.group is not None and (self.group.is_shared or (start is not None and start.default == GROUP))
+        """Say whether the consumer group's offsets say where a stream begins."""
+        return self.group is not None and (self.group.is_shared or self.names_group_as_start)
 
     def starting_time_of(self, queue: QueueKey) -> int | None:
         """Return the time at which the queue is to begin, in ms since the epoch, None for none."""
@@ -101,22 +111,24 @@ class ReadOptions:
         return queue.topic == self.retry_topic and queue not in named
 
     def check_batch(self) -> None:
-        """Raise OptionError for what a batch query cannot have: a start at latest, as in Kafka's source."""
+        """Raise OptionError for what a batch query cannot have: a start at latest, as in Kafka's source, for one."""
         start = self.starting_offsets
         if start is not None and (start.default == LATEST or LATEST in start.queues.values()):
             raise OptionError(
                 "startingOffsets: latest (-1) is where a batch query ends, so it would be empty. Accepted in a batch "
                 'query: earliest (-2), {"TopicA": {"0": 42}}.'
             )
+        check_batch_start(self.group, start)
 
     def check_stream(self) -> None:
-        """Raise OptionError for what a stream cannot have: keys and msgId, without which it would read all."""
+        """Raise OptionError for what a stream cannot have: keys and msgId, without which it would read all, for two."""
         for name, value in (("keys", self.keys), ("msgId", self.message_ids)):
             if value is not None:
                 raise OptionError(
                     f"{name} works in batch queries only (spark.read), not in a stream. In a stream, read the column "
                     f'"{name}" and filter it.'
                 )
+        check_stream_start(self.group, self.starting_offsets, has_time=self.starting_times is not None)
 
 
 # Option -> where its value goes. What was not given keeps the default that stands above.
@@ -190,7 +202,7 @@ def _subscription(found: Mapping[str, Any]) -> Subscription | None:
 def _check_together(options: ReadOptions) -> None:
     """Raise OptionError where two options contradict each other, whatever kind of query it is."""
     check_start(options.group, options.starting_offsets, has_time=options.starting_times is not None)
-    if not options.begins_at_group:
+    if not options.names_group_as_start:
         _check_one_kind("starting", options.starting_offsets, options.starting_times)
     _check_whole_queues(options)
     _check_one_kind("ending", options.ending_offsets, options.ending_times)

@@ -185,7 +185,7 @@ def is_same(before: StreamOffset, after: StreamOffset) -> bool:
         not before.is_initial()
         and not after.seeks
         and before.positions == after.positions
-        and (before.reset, before.suspended) == (after.reset, after.suspended)
+        and (before.group, before.reset, before.suspended) == (after.group, after.reset, after.suspended)
         and before.lost == after.lost
         and (before.ending, before.ended) == (after.ending, after.ended)
     )

@@ -59,8 +59,8 @@ from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.suspension import held_queues
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST, MARK
-from rmq_spark.store import Ticker, wait_for_arrival
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store import Ticker, parent_process_id, wait_for_arrival
+from rmq_spark.store.errors import RmqError, StoreChangedError
 from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
@@ -81,10 +81,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
         sleep: Callable[[float], None] = clocks.sleep,
+        parent_id: Callable[[], int] = parent_process_id,
     ) -> None:
         self._options = options = options.for_stream()
         self._settings = settings
         self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
+        self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
         self._view = StoreView(options)
         self._end = StreamEnd(options)
         self._group = _group_share(options, self._view)
@@ -100,6 +102,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_until_ms: int | None = None  # when the clock alone may change that
         self._last_batch_ms = -(2**62)  # the first batch never waits
         self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last answer, in both forms
+        self._planned: tuple[Share, Mapping[QueueKey, int]] | None = None  # the last plan: whose queues, and how far
         self._report: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,9 +134,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._join()
         self._tick()
         answer = self._view.plan(lambda: self._latest_offset(start, limits))
-        may_wait = self._options.long_polling_ms > 0 and self._snapshot is None
-        if answer is start and may_wait and self._wait_for_news():
-            answer = self._view.plan(lambda: self._latest_offset(start, limits))
+        if answer is start and self._options.long_polling_ms > 0 and self._snapshot is None:
+            return self._wait_for_batch(start, limits)
         return answer
 
     def _join(self) -> None:
@@ -146,26 +148,37 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ticker is not None:
             self._next_due_ms = self._ticker.tick(self._now_ms()).next_due_ms
 
-    def _wait_for_news(self) -> bool:
-        """Wait for longPollingMs at most; say whether something came. A query that is stopped is held up so long."""
-        wait_ms: float = self._options.long_polling_ms
-        if self._idle_until_ms is not None:
-            wait_ms = min(wait_ms, max(self._idle_until_ms - self._now_ms(), 0))
-        until_ms = self._monotonic_ms() + wait_ms
-        group_at_ms = until_ms - wait_ms
+    def _wait_for_batch(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """Return the end of the next batch as soon as there is one, or `start` after longPollingMs.
 
-        def has_news() -> bool:
+        Who stops the query does not wait for that: Spark ends this process, wherever it is. What comes for others only,
+        such as another topic of a busy store, is looked at within the wait, which rests the longer the more such looks
+        take.
+        """
+        until_ms, answer, group_at_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
+
+        def has_come() -> bool:
+            nonlocal answer, group_at_ms
+            try:
+                has_news = self._view.has_moved()
+                if has_news or _is_over(self._next_due_ms, self._now_ms()):
+                    self._tick()  # what came may be due before all that waited
+                    has_news = self._view.has_moved()
+                has_news = has_news or _is_over(self._idle_until_ms, self._now_ms())
+            except StoreChangedError:  # a file went away under the look: planning opens everything anew
+                has_news = True
             # A look at a group costs ten times one at the log, and news of it are not so urgent.
-            nonlocal group_at_ms
-            if self._next_due_ms is not None and self._now_ms() >= self._next_due_ms:
-                self._tick()
-            if self._group is None or self._monotonic_ms() < group_at_ms:
-                return self._view.has_moved()
-            group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
-            return self._has_news()
+            if self._monotonic_ms() >= group_at_ms:
+                group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
+                if self._parent_id() != self._spark_id:
+                    return True  # Spark is dead: what is held in its name is free once this process has ended
+                has_news = has_news or (self._group is not None and self._group.has_news())
+            if has_news:
+                answer = self._view.plan(lambda: self._latest_offset(start, limits))
+            return answer is not start
 
-        has_come = wait_for_arrival(has_news, until_ms, self._monotonic_ms, self._sleep)
-        return has_come or self._idle_until_ms is not None
+        wait_for_arrival(has_come, until_ms, self._monotonic_ms, self._sleep)
+        return answer
 
     def _has_news(self) -> bool:
         return self._view.has_moved() or (self._group is not None and self._group.has_news())
@@ -180,6 +193,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._end.look(self._view.store, self._view.bounds, now_ms)
         share = Share() if self._group is None else self._group.look(before, self._view.bounds)
         after, until_ms = self._plan(before, share, limits, now_ms)
+        self._planned, self._report = (share, after.positions), None
         if self._group is not None:
             self._group.note_answered()
         if is_same(before, after):
@@ -220,21 +234,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_looked:
             ends = {queue: there.max_offset for queue, there in self._view.bounds.items()}
-            self._report = {**encode_queues(ends), **initial_offset(), **self._group_mark(ends)}
-        return self._report
+            self._report = {**encode_queues(ends), **initial_offset()}
+            if self._group is not None and self._planned is not None:
+                from rmq_spark.datasource.group_mark import mark_of  # half of the engine, as above
 
-    def _group_mark(self, ends: Mapping[QueueKey, int]) -> dict[str, Any]:
-        """Return what listeners want to know of the group: who this is, and how many messages lie behind the plan."""
-        if self._group is None:
-            return {}
-        query = self._group.query
-        mark: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": self._view.path}
-        mark["commit"] = query.terms.commit
-        if self._last is not None:
-            positions = self._last[1].positions
-            behind = (end - positions[queue] for queue, end in ends.items() if queue in positions)
-            mark["lagMessages"] = sum(max(messages, 0) for messages in behind)
-        return {MARK: {**initial_offset()[MARK], **mark}}
+                share, positions = self._planned
+                mark = mark_of(self._group.query, self._view, share, positions, self._now_ms())
+                self._report[MARK] = {**self._report[MARK], **mark}
+        return self._report
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
@@ -260,7 +267,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, before: StreamOffset, share: Share, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
         """Return the end of the next batch, and when the clock alone could change it, if ever."""
-        begin = share.moved(before)
+        begin = share.moved(before, self._view.bounds)
         bounds = {
             queue: there
             for queue, there in self._view.bounds.items()
@@ -285,7 +292,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_ms = last_batch_ms  # not before: a plan that meets retention is made again, and still due
         if self._end.is_wanted:
             after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
-        return share.marked(before, after, progress.begins), until_ms
+        return share.marked(before, after, progress.begins, self._view.bounds), until_ms
 
     def _is_read(self, queue: QueueKey) -> bool:
         """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
@@ -326,6 +333,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         progress = check_progress(before, bounds, self._starts | placed)
         progress = replace(progress, losses=progress.losses + gone)
         return replace(progress, losses=progress.losses + self._start_losses)
+
+
+def _is_over(until_ms: int | None, now_ms: int) -> bool:
+    return until_ms is not None and now_ms >= until_ms
 
 
 def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:

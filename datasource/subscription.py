@@ -5,24 +5,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from rmq_spark.store import is_system_topic
 from rmq_spark.store.errors import NotFoundError
 from rmq_spark.store.units import QueueKey
-
-# TopicValidator (5.3): what brokers keep for themselves, and the retry and dead-letter topics of groups.
-_SYSTEM_TOPICS = {
-    "TBW102",
-    "SCHEDULE_TOPIC_XXXX",
-    "BenchmarkTest",
-    "TRANS_CHECK_MAX_TIME_TOPIC",
-    "SELF_TEST_TOPIC",
-    "OFFSET_MOVED_EVENT",
-}
-_SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%", "%LMQ%")
-
-
-def is_system_topic(topic: str) -> bool:
-    """Say whether a topic is one of RocketMQ's own, which a pattern must not catch by accident."""
-    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
 
 
 class Catalog(Protocol):
@@ -61,7 +46,7 @@ class Topics:
         return sorted(found)
 
     def __str__(self) -> str:
-        return f'subscribe="{",".join(self.names)}"'
+        return f'subscribe="{",".join(sorted(self.names))}"'  # alike for all members of a group that read the same
 
 
 @dataclass(frozen=True, slots=True)

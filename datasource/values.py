@@ -104,8 +104,14 @@ def parse_size(text: str) -> int:
 
 
 def parse_wait(text: str) -> int:
-    """Return a duration in ms, as `parse_duration` does, or 0."""
-    return 0 if text.strip() in ("0", "0ms", "0s") else parse_duration(text)
+    """Return a duration in ms, as `parse_duration` does; it may be 0."""
+    found = _NUMBER_AND_UNIT.fullmatch(text.strip().lower())
+    if found is not None and not found[1].strip("0") and (found[2] or "ms") in _DURATIONS_MS:
+        return 0
+    try:
+        return parse_duration(text)
+    except Unacceptable:
+        raise Unacceptable("is no duration. Accepted: 0, or a number with ms, s, m, h, d, such as 15s.") from None
 
 
 def parse_duration(text: str) -> int:
@@ -115,6 +121,11 @@ def parse_duration(text: str) -> int:
     if found is None or unit is None or not 1 <= _number(found[1]) * unit <= COUNT_MAX:
         raise Unacceptable("is no duration from 1 ms on. Accepted: a number with ms, s, m, h, d, such as 15m.")
     return _number(found[1]) * unit
+
+
+def show_duration(duration_ms: int) -> str:
+    """Return a duration as users give one, and as `parse_duration` takes it: in s, or in ms where that is no number."""
+    return f"{duration_ms}ms" if duration_ms % 1000 else f"{duration_ms // 1000}s"
 
 
 def _number(digits: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rmq_spark.store import group_lag, publish_last_offsets
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import NotFoundError, RmqError
 from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class _GroupSource:
 
     def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any]) -> None:
         self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
+        self.commit_log_path = str(mark["commitLogPath"]) if "commitLogPath" in mark else None
         self.is_published = mark.get("commit") != "off"  # commitOffsets
         self.reset = int(end.get("@", {}).get("reset", 0))
         self.suspended = int(end.get("@", {}).get("suspended", 0))
@@ -93,8 +94,9 @@ class GroupOffsetListener(_Listener):
 class GroupLagListener(_Listener):
     """Reports how far the groups of a session's queries are behind, after each batch.
 
-    `report` is called with the group's name and a table, a row for each queue, as `rmq_spark.group_lag` returns it;
-    without it, one line goes to the log. It runs on Spark's listener thread: be quick. What it raises is logged.
+    `report` is called with the group's name and a table, a row for each queue, as `rmq_spark.group_lag` returns it,
+    none for a group without offsets; without it, one line goes to the log. It runs on Spark's listener thread: be
+    quick. What it raises is logged.
     """
 
     def __init__(self, report: "Callable[[str, pa.Table], None] | None" = None) -> None:
@@ -104,13 +106,19 @@ class GroupLagListener(_Listener):
         """Report the lag of each of the query's groups."""
         for source in _group_sources(event.progress.sources):
             try:
-                self._report(source.group, group_lag(source.path, source.group))
+                lag = group_lag(source.path, source.group, commit_log_path=source.commit_log_path)
+                self._report(source.group, lag)
+            except NotFoundError:
+                pass  # no member, for the store cannot be written, and so without offsets: there is nothing to report
             except Exception as error:  # the user's, or the store's: the query goes on
                 _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:
     rows = table.select(["lagMessages", "lagBytes", "secondsBehind"]).to_pylist()
+    if not rows:
+        _LOG.info("rmq: consumer group %s has no offsets yet, so how far it is behind is not known", group)
+        return
     _LOG.info(
         "rmq: consumer group %s is %d messages, %d bytes, %.1f s behind in %d queues",
         group,

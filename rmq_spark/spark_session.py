@@ -1,5 +1,7 @@
 """A Spark session that knows `format("rmq")`: a new one for one machine, or one that you have."""
 
+import atexit
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -10,8 +12,10 @@ from rmq_spark.datasource.source import RmqDataSource
 from rmq_spark.group_listeners import GroupOffsetListener
 from rmq_spark.java import check_java
 
-# Names by which Spark calls a cluster that is this machine.
+_LOG = logging.getLogger("rmq_spark")
 _HAS_LISTENER = "_rmq_spark_listens"  # set on a session: it has no list of its listeners
+_LISTENERS_HEAR_WITHIN_MS = 10_000
+# Names by which Spark calls a cluster that is this machine.
 _LOCAL_MASTERS = ("local", "local[", "local-cluster[")
 
 
@@ -58,7 +62,8 @@ def session(
     environment, because Python workers run this interpreter unless PYSPARK_PYTHON is set. A local
     master listens on the loopback address only, and there is no web UI; `conf` (names and values as
     Spark takes them) overrides both. Where something else starts Spark, take its session and call
-    `register`. Queries of the session publish their group's offsets when they end (`GroupOffsetListener`).
+    `register`. Queries of the session publish their group's offsets when they end (`GroupOffsetListener`); a process
+    that ends just after it stopped one waits for that, up to 10 s.
 
     Raises OptionError when a new session would find no Java, or one older than 17.
     """
@@ -81,4 +86,19 @@ def session(
     if not getattr(spark, _HAS_LISTENER, False):
         spark.streams.addListener(GroupOffsetListener())
         setattr(spark, _HAS_LISTENER, True)
+        atexit.register(_let_listeners_hear, spark)
     return spark
+
+
+def _let_listeners_hear(spark: SparkSession) -> None:
+    """Wait until listeners have heard what has happened by now: Spark tells them later, and then nobody is there.
+
+    Nothing is to be waited for where the session was stopped: that tells them too.
+    """
+    java = getattr(spark.sparkContext, "_jsc", None)
+    if java is None:
+        return
+    try:
+        java.sc().listenerBus().waitUntilEmpty(_LISTENERS_HEAR_WITHIN_MS)
+    except Exception as error:  # Java is gone, a listener takes its time, or a Spark's inner parts have other names
+        _LOG.debug("rmq: what listeners did not hear when the process ended is lost: %s", error)

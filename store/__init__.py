@@ -11,11 +11,12 @@ fetched from its module when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import PurePath
 
-    from rmq_spark.store.commit.arguments import check_sent_topic
     from rmq_spark.store.commit.commits import CommitOptions, CommitTotals
     from rmq_spark.store.commit.keys import CommitKey
     from rmq_spark.store.commit.message_store import SendResult
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.serving import serve_store
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
+    from rmq_spark.store.disk.files import parent_process_id
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
+    from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.group_name import check_consumer_group
     from rmq_spark.store.group.last_words import publish_last_offsets
     from rmq_spark.store.group.offset_file import read_group_offsets
-    from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
+    from rmq_spark.store.group.query_group import GroupStep, GroupTerms, QueryGroup
     from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
     from rmq_spark.store.log.store_reader import StoreReader
 
@@ -59,6 +62,7 @@ __all__ = [
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
+    "GroupStep",
     "GroupTerms",
     "MessageStore",
     "OutboxSettings",
@@ -92,9 +96,11 @@ __all__ = [
     "group_lag",
     "group_offsets",
     "groups",
+    "is_system_topic",
     "open_consumer",
     "open_reader",
     "open_store",
+    "parent_process_id",
     "pending_transactions",
     "publish_last_offsets",
     "read_group_offsets",
@@ -125,6 +131,7 @@ _HOMES = {
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
+    "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.delivery.message_store",
     "OutboxSettings": "rmq_spark.store.commit.outbox",
@@ -143,12 +150,14 @@ _HOMES = {
     "abort_sink": "rmq_spark.store.commit.sink",
     "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
-    "check_sent_topic": "rmq_spark.store.commit.arguments",
+    "check_sent_topic": "rmq_spark.store.format.filenames",
     "commit_sink": "rmq_spark.store.commit.sink",
     "find_beginnings": "rmq_spark.store.group.beginnings",
     "group_lag": "rmq_spark.store.group.admin",
     "group_offsets": "rmq_spark.store.group.admin",
     "groups": "rmq_spark.store.group.admin",
+    "is_system_topic": "rmq_spark.store.format.filenames",
+    "parent_process_id": "rmq_spark.store.disk.files",
     "pending_transactions": "rmq_spark.store.delivery.half_messages",
     "publish_last_offsets": "rmq_spark.store.group.last_words",
     "read_group_offsets": "rmq_spark.store.group.offset_file",
@@ -237,27 +246,64 @@ def open_consumer(
     commit_log_path: str | None = None,
     read_mode: str = "auto",
     check_crc: bool = False,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    long_polling: bool = True,
+    max_transfer_bytes_on_message_in_memory: int = 262_144,
+    max_transfer_count_on_message_in_memory: int = 32,
+    max_transfer_bytes_on_message_in_disk: int = 65_536,
+    max_transfer_count_on_message_in_disk: int = 8,
+    access_message_in_memory_max_ratio: int = 40,
+    max_filter_message_count: int = 16_000,
+    lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
 ) -> "PullConsumer":
     """Open the store at `path` to pull from its queues, as RocketMQ's pull consumers do; use it in `with`.
 
     `group` is needed for what is about a group's offsets, `columns` are those of a message (the reader's default ones).
     Every pull first delivers delayed messages that are due, unless a broker does or the store may not be written to.
-    Raises OptionError for a group's name that RocketMQ refuses and unknown columns, StorePathError for a path that
-    holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
+
+    What one pull gives and how far it looks is limited as by a broker, by its names and defaults (MessageStoreConfig):
+    what lies more than `access_message_in_memory_max_ratio` percent of the memory behind the log's end counts as on
+    disk, and `max_filter_message_count` counts bytes of units, 20 a message. Without `long_polling` a pull that waits
+    does so for a second. Writers are waited for up to `lock_timeout_ms` without progress of theirs;
+    `allow_network_store` is for what appends, `send` and what is due: offsets are written anywhere.
+
+    Raises OptionError for a group's name that RocketMQ refuses, unknown columns and limits that are none,
+    StorePathError for a path that holds no store. Source: DefaultMQPullConsumer (4.9, 5.3).
     """
+    from rmq_spark.store.commit.arguments import check_flags, check_number
     from rmq_spark.store.delivery.pull_consumer import PullConsumer
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk import files
     from rmq_spark.store.group.pull_consumer import DEFAULT_COLUMNS
+    from rmq_spark.store.group.pull_limits import limits_of_broker
+    from rmq_spark.store.log.store_writer import WriterSettings
 
+    check_number("max_decompressed_bytes", max_decompressed_bytes, 1)
+    check_number("lock_timeout_ms", lock_timeout_ms, 0)
+    check_flags(check_crc=check_crc, long_polling=long_polling, allow_network_store=allow_network_store)
+    limits = limits_of_broker(
+        max_transfer_bytes_on_message_in_memory=max_transfer_bytes_on_message_in_memory,
+        max_transfer_count_on_message_in_memory=max_transfer_count_on_message_in_memory,
+        max_transfer_bytes_on_message_in_disk=max_transfer_bytes_on_message_in_disk,
+        max_transfer_count_on_message_in_disk=max_transfer_count_on_message_in_disk,
+        access_message_in_memory_max_ratio=access_message_in_memory_max_ratio,
+        max_filter_message_count=max_filter_message_count,
+    )
+    root = files.absolute(path)
+    ticker = Ticker(root, commit_log_path=commit_log_path, allow_network_store=allow_network_store)
     return PullConsumer(
-        files.absolute(path),
+        root,
         group,
         columns=DEFAULT_COLUMNS if columns is None else columns,
+        limits=limits,
+        long_polling=long_polling,
         commit_log_path=commit_log_path,
         read_mode=read_mode,
         check_crc=check_crc,
-        deliver_due=Ticker(files.absolute(path), commit_log_path=commit_log_path).tick_now,
+        max_decompressed_bytes=max_decompressed_bytes,
+        settings=WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path),
+        deliver_due=ticker.tick_now,
     )
 
 

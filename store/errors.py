@@ -75,22 +75,27 @@ class OffsetRangeError(StoreError, LookupError):
     the messages; from `max_offset` on nothing was stored yet, or the store was cut or rebuilt.
     """
 
-    def __init__(self, queue: str, begin: int, end: int, min_offset: int, max_offset: int) -> None:
-        super().__init__(queue, begin, end, min_offset, max_offset)
+    def __init__(self, queue: str, begin: int, end: int, min_offset: int, max_offset: int, next_step: str = "") -> None:
+        super().__init__(queue, begin, end, min_offset, max_offset, next_step)
         self.queue, self.begin, self.end = queue, begin, end
-        self.min_offset, self.max_offset = min_offset, max_offset
+        self.min_offset, self.max_offset, self.next_step = min_offset, max_offset, next_step
 
     def __str__(self) -> str:
         is_place = self.begin == self.end
         asked = f"was the offset {self.begin}" if is_place else f"were [{self.begin}, {self.end})"
-        return f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
+        held = f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
+        return f"{held}. {self.next_step}" if self.next_step else held
+
+
+_READ_AROUND = "Read around the place with startingOffsets and endingOffsets, or restore the file from a copy."
 
 
 class DamageError(StoreError):
     """Bytes on disk break the format.
 
     They are left as they are. Reading changes nothing else either; recovery may have mended other places before.
-    `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree.
+    `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree, `next_step`
+    what can be done: a file beside the messages is not read around.
     """
 
     def __init__(
@@ -100,17 +105,17 @@ class DamageError(StoreError):
         position: int,
         expected: object = None,
         found: object = None,
+        next_step: str = _READ_AROUND,
     ) -> None:
-        super().__init__(what, str(path), position, expected, found)
+        super().__init__(what, str(path), position, expected, found, next_step)
         self.what, self.path, self.position = what, str(path), position
-        self.expected, self.found = expected, found
+        self.expected, self.found, self.next_step = expected, found, next_step
 
     def __str__(self) -> str:
         detail = "" if self.expected is None else f": expected {self.expected}, found {self.found}"
         return (
             f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. The damage was left "
-            "as it is. Read around the place with startingOffsets and endingOffsets, or restore the file "
-            "from a copy."
+            f"as it is. {self.next_step}"
         )
 
 

@@ -36,9 +36,9 @@ def member(store: Path) -> Iterator[QueryGroup]:
     query.leave({})
 
 
-def progress(member: QueryGroup, offset: int, commit: str = "auto", run: str = "r") -> Any:
+def progress(member: QueryGroup, offset: int, commit: str = "auto", run: str = "r", **marks: str) -> Any:
     """Return the event of a batch that ended at `offset`, as Spark shows our offsets: as text."""
-    mark = {"v": 1, "group": "g", "member": member.member_id, "path": member.root, "commit": commit}
+    mark = {"v": 1, "group": "g", "member": member.member_id, "path": member.root, "commit": commit} | marks
     ours = SimpleNamespace(
         latestOffset=json.dumps({"orders": {"0": 10}, "@": mark}),
         endOffset=json.dumps({"orders": {"0": offset}, "@": {"v": 1}}),
@@ -91,6 +91,24 @@ def test_the_lag_of_a_querys_group_is_reported_after_each_batch(store: Path, mem
 
     rmq_spark.GroupLagListener(report).onQueryProgress(progress(member, 4, commit="off"))
     assert seen == [("g", 10)]
+
+
+def test_the_lag_is_reported_where_the_log_lies_elsewhere(store: Path, member: QueryGroup, tmp_path: Path) -> None:
+    (store / "commitlog").rename(tmp_path / "log")
+    seen: list[int] = []
+    listener = rmq_spark.GroupLagListener(lambda group, table: seen.append(table.column("lagMessages")[0].as_py()))
+    listener.onQueryProgress(progress(member, 4, commitLogPath=str(tmp_path / "log")))
+    assert seen == [10]
+
+
+def test_a_group_without_offsets_is_not_said_to_be_up_to_date(
+    store: Path, member: QueryGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store / "config" / "consumerOffset.json").write_text('{"offsetTable": {}}')
+    with caplog.at_level(logging.INFO):
+        rmq_spark.GroupLagListener().onQueryProgress(progress(member, 4))
+    assert "consumer group g has no offsets yet" in caplog.text
+    assert "0 messages" not in caplog.text
 
 
 def test_a_report_that_raises_is_a_warning_and_one_line_is_the_default(

@@ -81,6 +81,27 @@ def test_another_source_of_the_same_name_is_replaced(
     assert rows.count() == 1170
 
 
+def test_a_script_that_ends_with_the_stop_of_a_query_publishes_its_last_batch(tmp_path: Path) -> None:
+    store, script = tmp_path / "store", tmp_path / "script.py"
+    with rmq_spark.open_store(store, queues=1, segment_bytes=1 << 16) as messages:
+        messages.send("orders", "x")
+    script.write_text(
+        "import time, rmq_spark\n"
+        "spark = rmq_spark.session(master='local[1]', conf={'spark.log.level': 'WARN'})\n"
+        "orders = spark.readStream.format('rmq').option('subscribe', 'orders').option('consumerGroup', 'billing')\n"
+        f"orders = orders.option('startingOffsets', 'earliest').load({str(store)!r})\n"
+        "query = orders.writeStream.format('noop').trigger(processingTime='1 hour')\n"
+        f"query = query.option('checkpointLocation', {str(tmp_path / 'checkpoint')!r}).start()\n"
+        "while not query.lastProgress:\n"
+        "    time.sleep(0.05)\n"
+        "query.stop()\n"
+    )
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert rmq_spark.group_offsets(store, "billing") == {"orders": {0: 1}}, run.stderr
+    assert "Py4JException" not in run.stderr
+
+
 @pytest.mark.wheel
 def test_a_script_started_from_a_bare_shell_reads_a_store(golden: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

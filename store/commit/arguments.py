@@ -12,8 +12,7 @@ from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
-from rmq_spark.store.format.filenames import check_topic_name
-from rmq_spark.store.format.message_columns import CLOSED_TOPICS
+from rmq_spark.store.format.filenames import check_sent_topic, check_topic_name
 from rmq_spark.store.format.store_settings import BROKER_VERSIONS, DelayTerms
 
 FLUSHES = ("async", "sync")
@@ -39,7 +38,9 @@ MESSAGE_TYPES = {
     "deliverTimestamp": pa.timestamp("ms", tz="UTC"),  # or another unit, or ms as whole numbers
 }
 assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
+_KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins them as a client does
 _SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
+_SCHEMA_WITH_KEYS_AS_LISTS = pa.schema(list({**MESSAGE_TYPES, "keys": _KEYS_AS_LISTS}.items()))
 _TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # a text that is no UTF-8 is a ValueError
 
@@ -62,9 +63,7 @@ def check_opening(
     check_number("compress_over", compress_over, 0)
     check_number("lock_timeout_ms", lock_timeout_ms, 0)
     check_number("segment_bytes", segment_bytes, _MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
-    for name, value in (("create_topic", create_topic), ("allow_network_store", allow_network_store)):
-        if not isinstance(value, bool):
-            raise OptionError(f"{name}={value!r} is neither True nor False.")
+    check_flags(create_topic=create_topic, allow_network_store=allow_network_store)
     if commit_log_path is not None and not isinstance(commit_log_path, str):
         raise OptionError(f"commit_log_path={commit_log_path!r} is no str: a folder, or several joined by commas.")
     if compression is not None:
@@ -89,6 +88,13 @@ def check_number(name: str, value: object, least: int, most: int | None = None) 
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"from {least} on" if most is None else f"from {least} to {most}"
         raise OptionError(f"{name}={value!r} is no whole number {bounds}. Times are ms, sizes are bytes.")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise unless each flag is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} is neither True nor False.")
 
 
 def check_limits(**limits: object) -> None:
@@ -116,16 +122,9 @@ def check_topic(topic: object) -> str:
     return check_topic_name(topic)
 
 
-def check_sent_topic(topic: object) -> None:
-    """Raise for a topic that no producer may send to."""
-    if check_topic(topic) in CLOSED_TOPICS:
-        raise OptionError(f"topic {topic} is RocketMQ's own: nobody sends to it. Give a topic of yours.")
-
-
 def check_new_topic(topic: object, queues: object, perm: object) -> None:
     """Look at a topic that is to be made."""
-    if check_topic(topic) in CLOSED_TOPICS:
-        raise OptionError(f"topic {topic} is RocketMQ's own: a broker makes it, nobody else.")
+    check_sent_topic(check_topic(topic))
     check_queue_count(queues)
     if type(perm) is not int or perm not in PERMS:
         raise OptionError(f"perm={perm!r} is none of: 6 (read and write), 4 (read), 2 (write).")
@@ -133,29 +132,30 @@ def check_new_topic(topic: object, queues: object, perm: object) -> None:
 
 def message_of(row: dict[str, Any]) -> pa.RecordBatch:
     """Return one message as the encoder takes it; `row` has all of MESSAGE_COLUMNS, properties as a mapping."""
+    schema = _SCHEMA_WITH_KEYS_AS_LISTS if isinstance(row["keys"], list | tuple) else _SCHEMA
     try:
         properties, body = row["properties"], row["body"]
         if properties is not None:
             row["properties"] = list(dict(properties).items())
         if isinstance(body, str):
             row["body"] = body.encode()
-        keys, time_ms = row["keys"], row["deliverTimestamp"]
+        time_ms = row["deliverTimestamp"]
         if time_ms is not None:
             check_number("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
-        if isinstance(keys, list | tuple):
-            row["keys"] = " ".join(keys)  # as a client joins them: Message#setKeys
-        return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+        return pa.RecordBatch.from_pylist([row], schema=schema)
     except _NOT_ARROW as error:
-        raise OptionError(f"no message: {_wrong_field(row)}{error}. {_TYPES_ARE} Nothing was appended.") from None
+        raise OptionError(
+            f"no message: {_wrong_field(row, schema)}{error}. {_TYPES_ARE} Nothing was appended."
+        ) from None
 
 
-def _wrong_field(row: Mapping[str, Any]) -> str:
+def _wrong_field(row: Mapping[str, Any], schema: pa.Schema) -> str:
     """Return the name of the first field that is not of its type, with a colon, "" if it is none by itself."""
-    for name, kind in MESSAGE_TYPES.items():
+    for field in schema:
         try:
-            pa.array([row[name]], kind)
+            pa.array([row[field.name]], field.type)
         except _NOT_ARROW:
-            return f"{name}: "
+            return f"{field.name}: "
     return ""
 
 
@@ -189,4 +189,4 @@ def _type_of(field: pa.Field) -> pa.DataType:
     if field.name == "deliverTimestamp" and pa.types.is_timestamp(field.type):
         return field.type  # in whatever unit: the encoder knows how to round it
     is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-    return pa.list_(pa.string()) if field.name == "keys" and is_list else MESSAGE_TYPES[field.name]
+    return _KEYS_AS_LISTS if field.name == "keys" and is_list else MESSAGE_TYPES[field.name]

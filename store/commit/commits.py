@@ -124,7 +124,6 @@ class _Commit:
         self._rows = sum(file.rows for file in self._staged)
         self._bytes = sum(file.bytes for file in self._staged)
         self._digest = total_digest(self._staged)
-        self._has_warned = False
         self._roller = Roller(writer.root, writer.disk, writer.now_ms, options.chunk_bytes)
 
     def run(self) -> CommitTotals:
@@ -159,23 +158,24 @@ class _Commit:
     def _judge_early(self) -> Verdict:
         """Judge without the lock, which is cheap; unless somebody is at work on the query: that changes the answer."""
         if files.file_size(self._roller.intents.path(self._key.query_id)) >= 0:
-            return Verdict.APPEND
-        return self._judge()
-
-    def _judge(self) -> Verdict:
-        options = self._options
-        rules = LedgerRules(options.on_conflict, options.on_gap, options.is_transaction)
-        row = None if self._key.batch_id is None else self._roller.ledger.read(self._key.query_id)
-        verdict = judge_batch(row, self._key, self._rows, self._digest, rules)
-        if row is None and self._key.batch_id and not options.is_transaction and not self._has_warned:
-            self._has_warned = True
+            return Verdict.APPEND  # and this batch comes behind its
+        row = self._ledger_row()
+        if row is None and self._key.batch_id and not self._options.is_transaction:
             _LOG.warning(
                 "rmq: %s is the first one of its query in the store at %s. If earlier ones were written here, the "
                 "store was emptied, or another folder is at this path now: they are missing",
                 self._key,
                 self._writer.root,
             )
-        return verdict
+        return self._judge(row)
+
+    def _judge(self, row: LedgerRow | None) -> Verdict:
+        options = self._options
+        rules = LedgerRules(options.on_conflict, options.on_gap, options.is_transaction)
+        return judge_batch(row, self._key, self._rows, self._digest, rules)
+
+    def _ledger_row(self) -> LedgerRow | None:
+        return None if self._key.batch_id is None else self._roller.ledger.read(self._key.query_id)
 
     def _look_at_files(self, chunks: Iterator[EncodedRecords]) -> tuple[EncodedRecords | None, RmqError | None]:
         """Return the first chunk, read before the lock is asked for; or what is wrong with the files.
@@ -199,7 +199,7 @@ class _Commit:
             with self._writer.section() as section:
                 other = self._find_other(section)
                 if other is None:
-                    verdict = self._judge()
+                    verdict = self._judge(self._ledger_row())
                     if verdict is not Verdict.APPEND:
                         return verdict
                     if problem is not None:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,13 +24,24 @@ def mark_of(record: Record) -> int:
     return zlib.crc32(record.properties, zlib.crc32(record.topic, zlib.crc32(repr(head).encode())))
 
 
-def known_count(section: Section, count: Count | None) -> Count | None:
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A count that the log bears out, with its record: up to `seen` exactly the first `rows` rows are in the log."""
+
+    rows: int = 0
+    seen: Record | None = None
+    is_whole: bool = False  # as in Count
+
+
+def known_count(section: Section, count: Count | None) -> Tally | None:
     """Return a count if its record still stands in the log, and so all before it; else None."""
-    if count is None or count.physical_offset < 0:
-        return count
+    if count is None:
+        return None
+    if count.physical_offset < 0:
+        return Tally(count.rows, is_whole=True) if count.is_whole else None
     found = section.record_from(count.physical_offset)
     stands = found is not None and found.physical_offset == count.physical_offset and mark_of(found) == count.mark
-    return count if stands else None
+    return Tally(count.rows, found, count.is_whole) if stands else None
 
 
 def count_appended(
@@ -37,7 +49,7 @@ def count_appended(
     root: str,
     intent: Intent,
     hints: Sequence[Hint],
-    known: Count | None = None,
+    known: Tally | None = None,
     keep: Callable[[Count], None] = lambda _: None,
 ) -> int:
     """Return how many of an intent's rows stand in the log, counted from the first: they are appended in order.
@@ -50,23 +62,20 @@ def count_appended(
     An intent with a note delivers messages that wait in the store. A broker that had the store since may have delivered
     the same ones, in another order: that is no damage, and those that are not met in order come twice.
     """
-    begin = _from_count(section, known) or _from_hints(section, root, intent, hints)
-    rows, seen = begin if begin is not None else (0, None)
+    begin = known or _from_hints(section, root, intent, hints) or Tally()
+    rows, row, seen = begin.rows, begin.seen, begin.seen  # `row`: the last one that was met; `seen`: the last record
     place = _behind(seen) if seen is not None else _first_record(section, intent.start)
     staged = _staged_records(root, intent.files, rows)
     wanted, following = next(staged, None), next(staged, None)
-    row, first_rows, first_seen = seen, rows, seen  # `row`: the last one that was met; `seen`: the last record
-    number = 0
+    records = enumerate(section.records_from(place))
     try:
-        for number, record in enumerate(section.records_from(place) if wanted is not None else ()):
+        while wanted is not None and (found := next(records, None)) is not None:
+            number, record = found
             if number % _PROGRESS_RECORDS == 0:
                 section.note_progress()
-            assert wanted is not None
             if _is_same(record, wanted):
                 rows, row, seen = rows + 1, record, record
                 wanted, following = following, next(staged, None)
-                if wanted is None:
-                    break
             elif following is not None and not intent.note and _is_same(record, following):
                 # Who mends the log may find the row anywhere between these two.
                 seen = row
@@ -74,7 +83,7 @@ def count_appended(
             else:
                 seen = record
     except BaseException:
-        if seen is not None and (rows, seen) != (first_rows, first_seen):
+        if seen is not None and seen is not begin.seen:
             keep(Count(rows, seen.physical_offset, mark_of(seen)))
         raise
     # The last row is enough to know the count again. Rows that are not there cannot come without a count forgotten.
@@ -82,20 +91,14 @@ def count_appended(
     return rows
 
 
-def _from_count(section: Section, known: Count | None) -> tuple[int, Record] | None:
-    """Return the rows of a count that is known, and its record."""
-    found = section.record_from(known.physical_offset) if known is not None and known.physical_offset >= 0 else None
-    return (known.rows, found) if known is not None and found is not None else None
-
-
-def _from_hints(section: Section, root: str, intent: Intent, hints: Sequence[Hint]) -> tuple[int, Record] | None:
-    """Return the rows of the last hint that the log bears out, and the last row's record."""
+def _from_hints(section: Section, root: str, intent: Intent, hints: Sequence[Hint]) -> Tally | None:
+    """Return the last hint that the log bears out, with the last row's record."""
     for hint in reversed(hints):
         if not 0 < hint.rows <= intent.rows or hint.physical_offset >= section.end:
             continue
         found = section.record_from(hint.physical_offset)
         if found is not None and _is_same(found, next(_staged_records(root, intent.files, hint.rows - 1))):
-            return hint.rows, found
+            return Tally(hint.rows, found)
     return None
 
 

@@ -60,6 +60,7 @@ _WHAT = (
     "the promise to append what was staged; whoever takes it away gives up the rows that are not in the store yet, and "
     "when the query writes that batch again those that are come twice"
 )
+_NEXT_STEP = "Restore the file from a copy, or take it away at that price."
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class Intents:
                 raise ValueError(f"the intent of query {intent.key.query_id}")
             return intent
 
-        return read_side_file(files.join(self.folder, name + _JSON), _WHAT, build)
+        return read_side_file(files.join(self.folder, name + _JSON), _WHAT, _NEXT_STEP, build)
 
     def _lock_named(self, name: str) -> FileLock:
         path = files.join(self.folder, name + _LOCK)

@@ -35,6 +35,7 @@ _WHAT = (
     "the ledger of a query, which keeps a batch from being written twice; without it the query's next batch is taken "
     "for its first one"
 )
+_NEXT_STEP = "Restore the file from a copy; or remove it, if the batch that the query writes next is not in the store."
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,9 @@ class Ledger:
         self._disk.sync_folder(side_path(self._root, LEDGER))
 
     def _read_file(self, name: str, ending: str) -> LedgerRow | None:
-        row = read_side_file(self._path(name, ending), _WHAT, _build_row)
+        row = read_side_file(self._path(name, ending), _WHAT, _NEXT_STEP, _build_row)
         if row is not None and safe_name(row.query_id) != name:
-            raise DamageError(_WHAT, self._path(name, ending), 0, name, row.query_id)
+            raise DamageError(_WHAT, self._path(name, ending), 0, name, row.query_id, _NEXT_STEP)
         return row
 
     def _path(self, name: str, ending: str) -> str:

@@ -19,10 +19,11 @@ def encode_side_file(fields: Mapping[str, Any]) -> bytes:
     return json.dumps({"v": VERSION, **fields}, indent=1).encode() + b"\n"
 
 
-def read_side_file(path: str, what: str, build: Callable[[dict[str, Any]], T]) -> T | None:
+def read_side_file(path: str, what: str, next_step: str, build: Callable[[dict[str, Any]], T]) -> T | None:
     """Return what `build` makes of a file's fields, None without a file.
 
-    `what` says what the file is for and what taking it away would mean. Raises StoreError for a file of another
+    `what` says what the file is for and what taking it away would mean, `next_step` what to do if it is damaged: a
+    sentence. Raises StoreError for a file of another
     version, DamageError for one that is not JSON or lacks fields (`build` may raise KeyError, TypeError, ValueError).
     """
     data = files.read_small(path)
@@ -37,7 +38,8 @@ def read_side_file(path: str, what: str, build: Callable[[dict[str, Any]], T]) -
             return build(fields)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         shown = data[:_SHOWN_CHARS].decode("utf-8", "replace")
-        raise DamageError(f"{what} ({error!r})", path, 0, f"JSON of version {VERSION}", repr(shown)) from error
+        expected = f"JSON of version {VERSION}"
+        raise DamageError(f"{what} ({error!r})", path, 0, expected, repr(shown), next_step) from error
     raise StoreError(
         f"{path} has version {version!r}, and this rmq-spark knows version {VERSION}: a newer one wrote it. Write to "
         f"this store with that one. {what[0].upper()}{what[1:]}."

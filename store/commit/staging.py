@@ -30,6 +30,10 @@ from rmq_spark.store.log.section import MAX_SECTION_BYTES
 # anew: 0.3 µs a message.
 CHUNK_BYTES = 16 << 20
 _WRITE_OUT_BYTES = 8 << 20  # of a staged file, before the disk is told to begin with them
+_NEXT_STEP = (
+    "When the query writes the batch again it stages its rows anew; unless some of them are in the store already: then "
+    "restore the file."
+)
 _DIGESTS = 1 << 64  # digests of parts add up modulo this
 
 
@@ -237,7 +241,8 @@ def _read_rows(root: str, staged: Sequence[StagedFile], first_row: int) -> Itera
                     yield slice_records(records, skipped, len(records))
                 skipped = max(skipped - len(records), 0)
         if found != file.rows:
-            raise DamageError("rows of a staged file", staged_path(root, file.name), 0, file.rows, found)
+            path = staged_path(root, file.name)
+            raise DamageError("rows of a staged file", path, 0, file.rows, found, _NEXT_STEP)
 
 
 class _StagedReader:
@@ -296,7 +301,8 @@ class _Explained:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, pa.ArrowException | ValueError | LookupError | TypeError | OSError):
-            raise DamageError("a staged file", self._path, 0, "an Arrow file of records", str(error)) from error
+            expected = "an Arrow file of records"
+            raise DamageError("a staged file", self._path, 0, expected, str(error), _NEXT_STEP) from error
 
 
 class _Source:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.commit.arguments import check_number, check_sent_topic
+from rmq_spark.store.commit.arguments import check_number, check_topic
 from rmq_spark.store.commit.commits import CommitOptions, commit_staged
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
@@ -33,7 +33,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import BatchConflictError, NotFoundError, OptionError, StoreChangedError
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.encoding import EncodedRecords
-from rmq_spark.store.format.filenames import dlq_topic
+from rmq_spark.store.format.filenames import check_sent_topic, dlq_topic
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics
 from rmq_spark.store.format.outgoing_properties import ENGINE_OWNED, SHARDING_KEY
 from rmq_spark.store.format.properties import RETRY_TOPIC
@@ -91,7 +91,7 @@ def republish_dead_letters(
     """
     check_retrying_group(group)
     if topic is not None:
-        check_sent_topic(topic)
+        check_sent_topic(check_topic(topic))
     if begin is not None:
         check_number("begin", begin, 0)
     if progress is not None and (not isinstance(progress, str) or not progress):

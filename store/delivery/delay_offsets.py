@@ -26,6 +26,7 @@ from rmq_spark.store.format.config_json import DelayOffsets, decode_delay_offset
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file within milliseconds
 _WHAT = "without it every delay level begins anew, and what was delivered before there was a note of it comes again"
+_NEXT_STEP = "Restore config/delayOffset.json from a copy, or remove it and its .bak at that price."
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ class DelayOffsetFile:
                 return _Held(decode_delay_offsets(backup))
             except ValueError as error:
                 what = f"not the JSON of delay offsets, nor is the file that it stands in for; {_WHAT}"
-                raise DamageError(what, backup_path, 0, "JSON", str(error)) from error
+                raise DamageError(what, backup_path, 0, "JSON", str(error), _NEXT_STEP) from error
         if problem is not None:
             what = f"not the JSON of delay offsets, and there is no .bak beside it; {_WHAT}"
-            raise DamageError(what, self._path, 0, "JSON", str(problem)) from problem
+            raise DamageError(what, self._path, 0, "JSON", str(problem), _NEXT_STEP) from problem
         return _Held()

@@ -91,7 +91,14 @@ def _op_offsets(ops: pa.RecordBatch) -> pa.Array:
     are_numbers = pc.match_substring_regex(texts, rb"^\d{1,18}$")
     if not pc.all(are_numbers, min_count=0).as_py():
         found = texts.filter(pc.invert(are_numbers))[0].as_py()
-        raise DamageError("body of an op of a transaction", str(OP_QUEUE), 0, "queue offsets", found[:_SHOWN_BYTES])
+        raise DamageError(
+            "body of an op of a transaction",
+            str(OP_QUEUE),
+            0,
+            "queue offsets",
+            found[:_SHOWN_BYTES],
+            "Transactions that are pending cannot be told from decided ones without it; restore the log from a copy.",
+        )
     return texts.cast(pa.string()).cast(pa.int64())
 
 

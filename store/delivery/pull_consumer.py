@@ -12,7 +12,7 @@ class PullConsumer(pull_consumer.PullConsumer):
     """A store to pull from, and a group whose offsets are read and set. One thread at a time; use it in `with`.
 
     Every call looks at the store as it is then, beside any writer, a broker too. Offsets that were updated are
-    written by `commit`, and at the latest by `close`.
+    written by `commit`, and at the latest by `close`; a `with` whose body raises writes none.
     """
 
     def send_back(

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.format.filenames import MAX_DERIVED_TOPIC_CHARS, SCHEDULE_TOPIC, check_topic_name
+from rmq_spark.store.format.filenames import MAX_DERIVED_TOPIC_CHARS, WAITING_TOPICS, check_topic_name
 from rmq_spark.store.format.message_columns import Topics
 from rmq_spark.store.format.properties import PropertyPairs
 from rmq_spark.store.format.shaped_properties import ShapedPairs
@@ -17,7 +17,6 @@ from rmq_spark.store.format.whole_records import WholeRecords
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 _MAX_QUEUE_ID = 2**31 - 1
 _GROWTH_BYTES = MAX_DERIVED_TOPIC_CHARS + 1  # by which a record may be longer with another topic
@@ -72,7 +71,7 @@ def _why_not(topic: str) -> str:
     """Return why nothing is delivered to a topic, "" where it can be."""
     if topic == HALF_TOPIC:
         return f"its own topic is {HALF_TOPIC}, which is discarded as a broker does"
-    if topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+    if topic in WAITING_TOPICS:
         return f"its own topic is {topic}, where it would wait for ever"
     try:
         check_topic_name(topic)

@@ -28,6 +28,7 @@ DEAD_LETTER_QUEUES = 1  # AbstractSendMessageProcessor#DLQ_NUMS_PER_GROUP
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file in place within milliseconds
+_NEXT_STEP = "Restore the file from a copy, or remove it and its .bak: then every group has RocketMQ's defaults."
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,8 @@ def read_retry_topics(root: str, group: str, max_reconsume_times: int | None = N
             "updateSubGroup -g … -q 1), or do not send its messages back."
         )
     if config.retry_queue_count > MAX_QUEUES:
-        raise DamageError(
-            f"retryQueueNums of group {group}", path, 0, f"at most {MAX_QUEUES}", config.retry_queue_count
-        )
+        what, found = f"retryQueueNums of group {group}", config.retry_queue_count
+        raise DamageError(what, path, 0, f"at most {MAX_QUEUES}", found, _NEXT_STEP)
     limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
     # A retry topic that is there may have fewer queues than the group was given since.
     there = TopicWriter(Disk(), root).write_queues(filenames.retry_topic(group))
@@ -129,7 +129,8 @@ def read_group_config(root: str, group: str, sleep: Callable[[float], None] = ti
     except ValueError as error:
         problem = str(error)
     if problem:
-        raise DamageError("not the JSON of consumer groups, nor is its .bak", path, 0, "JSON", problem)
+        what = "not the JSON of consumer groups, nor is its .bak"
+        raise DamageError(what, path, 0, "JSON", problem, _NEXT_STEP)
     return None
 
 

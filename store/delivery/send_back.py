@@ -35,8 +35,8 @@ from rmq_spark.store.delivery.retry_topics import read_retry_topics
 from rmq_spark.store.disk.chance import random_bits
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.format.encoding import EncodedRecords
-from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
-from rmq_spark.store.format.message_columns import CLOSED_TOPICS, RowFault, Topics
+from rmq_spark.store.format.filenames import CLOSED_TOPICS, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from rmq_spark.store.format.message_columns import RowFault, Topics
 from rmq_spark.store.format.properties import INNER_NUM, RETRY_TOPIC
 from rmq_spark.store.format.ragged import Bytes, Positions
 from rmq_spark.store.format.rebuilt_records import rebuild_records

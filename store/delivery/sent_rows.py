@@ -38,6 +38,7 @@ _WHAT = (
     "which rows of a query's last batch were sent back; without it rows of a batch that is run again are sent back "
     "once more"
 )
+_NEXT_STEP = "Restore the file from a copy, or remove it at that price."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class SentRows:
 
         Raises DamageError, and StoreError for files of a newer release.
         """
-        held = read_side_file(self._path(".json"), _WHAT, _build_file)
+        held = read_side_file(self._path(".json"), _WHAT, _NEXT_STEP, _build_file)
         intent = self._intents.read(self.query_id)
         row = self._ledger.read(self.query_id)  # last: what an intent promised is in the ledger when the intent goes
         last, batch_id = NO_COMMIT, -1

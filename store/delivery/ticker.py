@@ -34,7 +34,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
-from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
@@ -79,12 +79,15 @@ class Ticker:
         settings: WriterSettings | None = None,
         *,
         commit_log_path: str | None = None,
+        allow_network_store: bool = False,
         disk: Disk | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path = files.absolute(path)
-        self._settings = settings or WriterSettings(_APPLICATION, _LOCK_TIMEOUT_MS, commit_log_path=commit_log_path)
+        self._settings = settings or WriterSettings(
+            _APPLICATION, _LOCK_TIMEOUT_MS, allow_network_store, commit_log_path
+        )
         self._disk, self._clock_ms, self._sleep = disk or Disk(), clock_ms, sleep
         self._ledger = Ledger(self.path, self._disk)
         self._turn = FileLock(side_path(self.path, FOLDER, _TURN))
@@ -181,7 +184,7 @@ class Ticker:
     def _is_brokers(self) -> bool:
         """Say whether a broker holds the store or is starting; at once, so that somebody else may look like one."""
         path = files.join(self.path, filenames.LOCK)
-        if not is_locked(path):
+        if not seems_locked(path):
             return False
         probe = BrokerLock(path)
         try:

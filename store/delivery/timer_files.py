@@ -252,11 +252,12 @@ class TimerWheel:
         size = files.file_size(self._path)
         if size not in (-1, 0, WHEEL_BYTES):
             raise DamageError(
-                "the timer wheel has another length; where it is deleted it is made anew from the timer log",
+                "the timer wheel has another length",
                 self._path,
                 0,
                 f"{WHEEL_BYTES} bytes",
                 size,
+                "Restore the file from a copy, or remove it: it is made anew from the timer log.",
             )
         return size == WHEEL_BYTES
 

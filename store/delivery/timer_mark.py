@@ -17,6 +17,7 @@ from rmq_spark.store.format.timer_check import TimerCheck
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 _NAME = "timer.json"
+_NEXT_STEP = "Remove the file: it is written again when the timer is."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class TimerMarkFile:
     def read(self) -> TimerMark | None:
         """Return the mark; None without one that can be read, which a power cut may leave."""
         try:
-            return read_side_file(self._path, "says how far the timer was taken", _build)
+            return read_side_file(self._path, "says how far the timer was taken", _NEXT_STEP, _build)
         except DamageError:
             return None
 

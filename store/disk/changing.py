@@ -30,6 +30,17 @@ _MISPLACED = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _TOO_MANY = {errno.EMFILE, errno.ENFILE}
 
 
+def is_forbidden(error: StoreError) -> bool:
+    """Say whether an error means that this process may not write there: it will not pass by itself."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FORBIDDEN
+
+
+def is_disk_trouble(error: StoreError) -> bool:
+    """Say whether an error means that the disk is full or fails: to read may go on, and to write may work later."""
+    cause = error.__cause__
+    return isinstance(error, DiskFullError) or (isinstance(cause, OSError) and cause.errno == errno.EIO)
+
+
 class Disk:
     """Makes, replaces and removes files and folders. Keeps no state: safe for several threads and processes.
 

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from rmq_spark.store.errors import StoreChangedError, StorePathError
+from rmq_spark.store.errors import StoreChangedError, StoreError, StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
 _FLOCK = "hhqqi4x"
@@ -53,11 +53,20 @@ class FileLock:
         """Say whether this object holds the lock, in this process."""
         return self._descriptor >= 0
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Say whether a broker that starts waits for the release. None does: it only finds this lock taken."""
+        return False
+
+    def safe_s(self) -> float:
+        """Return for how many seconds no broker looks at the store as far as this lock knows: no end is in sight."""
+        return math.inf
+
     def try_take(self) -> bool:
         """Take the lock if nobody has it; say whether it was taken. Does not wait.
 
         Raises StoreChangedError if there is no such file, StorePathError if it cannot be opened for writing or its
-        file system has no locks.
+        file system has no locks, StoreError if too many files are open.
         """
         assert not self.is_held, f"{self.path} is locked already"
         for _ in range(_TRIES):
@@ -99,6 +108,10 @@ class FileLock:
                 f"{self.path} is gone: the store was moved or removed. Open the store again."
             ) from error
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise StoreError(
+                    f"{self.path} cannot be locked: {error.strerror}. Raise the limit of open files (ulimit -n)."
+                ) from error
             raise StorePathError(
                 f"{self.path} cannot be locked: {error.strerror}. Who appends to a store needs to {self._right} this "
                 "file. Give the user who runs Spark that right, or run as the user who owns the store."

@@ -42,6 +42,15 @@ def modified_ms(path: str) -> int:
         return -1
 
 
+def stamp(path: str) -> tuple[int, int, int] | None:
+    """Return what differs once a small file was replaced or written: its inode, length and time; None without one."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def is_folder(path: str) -> bool:
     """Say whether there is a folder at `path`, or a link to one."""
     return os.path.isdir(path)
@@ -100,6 +109,11 @@ def free_bytes(path: str) -> int:
 def process_id() -> int:
     """Return this process's id."""
     return os.getpid()
+
+
+def parent_process_id() -> int:
+    """Return the id of the process that started this one, of another one once that is dead."""
+    return os.getppid()
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

@@ -1,27 +1,76 @@
-"""Whether somebody holds the store's lock, asked without taking it."""
+"""Whether somebody holds a lock on a file, asked without taking one: who asks is in nobody's way."""
 
+import contextlib
 import fcntl
 import os
+import signal
 import struct
+
+from rmq_spark.store.errors import StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = "hhqqi4x"
+_F_SETSIG = 10  # fcntl(2) of Linux; the module has no name for it
 
 
-def is_locked(path: str) -> bool:
-    """Say whether another process holds a lock on byte 0 of the file: a broker does as long as it lives.
+def is_locked(path: str, at: int = 0, *, exclusively: bool = False) -> bool:
+    """Say whether somebody holds a lock on the byte `at` of the file; False where there is no such file.
 
-    Source: DefaultMessageStore#start (4.9, 5.3), which locks [0, 1) of `lock` exclusively.
+    That is another process, whatever kind its lock is of, or an object of this one with an open-file-description lock.
+    With `exclusively` shared locks do not count. Raises StorePathError where it cannot be found out: the file cannot be
+    opened, or its file system has no locks.
+    """
+    kind = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Asked for the process, not for the open file: answered for locks of both kinds.
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0))
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorePathError(
+            f"whether {path} is locked cannot be found out: {error.strerror}. The user who runs Spark needs to read "
+            "this file, on a file system with locks; and if too many files are open, raise the limit (ulimit -n)."
+        ) from error
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def seems_locked(path: str) -> bool:
+    """Do as `is_locked`, and say False where it cannot be found out. For who only reads, and may read all the same.
+
+    A broker holds byte 0 of its lock file as long as it lives (DefaultMessageStore#start, 4.9 and 5.3).
+    """
+    with contextlib.suppress(StorePathError):
+        return is_locked(path)
+    return False
+
+
+def is_open_to_write(path: str) -> bool:
+    """Say whether somebody has the file open for writing: a broker has, from before it looks at the store.
+
+    False, too, where there is no such file, and where the kernel grants no lease, by which this is asked: then nobody
+    knows. Do not ask on a network file system: NFS and SMB say yes whatever is the case. A broker that opens the file
+    in this moment waits for microseconds. Raises StorePathError if the file cannot be opened to be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False  # no such file: nobody ever started here
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorePathError(
+            f"{path} cannot be opened: {error.strerror}. The user who runs Spark needs to read this file."
+        ) from error
     try:
-        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
+        # As `file_lock.BrokerLock` does it: a signal that nobody minds, instead of SIGIO, of which a process dies.
+        fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        return True
     except OSError:
-        return False  # a file system without locks: no broker could hold one there either
+        return False
     finally:
-        os.close(descriptor)
-    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+        os.close(descriptor)  # and with it the lease
+    return False

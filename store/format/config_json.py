@@ -142,11 +142,6 @@ _GROUP_FIELDS = {
 _VERSION_FIELDS = {"stateVersion": "state_version", "counter": "counter", "timestamp": "timestamp"}
 
 
-def decode_topics(data: bytes) -> dict[str, TopicConfig]:
-    """Return the topics of topics.json by name. Raises ValueError."""
-    return dict(decode_topics_file(data).topics)
-
-
 def decode_topics_file(data: bytes) -> TopicsFile:
     """Read topics.json whole. Raises ValueError."""
     table, version, unknown = _read_file(data, "topicConfigTable")

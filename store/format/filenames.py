@@ -45,6 +45,7 @@ MAX_DERIVED_TOPIC_CHARS = 255  # %RETRY% and %DLQ% topics: the longest name that
 MAX_GROUP_CHARS = MAX_DERIVED_TOPIC_CHARS - len(RETRY_TOPIC_PREFIX)
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+# TopicValidator (5.3): what brokers keep for themselves, and the retry and dead-letter topics of groups.
 _SYSTEM_TOPICS = {
     AUTO_CREATE_TOPIC,
     SCHEDULE_TOPIC,
@@ -63,6 +64,18 @@ _SYSTEM_PREFIXES = (
     f"{SCHEDULE_TOPIC}_",
 )
 _SYSTEM_SUFFIX = "_REPLY_TOPIC"
+# What a broker reads from these it obeys, so it takes no message for them from a client (TopicValidator, 5.3).
+CLOSED_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        TIMER_TOPIC,
+    }
+)
 
 
 def segment_name(offset: int) -> str:
@@ -138,11 +151,22 @@ def check_topic_name(name: str) -> str:
     return name
 
 
+def check_sent_topic(name: str) -> str:
+    """Return `name`. Raises OptionError when no broker would take it, or would not take it from a client."""
+    if check_topic_name(name) in CLOSED_TOPICS:
+        raise OptionError(
+            f"topic {name} is RocketMQ's own: only brokers make it and write to it. Give a topic of yours."
+        )
+    return name
+
+
 def check_group_name(name: str) -> str:
     """Return `name`. Raises OptionError when it is no consumer group's name (Validators#checkGroup, 5.3).
 
     The limit leaves room for the group's retry topic, which RocketMQ itself only minds when it makes one.
     """
+    if not isinstance(name, str):
+        raise OptionError(f"a consumer group's name is a text, found {name!r}")
     if not _NAME.fullmatch(name) or len(name) > MAX_GROUP_CHARS:
         raise OptionError(
             f"consumer group {_shown(name)} is not a group's name: accepted are the characters "
@@ -156,7 +180,7 @@ def _shown(name: str) -> str:
 
 
 def is_system_topic(name: str) -> bool:
-    """Say whether a topic is the broker's or a group's own, which a pattern does not match.
+    """Say whether a topic is the broker's or a group's own, which a pattern must not catch by accident.
 
     A broker also keeps topics named after itself and its cluster: nothing in those names tells.
     """

@@ -11,22 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.format.filenames import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic_name
+from rmq_spark.store.format.filenames import check_sent_topic
 from rmq_spark.store.format.ragged import Bytes, Positions
 from rmq_spark.store.format.text_hashes import TextHashes
-
-# What a broker reads from these it obeys, so it takes no message for them from a client (TopicValidator, 5.3).
-CLOSED_TOPICS = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        TIMER_TOPIC,
-    }
-)
 
 _SPACE = ord(" ")
 
@@ -156,7 +143,7 @@ class Topics:
 
     @classmethod
     def of(cls, column: pa.Array) -> "Topics":
-        """Take a column of topics, at least one row. Raises RowFault for a null or a name that no broker would take."""
+        """Take a column of topics, at least one row. Raises RowFault for a null or a topic that nobody may send to."""
         texts = Texts.of(column)
         if texts.given is not None:
             raise RowFault(int(np.argmin(texts.given)), "its topic is null: give a column topic, or the option topic")
@@ -169,11 +156,9 @@ class Topics:
             topics = cls(names, encoded.indices.to_numpy().astype(np.int64))
         for number, name in enumerate(topics.names):
             try:
-                check_topic_name(name)
+                check_sent_topic(name)
             except OptionError as error:
                 raise RowFault(topics.first_row(number), str(error)) from None
-            if name in CLOSED_TOPICS:
-                raise RowFault(topics.first_row(number), f"topic {name} is RocketMQ's own: nobody sends to it")
         return topics
 
     def name(self, row: int) -> str:

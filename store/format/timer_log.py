@@ -85,4 +85,5 @@ def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
 
 def due_times(units: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the second of the wheel that each unit waits for, in ms."""
-    return (units["write_time"].astype(np.int64) + units["delay"]) // 1000 * 1000
+    times: NDArray[np.int64] = (units["write_time"].astype(np.int64) + units["delay"]) // 1000 * 1000
+    return times

@@ -73,7 +73,10 @@ class TimerRequests:
         """Return Java's hash of each REAL_TOPIC, 0 without (TimerMessageStore#hashTopicForMetrics)."""
         encoded = self.topics.dictionary_encode()
         hashes = np.array([*(string_hash(name) for name in encoded.dictionary.to_pylist()), 0], np.int64)
-        return hashes[pc.fill_null(encoded.indices, len(hashes) - 1).to_numpy(zero_copy_only=False)]
+        of_each: NDArray[np.int64] = hashes[
+            pc.fill_null(encoded.indices, len(hashes) - 1).to_numpy(zero_copy_only=False)
+        ]
+        return of_each
 
     def delivered_texts(
         self, enqueued_ms: NDArray[np.int64], rolling: NDArray[np.bool_], now_ms: int
@@ -98,4 +101,5 @@ def _numbers(column: pa.StringArray) -> NDArray[np.int64]:
     """Return the numbers that a column of texts holds, -1 for null and for what is none, or negative."""
     good = pc.match_substring_regex(column, rf"^[0-9]{{1,{_MAX_DIGITS}}}$")
     numbers = pc.if_else(pc.fill_null(good, False), column, pa.scalar(None, pa.string())).cast(pa.int64())
-    return pc.fill_null(numbers, -1).to_numpy(zero_copy_only=False)
+    found: NDArray[np.int64] = pc.fill_null(numbers, -1).to_numpy(zero_copy_only=False)
+    return found

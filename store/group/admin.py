@@ -1,7 +1,8 @@
 """What administrators ask of a group, for the door: its offsets, its lag, and to set it back or forward."""
 
+import difflib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePath
@@ -13,6 +14,7 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.format import filenames
+from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn, list_group_names
 from rmq_spark.store.group.lag import GroupState, lag_table
 from rmq_spark.store.group.offset_file import (
@@ -23,12 +25,15 @@ from rmq_spark.store.group.offset_file import (
     topics_by_group,
 )
 from rmq_spark.store.group.published import read_published
-from rmq_spark.store.group.resets import add_reset
+from rmq_spark.store.group.resets import add_reset, read_resets
+from rmq_spark.store.group.whole_number import check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
 
 EARLIEST, LATEST = "earliest", "latest"
+_SHOWN_COUNT = 12
+_QUEUE_ID_DIGITS = 10  # of a Java int
 
 GroupOffsets = dict[str, dict[int, int]]  # topic -> queue id -> next queue offset
 ResetTo = str | int | datetime | Mapping[str, Mapping[int | str, int]]
@@ -39,7 +44,7 @@ class _Settings:
     """How the store's lock is taken."""
 
     lock_timeout_ms: int
-    allow_network_store: bool
+    allow_network_store: bool = True  # offsets and resets are small files that are replaced under the locks
     application: str = "rmq-spark"
 
 
@@ -73,7 +78,9 @@ def group_lag(
     """Return how far a group, or each one, is behind: a row for each queue of its topics. Changes nothing on disk.
 
     The columns, and what `state` says, are those of `lag.LAG`; `secondsBehind` counts from `now_ms` (ms since the
-    epoch), by default from now. Raises OptionError for what is no group's name, StorePathError, DamageError.
+    epoch), by default from now. A group without offsets that a query of ours is in has no rows. Raises OptionError for
+    what is no group's name, NotFoundError, which names others, for a group that the store knows nothing of,
+    StorePathError, DamageError.
     """
     if group is not None:
         filenames.check_group_name(group)
@@ -82,9 +89,12 @@ def group_lag(
         # Before the store: a queue's end is then no earlier than any offset of a group that reads it.
         held = read_consumer_offsets(root, time.sleep)
         reader.refresh()
+        known = topics_by_group(held)
+        if group is not None and group not in known and not files.is_folder(GroupPaths(root, group).folder):
+            raise _no_group(root, group, {*known, *list_group_names(root)})
         states = [
             GroupState(name, group_offsets_of(held, name), _published_ms(root, name))
-            for name in sorted(topics_by_group(held))
+            for name in sorted(known)
             if group is None or name == group
         ]
         return lag_table(reader, states, wall_clock_ms() if now_ms is None else now_ms)
@@ -98,7 +108,6 @@ def reset_offsets(
     *,
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
-    allow_network_store: bool = False,
 ) -> GroupOffsets:
     """Have a group go on elsewhere, running queries too; return where to, by topic and queue id.
 
@@ -106,14 +115,14 @@ def reset_offsets(
     at or after it) or offsets by topic and queue id. `topics` are by default those that the group has offsets of, but
     not its retry topic. When this returns the offsets stand in consumerOffset.json and the reset in the group's
     folder, both for good: a query applies it at its next trigger, one that is stopped when it starts again, whatever
-    its checkpoint says. After an error nothing was changed, or, if the store failed between the two, queries of ours
-    apply the reset and others do not: call it again.
+    its checkpoint says. After an error nothing was changed, or, if the store failed between the two, the group stands
+    there, and queries of ours do not hear of it: call it again.
 
     Raises OptionError, NotFoundError for a topic or queue that is not there, OffsetRangeError for an offset outside
     what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, DamageError.
     """
-    filenames.check_group_name(group)
-    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms, allow_network_store)
+    check_consumer_group(group)
+    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         targets = find_targets(reader, group, to, topics)
@@ -121,11 +130,12 @@ def reset_offsets(
     paths = GroupPaths(root, group)
     turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
     with turn.hold(), offsets.hold(group):
-        # Read before the reset is noted: a damaged file is found out while all is as it was.
-        offsets.read(group)
-        # In this order: a query that runs would overwrite offsets that it knows no reset for.
-        add_reset(paths, disk, turn, targets, wall_clock_ms())
+        # Read before anything is written: a damaged file is found out while all is as it was.
+        read_resets(paths.resets)
+        # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since. No
+        # query publishes over the offset meanwhile, for this has the turn.
         offsets.commit_held(group, targets)
+        add_reset(paths, disk, turn, targets, wall_clock_ms())
     return _nested(targets)
 
 
@@ -158,8 +168,10 @@ def _time_ms(to: object) -> int:
                 "since the epoch."
             )
         to = round(to.timestamp() * 1000)
-    if type(to) is int and to >= 0:
-        return to
+    try:
+        return check_whole("to", to, 0)
+    except OptionError:
+        pass
     raise OptionError(
         f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets as '
         '{"topic": {0: 12}}.'
@@ -175,34 +187,61 @@ def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None)
                 f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to reset.'
             )
     else:
-        names = [topics] if isinstance(topics, str) else sorted(set(topics))
+        listed = [topics] if isinstance(topics, str) or not isinstance(topics, Iterable) else list(topics)
+        if not all(isinstance(name, str) for name in listed):
+            raise OptionError(f"reset_offsets: topics={topics!r} is no topic's name, and no list of them.")
+        names = sorted(set(listed))
         if not names:
             raise OptionError("reset_offsets: `topics` names none.")
     return [reader.queues(name) for name in names]
 
 
 def _mapped(reader: StoreReader, to: Mapping[str, Mapping[int | str, int]]) -> dict[QueueKey, int]:
-    targets = {}
+    targets: dict[QueueKey, int] = {}
     for topic, queues in to.items():
         if topic == "@":  # ours, in offsets that were copied from a query's progress
             continue
+        if not isinstance(topic, str):
+            raise OptionError(f"reset_offsets: to has {topic!r}, which is no topic's name.")
         if not isinstance(queues, Mapping):
             raise OptionError(f"reset_offsets: to[{topic!r}] is {queues!r}. Give offsets by queue id, as {{0: 12}}.")
         reader.queues(topic)  # names others where there is no such topic
-        for queue_id, offset in queues.items():
-            is_number = isinstance(queue_id, str) and queue_id.isascii() and queue_id.isdigit()
-            if type(offset) is not int or not (is_number or type(queue_id) is int):
-                raise OptionError(
-                    f"reset_offsets: {queue_id!r}: {offset!r} of topic {topic} is no queue id with a queue offset."
-                )
-            queue = QueueKey(topic, int(queue_id))
+        for queue_id, at in queues.items():
+            queue = QueueKey(topic, _queue_id(topic, queue_id))
+            offset = check_offset(f"reset_offsets: to[{topic!r}][{queue_id!r}]", at)
             held = reader.bounds(queue)
             if not held.min_offset <= offset <= held.max_offset:
-                raise OffsetRangeError(str(queue), offset, offset, held.min_offset, held.max_offset)
+                ends = f'"{EARLIEST}" is {held.min_offset} and "{LATEST}" is {held.max_offset} now'
+                step = f"reset_offsets goes to offsets from the first message there to behind the last: {ends}."
+                raise OffsetRangeError(str(queue), offset, offset, held.min_offset, held.max_offset, step)
+            if queue in targets:
+                raise OptionError(f"reset_offsets: to[{topic!r}] names the queue {queue.queue_id} twice.")
             targets[queue] = offset
     if not targets:
         raise OptionError("reset_offsets: `to` names no queue.")
     return targets
+
+
+def _queue_id(topic: str, value: object) -> int:
+    """Return a queue's id from a key of a map, which in JSON is a text."""
+    if isinstance(value, str):
+        is_number = value.isascii() and value.isdigit() and len(value) <= _QUEUE_ID_DIGITS
+        value = int(value) if is_number else value
+    try:
+        return check_whole("queue id", value, 0)
+    except OptionError:
+        raise OptionError(f"reset_offsets: to[{topic!r}] has {value!r}, which is no queue id.") from None
+
+
+def _no_group(root: str, group: str, known: Collection[str]) -> NotFoundError:
+    shown = sorted(known)[:_SHOWN_COUNT]
+    there = f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}." if shown else "It has none."
+    near = difflib.get_close_matches(group, known, 3)
+    asked = f"Did you mean {' or '.join(near)}? " if near else ""
+    return NotFoundError(
+        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours was in it. '
+        f"{asked}{there}"
+    )
 
 
 def _published_ms(root: str, group: str) -> int | None:

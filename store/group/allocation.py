@@ -119,6 +119,16 @@ def allocate(
     return sort_queues(share)
 
 
+def find_unowned(strategy: Strategy, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Return the queues that the strategy gives to nobody, whoever the members are.
+
+    Only MACHINE_ROOM passes over any. Of CONFIG nobody can say: what this member does not list, another may.
+    """
+    if not isinstance(strategy, MachineRoom):
+        return []
+    return [queue for queue in queues if not strategy.holds(queue.broker_name)]
+
+
 def check_allocation(
     strategy: Strategy, group: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> dict[str, list[MessageQueue]]:
@@ -154,13 +164,14 @@ def _disagreement(
     client_ids: Sequence[str],
 ) -> OptionError:
     return OptionError(
-        f"allocateStrategy {strategy.name} of group {group!r} {why}: {_listed([str(queue.key) for queue in wrong])}. "
-        f"There are the queues {_listed([str(queue.key) for queue in queues])} and the members {_listed(client_ids)}; "
+        f"allocateStrategy {strategy.name} of group {group!r} {why}: {listed([str(queue.key) for queue in wrong])}. "
+        f"There are the queues {listed([str(queue.key) for queue in queues])} and the members {listed(client_ids)}; "
         "each queue must go to exactly one member"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
     shown = ", ".join(names[:_SHOWN_COUNT])
     return shown if len(names) <= _SHOWN_COUNT else f"{shown} and {len(names) - _SHOWN_COUNT} more"
 

@@ -25,6 +25,7 @@ from rmq_spark.store.group.claims import (
 )
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.membership import Membership
+from rmq_spark.store.group.offset_file import stamp_of_offsets
 from rmq_spark.store.units import QueueKey
 
 # (group, the sorted queues of one topic, the sorted ids of the members) -> queues by member; only this member's count.
@@ -65,6 +66,7 @@ class Assignment:
         self._claims, self._head = NO_CLAIMS, b""  # as they were read last, by whatever method
         self._epochs: dict[QueueKey, int] = {}
         self._published: dict[QueueKey, int] = {}
+        self._stamp: tuple[int, int, int] | None = None  # of the file that `_published` is in
         self._rebalanced: Rebalanced | None = None  # as of the last whole look; None when that is not to be relied on
         self._queues: tuple[QueueKey, ...] = ()
         self._listed: tuple[str, ...] = ()
@@ -122,8 +124,10 @@ class Assignment:
     def publish(self, offsets: Mapping[QueueKey, int]) -> tuple[QueueKey, ...]:
         """Publish next queue offsets as the group's; return the queues, sorted, that are not this query's any more.
 
-        Of those nothing is published. Offsets that were published last are not written again.
+        Of those nothing is published. Offsets that were published last are not written again, unless somebody wrote
+        the file since: a broker that ends writes what it knows once more, after it let the store go.
         """
+        self._notice_others()
         changed = {queue: offset for queue, offset in offsets.items() if self._published.get(queue) != offset}
         if not changed:
             return ()
@@ -134,6 +138,10 @@ class Assignment:
                 del changed[queue]
             self._publish(changed)
         return tuple(lost)
+
+    def is_published(self) -> bool:
+        """Say whether nobody wrote the offsets since this query looked at them or did itself. Takes no lock."""
+        return stamp_of_offsets(self._membership.paths.root) == self._stamp
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
         """Publish what is finished, let all queues go and leave the group. It is left, whatever fails."""
@@ -181,10 +189,19 @@ class Assignment:
         epoch = self._epochs.get(queue)
         return epoch is not None and claims.get(queue) == (self._membership.id, epoch)
 
+    def _notice_others(self) -> None:
+        """Believe nothing of what was published once somebody else wrote the file."""
+        stamp = stamp_of_offsets(self._membership.paths.root)
+        if stamp != self._stamp:
+            self._published.clear()
+            self._stamp = stamp
+
     def _publish(self, offsets: Mapping[QueueKey, int]) -> None:
+        self._notice_others()
         changed = {queue: offset for queue, offset in offsets.items() if self._published.get(queue) != offset}
         if changed and self._commit(changed):
             self._published.update(changed)
+            self._stamp = stamp_of_offsets(self._membership.paths.root)
 
     def _read_claims(self) -> Claims:
         head = read_claims_head(self._path)

@@ -17,18 +17,22 @@ def find_beginnings(
     fallback: str,
     time_of: Callable[[QueueKey], int | None],
 ) -> dict[QueueKey, int]:
-    """Return for each queue of `bounds` where the group begins: at its offset in `held`, else as RocketMQ does.
+    """Return for each queue of `bounds` where the group begins: where it stands by `held`, which are all its offsets.
 
     An offset of the group is returned as it stands, whether the queue still has it or not; others lie in the bounds.
+    A queue without one, of a topic in which the group has some, came after the group began: it is read from its first
+    message. In other topics the group begins now, as RocketMQ does; where this is published for all queues of the
+    topic, it is settled for who asks later, and for queues that come.
+
     `fallback` is latest, earliest or timestamp, and `time_of` gives the time for the last one (ms since the epoch).
     Raises DamageError. Source: see `start_position`.
     """
     consume_from, memory = parse_consume_from(fallback), memory_bytes() or UNKNOWN_MEMORY_BYTES
+    topics = {queue.topic for queue in held}
     found = {}
     for queue, there in bounds.items():
-        stored = held.get(queue)
-        if stored is not None:
-            found[queue] = stored
+        if queue.topic in topics:
+            found[queue] = held.get(queue, there.min_offset)
             continue
 
         def by_time(queue: QueueKey = queue, there: QueueBounds = there) -> int:

@@ -24,9 +24,10 @@ NOBODY = ""
 
 # Holds `change` and `by`: a host's name has at most 253 characters, and a process's number and a uuid follow.
 _HEAD_BYTES = 512
-_WHAT = (
-    "the claims of a consumer group are damaged. To go on, remove this file: the members claim their queues again, and "
-    "some messages may be delivered twice"
+_WHAT = "the claims of a consumer group, which say whose each queue is"
+_NEXT_STEP = (
+    "Stop the group's queries, remove the file and start them again: they claim their queues anew. The group's offsets "
+    "in config/consumerOffset.json stay; what was read and not published there may be delivered twice."
 )
 
 
@@ -99,7 +100,7 @@ def read_claims(path: str) -> Claims:
 
     Raises DamageError, or StoreError for a newer version.
     """
-    return read_side_file(path, _WHAT, _build) or NO_CLAIMS
+    return read_side_file(path, _WHAT, _NEXT_STEP, _build) or NO_CLAIMS
 
 
 def read_claims_head(path: str) -> bytes:

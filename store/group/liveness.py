@@ -1,8 +1,9 @@
 """Whether other members of a group live, as seen from this process.
 
 On one machine their locks say so, at once. Where several machines share a file system their locks may not be seen, and
-there a member lives if its file changed within `leaseTimeout`, by the clock of whoever looks. No two machines' clocks
-are compared, and no clock that anybody can set is asked.
+there a member lives if its file changed within `leaseTimeout`, by the clock of whoever looks: within its own or the
+observer's, whichever is longer, for who beats seldom is not dead to one that beats often. No two machines' clocks are
+compared, and no clock that anybody can set is asked.
 """
 
 from collections.abc import Callable
@@ -29,8 +30,8 @@ class _Beat:
 class Observer:
     """Looks after the other members of one group. For one thread.
 
-    `monotonic` is a clock in seconds that only runs forward; `is_shared` says whether other machines use this file
-    system too.
+    `monotonic` is a clock in seconds that only runs forward; `is_shared` says whether other machines may use this file
+    system and not see this one's locks.
     """
 
     def __init__(
@@ -55,13 +56,19 @@ class Observer:
 
     def is_by_lock(self, member_id: str) -> bool:
         """Say whether the member's lock can be seen from here: then its death shows at once."""
-        if not self._is_shared:
-            return True
         member = self.member(member_id)
+        if not self._is_shared:
+            # Another host, started at another time: another machine, whatever the file system calls itself. The same
+            # host started again has none of the locks that it had before.
+            return member is None or self._here.host == member.process.host or self._has_our_boot_id(member)
         if member is None or not member.process.boot_id or member.process.boot_id != self._here.boot_id:
             return False
         # The containers of one machine have different names and one kernel, which has all their locks.
         return member.process.host == self._here.host or not self._here.boot_id.startswith(_WEAK_BOOT_ID)
+
+    def _has_our_boot_id(self, member: Member) -> bool:
+        """Say whether a member's machine may be this one, as far as the systems say when they were started."""
+        return not member.process.boot_id or member.process.boot_id == self._here.boot_id
 
     def is_alive(self, member_id: str) -> bool:
         """Say whether a member lives. One whose lock cannot be seen lives at first sight, and as long as it beats."""
@@ -75,7 +82,9 @@ class Observer:
         if beat is None or beat.data != data:
             self._beats[member_id] = _Beat(data, now, beat is not None)
             return True
-        return (now - beat.seen) * 1000 < self._timeout_ms
+        member = self.member(member_id)
+        timeout_ms = max(self._timeout_ms, member.lease_timeout_ms if member is not None else 0)
+        return (now - beat.seen) * 1000 < timeout_ms
 
     def has_beaten(self, member_id: str) -> bool:
         """Say whether the member gave a sign of life since it was seen first."""

@@ -1,8 +1,9 @@
 """Who is a member of a group: `members/<member id>.json`, which the member itself writes and keeps fresh.
 
 Fields: host, boot_id, pid_space, pid, start_ticks (the process), application, query_name, assignment, strategy,
-subscription, since_ms, beat. A member raises `beat` as long as it lives; by that other machines see that it does. It
-is written without a sync: a power cut ends its process too, and whoever comes next takes away what is left of the file.
+subscription, since_ms, beat, lease_timeout_ms, lease_heartbeat_ms. A member raises `beat` as long as it lives; by that
+other machines see that it does. It is written without a sync: a power cut ends its process too, and whoever comes next
+takes away what is left of the file.
 """
 
 import re
@@ -16,9 +17,10 @@ from rmq_spark.store.disk.host import Process
 Kind = Literal["all", "shared", "broadcasting"]
 KINDS: tuple[Kind, ...] = ("all", "shared", "broadcasting")
 
-_WHAT = (
-    "the file of a member of a consumer group is damaged. If its process lives it writes the file again within "
-    "leaseHeartbeat (30 s unless it was set); if not, remove the file"
+_WHAT = "the file of a member of a consumer group"
+_NEXT_STEP = (
+    "If its process lives it writes the file again within leaseHeartbeat (30 s unless it was set); if not, remove the "
+    "file."
 )
 _NOT_IN_HOSTS, _HOST_CHARS = re.compile(r"[^0-9A-Za-z.-]"), 64
 
@@ -35,6 +37,8 @@ class Member:
     subscription: str  # topics and filters in a canonical form: equal if and only if the subscription is
     since_ms: int  # when it joined, ms since the epoch, for people
     beat: int = 0  # counts up
+    lease_timeout_ms: int = 120_000  # for how long it may keep still and lives
+    lease_heartbeat_ms: int = 30_000  # how often it beats
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -64,7 +68,7 @@ def encode_member(member: Member) -> bytes:
 
 def read_member(path: str) -> Member | None:
     """Return what a member's file says, None without a file. Raises DamageError, or StoreError for a newer version."""
-    return read_side_file(path, _WHAT, _build)
+    return read_side_file(path, _WHAT, _NEXT_STEP, _build)
 
 
 def _build(fields: dict[str, Any]) -> Member:
@@ -87,6 +91,8 @@ def _build(fields: dict[str, Any]) -> Member:
         _any_text(fields, "subscription"),
         number_of(fields, "since_ms"),
         number_of(fields, "beat"),
+        number_of(fields, "lease_timeout_ms", least=1),
+        number_of(fields, "lease_heartbeat_ms", least=1),
     )
 
 

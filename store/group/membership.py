@@ -55,8 +55,8 @@ class Clocks:
 class Membership:
     """One query in one group, from `join` to `leave`. For one thread.
 
-    `unique` is a text that no other membership ever has. `is_shared` says whether other machines use the store's file
-    system too; None: as the file system's kind says.
+    `unique` is a text that no other membership ever has. `is_shared` says whether other machines may use the store's
+    file system and not see this one's locks; None: as the file system's kind says.
     """
 
     def __init__(
@@ -81,6 +81,8 @@ class Membership:
             terms.strategy,
             terms.subscription,
             clocks.now_ms(),
+            lease_timeout_ms=terms.lease_timeout_ms,
+            lease_heartbeat_ms=terms.lease_heartbeat_ms,
         )
         self.lease = Lease(paths, disk, self.id, self.member, terms.lease_heartbeat_ms)
         shared = is_remote(paths.root) if is_shared is None else is_shared
@@ -202,7 +204,8 @@ def conflict(me: Member, other: Member | None) -> str:
         return (
             f"this query has assignment={me.assignment}, the other one assignment={other.assignment}, and a query that "
             "reads all queues is alone in its group. Stop the other one, give this one a consumerGroup of its own, or "
-            "set assignment=shared in both"
+            "set assignment=shared in both. (Two loads in one query are two of them: read all topics in one load, or "
+            "give each a consumerGroup)"
         )
     if me.subscription != other.subscription:
         return (

@@ -8,11 +8,11 @@ keeps the offsets in memory, reads the file when it starts and overwrites it eve
 | the file, whole | the file |
 | no file, or one that stays empty or broken | `.bak`, which is what the file held before |
 | neither | no offsets |
-| a broken one, and nothing whole beside it | DamageError |
+| one that is empty or broken, and nothing whole beside it | DamageError |
 
 A broker of 5.x overwrites the file in place, so one that is empty or broken is read again before `.bak` is taken.
-Source: ConfigManager#load, #persist; ConsumerOffsetManager (4.9, 5.3). RocketMQ takes a broken file without `.bak` for
-one without offsets, and every group would begin anew; here that is damage.
+Source: ConfigManager#load, #persist; ConsumerOffsetManager (4.9, 5.3). RocketMQ takes an empty or broken file without
+`.bak` for one without offsets, and every group would begin anew; here that is damage: a power cut leaves such files.
 """
 
 import contextlib
@@ -22,8 +22,7 @@ from enum import Enum
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.file_lock import BrokerLock
-from rmq_spark.store.errors import DamageError, LockTimeoutError
+from rmq_spark.store.errors import DamageError, LockTimeoutError, OptionError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import (
     ConsumerOffsets,
@@ -31,13 +30,12 @@ from rmq_spark.store.format.config_json import (
     encode_consumer_offsets,
     offset_key,
 )
+from rmq_spark.store.group.whole_number import check_offset
 from rmq_spark.store.log.store_lock import LockSettings, StoreLock
 from rmq_spark.store.units import QueueKey
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file within milliseconds
-_LOOKS = 4  # at a file that may be a broker's
-_LOOK_SECONDS = 0.005
 
 Sleep = Callable[[float], None]
 Offsets = Mapping[QueueKey, int]
@@ -67,6 +65,11 @@ def read_consumer_offsets(root: str, sleep: Sleep) -> ConsumerOffsets:
     return _read(root, sleep, None).offsets
 
 
+def stamp_of_offsets(root: str) -> tuple[int, int, int] | None:
+    """Return what differs once anybody wrote consumerOffset.json of the store at `root`, None without the file."""
+    return files.stamp(_path(root))
+
+
 def read_group_offsets(root: str, group: str, sleep: Sleep) -> dict[QueueKey, int]:
     """Return the next queue offsets of one group, {} for a group without any. Raises DamageError."""
     return group_offsets_of(read_consumer_offsets(root, sleep), group)
@@ -90,27 +93,6 @@ def topics_by_group(held: ConsumerOffsets) -> dict[str, list[str]]:
         if topic and group:
             found.setdefault(group, []).append(topic)
     return found
-
-
-def has_broker(root: str, sleep: Sleep) -> bool:
-    """Say whether a broker holds the store, or is about to: writers of ours do not count, and are not waited for.
-
-    A broker locks its file exclusively and we share ours, so the answer is whether we could share it now. Who makes the
-    file of a new store has it open for a moment, as a broker that starts has: so a yes takes a few looks, 15 ms.
-    """
-    path = files.join(root, filenames.LOCK)
-    for attempt in range(_LOOKS):
-        if files.file_size(path) < 0:
-            return False
-        probe = BrokerLock(path)
-        try:
-            if probe.try_take():
-                return False
-        finally:
-            probe.release()
-        if attempt < _LOOKS - 1:
-            sleep(_LOOK_SECONDS)
-    return True
 
 
 def refuse_commit(root: str, group: str) -> LockTimeoutError:
@@ -145,17 +127,18 @@ class OffsetFile:
 
         A smaller offset than there is counts like any other (ConsumerOffsetManager#commitOffset). Nothing is locked or
         written where all are there already. Waits for writers of ours, not for a broker. After an error or a crash
-        either all or none of them are there. Raises LockTimeoutError, StorePathError, DiskFullError, DamageError.
+        either all or none of them are there. Raises OptionError for what is no queue offset, LockTimeoutError,
+        StorePathError, DiskFullError, DamageError.
         """
         if self._has_all(self._look(), group, offsets):
             return Outcome.UNCHANGED
-        if has_broker(self._root, self._sleep):
+        if self._lock.has_broker():
             return Outcome.BROKER
         try:
             with self._lock.hold():
                 return self.commit_held(group, offsets)
         except LockTimeoutError:
-            if has_broker(self._root, self._sleep):  # it started between the two
+            if self._lock.has_broker():  # it started between the two
                 return Outcome.BROKER
             raise
 
@@ -165,7 +148,7 @@ class OffsetFile:
 
         Raises LockTimeoutError, at once where a broker holds the store, and what StoreLock#hold raises.
         """
-        if has_broker(self._root, self._sleep):
+        if self._lock.has_broker():
             raise refuse_commit(self._root, group)
         with self._lock.hold():
             yield
@@ -173,7 +156,8 @@ class OffsetFile:
     def commit_held(self, group: str, offsets: Offsets) -> Outcome:
         """Do what `commit` does, for who holds the lock by `hold`."""
         assert self._lock.is_held, "the store's lock is not held"
-        assert all(offset >= 0 for offset in offsets.values()), offsets
+        for queue, offset in offsets.items():
+            check_offset(f"commit of queue {queue}", offset)
         filenames.check_group_name(group)
         held = self._look()  # again: what others wrote until now must stay
         if self._has_all(held, group, offsets):
@@ -189,6 +173,7 @@ class OffsetFile:
 
     def _write(self, held: _Held, offsets: ConsumerOffsets) -> None:
         data = encode_consumer_offsets(offsets, bare_numbers=True)
+        _refuse_unreadable(self._path, data, offsets)
         if held.data is None:
             # A file that is missing or broken: what counts is in `.bak`, if anywhere, and stays there untouched.
             self._disk.make_folder(files.parent(self._path))
@@ -217,6 +202,20 @@ class OffsetFile:
         )
 
 
+def _refuse_unreadable(path: str, data: bytes, offsets: ConsumerOffsets) -> None:
+    """Raise OptionError unless the bytes say what they are to say: all groups of the store depend on this one file."""
+    try:
+        read = decode_consumer_offsets(data).offsets
+        problem = "" if read == offsets.offsets else "other offsets would be read"
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise OptionError(
+            f"the offsets to be written to {path} could not be read again ({problem}). Nothing was written. Queue "
+            "offsets are whole numbers from 0 to 2**63 - 1."
+        )
+
+
 def _by_topic(offsets: Offsets) -> dict[str, dict[int, int]]:
     found: dict[str, dict[int, int]] = {}
     for queue, offset in offsets.items():
@@ -230,7 +229,7 @@ def _path(root: str) -> str:
 
 def _read(root: str, sleep: Sleep, known: _Held | None) -> _Held:
     """Read the file or `.bak`; `known` is returned again where the file is byte by byte the same."""
-    path, problem = _path(root), None
+    path, problem, data = _path(root), None, None
     for attempt in range(_TRIES):
         data = files.read_small(path)
         if data is None:
@@ -244,14 +243,35 @@ def _read(root: str, sleep: Sleep, known: _Held | None) -> _Held:
             problem = error
         if attempt < _TRIES - 1:
             sleep(_WAIT_SECONDS * 2**attempt)
+    return _read_backup(path, data, problem)
+
+
+def _read_backup(path: str, data: bytes | None, problem: ValueError | None) -> _Held:
+    """Read `.bak` in place of the file, which is gone (`data` is None), empty or broken (`problem`)."""
     backup = files.read_small(path + filenames.BACKUP_SUFFIX)
     if backup:
         try:
             return _Held(decode_consumer_offsets(backup), None)
         except ValueError as error:
             what = "not the JSON of consumer offsets, and the file that it stands in for cannot be read either"
-            raise DamageError(what, path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error)) from error
+            raise _damage(path, filenames.BACKUP_SUFFIX, what, str(error)) from error
+    beside = "nothing in the .bak beside it" if backup is not None else "there is no .bak beside it"
     if problem is not None:
-        what = "not the JSON of consumer offsets, and there is no .bak beside it; without it every group begins anew"
-        raise DamageError(what, path, 0, "JSON", str(problem)) from problem
+        raise _damage(path, "", f"not the JSON of consumer offsets, and {beside}", str(problem)) from problem
+    if data is not None:
+        raise _damage(path, "", f"empty, and {beside}", "nothing")
+    if backup is not None:
+        raise _damage(path, filenames.BACKUP_SUFFIX, "empty, and the file that it stands in for is gone", "nothing")
     return _Held(ConsumerOffsets(), None)
+
+
+def _damage(path: str, suffix: str, what: str, found: str) -> DamageError:
+    return DamageError(
+        f"{what}; without it every group begins anew",
+        path + suffix,
+        0,
+        "JSON",
+        found,
+        f"Restore {path} from a copy. If that may be so, remove it and its {filenames.BACKUP_SUFFIX}: then no group "
+        "has an offset, and queries of ours go on from their checkpoints.",
+    )

@@ -92,10 +92,12 @@ def pull(
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raise OptionError for columns that no message has."""
-    unknown = [name for name in columns if name not in COLUMNS]
+    """Raise OptionError for columns that no message has, and for a text, which is no list of columns."""
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise OptionError(f'columns={columns!r} is no list. Give the names in one, as columns=["body"].')
+    unknown = [name for name in columns if not isinstance(name, str) or name not in COLUMNS]
     if unknown:
-        raise OptionError(f"no such column: {', '.join(unknown)}. Columns are: {', '.join(COLUMNS)}.")
+        raise OptionError(f"no such column: {', '.join(map(str, unknown))}. Columns are: {', '.join(COLUMNS)}.")
 
 
 def has_wanted(reader: PullReader, queue: QueueKey, begin: int, end: int, accept: Accept | None) -> bool:

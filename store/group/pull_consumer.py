@@ -7,6 +7,7 @@ Follows DefaultMQPullConsumer (4.9.8).
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from rmq_spark.store.commit.outbox import OutboxSettings
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.host import host_name, memory_bytes
+from rmq_spark.store.disk.host import host_name
 from rmq_spark.store.errors import OptionError, StoreError
 from rmq_spark.store.group.arrival_wait import wait_for_arrival
 from rmq_spark.store.group.group_name import check_consumer_group
@@ -28,9 +29,10 @@ from rmq_spark.store.group.offset_memory import OffsetMemory
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, PullResult, check_columns, has_wanted, pull
 from rmq_spark.store.group.pull_hold import PullHold, hold_ms
-from rmq_spark.store.group.pull_limits import UNKNOWN_MEMORY_BYTES, PullLimits
+from rmq_spark.store.group.pull_limits import PullLimits, limits_of_broker
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.group.pull_status import PullStatus
+from rmq_spark.store.group.whole_number import MAX_LONG, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey
@@ -45,7 +47,7 @@ class PullConsumer:
     """A store to pull from, and a group whose offsets are read and set. One thread at a time; use it in `with`.
 
     Every call looks at the store as it is then, beside any writer, a broker too. Offsets that were updated are
-    written by `commit`, and at the latest by `close`.
+    written by `commit`, and at the latest by `close`; a `with` whose body raises writes none.
     """
 
     def __init__(
@@ -68,17 +70,17 @@ class PullConsumer:
     ) -> None:
         """Open the store at `path`, as the group `group` if offsets are asked for.
 
-        `limits` None: a broker's, on this machine. `settings` say how the store's lock is taken, `open_sender` opens
-        the store for `send`. `deliver_due` is called before every pull: it delivers messages that waited, and returns
-        in how many ms it wants to be called again, None for not before the store has moved. `now_ms` is a clock that
-        nobody sets, `sleep` takes seconds. Raises OptionError for a group's name that RocketMQ refuses and for unknown
-        columns, StorePathError where there is no store.
+        `limits` None: a broker's, on this machine. `settings` say how the store's lock is taken (offsets are written on
+        network file systems too), `open_sender` opens the store for `send`. `deliver_due` is called before every pull:
+        it delivers messages that waited, and returns in how many ms it wants to be called again, None for not before
+        the store has moved. `now_ms` is a clock that nobody sets, `sleep` takes seconds. Raises OptionError for a
+        group's name that RocketMQ refuses and for unknown columns, StorePathError where there is no store.
         """
         check_columns(columns)
         self.group = None if group is None else check_consumer_group(group)
         self._reader = PullReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
         self._columns, self._long_polling = tuple(columns), long_polling
-        self._limits = limits or PullLimits(memory_bytes=memory_bytes() or UNKNOWN_MEMORY_BYTES)
+        self._limits = limits or limits_of_broker()
         self._check_crc, self._max_decompressed_bytes = check_crc, max_decompressed_bytes
         self._settings = settings or WriterSettings(commit_log_path=commit_log_path)
         self._open_sender = open_sender or self._open_store
@@ -99,7 +101,17 @@ class PullConsumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        """Close, and write updated offsets unless the body failed: what it did not finish is to come again.
+
+        The body's error goes on; what fails here then is a note to it.
+        """
+        if error is None:
+            self.close()
+            return
+        try:
+            self._let_go(lambda: None)
+        except StoreError as late:
+            error.add_note(f"when the consumer of {self._reader.path} was closed after that: {late}")
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -125,10 +137,10 @@ class PullConsumer:
         """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
 
         "lower": the first message stored at or after it; "upper": the last one at or before it; "nearest": as
-        RocketMQ 4.9 answers. Raises OptionError for another rule, NotFoundError.
+        RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, NotFoundError.
         """
+        time_ms = check_whole("search_offset: at", _ms(at), -MAX_LONG)
         self._look()
-        time_ms = int(at.timestamp() * 1000) if isinstance(at, datetime) else at
         return self._reader.offset_at_time(queue, time_ms, rule)
 
     def pull(
@@ -137,9 +149,9 @@ class PullConsumer:
         """Pull up to `max_messages` from a queue offset on, and return at once; see `pull.pull`.
 
         An offset outside the queue is answered by a status. `accept` says of an array of tags codes which are wanted.
-        Raises OptionError for an offset below 0 and for `max_messages` below 1, NotFoundError, DamageError.
+        Raises OptionError for what is no queue offset and for `max_messages` below 1, NotFoundError, DamageError.
         """
-        self._refuse_odd(offset, max_messages)
+        offset, max_messages = check_offset("pull", offset), check_whole("max_messages", max_messages, 1)
         self._deliver()
         self._look()
         return self._pull(queue, offset, max_messages, accept)
@@ -158,9 +170,9 @@ class PullConsumer:
         Woken within milliseconds of an append by any process, a broker too. Messages that `accept` does not want wake
         it every 5 s only. The answer after the wait may be NO_NEW_MSG again. Without long polling the wait is 1 s.
         """
-        if timeout_ms < 0:
-            raise OptionError(f"timeout_ms={timeout_ms} is below 0.")
-        self._refuse_odd(offset, max_messages)
+        timeout_ms = check_whole("timeout_ms", timeout_ms, 0)
+        offset = check_offset("pull_block_if_not_found", offset)
+        max_messages = check_whole("max_messages", max_messages, 1)
         due_ms = self._deliver()
         self._look()
         found = self._pull(queue, offset, max_messages, accept)
@@ -205,10 +217,10 @@ class PullConsumer:
     def update_consume_offset(self, queue: QueueKey, offset: int, *, increase_only: bool = False) -> None:
         """Have the group go on at `offset` in a queue; `commit` writes it. `increase_only` never goes back.
 
-        Raises OptionError without a group and for an offset below 0, NotFoundError for a queue that is not there.
+        Raises OptionError without a group and for what is no queue offset, NotFoundError for a queue that is not there.
         """
         self._group_for("offsets")
-        _refuse_negative(offset)
+        offset = check_offset("update_consume_offset", offset)
         self._check_queue(queue)
         self._offsets.update(queue, offset, increase_only=increase_only)
 
@@ -221,14 +233,17 @@ class PullConsumer:
         """
         group = self._group_for("offsets")
         self._refuse_if_closed()
-        offsets = self._offsets.unwritten(queues)
+        offsets = self._offsets.unwritten([queues] if isinstance(queues, QueueKey) else queues)
         if not offsets:
             return {}
         disk, root = Disk(), self._reader.path
         if self._offset_file is None:
-            self._offset_file = OffsetFile(root, disk, self._settings, wall_clock_ms, self._sleep)
+            # Offsets are one small file that is replaced under the lock: of a network file system they ask no more than
+            # a query does that publishes there.
+            settings = replace(self._settings, allow_network_store=True)
+            self._offset_file = OffsetFile(root, disk, settings, wall_clock_ms, self._sleep)
         paths = GroupPaths(root, group)
-        with GroupTurn(paths, disk, self._sleep).hold():
+        with GroupTurn(paths, disk, self._sleep, self._settings.lock_timeout_ms).hold():
             outcome = self._offset_file.commit(group, offsets)
             if outcome is Outcome.BROKER:
                 raise refuse_commit(root, group)
@@ -249,13 +264,16 @@ class PullConsumer:
     def close(self) -> None:
         """Write updated offsets, settle what was sent, and let go of the store. A second call does nothing.
 
-        Files are closed after an error too. Raises what `commit` and `MessageStore.close` raise.
+        Files are closed after an error too. A `with` whose body fails does the same, but for the offsets. Raises what
+        `commit` and `MessageStore.close` raise.
         """
+        self._let_go(lambda: self.group is not None and self.commit())
+
+    def _let_go(self, finish: Callable[[], object]) -> None:
         if self._is_closed:
             return
         try:
-            if self.group is not None:
-                self.commit()
+            finish()
         finally:
             self._is_closed = True
             self._reader.close()
@@ -267,15 +285,9 @@ class PullConsumer:
         self._refuse_if_closed()
         self._reader.refresh()
 
-    def _refuse_odd(self, offset: int, max_messages: int) -> None:
-        """Refuse what no pull takes."""
-        self._refuse_if_closed()
-        _refuse_negative(offset)
-        if max_messages < 1:
-            raise OptionError(f"max_messages={max_messages} is not above 0.")
-
     def _deliver(self) -> float | None:
         """Deliver what waited and is due; return when to do it again, on the consumer's clock, None if nobody knows."""
+        self._refuse_if_closed()
         wait_ms = None if self._deliver_due is None else self._deliver_due()
         return None if wait_ms is None else self._now_ms() + wait_ms
 
@@ -320,6 +332,5 @@ class PullConsumer:
             raise StoreError(f'the consumer of the store at "{self._reader.path}" was closed. Open it again.')
 
 
-def _refuse_negative(offset: int) -> None:
-    if offset < 0:
-        raise OptionError(f"offset={offset} is below 0: a queue offset counts messages. See min_offset and max_offset.")
+def _ms(at: object) -> object:
+    return int(at.timestamp() * 1000) if isinstance(at, datetime) else at

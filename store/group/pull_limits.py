@@ -1,7 +1,8 @@
 """How much one pull takes: when the batch is full, and after how many units it stops looking for wanted messages.
 
-Pure, over whole columns of units. Source: DefaultMessageStore#getMessage, #isTheBatchFull,
-#checkInDiskByCommitOffset (4.9.8), and for units that hold several messages the same of 5.3.
+Pure, over whole columns of units, but for the machine's memory, which a broker asks for. Source:
+DefaultMessageStore#getMessage, #isTheBatchFull, #checkInDiskByCommitOffset (4.9.8), and for units that hold several
+messages the same of 5.3.
 """
 
 from dataclasses import dataclass, fields
@@ -9,7 +10,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.disk.host import memory_bytes
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.group.whole_number import check_whole
 
 UNKNOWN_MEMORY_BYTES = 24 << 30  # what a broker takes for the machine's memory where nobody tells it
 MIN_MESSAGE_BYTES = 100  # a request for less gets as much
@@ -51,6 +54,26 @@ class PullLimits:
             self.memory_bytes * (self.memory_ratio_percent / 100.0)
         )
         return behind
+
+
+# A broker's setting (MessageStoreConfig), in snake case -> our name for it.
+_SETTINGS = {
+    "max_transfer_bytes_on_message_in_memory": "max_bytes_in_memory",
+    "max_transfer_count_on_message_in_memory": "max_count_in_memory",
+    "max_transfer_bytes_on_message_in_disk": "max_bytes_on_disk",
+    "max_transfer_count_on_message_in_disk": "max_count_on_disk",
+    "access_message_in_memory_max_ratio": "memory_ratio_percent",
+    "max_filter_message_count": "max_scanned_bytes",
+}
+
+
+def limits_of_broker(**settings: int) -> PullLimits:
+    """Return the limits of a broker on this machine with these settings, whose names are RocketMQ's in snake case.
+
+    Raises OptionError, by those names, for what is no whole number above 0.
+    """
+    found = {_SETTINGS[name]: check_whole(name, value, 1) for name, value in settings.items()}
+    return PullLimits(memory_bytes=memory_bytes() or UNKNOWN_MEMORY_BYTES, **found)
 
 
 @dataclass(frozen=True, slots=True)

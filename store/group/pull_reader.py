@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, StoreChangedError
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
-from rmq_spark.store.format.columns import decode
-from rmq_spark.store.format.heads import RecordFault, RecordRun
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.log.range_reader import decode_units
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
 
@@ -86,29 +85,8 @@ class PullReader(StoreReader):
         Raises DamageError for a unit that does not agree with its record or a record that does not decode,
         StoreChangedError for files that are gone.
         """
-        for stretch in self._log.stretches(units.physical_offsets, units.sizes):
-            first = stretch.first
-            while first < stretch.last:
-                part = units.part(first, stretch.last)
-                run = RecordRun(
-                    stretch.buffer,
-                    stretch.positions[first - stretch.first :],
-                    part.sizes,
-                    part.physical_offsets,
-                    part.queue_offsets,
-                    queue.topic,
-                    queue.queue_id,
-                    part.message_counts,
-                )
-                try:
-                    batch, next_offset = decode(run, columns, begin, end_of(part), limits)
-                except RecordFault as fault:
-                    stretch.check()
-                    raise self._damage(queue, part, fault) from fault
-                stretch.check()  # only now is the batch to be believed
-                yield batch
-                begin = next_offset
-                first += int(np.searchsorted(part.queue_offsets, next_offset))
+        if len(units):
+            yield from decode_units(self._log, queue, units, begin, end_of(units), columns, limits)
 
     def are_gone(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Say of each place in the log, ascending, whether its segment is gone by now."""
@@ -134,15 +112,6 @@ class PullReader(StoreReader):
             found = f"({units.physical_offsets[at]}, {units.sizes[at]})"
             what = f"the unit of queue offset {units.queue_offsets[at]} of {queue.key}"
             raise DamageError(what, path, position, f"a record at or after physical offset {before[at]}", found)
-
-    def _damage(self, queue: QueueKey, units: Units, fault: RecordFault) -> DamageError:
-        place = int(units.physical_offsets[fault.row])
-        segment = self._log.segments.holding(place)
-        assert segment is not None  # the stretch came from it
-        what = (
-            f"{fault.what}, message {int(units.queue_offsets[fault.row])} of queue {queue} at physical offset {place}"
-        )
-        return DamageError(what, segment.path, place - segment.begin, fault.expected, fault.found)
 
 
 def end_of(units: Units) -> int:

@@ -4,12 +4,14 @@ The order of one step is the promise that nothing is lost between members:
 
 1. resets are read, so that what is finished in a queue that was told to go elsewhere is not published over it;
 2. what is another's share is published as finished and let go, what is free and this query's share is claimed;
-3. where a claimed queue goes on is read after it was claimed: its last owner published before it let go;
+3. where a claimed queue goes on is read after it was claimed: its last owner published before it let go. Resets are
+   read again with it: who resets writes the group's offset first, so an offset that was read counts all that were read;
 4. what is finished in the queues that stay is published.
 
 A store that cannot be written, or on which a broker lives, is read all the same: then the offsets stay in the query's
 checkpoint, and a warning says so once. With commitOffsets=required that fails, and where queues are shared: who gets a
-queue whose offset is not published would begin at its end, or read it all again.
+queue whose offset is not published would begin at its end, or read it all again. Who may not write at all stays outside
+the group; what passes (a full or failing disk, a lock that is not to be had) is tried again at each step.
 """
 
 import logging
@@ -20,9 +22,9 @@ from dataclasses import dataclass
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import LockTimeoutError, StorePathError
-from rmq_spark.store.group.allocation import allocate, find_strategy
+from rmq_spark.store.disk.changing import Disk, is_disk_trouble, is_forbidden
+from rmq_spark.store.errors import DamageError, LockTimeoutError, StoreError
+from rmq_spark.store.group.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths
@@ -40,8 +42,8 @@ _LOG = logging.getLogger("rmq_spark")
 
 # A store is one broker's, whatever that is called; it counts for consistentHash, and must be the same for all members.
 _BROKER_NAME = "broker"
+_RETRY_S = 1.0  # an idle query tries no more often to publish what could not be: a look for a broker takes 15 ms
 _PUBLISH_WAIT_MS = 10_000  # for writers of ours that make no progress; offsets are published again by the next trigger
-_NO_STEP = Rebalanced(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,17 @@ class GroupTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GroupStep:
     """What a step found.
 
-    `owned` are the queues that are this query's now, `gained` those that were not before it: for each the group's
-    offset as it stands since, None where it has none. `resets` are the offsets to go to, in queues of others too.
+    `owned` are the queues that are this query's now, `gained` those that were not when a step was settled last, `held`
+    are the group's offsets as they stand since, of all its queues; {} where nothing was gained. `resets` are the
+    offsets to go to, in queues of others too.
     """
 
     owned: tuple[QueueKey, ...]
-    gained: Mapping[QueueKey, int | None]
+    gained: tuple[QueueKey, ...]
+    held: Mapping[QueueKey, int]
     lost: tuple[QueueKey, ...]
     resets: Mapping[QueueKey, int]
     reset_number: int
@@ -97,14 +101,23 @@ class QueryGroup:
         settings = WriterSettings("rmq-spark", _PUBLISH_WAIT_MS, terms.allow_network_store)
         self._offset_file = OffsetFile(self.root, disk, settings, wall_clock_ms, time.sleep)
         self._assignment = Assignment(self._membership, self._share, self._commit)
-        self._has_joined = self.is_outside = False  # outside: no member, for the store cannot be written
+        self._has_joined = self._is_shut_out = self._has_failed_to_join = False
+        self._unclaimed: set[QueueKey] = set()  # read all the same, for the store cannot be written
+        self._fresh: set[QueueKey] = set()  # gained since a step was settled
         self._resets = Resets()
         self._warned = False
+        self._unowned: list[QueueKey] = []  # that the strategy gave to nobody when that was said last
+        self._retry_at_s: float | None = None  # when to publish again what could not be
 
     @property
     def member_id(self) -> str:
         """The name by which others know this query."""
         return self._membership.id
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this query reads what it has no claim to, as the store cannot be written: by now, or at all."""
+        return self._has_failed_to_join or bool(self._unclaimed)
 
     @property
     def _must_publish(self) -> bool:
@@ -118,24 +131,24 @@ class QueryGroup:
     def join(self) -> None:
         """Become a member, once. Raises GroupConflictError where another query is in the way.
 
-        In a store that cannot be written a query that reads all queues stays outside, with a warning.
+        In a store that cannot be written a query that reads all queues stays outside, with a warning: for good if it
+        may not write there, else until a later call.
         """
-        if self._has_joined or self.is_outside:
+        if self._has_joined or self._is_shut_out:
             return
         try:
             self._membership.join()
-            self._has_joined = True
-        except StorePathError as error:
-            if self._must_publish:
+        except StoreError as error:
+            self._is_shut_out = is_forbidden(error)
+            if self._must_publish or not (self._is_shut_out or _is_passing(error)):
                 raise
-            self.is_outside = True
-            _LOG.warning(
-                "rmq: %s cannot be written, so this query is no member of the consumer group %s, and its offsets stay "
-                "in its checkpoint: %s",
-                self.root,
-                self.terms.group,
-                error,
+            self._has_failed_to_join = True
+            self._warn(
+                f"{self.root} cannot be written, so this query is no member of the consumer group {self.terms.group}, "
+                f"and its offsets stay in its checkpoint: {error}"
             )
+        else:
+            self._has_joined, self._has_failed_to_join = True, False
 
     def offsets(self) -> dict[QueueKey, int]:
         """Return the group's next queue offsets as they stand. Raises DamageError."""
@@ -147,29 +160,64 @@ class QueryGroup:
 
     def has_news(self) -> bool:
         """Say whether a step may find something new, beside messages. Cheap; takes no lock."""
-        if self.is_outside:
-            return False
-        return not self._has_joined or not self._assignment.is_settled() or self._look_at_resets() != self._resets
+        if self._look_at_resets() != self._resets:
+            return True
+        if self._retry_at_s is not None and self._membership.clocks.monotonic() >= self._retry_at_s:
+            return True
+        # Who could not join tries again when it is asked to, at the next trigger: not while one waits for a message.
+        return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
 
-    def step(self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None) -> Step:
-        """Take what is this query's of `queues`, and publish what is finished in them.
+    def step(
+        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+    ) -> GroupStep:
+        """Take what is this query's of `queues`, and publish what is finished in those that it lets go.
 
         `finished` has the next queue offset of each queue: all before it is done, so a queue that an orderly listener
-        stopped (`suspended`) is finished where it goes on. `applied_reset` is the number of the
-        last reset that the query has applied, None for one that begins. Raises GroupConflictError, DamageError.
+        stopped (`suspended`) is finished where it goes on. `applied_reset` is the number of the last reset that the
+        query has applied, None for one that knows none: to it they are all past. Outside of the group all queues are
+        its own. Raises GroupConflictError, DamageError.
         """
         self.join()
-        if self.is_outside:
-            return Step(tuple(queues), {}, (), {}, 0)
-        resets = self._resets = self._look_at_resets()
-        pending = {} if applied_reset is None else resets.since(applied_reset)
+        self._resets = self._look_at_resets()
+        pending = {} if applied_reset is None else self._resets.since(applied_reset)
         done = {queue: offset for queue, offset in finished.items() if queue not in pending}
-        moved = self._assignment.rebalance(queues, done)
-        gained: dict[QueueKey, int | None] = {}
-        if moved.gained:
+        if self._fresh:
+            # Claimed for a repeated batch, and not settled: others may have gone further before.
             held = self.offsets()
-            gained = {queue: held.get(queue) for queue in moved.gained}
-        return Step(moved.owned, gained, moved.lost, pending, resets.number)
+            done = {q: offset for q, offset in done.items() if q not in self._fresh or offset >= held.get(q, 0)}
+        moved = self._rebalance(queues, done)
+        self._tell_of_unowned(queues)
+        self._fresh = (self._fresh | set(moved.gained)) & set(moved.owned)
+        if not self._fresh:
+            return GroupStep(moved.owned, (), {}, moved.lost, pending, self._resets.number)
+        held, self._resets = self._stand()
+        pending = {} if applied_reset is None else self._resets.since(applied_reset)
+        return GroupStep(moved.owned, tuple(sorted(self._fresh)), held, moved.lost, pending, self._resets.number)
+
+    def settle(self) -> None:
+        """Take note that what the last step gained stands in an offset of the query. Until then it is gained again."""
+        self._fresh.clear()
+
+    def begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Have the group begin there in topics in which it has no offset; return all its offsets then.
+
+        The first of its members that comes settles it, for all queues of a topic: who has more messages by then, or
+        asks another day, would find another place. Where offsets cannot be written, or are not to be, they are returned
+        all the same.
+        """
+        if not self._has_joined:
+            return {**beginnings, **self.offsets()}
+        try:
+            with self._membership.turn.hold():
+                held = self.offsets()
+                topics = {queue.topic for queue in held}
+                new = {queue: offset for queue, offset in beginnings.items() if queue.topic not in topics}
+                if new:
+                    self._commit(new)
+        except StoreError as error:
+            self._bear(error)
+            return {**beginnings, **self.offsets()}
+        return {**new, **held}
 
     def publish(self, finished: Mapping[QueueKey, int]) -> None:
         """Make these the group's next queue offsets, as far as the queues are this query's.
@@ -177,13 +225,57 @@ class QueryGroup:
         Raises LockTimeoutError where that cannot be, and commitOffsets=required or the queues are shared.
         """
         if self._has_joined:
-            self._assignment.publish(finished)
+            try:
+                self._assignment.publish(finished)
+            except StoreError as error:
+                self._bear(error)
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
         """Publish, let all queues go, and leave. A process that ends without it is as good as gone, too."""
         if self._has_joined:
             self._has_joined = False
             self._assignment.leave(finished)
+
+    def _rebalance(self, queues: Sequence[QueueKey], done: Mapping[QueueKey, int]) -> Rebalanced:
+        """Return what is this query's: what it claims, or without a claim all."""
+        if self._has_joined:
+            try:
+                moved = self._assignment.rebalance(queues, done)
+            except StoreError as error:
+                self._bear(error)
+            else:
+                # Where it went on in the others it knows: it read them all the time.
+                gained = tuple(queue for queue in moved.gained if queue not in self._unclaimed)
+                self._unclaimed.clear()
+                return moved._replace(gained=gained)
+        known = self._assignment.epochs.keys() | self._unclaimed
+        gained = tuple(queue for queue in queues if queue not in known)
+        self._unclaimed.update(gained)
+        return Rebalanced(tuple(queues), gained)
+
+    def _stand(self) -> tuple[dict[QueueKey, int], Resets]:
+        """Return the group's offsets, and the resets that they count."""
+        resets = self._look_at_resets()
+        while True:
+            held, before = self.offsets(), resets
+            resets = self._look_at_resets()
+            if resets == before:  # else the offsets may be older than the newest reset
+                return held, resets
+
+    def _bear(self, error: StoreError) -> None:
+        """Go on without what failed, with one warning; raise the error where the query is not to go on."""
+        if self._must_publish or not (is_forbidden(error) or _is_passing(error)):
+            raise error
+        self._keep_back(error)
+
+    def _keep_back(self, error: StoreError) -> None:
+        self._retry_at_s = self._membership.clocks.monotonic() + _RETRY_S
+        self._warn(f"group offsets are not published, they stay in the checkpoint: {error}")
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            _LOG.warning("rmq: %s", text)
+            self._warned = True
 
     def _look_at_resets(self) -> Resets:
         return read_resets(self.paths.resets)
@@ -192,6 +284,24 @@ class QueryGroup:
         named = [MessageQueue.of(queue, _BROKER_NAME) for queue in queues]
         mine = allocate(self._strategy, group, self.member_id, named, living)
         return {self.member_id: [queue.key for queue in mine]}
+
+    def _tell_of_unowned(self, queues: Sequence[QueueKey]) -> None:
+        """Warn of queues that no member reads, each time that they have changed. RocketMQ leaves them in silence."""
+        if self.terms.assignment != "shared":
+            return
+        named = (MessageQueue.of(queue, _BROKER_NAME) for queue in queues)  # asked for at each trigger: maybe for none
+        unowned = sorted(queue.key for queue in find_unowned(self._strategy, named))
+        if unowned and unowned != self._unowned:
+            _LOG.warning(
+                "rmq: allocateStrategy=%s of the consumer group %s gives these queues to nobody, so no member reads "
+                'them: %s. A store counts as one broker that is called "%s", and the strategy gives out those of '
+                "brokers named room@name. Set another one in all members, such as avg",
+                self.terms.strategy,
+                self.terms.group,
+                listed([str(queue) for queue in unowned]),
+                _BROKER_NAME,
+            )
+        self._unowned = unowned
 
     def _commit(self, offsets: Mapping[QueueKey, int]) -> bool:
         """Write offsets, and say whether they are there. Called with the group's turn held."""
@@ -204,14 +314,17 @@ class QueryGroup:
             outcome = self._offset_file.commit(self.terms.group, offsets)
             if outcome is Outcome.BROKER:
                 raise refuse_commit(self.root, self.terms.group)
-        except (LockTimeoutError, StorePathError) as error:
-            if self._must_publish:
+        except StoreError as error:
+            if self._must_publish or isinstance(error, DamageError):
                 raise
-            if not self._warned:
-                _LOG.warning("rmq: group offsets are not published, they stay in the checkpoint: %s", error)
-                self._warned = True
+            self._keep_back(error)
             return False
         if outcome is Outcome.WRITTEN:
             write_published(self.paths, self._disk, wall_clock_ms(), self.member_id)
-        self._warned = False
+        self._warned, self._retry_at_s = False, None
         return True
+
+
+def _is_passing(error: StoreError) -> bool:
+    """Say whether what kept the store from being written may be over at the next trigger."""
+    return isinstance(error, LockTimeoutError) or is_disk_trouble(error)

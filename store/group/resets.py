@@ -1,7 +1,8 @@
 """Offsets that a group was told to go to: `rmq/groups/<group>/resets.json`.
 
-A reset has a number, 1 for the group's first one, and never runs back. The file holds for each queue the last offset it
-was told to go to and the number of that reset. So a query that has applied all up to some number finds what is left,
+A reset has a number, which counts up and is no less than the time (ms since the epoch): so numbers do not run back if
+the file is lost, and queries that applied one do not overlook the next. The file holds for each queue the last offset
+it was told to go to and the number of that reset. So a query that has applied all up to some number finds what is left,
 however many came meanwhile; one that was stopped for a year too.
 """
 
@@ -15,8 +16,11 @@ from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
 from rmq_spark.store.units import QueueKey
 
 _WHAT = (
-    "the resets of a consumer group; without the file its queries do not go to the offsets that they were told to, "
-    "and the next reset is overlooked by those that have applied one"
+    "the resets of a consumer group; without the file queries that have not yet gone to the offsets that they were "
+    "told to do not go there. The next reset counts for all: remove the file, and reset the group again"
+)
+_NEXT_STEP = (
+    "Restore the file from a copy. Or stop the group's queries, remove the file and start them with new checkpoints."
 )
 
 
@@ -46,7 +50,7 @@ class Resets:
 
     def followed_by(self, targets: Mapping[QueueKey, int], time_ms: int) -> "Resets":
         """Return the resets with one more."""
-        number = self.number + 1
+        number = max(self.number + 1, time_ms)
         added = {queue: Target(offset, number) for queue, offset in targets.items()}
         return Resets(number, time_ms, {**self.targets, **added})
 
@@ -59,7 +63,7 @@ def read_resets(path: str) -> Resets:
 
     Raises DamageError, or StoreError for a file of a newer version.
     """
-    return read_side_file(path, _WHAT, _build) or NO_RESETS
+    return read_side_file(path, _WHAT, _NEXT_STEP, _build) or NO_RESETS
 
 
 def add_reset(paths: GroupPaths, disk: Disk, turn: GroupTurn, targets: Mapping[QueueKey, int], time_ms: int) -> Resets:

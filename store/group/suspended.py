@@ -31,6 +31,10 @@ _WHAT = (
     "the queues that an orderly listener of a consumer group stopped; without it they go on behind the rows that were "
     "not given to the listener"
 )
+_NEXT_STEP = (
+    "Restore the file from a copy. Or stop the group's queries, remove the file, and reset the group to where it stands "
+    "in config/consumerOffset.json: then its listener gets all those rows, some for another time."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ NOTHING_SUSPENDED = Suspended()
 
 def read_suspended(root: str, group: str) -> Suspended:
     """Return the stopped queues of a group. Takes no lock. Raises DamageError, StoreError for a newer version."""
-    return read_side_file(GroupPaths(root, group).suspended, _WHAT, _build) or NOTHING_SUSPENDED
+    return read_side_file(GroupPaths(root, group).suspended, _WHAT, _NEXT_STEP, _build) or NOTHING_SUSPENDED
 
 
 def write_outcomes(root: str, group: str, key: CommitKey, outcomes: Mapping[QueueKey, Suspension | None]) -> None:

@@ -13,8 +13,9 @@ from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.columns import decode
 from rmq_spark.store.format.heads import RecordFault, RecordRun
 from rmq_spark.store.format.rows import DecodeLimits
-from rmq_spark.store.log.commit_log import CommitLog, Stretch
+from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.units import QueueKey
 
 BATCH_ROWS = 32_768
 _MAX_PLACE = 1 << 62  # no log is as long; beyond it sums of offsets and sizes would wrap around
@@ -51,11 +52,9 @@ def read_range(
             fitting = int(np.searchsorted(np.cumsum(units.sizes), BATCH_BYTES, side="right"))
             units = units.part(0, max(fitting, 1))
         _refuse_disorder(queue, unit, units)
-        for stretch in log.stretches(units.physical_offsets, units.sizes):
-            part = units.part(stretch.first, stretch.last)
-            for batch in _decode_stretch(log, queue, part, stretch, begin, end, columns, limits):
-                yielded += batch.num_rows
-                yield batch
+        for batch in decode_units(log, queue.key, units, begin, end, columns, limits):
+            yielded += batch.num_rows
+            yield batch
         unit += len(units)
     if yielded != end - begin:
         path, position = queue.run.path_of(unit)
@@ -93,48 +92,51 @@ def _refuse_disorder(queue: ConsumeQueue, first: int, units: Units) -> None:
     )
 
 
-def _decode_stretch(
+def decode_units(
     log: CommitLog,
-    queue: ConsumeQueue,
+    queue: QueueKey,
     units: Units,
-    stretch: Stretch,
     begin: int,
     end: int,
     columns: Sequence[str],
     limits: DecodeLimits,
 ) -> Iterator[pa.RecordBatch]:
-    first = 0
-    while first < len(units):
-        part = units.part(first, len(units))
-        run = RecordRun(
-            stretch.buffer,
-            stretch.positions[first:],
-            part.sizes,
-            part.physical_offsets,
-            part.queue_offsets,
-            queue.key.topic,
-            queue.key.queue_id,
-            part.message_counts,
-        )
-        try:
-            batch, next_offset = decode(run, columns, begin, end, limits)
-        except RecordFault as fault:
-            stretch.check()
-            raise _damage(log, queue, part, fault) from fault
-        stretch.check()  # only now is the batch to be believed
-        if batch.num_rows:
-            yield batch
-        if next_offset >= end:
-            return
-        first += int(np.searchsorted(part.queue_offsets, next_offset))
+    """Yield the messages of these units, ascending, with queue offsets in [begin, end), as batches of the columns.
+
+    Raises DamageError for a unit that does not agree with its record or a record that does not decode,
+    StoreChangedError for files that are gone.
+    """
+    for stretch in log.stretches(units.physical_offsets, units.sizes):
+        first, next_offset = stretch.first, begin
+        while first < stretch.last and next_offset < end:
+            part = units.part(first, stretch.last)
+            run = RecordRun(
+                stretch.buffer,
+                stretch.positions[first - stretch.first :],
+                part.sizes,
+                part.physical_offsets,
+                part.queue_offsets,
+                queue.topic,
+                queue.queue_id,
+                part.message_counts,
+            )
+            try:
+                batch, next_offset = decode(run, columns, begin, end, limits)
+            except RecordFault as fault:
+                stretch.check()
+                raise _damage(log, queue, part, fault) from fault
+            stretch.check()  # only now is the batch to be believed
+            if batch.num_rows:
+                yield batch
+            first += int(np.searchsorted(part.queue_offsets, next_offset))
 
 
-def _damage(log: CommitLog, queue: ConsumeQueue, units: Units, fault: RecordFault) -> DamageError:
+def _damage(log: CommitLog, queue: QueueKey, units: Units, fault: RecordFault) -> DamageError:
     place = int(units.physical_offsets[fault.row])
     segment = log.segments.holding(place)
     assert segment is not None  # the stretch came from it
     return DamageError(
-        f"{fault.what}, message {int(units.queue_offsets[fault.row])} of queue {queue.key} at physical offset {place}",
+        f"{fault.what}, message {int(units.queue_offsets[fault.row])} of queue {queue} at physical offset {place}",
         segment.path,
         place - segment.begin,
         fault.expected,

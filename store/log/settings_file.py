@@ -21,6 +21,10 @@ from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 SETTINGS = "settings.json"
 BROKER_CONF = "broker.conf"
+_NEXT_STEP = (
+    "Restore the file from a copy. Or remove it: the next write makes a new one, in which the store has another id, no "
+    "retention until set_retention is called again, and RocketMQ's table of delay levels until another one is given."
+)
 
 
 def check_settings(root: str) -> StoreSettings | None:
@@ -47,7 +51,7 @@ def read_settings(root: str) -> StoreSettings | OtherVersion | None:
     try:
         return decode_settings(data)
     except ValueError as error:
-        raise DamageError("not the settings of a store", path, 0, "JSON", str(error)) from error
+        raise DamageError("not the settings of a store", path, 0, "JSON", str(error), _NEXT_STEP) from error
 
 
 def settings_stamp(root: str) -> tuple[int, int]:

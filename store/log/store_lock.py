@@ -21,7 +21,7 @@ from typing import Protocol
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
-from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
 from rmq_spark.store.disk.mounts import file_system, is_remote
 from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, StorePathError
 from rmq_spark.store.format import filenames
@@ -37,6 +37,8 @@ _LOCK_CONTENT = b"lock"  # what a broker writes into it
 _BROKER_COMMAND = "java"
 _PROGRESS_EVERY_MS = 500  # nobody who waits looks at more
 _MARGIN_S = 10.0  # for one write of a section, at most MAX_SECTION_BYTES with its units; the kernel gives 45 s
+_LOOKS = 4  # at a lock that may be a broker's
+_LOOK_S = 0.005
 _JUMP_MS = 1_000  # more than that in one short sleep is a clock that was set or a machine that slept
 
 
@@ -72,6 +74,7 @@ class StoreLock:
     ) -> None:
         self._root, self._disk, self._settings, self._now_ms, self._sleep = root, disk, settings, now_ms, sleep
         self._lock: FileLock = BrokerLock(files.join(root, filenames.LOCK))
+        self._is_remote: bool | None = None
         self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN))
         self._ours = FileLock(self._turn.path, _OURS_AT)
         self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
@@ -94,8 +97,7 @@ class StoreLock:
         if not self._is_checked:
             refuse_network(self._root, allowed=self._settings.allow_network_store)
         self._make_files()
-        if not self._is_checked and is_remote(self._root):
-            # No lease there: NFS and SMB answer a request for one as if somebody had the file open for writing.
+        if not self._is_checked and self._has_no_leases():
             self._lock = FileLock(self._lock.path)
         self._is_checked = True
         try:
@@ -106,6 +108,35 @@ class StoreLock:
         finally:
             self._turn.release()
             self._release()
+
+    def has_broker(self) -> bool:
+        """Say whether a broker holds the store, or is about to. Takes no lock, and waits for nobody.
+
+        Writers of ours do not count. Who of them makes the file of a new store has it open for a moment, as a broker
+        that starts has, and who releases it lets go of two locks: so a yes takes a few looks, 15 ms.
+        """
+        for attempt in range(_LOOKS):
+            if not self._is_brokers():
+                return False
+            if attempt < _LOOKS - 1:
+                self._sleep(_LOOK_S)
+        return True
+
+    def _is_brokers(self) -> bool:
+        # On a network file system writers of ours lock as exclusively as a broker does. But they hold the second lock
+        # as long as this one, and a broker knows of none; who wants to write has it for a moment only.
+        if is_locked(self._lock.path, exclusively=True):
+            return not is_locked(self._ours.path, _OURS_AT)
+        return not self._has_no_leases() and is_open_to_write(self._lock.path)
+
+    def _has_no_leases(self) -> bool:
+        """Say whether the store lies where a lease means nothing.
+
+        NFS and SMB answer a request for one as if somebody had the file open for writing.
+        """
+        if self._is_remote is None:
+            self._is_remote = is_remote(self._root)
+        return self._is_remote
 
     def note_progress(self) -> None:
         """Tell those who wait that the holder is at work, before it goes on. Cheap: call it wherever work got done.
@@ -127,7 +158,7 @@ class StoreLock:
     @property
     def is_waited_for(self) -> bool:
         """Say whether a broker that starts waits for the release: whoever holds the lock should end soon."""
-        return isinstance(self._lock, BrokerLock) and self._lock.is_waited_for
+        return self._lock.is_waited_for
 
     def refuse_broker(self, needed_s: float = 0) -> None:
         """Raise LockTimeoutError unless for `needed_s` seconds more no broker looks at the store. Cheap.
@@ -135,7 +166,7 @@ class StoreLock:
         What a broker has loaded it does not look at again: it would append over what is written now. So nothing more
         may be said to be in the store, and `abort` must stay.
         """
-        if isinstance(self._lock, BrokerLock) and self._lock.safe_s() <= needed_s:
+        if self._lock.safe_s() <= needed_s:
             raise LockTimeoutError(
                 f"a broker is starting in {self._root}: it has waited for {self._lock.path} about as long as the "
                 "system lets it (fs.lease-break-time), and what is written from now on it might not see and write "

@@ -11,9 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.disk.mounts import is_remote
-from rmq_spark.store.errors import DamageError, NotFoundError, OffsetRangeError, OptionError, StoreChangedError
+from rmq_spark.store.errors import (
+    DamageError,
+    NotFoundError,
+    OffsetRangeError,
+    OptionError,
+    StoreChangedError,
+    StoreError,
+)
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.columns import COLUMNS
@@ -39,7 +46,9 @@ _FEW_RECORDS = 2048  # appended since the last look: fewer are walked one by one
 
 
 class StoreReader:
-    """A store for reading, as of the last `refresh`. One thread at a time; `close` it, or use it in `with`.
+    """A store for reading, as of the last `refresh`. One thread at a time.
+
+    Use it in `with`, or `close` it: then whatever looks at the store, but `close`, raises StoreError.
 
     Any number of them may read beside a writer, of ours or a broker. Nothing is looked at before it is asked
     for: a process that only reads a planned range pays for no log end.
@@ -62,9 +71,10 @@ class StoreReader:
             lambda: last_indexed_place(self.path),
         )
         self._min_units: dict[QueueKey, int] = {}
-        self._looked = False
+        self._looked = self._is_closed = False
 
     def __enter__(self) -> "StoreReader":
+        self._refuse_if_closed()
         return self
 
     def __exit__(
@@ -76,7 +86,8 @@ class StoreReader:
         self.close()
 
     def close(self) -> None:
-        """Close every file. The reader can be used again and opens them anew."""
+        """Close every file. A second call does nothing; reading is over, also of what `read` has yet to yield."""
+        self._is_closed = True
         self._log.close()
         self._index.close()
         for queue in self._topics.opened():
@@ -84,15 +95,18 @@ class StoreReader:
 
     def store_id(self) -> str | None:
         """Return what our writers named the store by, None for one that only brokers have written."""
+        self._refuse_if_closed()
         held = read_settings(self.path)
         return held.store_id if isinstance(held, StoreSettings) else None
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted: those of topics.json and those that have a queue on disk."""
+        self._refuse_if_closed()
         return sorted({*self._topics.topics(), *(key.topic for key in self._tail.faults)})
 
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by queue id, empty ones included. Raises NotFoundError, which names others."""
+        self._refuse_if_closed()
         if topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
             raise NotFoundError(
                 f'topic "{topic}": light message queues ({filenames.LIGHT_QUEUE_PREFIX}…) are not supported.'
@@ -108,6 +122,7 @@ class StoreReader:
         An idle store costs a few small reads, whatever the number of queues. Raises DamageError for a log that
         cannot be followed to its end.
         """
+        self._refuse_if_closed()
         if self._looked and self._tail.is_idle(self._topics.has_folder):
             return False
         begin = self._log.segments.begin
@@ -224,6 +239,7 @@ class StoreReader:
 
         [] for an id that no message there has.
         """
+        self._refuse_if_closed()
         hits = find_by_id(self._index, self._log, message_id, topics)
         return self._messages_with(hits, ("msgId", "offsetMsgId"), message_id)
 
@@ -253,10 +269,13 @@ class StoreReader:
             return
         files_of, units_end = self._readable(queue, begin, end)
         limits = DecodeLimits(check_crc, max_decompressed_bytes)
-        yield from read_range(self._log, files_of, begin, end, units_end, columns, limits)
+        for batch in read_range(self._log, files_of, begin, end, units_end, columns, limits):
+            yield batch
+            self._refuse_if_closed()  # while the batch was at work: to go on would open files that nobody closes
 
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:
-        """Return the queue's files, None if only topics.json knows it."""
+        """Return the queue's files, None if only topics.json knows it. What asks for a queue comes through here."""
+        self._refuse_if_closed()
         if not isinstance(key, QueueKey):
             raise OptionError(
                 f'{key!r} is no queue. Give one of those that queues("orders") returns, or QueueKey("orders", 0).'
@@ -266,6 +285,10 @@ class StoreReader:
             known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
             raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')
         return found
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise StoreError(f'the reader of the store at "{self.path}" was closed. Open another one.')
 
     def _unit_bounds(self, queue: ConsumeQueue) -> tuple[int, int]:
         """Return first and end unit that can be read, as of the last refresh."""
@@ -357,7 +380,7 @@ class StoreReader:
 
     def _left(self) -> Left:
         lock, abort = files.join(self.path, filenames.LOCK), files.join(self.path, filenames.ABORT)
-        if is_locked(lock):
+        if seems_locked(lock):
             return Left(Closing.LIVE, files.modified_ms(lock), files.modified_ms(abort))
         checkpoint_ms = files.modified_ms(files.join(self.path, filenames.CHECKPOINT))
         lock_ms, started_ms = files.modified_ms(lock), files.modified_ms(abort)

@@ -17,6 +17,7 @@ from rmq_spark.store.units import QueueKey
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file in place within milliseconds
+_NEXT_STEP = "Restore the file from a copy."
 MAX_QUEUES = 1 << 16  # of one topic: a damaged digit must not become billions of queues
 
 
@@ -56,11 +57,13 @@ def find_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> Found
     if not text:
         if problem is None:
             return FoundTopics()
-        raise DamageError("not the JSON of topics, and there is no .bak beside it", path, 0, "JSON", str(problem))
+        what = "not the JSON of topics, and there is no .bak beside it"
+        raise DamageError(what, path, 0, "JSON", str(problem), _NEXT_STEP)
     try:
         return FoundTopics(decode_topics_file(text), text, is_backup=True)
     except ValueError as error:
-        raise DamageError("not the JSON of topics", path + filenames.BACKUP_SUFFIX, 0, "JSON", str(error)) from error
+        path += filenames.BACKUP_SUFFIX
+        raise DamageError("not the JSON of topics", path, 0, "JSON", str(error), _NEXT_STEP) from error
 
 
 _TREES = ((filenames.CONSUME_QUEUE, ConsumeQueue), (filenames.BATCH_CONSUME_QUEUE, BatchConsumeQueue))
@@ -179,7 +182,8 @@ class TopicTable:
         count = max(config.read_queue_count, config.write_queue_count) if config else 0
         if count > MAX_QUEUES:
             path = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
-            raise DamageError(f"the number of queues of topic {topic}", path, 0, f"at most {MAX_QUEUES}", count)
+            what = f"the number of queues of topic {topic}"
+            raise DamageError(what, path, 0, f"at most {MAX_QUEUES}", count, _NEXT_STEP)
         return count
 
     def queues_of(self, topic: str) -> list[QueueKey]:

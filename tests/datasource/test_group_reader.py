@@ -1,5 +1,6 @@
 """The stream's reader as a member of a consumer group: what it publishes, where it begins, whose queues it reads."""
 
+import errno
 import json
 import logging
 import time
@@ -338,7 +339,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store, join, caplog
     from rmq_spark.store.errors import StorePathError
 
     def refuse(self) -> None:
-        raise StorePathError("read-only")
+        raise StorePathError("read-only") from OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("rmq_spark.store.group.membership.Membership.join", refuse)
     with caplog.at_level(logging.WARNING):
@@ -369,6 +370,17 @@ def test_who_it_is_and_how_far_behind_is_reported_for_listeners(store, join) -> 
     assert mark["path"] == str(store.path)
     assert mark["lagMessages"] == 2
     assert mark["member"] == query.reader._group.query.member_id
+    assert "commitLogPath" not in mark
+
+
+def test_where_the_log_lies_is_reported_for_listeners(grow, join, tmp_path) -> None:
+    store = grow()
+    store.append("orders", 0, 3)
+    store.close()
+    log = (store.path / "commitlog").rename(tmp_path / "log")
+    query = join(store.path, **GROUP, startingOffsets="earliest", commitLogPath=str(log))
+    query.trigger()
+    assert query.reader.reportLatestOffset()["@"]["commitLogPath"] == str(log)
 
 
 @pytest.mark.parametrize("name", ["a b", "", "x" * 300])

@@ -277,10 +277,18 @@ def test_a_trigger_that_waits_is_woken_by_a_message(groups: Groups) -> None:
 
 
 def test_a_query_can_be_stopped_while_its_trigger_waits(groups: Groups) -> None:
-    sink = Sink()
-    query = groups.start(sink, {"processingTime": "0 seconds"}, **GROUP, startingOffsets="earliest", longPollingMs="1s")
-    wait_until(lambda: groups.offsets() == {0: 3, 1: 0}, query)  # published by the trigger that waits now
+    sink, second = Sink(), Sink()
+    wait_s = 2 * WITHIN_S
+    given = GROUP | {"startingOffsets": "earliest", "longPollingMs": f"{wait_s}s"}
+    query = groups.start(sink, {"processingTime": "0 seconds"}, **given)
+    wait_until(lambda: groups.offsets() == {0: 3, 1: 0}, query)  # published by the trigger that waits from now on
+    begun = time.monotonic()
     query.stop()
+    assert time.monotonic() - begun < wait_s, "the stop has waited for the trigger"
     assert not query.isActive
     assert query.exception() is None
     assert groups.offsets() == {0: 3, 1: 0}
+    groups.append(1, 1)
+    groups.run(second, **GROUP)
+    assert second.batches.popitem()[1] == [(1, 0)], "the group is free for who starts next"
+    assert time.monotonic() - begun < wait_s, "the next query has waited for the first one's trigger"

@@ -126,7 +126,7 @@ def test_an_offset_of_another_shape_is_refused(value) -> None:
 
 
 def test_what_a_later_release_adds_to_version_1_is_passed_over() -> None:
-    assert decode_offset({"orders": {"0": 1}, "@": {"v": 1, "group": "g"}}).positions == {QueueKey("orders", 0): 1}
+    assert decode_offset({"orders": {"0": 1}, "@": {"v": 1, "later": "g"}}).positions == {QueueKey("orders", 0): 1}
 
 
 def test_numbers_by_queue_are_nested_by_topic() -> None:

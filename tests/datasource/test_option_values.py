@@ -59,9 +59,29 @@ def test_a_duration_is_ms_or_has_a_unit(text, duration_ms) -> None:
     assert values.parse_duration(text) == duration_ms
 
 
+@pytest.mark.parametrize(
+    ("duration_ms", "text"), [(90_000, "90s"), (1_500, "1500ms"), (7_200_000, "7200s"), (1, "1ms")]
+)
+def test_a_duration_is_shown_as_it_may_be_given(duration_ms, text) -> None:
+    assert values.show_duration(duration_ms) == text
+    assert values.parse_duration(text) == duration_ms
+
+
 @pytest.mark.parametrize("text", ["0", "-1m", "15 parsecs", "", "m"])
 def test_what_is_no_duration_is_refused_with_an_example(text) -> None:
     assert "such as 15m" in refusal(values.parse_duration, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_ms"), [("0", 0), ("00", 0), ("0m", 0), ("0 s", 0), (" 0MS ", 0), ("10", 10), ("15s", 15_000)]
+)
+def test_a_wait_is_a_duration_or_none_at_all(text, wait_ms) -> None:
+    assert values.parse_wait(text) == wait_ms
+
+
+@pytest.mark.parametrize("text", ["-1s", "0 parsecs", "", "s", "00x", "99999999999999999d"])
+def test_what_is_no_wait_is_refused_with_0_among_what_is_accepted(text) -> None:
+    assert refusal(values.parse_wait, text).startswith("is no duration. Accepted: 0, or a number with ms")
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False), (" TRUE ", True)])

@@ -136,7 +136,10 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 def needed_by(option) -> dict[str, str]:
     """Return what must be given for the option to mean anything."""
-    return {"consumerGroup": "g"} if option.name in GROUP_FIELDS and option.name != "consumerGroup" else {}
+    if option.name not in GROUP_FIELDS or option.name == "consumerGroup":
+        return {}
+    others = {"allocateStrategy": {"assignment": "shared"}, "groupFallback": {"startingOffsets": "group"}}
+    return {"consumerGroup": "g"} | others.get(option.name, {})
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmq_spark.datasource.subscription import Assignment, Pattern, Topics, is_system_topic
+from rmq_spark.datasource.subscription import Assignment, Pattern, Topics
 from rmq_spark.store.errors import NotFoundError
 from rmq_spark.store.units import QueueKey
 
@@ -20,7 +20,9 @@ class FakeCatalog:
         return [QueueKey(topic, n) for n in range(self._topics[topic])]
 
 
-CATALOG = FakeCatalog(orders=2, payments=1, RETRY_billing=1, SCHEDULE_TOPIC_XXXX=1, RMQ_SYS_TRACE_TOPIC=1)
+CATALOG = FakeCatalog(
+    orders=2, payments=1, RETRY_billing=1, SCHEDULE_TOPIC_XXXX=1, RMQ_SYS_TRACE_TOPIC=1, c_REPLY_TOPIC=1
+)
 
 
 def topics_of(queues):
@@ -51,20 +53,13 @@ def test_a_topic_that_is_not_there_is_an_error_unless_it_was_known() -> None:
         ("%RETRY%.*", []),
         ("SCHEDULE_TOPIC_XXXX", ["SCHEDULE_TOPIC_XXXX"]),
         ("SCHEDULE.*", []),
+        ("c_REPLY_TOPIC", ["c_REPLY_TOPIC"]),
+        (".*_REPLY_TOPIC", []),
         ("RMQ_SYS_TRACE_TOPIC|x", ["RMQ_SYS_TRACE_TOPIC"]),
     ],
 )
 def test_a_pattern_matches_whole_names_and_system_topics_only_spelt_out(pattern, found) -> None:
     assert topics_of(Pattern(pattern).find_queues(CATALOG)) == found
-
-
-@pytest.mark.parametrize(
-    "topic",
-    ["TBW102", "%RETRY%g", "%DLQ%g", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "OFFSET_MOVED_EVENT"],
-)
-def test_system_topics_are_known(topic) -> None:
-    assert is_system_topic(topic)
-    assert not is_system_topic("orders")
 
 
 def test_an_assignment_gives_just_its_queues() -> None:

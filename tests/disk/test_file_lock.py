@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store.disk.file_lock import FileLock
-from rmq_spark.store.disk.lock_probe import is_locked
-from rmq_spark.store.errors import StoreChangedError, StorePathError
+from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
+from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write, seems_locked
+from rmq_spark.store.errors import StoreChangedError, StoreError, StorePathError
 
 # Python 3.12 warns of a fork beside threads that other tests left running; the children here only exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -119,6 +119,41 @@ def test_a_lock_that_nobody_holds_on_to_is_released(path: Path) -> None:
     assert lock.try_take()
     del lock
     assert not is_locked(str(path))
+
+
+def test_a_probe_tells_shared_locks_from_exclusive_ones_byte_by_byte(path: Path) -> None:
+    shared, exclusive = BrokerLock(str(path)), FileLock(str(path), 1)
+    assert shared.try_take()
+    assert exclusive.try_take()
+    assert is_locked(str(path))
+    assert not is_locked(str(path), exclusively=True)
+    assert is_locked(str(path), 1, exclusively=True)
+    assert not is_locked(str(path), 2)
+    shared.release()
+    exclusive.release()
+
+
+def test_a_lock_that_cannot_be_asked_for_is_no_free_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", refuse)
+    for ask in (is_locked, is_open_to_write):
+        with pytest.raises(StorePathError, match=f"{path}.*Too many open files"):
+            ask(str(path))
+    with pytest.raises(StoreError, match="ulimit"):
+        FileLock(str(path)).try_take()
+    assert not seems_locked(str(path))
+    monkeypatch.undo()
+    assert not is_locked(str(path) + "x")
+    assert not is_open_to_write(str(path) + "x")
+
+
+def test_who_has_a_file_open_to_write_is_seen_and_who_reads_it_is_not(path: Path) -> None:
+    with path.open("rb"):
+        assert not is_open_to_write(str(path))
+    with path.open("r+b"):
+        assert is_open_to_write(str(path))
 
 
 def fork(act) -> int:

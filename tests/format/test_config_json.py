@@ -22,7 +22,6 @@ from rmq_spark.store.format.config_json import (
     decode_consumer_offsets,
     decode_delay_offsets,
     decode_groups_file,
-    decode_topics,
     decode_topics_file,
     encode_consumer_offsets,
     encode_delay_offsets,
@@ -45,7 +44,6 @@ def test_a_topic_is_read_with_all_it_has() -> None:
         "T": TopicConfig("T", 3, 5, 2, True, "MULTI_TAG", 1, {"queue.type": "batchcq"}, {"more": {"x": 1}})
     }
     assert file.topics["T"].is_batch_queue
-    assert decode_topics(TOPICS) == file.topics
     assert TopicConfig("T", attributes={"queue.type": "BatchCQ"}).is_batch_queue
     assert not TopicConfig("T", attributes={"queue.type": "SimpleCQ"}).is_batch_queue
 
@@ -109,11 +107,11 @@ def test_a_file_of_4_9_has_no_version_and_gets_none() -> None:
 
 @pytest.mark.parametrize("data", [b"{}", b'{"topicConfigTable":null}', b'{"topicConfigTable":{}}', b"null"])
 def test_a_file_without_a_table_has_no_topics(data: bytes) -> None:
-    assert decode_topics(data) == {}
+    assert decode_topics_file(data).topics == {}
 
 
 def test_fields_that_are_missing_or_null_have_rocketmqs_defaults() -> None:
-    topics = decode_topics(b'{"topicConfigTable":{"T":{"perm":null,"attributes":null},"U":null}}')
+    topics = decode_topics_file(b'{"topicConfigTable":{"T":{"perm":null,"attributes":null},"U":null}}').topics
     assert topics == {"T": TopicConfig("T"), "U": TopicConfig("U")}
     assert (topics["T"].read_queue_count, topics["T"].perm) == (16, 6)
     groups = decode_groups_file(b'{"subscriptionGroupTable":{"G":{}}}').groups
@@ -123,17 +121,17 @@ def test_fields_that_are_missing_or_null_have_rocketmqs_defaults() -> None:
 @pytest.mark.parametrize(
     ("decode", "data", "what"),
     [
-        (decode_topics, b"[]", "the file: expected an object"),
-        (decode_topics, b'{"topicConfigTable":[]}', "topicConfigTable: expected an object"),
-        (decode_topics, b'{"topicConfigTable":{"T":3}}', r"topicConfigTable\.T: expected an object, found 3"),
-        (decode_topics, b'{"topicConfigTable":{"T":{"perm":"x"}}}', r"T\.perm: expected a whole number, found 'x'"),
-        (decode_topics, b'{"topicConfigTable":{"T":{"perm":true}}}', r"T\.perm: expected a whole number"),
-        (decode_topics, b'{"topicConfigTable":{"T":{"perm":9223372036854775808}}}', "expected a whole number"),
-        (decode_topics, b'{"topicConfigTable":{"T":{"order":1}}}', r"T\.order: expected true or false, found 1"),
-        (decode_topics, b'{"topicConfigTable":{"T":{"topicFilterType":1}}}', "expected a string"),
-        (decode_topics, b'{"dataVersion":7}', "dataVersion: expected an object"),
-        (decode_topics, b"\xff", "codec can't decode"),
-        (decode_topics, b"", "character 0"),
+        (decode_topics_file, b"[]", "the file: expected an object"),
+        (decode_topics_file, b'{"topicConfigTable":[]}', "topicConfigTable: expected an object"),
+        (decode_topics_file, b'{"topicConfigTable":{"T":3}}', r"topicConfigTable\.T: expected an object, found 3"),
+        (decode_topics_file, b'{"topicConfigTable":{"T":{"perm":"x"}}}', r"T\.perm: expected a whole number, found 'x"),
+        (decode_topics_file, b'{"topicConfigTable":{"T":{"perm":true}}}', r"T\.perm: expected a whole number"),
+        (decode_topics_file, b'{"topicConfigTable":{"T":{"perm":9223372036854775808}}}', "whole number, found 9"),
+        (decode_topics_file, b'{"topicConfigTable":{"T":{"order":1}}}', r"T\.order: expected true or false, found 1"),
+        (decode_topics_file, b'{"topicConfigTable":{"T":{"topicFilterType":1}}}', "expected a string"),
+        (decode_topics_file, b'{"dataVersion":7}', "dataVersion: expected an object"),
+        (decode_topics_file, b"\xff", "codec can't decode"),
+        (decode_topics_file, b"", "character 0"),
         (decode_consumer_offsets, b'{"offsetTable":{"T@G":{"x":1}}}', r"a key of offsetTable\.T@G: expected a whole"),
         (decode_consumer_offsets, b'{"offsetTable":{"T@G":{0:1.5}}}', r"offsetTable\.T@G\.0: expected a whole number"),
         (decode_delay_offsets, b'{"offsetTable":{1:true}}', r"offsetTable\.1: expected a whole number, found True"),
@@ -149,9 +147,9 @@ def test_a_file_of_another_kind_is_refused_with_the_place(decode: Any, data: byt
 def test_a_file_cut_anywhere_is_refused() -> None:
     for size in range(len(TOPICS)):
         with pytest.raises(ValueError, match="character"):
-            decode_topics(TOPICS[:size])
+            decode_topics_file(TOPICS[:size])
     with pytest.raises(ValueError, match="nothing after the value"):
-        decode_topics(TOPICS + TOPICS)
+        decode_topics_file(TOPICS + TOPICS)
 
 
 def test_new_files_are_what_they_say() -> None:

@@ -78,6 +78,23 @@ def lock(store: Path) -> Iterator[BrokerLock]:
     found.release()
 
 
+@pytest.fixture
+def refuse_leases(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """What has the kernel refuse every lease from then on, with this error number."""
+
+    def refuse(why: int) -> None:
+        real: Callable[..., Any] = fcntl.fcntl
+
+        def refusing(descriptor: int, command: int, *rest: object) -> object:
+            if command == fcntl.F_SETLEASE:
+                raise OSError(why, os.strerror(why))
+            return real(descriptor, command, *rest)
+
+        monkeypatch.setattr(fcntl, "fcntl", refusing)
+
+    return refuse
+
+
 def test_nobody_appends_while_a_broker_loads_the_store(store: Path) -> None:
     writer = rmq_spark.open_store(str(store), lock_timeout_ms=1_500)
     with starting_broker(store) as broker:
@@ -126,36 +143,22 @@ def test_readers_neither_wait_nor_hinder(store: Path, lock: BrokerLock) -> None:
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs"])
 def test_on_a_network_file_system_no_lease_is_asked_for_and_the_lock_is_exclusive(
-    store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    store: Path, monkeypatch: pytest.MonkeyPatch, refuse_leases: Callable[[int], None], kind: str
 ) -> None:
     """NFSv4 without a delegation and SMB without an oplock answer EAGAIN, as if a broker had the file open."""
-    real: Callable[..., Any] = fcntl.fcntl
-
-    def refusing(descriptor: int, command: int, *rest: object) -> object:
-        if command == fcntl.F_SETLEASE:
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return real(descriptor, command, *rest)
-
-    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    refuse_leases(errno.EAGAIN)
     monkeypatch.setattr(mounts, "file_system", lambda path: kind)
     writer = rmq_spark.open_store(str(store), allow_network_store=True, lock_timeout_ms=0)
     with writer._writer.section(), (store / "lock").open("rb") as other, pytest.raises(BlockingIOError):
-        real(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
     assert writer.send("t", b"second", queue_id=0).queue_offset == 1
 
 
 @pytest.mark.parametrize("why", [errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP])
 def test_where_the_kernel_grants_no_lease_the_lock_alone_excludes(
-    lock: BrokerLock, monkeypatch: pytest.MonkeyPatch, why: int
+    lock: BrokerLock, refuse_leases: Callable[[int], None], why: int
 ) -> None:
-    real: Callable[..., Any] = fcntl.fcntl
-
-    def refusing(descriptor: int, command: int, *rest: object) -> object:
-        if command == fcntl.F_SETLEASE:
-            raise OSError(why, os.strerror(why))
-        return real(descriptor, command, *rest)
-
-    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    refuse_leases(why)
     assert lock.try_take()
     assert is_locked(lock.path)
 

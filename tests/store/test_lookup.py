@@ -97,10 +97,10 @@ def test_keys_of_a_file_that_retention_took_are_not_found(index: GrowingIndex, r
     assert found(reader) == list(range(20, 40))
 
 
-def test_a_reader_that_was_closed_finds_keys_again(index: GrowingIndex, reader: StoreReader) -> None:
+def test_index_files_that_were_closed_are_opened_again(index: GrowingIndex, reader: StoreReader) -> None:
     index.know(10)
     assert len(found(reader)) == 10
-    reader.close()
+    reader._index.close()
     assert len(found(reader)) == 10
 
 

@@ -12,7 +12,7 @@ from rmq_spark.store import open_reader, open_store
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format.batch_body import Item, encode_items
-from rmq_spark.store.format.config_json import decode_topics
+from rmq_spark.store.format.config_json import decode_topics_file
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -63,7 +63,7 @@ def test_batch_queues_that_topics_json_does_not_name_stay_batch_queues(tmp_path:
     append(tmp_path / "s", "B", [b"three"])
     assert not (tmp_path / "s" / "consumequeue" / "B").exists()
     assert bodies_of(tmp_path / "s", "B") == [b"one", b"two", b"three"]
-    assert decode_topics(topics.read_bytes())["B"].is_batch_queue
+    assert decode_topics_file(topics.read_bytes()).topics["B"].is_batch_queue
 
 
 def test_a_child_that_was_forked_in_a_section_appends_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 import rmq_spark
 
 GROUP = "crew"
+LEASE_TIMEOUT = "1h"
 
 
 def main(master: str, store: str, notes: str, checkpoint: str, stop: str, rows_a_batch: str) -> None:
@@ -43,6 +44,8 @@ def main(master: str, store: str, notes: str, checkpoint: str, stop: str, rows_a
         reader = spark.readStream.format("rmq").options(subscribe="orders", columns="queueId,queueOffset")
         reader = reader.options(consumerGroup=GROUP, assignment="shared", groupFallback="earliest")
         reader = reader.options(maxOffsetsPerTrigger=rows_a_batch, longPollingMs="1s")
+        # Longer than any test waits: who takes over a dead one's queues has not waited for its lease to run out.
+        reader = reader.options(leaseTimeout=LEASE_TIMEOUT)
         writer = reader.load(store).writeStream.foreachBatch(note)
         query = writer.option("checkpointLocation", checkpoint).start()
         print("started", flush=True)

@@ -122,6 +122,27 @@ def test_a_commit_says_in_the_log_what_it_did(kit: "Kit", caplog: pytest.LogCapt
     assert f"rmq: batch 0 of query q: 12 rows, {totals.bytes} bytes, 2 queues" in caplog.messages
 
 
+@pytest.mark.parametrize(
+    ("numbers", "options", "told"),
+    [
+        ([5, 6], {}, ["batch 5 of query q"]),
+        ([0, 1], {}, []),
+        ([None], {}, []),
+        ([5, 6], {"is_transaction": True}, []),
+    ],
+)
+def test_a_query_that_does_not_begin_with_its_first_batch_is_told_once_that_others_are_missing(
+    kit: "Kit", caplog: pytest.LogCaptureFixture, numbers: list[int | None], options: dict[str, object], told: list[str]
+) -> None:
+    for number in numbers:
+        key = CommitKey("q", number)
+        kit.commit(key, kit.stage(key, NAMES), **options)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == len(told)
+    for warning, what in zip(warnings, told, strict=True):
+        assert f"rmq: {what} is the first one of its query in the store at {kit.root}. If earlier ones" in warning
+
+
 def test_a_transaction_is_written_once_whatever_the_order_of_tries(kit: "Kit") -> None:
     for version, rows in ((3, 4), (3, 4), (2, 9), (10, 2)):
         key = CommitKey("txn:app", version)

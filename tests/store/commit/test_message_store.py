@@ -109,6 +109,17 @@ def test_keys_may_be_a_list(store: MessageStore) -> None:
         assert reader.find_key("T", "l") == [(QueueKey("T", sent.queue_id), sent.queue_offset)]
 
 
+@pytest.mark.parametrize("keys", [["k", "", None, "l m"], ("k", "l m"), [None], []])
+def test_a_list_of_keys_is_joined_as_the_same_list_in_a_table_is(store: MessageStore, keys: Any) -> None:
+    store.send("T", "a", keys=keys, queue_id=0)
+    table = pa.table({"body": ["a"], "keys": pa.array([keys], pa.list_(pa.string())), "queueId": pa.array([0])})
+    store.send_many(table, topic="T")
+    with open_reader(store.path) as reader:
+        (batch,) = reader.read(QueueKey("T", 0), 0, 2, ["keys"])
+    sent, of_table = batch.column("keys").to_pylist()
+    assert sent == of_table == ("k l m" if "k" in keys else None)
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -113,6 +113,23 @@ def test_offsets_are_published_before_the_claim_is_let_go(group: Group) -> None:
     assert two.rebalance(Q[:2], {}).owned == (Q[1],)
 
 
+def test_what_others_wrote_over_is_published_again_when_a_queue_is_let_go(group: Group) -> None:
+    one = group.member()
+    one.rebalance(Q[:2], {})
+    one.publish({Q[0]: 5, Q[1]: 7})
+    one.publish({Q[0]: 5, Q[1]: 7})
+    assert group.commits == [{Q[0]: 5, Q[1]: 7}]
+    assert one.is_published()
+    file = Path(group.paths.root, "config", "consumerOffset.json")
+    file.parent.mkdir()
+    file.write_text("{}")
+    assert not one.is_published()
+    two = group.member()
+    assert one.rebalance(Q[:2], {Q[0]: 5, Q[1]: 7}).lost == (Q[1],)
+    assert two.rebalance(Q[:2], {}).gained == (Q[1],)
+    assert group.commits[1:] == [{Q[1]: 7}]
+
+
 def test_a_commit_that_fails_lets_nothing_go(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
@@ -327,7 +344,7 @@ def test_damaged_claims_are_named_and_members_go_on_once_they_are_removed(group:
     Path(group.paths.claims).write_text(text)
     with pytest.raises(DamageError, match=r"claims\.json"):
         one.rebalance(Q[:2], {})
-    with pytest.raises(DamageError, match="remove this file"):
+    with pytest.raises(DamageError, match="remove the file"):
         one.publish({Q[0]: 1})
     os.remove(group.paths.claims)
     assert one.publish({Q[0]: 1}) == (Q[0],)

@@ -166,7 +166,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, old: bytes, new
     with pytest.raises(DamageError) as caught:
         read_claims(str(path))
     assert str(path) in str(caught.value)
-    assert "remove this file" in str(caught.value)
+    assert "Stop the group's queries, remove the file and start them again" in str(caught.value)
 
 
 def test_a_crash_at_any_system_call_leaves_old_claims_or_new_ones(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_spark.store import open_reader
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import DamageError, OptionError
+from rmq_spark.store.errors import DamageError, NotFoundError, OptionError
 from rmq_spark.store.format.config_json import ConsumerOffsets, encode_consumer_offsets
 from rmq_spark.store.group.admin import group_lag
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
@@ -101,9 +101,22 @@ def test_each_group_has_its_rows_and_the_time_of_its_last_commit(tmp_path: Path)
     assert [name for name in found if name.endswith("/0")] == ["a T/0", "b T/0"]
     assert [found[f"{group} T/0"]["lastCommitTimestamp"] for group in "ab"] == [at(FIRST_MS + 7), None]
     assert set(rows(root, "b")) == {"b T/0", "b T/1", "b T/2"}
-    assert rows(root, "nobody") == {}
     with pytest.raises(OptionError, match="not a group's name"):
         group_lag(root, "a@b")
+    with pytest.raises(OptionError, match="is a text, found 5"):
+        group_lag(root, 5)  # type: ignore[arg-type]
+
+
+def test_a_group_that_nobody_knows_is_not_found_and_one_without_offsets_has_no_rows(tmp_path: Path) -> None:
+    root = build(tmp_path / "store", {"T@billing": {0: 5}})
+    with pytest.raises(NotFoundError, match=r'group "biling".*Did you mean billing\? Groups there: billing'):
+        group_lag(root, "biling")
+    for name in ("new", "n" * 240):  # a name that long is no folder's
+        with GroupTurn(GroupPaths(str(root), name), Disk(), lambda seconds: None).hold():
+            assert rows(root, name) == {}
+    (root / "config" / "consumerOffset.json").unlink()
+    with pytest.raises(NotFoundError, match=r"Groups there: new\."):
+        group_lag(root, "billing")
 
 
 def test_a_message_of_the_future_is_not_behind(tmp_path: Path) -> None:
@@ -128,7 +141,7 @@ def test_retention_that_comes_between_is_seen_at_the_next_try(tmp_path: Path) ->
     with open_reader(root) as reader:
         reader.refresh()
         assert queue_lag(reader, queue, 1).state == "ok"
-        reader.close()  # of what it holds open it would go on reading
+        reader._log.close()  # of what it holds open it would go on reading
         min((root / "commitlog").iterdir()).unlink()
         lag = queue_lag(reader, queue, 1)
         assert lag.state == "expired"

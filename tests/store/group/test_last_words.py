@@ -7,8 +7,10 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.last_words import publish_last_offsets
 from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
+from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.units import QueueKey
 
 A, B = QueueKey("orders", 0), QueueKey("orders", 1)
@@ -52,9 +54,10 @@ def test_a_group_that_stands_further_stays_there(store: Path, ended: QueryGroup)
 
 def test_a_reset_that_the_query_did_not_apply_stays(store: Path, ended: QueryGroup) -> None:
     rmq_spark.reset_offsets(store, "g", {"orders": {0: 1}})
-    assert publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 6}, 0)
+    number = read_resets(GroupPaths(str(store), "g").resets).number
+    assert publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 6}, number - 1)
     assert offsets(store) == {0: 1, 1: 6}
-    assert publish_last_offsets(store, "g", ended.member_id, {A: 3, B: 6}, 1), "it applied that one"
+    assert publish_last_offsets(store, "g", ended.member_id, {A: 3, B: 6}, number), "it applied that one"
     assert offsets(store) == {0: 3, 1: 6}
 
 

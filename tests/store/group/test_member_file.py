@@ -32,6 +32,8 @@ def test_without_a_file_there_is_no_member(tmp_path: Path) -> None:
         {"pid": "17"},
         {"pid": -1},
         {"beat": None},
+        {"lease_timeout_ms": 0},
+        {"lease_heartbeat_ms": None},
         {"host": ""},
         {"assignment": "both"},
         {"assignment": []},

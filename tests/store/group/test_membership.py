@@ -1,5 +1,6 @@
 """Who may be in a group with whom, and who lives. Members of one process exclude each other as those of several do."""
 
+import errno
 import gc
 import json
 import os
@@ -116,6 +117,7 @@ def test_one_that_dies_meanwhile_is_replaced(make, clock) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"assignment": "all"}, ["Stop the other one", "assignment=shared in both", "Two loads in one query are two"]),
         ({"subscription": "orders:TagA"}, ["orders:TagA", "orders:*", "subscribe to the same"]),
         ({"strategy": "circle"}, ["allocateStrategy=circle", "allocateStrategy=avg"]),
     ],
@@ -152,6 +154,24 @@ def test_what_a_dead_member_leaves_is_taken_away_damaged_or_not(make) -> None:
     assert [name.rpartition(".")[0] for name in files_of(second)] == [Path(second.paths.member(second.id)).stem] * 2
 
 
+def test_a_member_whose_lock_cannot_be_asked_for_is_not_buried(make, monkeypatch) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    real = os.open
+
+    def refuse(path: str, flags: int, *rest: int, **more: int) -> int:
+        if str(path).endswith(".lock"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match="Too many open files"):
+        second.join()
+    monkeypatch.undo()
+    assert first.lease.is_held
+    assert living(first) == ["a"]
+
+
 def test_a_living_members_damaged_file_is_named_until_it_is_written_again(make, clock) -> None:
     first, second = make("a"), make("b")
     first.join()
@@ -183,6 +203,37 @@ def test_a_member_of_another_machine_lives_as_long_as_it_beats(make, clock) -> N
     clock.seconds += 0.2
     assert living(second) == ["b"]
     assert len(files_of(second)) == 2
+
+
+@pytest.mark.parametrize(("own", "its"), [(10_000, 120_000), (120_000, 10_000)])
+def test_a_member_is_dead_after_the_longer_of_two_timeouts(make, clock, own: int, its: int) -> None:
+    first = make("a", replace(SHARED, lease_timeout_ms=its), is_shared=True)
+    second = make("b", replace(SHARED, lease_timeout_ms=own), is_shared=True)
+    first.join()
+    move_away(first)
+    second.join()
+    first.lease._lock._forget()
+    assert living(second) == ["a", "b"]
+    clock.seconds += 119.9
+    assert living(second) == ["a", "b"]
+    clock.seconds += 0.2
+    assert living(second) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("host", "boot_id", "lives"), [("far", "another", True), ("far", None, False), (None, "another", False)]
+)
+def test_another_machine_is_known_on_file_systems_that_do_not_say_that_they_are_shared(
+    make, host: str | None, boot_id: str | None, lives: bool
+) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    path, here = Path(first.paths.member(first.id)), first.member.process
+    there = replace(here, host=host or here.host, boot_id=boot_id or here.boot_id)
+    path.write_bytes(encode_member(replace(first.member, process=there)))
+    first.lease._lock._forget()  # its lock is not seen from here, or gone
+    second.join()
+    assert living(second) == (["a", "b"] if lives else ["b"])
 
 
 @pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS])

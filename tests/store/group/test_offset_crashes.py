@@ -175,19 +175,20 @@ def test_a_reset_that_dies_anywhere_is_there_or_not_and_its_number_never_runs_ba
 
     def check(copy: Path, point: int, is_power_cut: bool) -> None:
         held = read_resets(GroupPaths(str(copy), "g").resets)
-        assert held.number in (0, 1, 2)
-        assert held.number >= sum(point >= one for one in done)
+        made = [0, NOW_MS, NOW_MS + 1].index(held.number)
+        assert made >= sum(point >= one for one in done)
         assert (
             held.since(0)
             == [
                 {},
                 {QueueKey("T", 0): 3, QueueKey("T", 3): 3},
                 {QueueKey("T", 0): 4, QueueKey("T", 3): 3, QueueKey("T", 4): 4},
-            ][held.number]
+            ][made]
         )
         again = GroupPaths(str(copy), "g")
         own = GroupTurn(again, Disk(), no_sleep)
         with own.hold():
-            assert add_reset(again, Disk(), own, {QueueKey("T", 0): 1}, NOW_MS).number == held.number + 1
+            made_now = add_reset(again, Disk(), own, {QueueKey("T", 0): 1}, NOW_MS).number
+        assert made_now == max(held.number + 1, NOW_MS)
 
     assert check_images(disk, tmp_path / "image", range(disk.effect_count + 1), check) > 30

@@ -1,5 +1,8 @@
 """The offsets of all groups in consumerOffset.json: what is read of a damaged one, and what a commit leaves of it."""
 
+import errno
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -7,21 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import rmq_spark
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, LockTimeoutError, OptionError, StorePathError
 from rmq_spark.store.format.config_json import decode_consumer_offsets
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
     Outcome,
-    has_broker,
     read_consumer_offsets,
     read_group_offsets,
     refuse_commit,
 )
 from rmq_spark.store.testing.crash_disk import CrashDisk
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueKey
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -73,6 +79,10 @@ def no_sleep(seconds: float) -> None:
 
 def make_file(root: Path, disk: Disk | None = None, sleep: Callable[[float], None] = no_sleep) -> OffsetFile:
     return OffsetFile(str(root), disk or Disk(), Settings(), lambda: NOW_MS, sleep)
+
+
+def has_broker(root: Path, sleep: Callable[[float], None] = no_sleep) -> bool:
+    return make_file(root, sleep=sleep)._lock.has_broker()
 
 
 @pytest.fixture
@@ -132,8 +142,6 @@ class Sleeps:
         (b"\xff\xfe{}", OLD, None, OLD_OFFSETS, True),
         (None, None, None, {}, False),
         (None, None, NEW, {}, False),
-        (None, b"", None, {}, False),
-        (b"", None, None, {}, True),
         (b"{}", OLD, None, {}, False),
     ],
 )
@@ -162,6 +170,9 @@ def test_a_file_that_cannot_be_read_is_replaced_by_the_one_before_it(
         (b"", b"garbage", ".bak"),
         (b'{"offsetTable":{"T@g":{0:"x"}}}', None, ""),
         (b'{"offsetTable":[]}', None, ""),
+        (b"", None, ""),
+        (b"", b"", ""),
+        (None, b"", ".bak"),
     ],
 )
 def test_offsets_that_nobody_can_read_are_damage_and_nothing_is_written_over_them(
@@ -172,6 +183,7 @@ def test_offsets_that_nobody_can_read_are_damage_and_nothing_is_written_over_the
     with pytest.raises(DamageError) as caught:
         read_consumer_offsets(str(root), Sleeps())
     assert caught.value.path == str(path_of(root, named))
+    assert f"Restore {path_of(root)} from a copy. If that may be so, remove it and its .bak" in str(caught.value)
     with pytest.raises(DamageError):
         make_file(root, sleep=Sleeps()).commit("g", {QUEUE: 8})
     assert contents(root) == before
@@ -274,7 +286,7 @@ def test_what_others_write_while_we_wait_for_the_lock_stays(root: Path) -> None:
 
 @pytest.mark.parametrize("backup", [OLD, None])
 def test_a_broken_file_never_takes_the_place_of_the_one_before_it(root: Path, backup: bytes | None) -> None:
-    put(root, BROKEN if backup else b"", backup)
+    put(root, BROKEN if backup else None, backup)
     assert make_file(root, sleep=Sleeps()).commit("mine", {QUEUE: 1}) is Outcome.WRITTEN
     assert (path_of(root, ".bak").read_bytes() if path_of(root, ".bak").exists() else None) == backup
     expected = {"T@mine": {0: 1}, **({"T@g": {0: 5, 1: 7}} if backup else {})}
@@ -286,16 +298,16 @@ def test_beside_a_broker_nothing_is_written(root: Path, how: str) -> None:
     put(root, NEW, None)
     (root / "lock").write_bytes(b"lock")
     offsets = make_file(root, sleep=Sleeps())
-    assert not has_broker(str(root), no_sleep)
+    assert not has_broker(root)
     with broker(root, how):
         before = contents(root)
-        assert has_broker(str(root), Sleeps())
+        assert has_broker(root, Sleeps())
         assert offsets.commit("g", {QUEUE: 8}) is Outcome.BROKER
         assert offsets.commit("g", {QUEUE: 6}) is Outcome.UNCHANGED
         with pytest.raises(LockTimeoutError, match=r'consumer group "g".*broker.*mqshutdown'), offsets.hold("g"):
             pytest.fail("holds the lock")
         assert contents(root) == before
-    assert not has_broker(str(root), no_sleep)
+    assert not has_broker(root)
     assert offsets.commit("g", {QUEUE: 8}) is Outcome.WRITTEN
     assert isinstance(refuse_commit(str(root), "g"), LockTimeoutError)
 
@@ -304,7 +316,7 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([False, True])
-    monkeypatch.setattr("rmq_spark.store.group.offset_file.has_broker", lambda root, sleep: next(answers))
+    monkeypatch.setattr("rmq_spark.store.log.store_lock.StoreLock.has_broker", lambda self: next(answers))
     (root / "lock").write_bytes(b"lock")
     clock = iter(range(NOW_MS, NOW_MS + 10**9, 500))
     with broker(root):
@@ -315,8 +327,8 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
 def test_a_writer_of_ours_is_no_broker(root: Path) -> None:
     one = make_file(root)
     with one.hold("g"):
-        assert not has_broker(str(root), no_sleep)
-    assert not has_broker(str(root / "missing"), no_sleep)
+        assert not has_broker(root)
+    assert not has_broker(root / "missing")
 
 
 def test_a_writer_of_ours_that_makes_the_lock_file_is_no_broker(root: Path) -> None:
@@ -325,10 +337,81 @@ def test_a_writer_of_ours_that_makes_the_lock_file_is_no_broker(root: Path) -> N
         assert make_file(root, sleep=Sleeps(making.close)).commit("g", {QUEUE: 1}) is Outcome.WRITTEN
 
 
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all stores lie on a network file system, which answers a request for a lease as NFS and SMB do."""
+    real: Callable[..., Any] = fcntl.fcntl
+
+    def refusing(descriptor: int, command: int, *rest: object) -> object:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real(descriptor, command, *rest)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    monkeypatch.setattr("rmq_spark.store.log.store_lock.is_remote", lambda path: True)
+
+
+@pytest.mark.usefixtures("network")
+def test_on_a_network_file_system_only_a_broker_is_one(root: Path) -> None:
+    settings = replace(Settings(), allow_network_store=True)
+    sleep = Sleeps()
+    offsets, other = (OffsetFile(str(root), Disk(), settings, lambda: NOW_MS, sleep) for _ in range(2))
+    assert offsets.commit("g", {QUEUE: 1}) is Outcome.WRITTEN
+    with other.hold("g"):
+        assert not has_broker(root), "a writer of ours, which locks as exclusively there"
+    with broker(root):
+        assert has_broker(root, Sleeps())
+        assert offsets.commit("g", {QUEUE: 2}) is Outcome.BROKER
+    assert offsets.commit("g", {QUEUE: 3}) is Outcome.WRITTEN
+    assert sleep.seconds == [0.005] * 3, "beside the broker"
+
+
+@pytest.mark.usefixtures("network")
+def test_a_program_commits_and_resets_on_a_network_file_system_as_queries_do(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    build_store(path, [SampleMessage("T", 0, b"x")])
+    (path / "lock").write_bytes(b"lock")
+    with rmq_spark.open_consumer(path, "g") as consumer:
+        consumer.update_consume_offset(QUEUE, 1)
+        assert consumer.commit() == {QUEUE: 1}
+    with pytest.raises(StorePathError, match="allowNetworkStore"):
+        rmq_spark.open_store(path).send("T", "x")
+    assert rmq_spark.reset_offsets(path, "g", "earliest") == {"T": {0: 0}}
+
+
+def test_who_asks_for_a_broker_takes_no_lock_though_the_kernel_grants_no_lease(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = fcntl.fcntl
+    (root / "lock").write_bytes(b"lock")
+
+    def asking(descriptor: int, command: int, *rest: object) -> object:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        assert command != fcntl.F_OFD_SETLK, "a broker that starts in this moment would give up"
+        return real(descriptor, command, *rest)
+
+    monkeypatch.setattr(fcntl, "fcntl", asking)
+    assert not has_broker(root)
+    with broker(root):
+        assert has_broker(root, Sleeps())
+
+
 def test_a_name_that_no_broker_takes_is_refused(root: Path) -> None:
     with pytest.raises(OptionError, match="a@b"):
         make_file(root).commit("a@b", {QUEUE: 1})
     assert not path_of(root).exists()
+
+
+@pytest.mark.parametrize("offset", [1.0, True, 1 << 63, "1"])
+def test_what_is_no_queue_offset_is_not_written(root: Path, offset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(root, OLD, None)
+    with pytest.raises(OptionError, match="commit of queue T/0: offset="):
+        make_file(root).commit("g", {QUEUE: offset})
+    monkeypatch.setattr("rmq_spark.store.group.offset_file.check_offset", lambda call, value: value)
+    with pytest.raises(OptionError, match=r"could not be read again.*Nothing was written"):
+        make_file(root).commit("other", {QUEUE: offset if offset != "1" else 1 << 64})
+    assert contents(root)["config/consumerOffset.json"] == OLD
 
 
 def test_a_network_file_system_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import rmq_spark
 from rmq_spark.store.commit.message_store import MessageStore
 from rmq_spark.store.errors import LockTimeoutError, NotFoundError, OptionError, StoreError, StorePathError
 from rmq_spark.store.format.java import string_hash
@@ -302,14 +306,18 @@ def test_a_consumer_that_only_reads_changes_nothing_on_disk(store: str) -> None:
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda one: one.pull(QUEUE, -1), OptionError, "offset=-1 is below 0"),
-        (lambda one: one.pull(QUEUE, 0, 0), OptionError, "max_messages=0 is not above 0"),
-        (lambda one: one.pull_block_if_not_found(QUEUE, 0, timeout_ms=-1), OptionError, "timeout_ms=-1 is below 0"),
+        (lambda one: one.pull(QUEUE, -1), OptionError, "pull: offset=-1 is no queue offset"),
+        (lambda one: one.pull(QUEUE, "0"), OptionError, "pull: offset='0' is no queue offset"),
+        (lambda one: one.pull_block_if_not_found(QUEUE, 1.0), OptionError, "pull_block_if_not_found: offset=1.0 is"),
+        (lambda one: one.pull(QUEUE, 0, 0), OptionError, "max_messages=0 is no whole number from 1 on"),
+        (lambda one: one.pull(QUEUE, 0, "1"), OptionError, "max_messages='1' is no whole number"),
+        (lambda one: one.pull_block_if_not_found(QUEUE, 0, timeout_ms=-1), OptionError, "timeout_ms=-1 is no whole"),
+        (lambda one: one.search_offset(QUEUE, "noon"), OptionError, "search_offset: at='noon' is no whole number"),
         (lambda one: one.pull(QueueKey("T", 2), 0), NotFoundError, "has no queue 2. Its queues are: 0, 1"),
         (lambda one: one.queues("Tt"), NotFoundError, "Did you mean T"),
         (lambda one: one.max_offset(QueueKey("U", 0)), NotFoundError, 'no topic "U"'),
         (lambda one: one.search_offset(QUEUE, 0, "closest"), OptionError, 'rule="closest" is none of'),
-        (lambda one: one.update_consume_offset(QUEUE, -1), OptionError, "offset=-1 is below 0"),
+        (lambda one: one.update_consume_offset(QUEUE, -1), OptionError, "update_consume_offset: offset=-1 is no"),
         (lambda one: one.update_consume_offset(QueueKey("T", 2), 1), NotFoundError, "has no queue 2"),
         (lambda one: one.fetch_consume_offset(QueueKey("T", 2)), NotFoundError, "has no queue 2"),
     ],
@@ -319,6 +327,98 @@ def test_a_call_that_cannot_mean_anything_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         ask(consumer)
+
+
+@pytest.mark.parametrize("offset", [1.0, True, np.True_, 1 << 63, 10**30, "2", None, np.float64(2)])
+def test_what_is_no_queue_offset_reaches_no_other_groups_offsets(store: str, offset: object) -> None:
+    with PullConsumer(store, "other") as other:
+        other.update_consume_offset(QUEUE, 4)
+    before = Path(store, "config", "consumerOffset.json").read_bytes()
+    with PullConsumer(store, "G") as consumer:
+        with pytest.raises(OptionError, match=r"update_consume_offset: offset=.* from 0 to 2\*\*63 - 1"):
+            consumer.update_consume_offset(QUEUE, offset)
+        assert consumer.commit() == {}
+    assert Path(store, "config", "consumerOffset.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("offset", [np.int64(3), np.uint8(3), (1 << 63) - 1])
+def test_every_whole_number_is_written_as_one(consumer: PullConsumer, store: str, offset: int) -> None:
+    consumer.update_consume_offset(QUEUE, offset)
+    assert consumer.commit() == {QUEUE: int(offset)}
+    assert stored_offsets(store)["T@G"]["0"] == int(offset)
+
+
+def test_one_queue_is_committed_as_a_list_of_one(consumer: PullConsumer) -> None:
+    consumer.update_consume_offset(QUEUE, 3)
+    consumer.update_consume_offset(OTHER, 0)
+    assert consumer.commit(QUEUE) == {QUEUE: 3}
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt])
+def test_a_body_that_fails_has_its_offsets_not_written(store: str, raised: type[BaseException]) -> None:
+    def fail(consumer: PullConsumer) -> None:
+        with consumer:
+            consumer.update_consume_offset(QUEUE, 3)
+            consumer.commit()
+            consumer.update_consume_offset(QUEUE, 7)
+            raise raised
+
+    opened = PullConsumer(store, "G")
+    with pytest.raises(raised):
+        fail(opened)
+    assert stored_offsets(store)["T@G"]["0"] == 3
+    with pytest.raises(StoreError, match="was closed"):
+        opened.pull(QUEUE, 0)
+
+
+def test_an_error_at_the_close_does_not_hide_that_of_the_body(store: str) -> None:
+    class Sender(MessageStore):
+        def close(self) -> None:
+            raise LockTimeoutError("a broker came")
+
+    def fail() -> None:
+        with PullConsumer(store, "G", open_sender=lambda: Sender.__new__(Sender)) as consumer:
+            consumer._sending()
+            raise RuntimeError("the user's")
+
+    with pytest.raises(RuntimeError, match="the user's") as caught:
+        fail()
+    assert "a broker came" in caught.value.__notes__[0]
+
+
+def test_a_program_opens_a_consumer_with_a_brokers_settings(store: str) -> None:
+    with rmq_spark.open_consumer(store, "G", max_transfer_count_on_message_in_memory=3) as consumer:
+        assert consumer.pull(QUEUE, 0).messages.num_rows == 3
+    with rmq_spark.open_consumer(store, access_message_in_memory_max_ratio=1) as consumer:
+        assert consumer._limits.memory_ratio_percent == 1
+    one_unit = rmq_spark.open_consumer(store, max_filter_message_count=20)
+    assert one_unit.pull(QUEUE, 0, 1, accept=WANTED).next_begin_offset == 1
+    with one_unit, rmq_spark.open_consumer(store) as usual:
+        assert usual._limits == replace(PullLimits(), memory_bytes=usual._limits.memory_bytes)
+    consumer = rmq_spark.open_consumer(
+        store, long_polling=False, max_decompressed_bytes=7, lock_timeout_ms=5, allow_network_store=True
+    )
+    assert (consumer._long_polling, consumer._max_decompressed_bytes) == (False, 7)
+    assert (consumer._settings.lock_timeout_ms, consumer._settings.allow_network_store) == (5, True)
+    consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_filter_message_count": 0}, "max_filter_message_count=0 is no whole number from 1 on"),
+        ({"max_transfer_bytes_on_message_in_disk": "1k"}, "max_transfer_bytes_on_message_in_disk='1k' is no whole"),
+        ({"lock_timeout_ms": -1}, "lock_timeout_ms=-1 is no whole number"),
+        ({"long_polling": 1}, "long_polling=1 is neither True nor False"),
+        ({"columns": "body"}, r"columns='body' is no list\. Give the names in one, as columns=\[\"body\"\]"),
+        ({"columns": 5}, "columns=5 is no list"),
+        ({"columns": ["body", 5]}, "no such column: 5"),
+        ({"group": 5}, "a consumer group's name is a text, found 5"),
+    ],
+)
+def test_a_consumer_is_not_opened_with_what_means_nothing(store: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        rmq_spark.open_consumer(store, **given)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rmq_spark.store import open_reader
@@ -85,7 +86,7 @@ def test_a_reset_goes_where_it_was_told_and_nothing_else_moves(
         after.setdefault(f"{topic}@g", {}).update(offsets)
     assert stored(root) == after
     resets = read_resets(GroupPaths(str(root), "g").resets)
-    assert resets.number == 1
+    assert resets.number == resets.time_ms > FIRST_MS
     assert resets.since(0) == {
         QueueKey(topic, one): at for topic, queues in expected.items() for one, at in queues.items()
     }
@@ -106,11 +107,24 @@ def test_a_reset_goes_where_it_was_told_and_nothing_else_moves(
         ({}, None, OptionError, "names no queue"),
         ({"@": {}}, None, OptionError, "names no queue"),
         ({"T": 3}, None, OptionError, "by queue id"),
-        ({"T": {0: "3"}}, None, OptionError, "no queue id"),
+        ({"T": {0: "3"}}, None, OptionError, r"to\['T'\]\[0\]: offset='3' is no queue offset"),
+        ({"T": {0: 1 << 63}}, None, OptionError, r"is no queue offset.*2\*\*63 - 1"),
+        ({"T": {0: True}}, None, OptionError, "is no queue offset"),
+        ({"T": {True: 3}}, None, OptionError, "no queue id"),
+        ({"T": {"9" * 5000: 3}}, None, OptionError, "no queue id"),
+        ({"T": {"0": 3, 0: 4}}, None, OptionError, "names the queue 0 twice"),
+        ({5: {0: 3}}, None, OptionError, "no topic's name"),
+        ("latest", 5, OptionError, "topics=5 is no topic's name"),
+        ("latest", ["T", 5], OptionError, "is no topic's name, and no list of them"),
         ({"T": {"x": 3}}, None, OptionError, "no queue id"),
         ({"V": {0: 3}}, None, NotFoundError, 'no topic "V"'),
         ({"T": {7: 3}}, None, NotFoundError, "no queue 7"),
-        ({"T": {0: 1}}, None, OffsetRangeError, r"\[2, 12\)"),
+        (
+            {"T": {0: 1}},
+            None,
+            OffsetRangeError,
+            r'\[2, 12\).*reset_offsets .*"earliest" is 2 and "latest" is 12',
+        ),
         ({"T": {1: 0, 0: 13}}, None, OffsetRangeError, "offset 13"),
     ],
 )
@@ -128,6 +142,19 @@ def test_a_group_without_offsets_needs_topics(root: Path) -> None:
         reset_offsets(root, "new", "earliest")
     assert reset_offsets(root, "new", "latest", "T") == {"T": {0: 12, 1: 5}}
     assert groups(root) == ["g", "new", "other"]
+
+
+@pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "DEFAULT_CONSUMER", "", 5, None])
+def test_what_is_no_group_of_a_users_is_not_reset(root: Path, name: str) -> None:
+    before = contents(root)
+    with pytest.raises(OptionError, match="consumer group"):
+        reset_offsets(root, name, "latest", "T")
+    assert contents(root) == before
+
+
+def test_whole_numbers_of_numpy_are_numbers(root: Path) -> None:
+    assert reset_offsets(root, "g", {"T": {np.int64(0): np.uint16(3)}}) == {"T": {0: 3}}  # type: ignore[dict-item]
+    assert reset_offsets(root, "g", np.int64(FIRST_MS + 3_500)) == {"T": {0: 6, 1: 0}}  # type: ignore[arg-type]
 
 
 def test_a_group_with_a_name_that_no_broker_takes_and_a_path_without_a_store_are_refused(
@@ -148,16 +175,24 @@ def test_numbers_count_up_and_a_query_finds_what_it_has_not_applied(root: Path) 
     for to in ({"T": {0: 3, 1: 1}}, {"T": {0: 4}}, {"U": {0: 1}}):
         reset_offsets(root, "g", to)
     resets = read_resets(GroupPaths(str(root), "g").resets)
-    assert resets.number == 3
+    first, second, third = sorted(resets.numbers().values())
+    assert resets.number == third > second > first
     assert resets.targets == {
-        QueueKey("T", 0): Target(4, 2),
-        QueueKey("T", 1): Target(1, 1),
-        QueueKey("U", 0): Target(1, 3),
+        QueueKey("T", 0): Target(4, second),
+        QueueKey("T", 1): Target(1, first),
+        QueueKey("U", 0): Target(1, third),
     }
-    assert resets.since(1) == {QueueKey("T", 0): 4, QueueKey("U", 0): 1}
-    assert resets.since(3) == {}
-    assert resets.numbers() == {QueueKey("T", 0): 2, QueueKey("T", 1): 1, QueueKey("U", 0): 3}
+    assert resets.since(first) == {QueueKey("T", 0): 4, QueueKey("U", 0): 1}
+    assert resets.since(third) == {}
     assert read_resets(GroupPaths(str(root), "other").resets) == NO_RESETS
+
+
+def test_numbers_do_not_run_back_with_the_clock_nor_when_the_file_is_lost() -> None:
+    queue = QueueKey("T", 0)
+    lost = NO_RESETS.followed_by({queue: 1}, 1000).followed_by({queue: 2}, 1000).followed_by({queue: 3}, 900)
+    assert lost.number == 1002
+    again = NO_RESETS.followed_by({queue: 4}, 5000)
+    assert again.since(lost.number) == {queue: 4}
 
 
 def test_beside_a_broker_no_reset_is_noted(root: Path) -> None:
@@ -229,6 +264,18 @@ def test_a_damaged_offset_file_stops_a_reset_before_it_is_noted(root: Path) -> N
     assert read_resets(GroupPaths(str(root), "g").resets) == NO_RESETS
 
 
+def test_a_reset_that_is_noted_stands_in_the_groups_offsets_by_then(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rmq_spark.store.group.admin.add_reset", die)
+    with pytest.raises(KeyboardInterrupt):
+        reset_offsets(root, "g", {"T": {0: 3}})
+    assert stored(root)["T@g"] == {0: 3, 1: 2}
+
+
 def test_only_who_has_the_turn_may_add_a_reset(root: Path) -> None:
     paths = GroupPaths(str(root), "g")
     with pytest.raises(AssertionError, match="turn of g"):
@@ -251,5 +298,6 @@ def test_when_offsets_were_published_is_kept_for_people(root: Path) -> None:
     with GroupTurn(paths, Disk(), lambda seconds: None).hold():
         write_published(paths, Disk(), 17, "host@1#2")
     assert read_published(paths.published) == Published("g", 17, "host@1#2")
-    Path(paths.published).write_bytes(b"")  # a power cut
-    assert read_published(paths.published) is None
+    for text in (b"", b'{"v": 2}'):  # a power cut; a newer version, which writes more
+        Path(paths.published).write_bytes(text)
+        assert read_published(paths.published) is None

@@ -154,6 +154,13 @@ def test_nearby_takes_rooms_without_members_by_their_names() -> None:
     assert nearby(["IDC1-CID-0"], queues) == [["5.0", "9.0"]]
 
 
+def test_nearby_takes_a_host_that_is_named_like_a_stores_broker_for_the_stores_room() -> None:
+    queues = [MessageQueue("T", "broker", number) for number in range(2)]
+    members = ["broker-1@7#a", "other@8#b"]
+    assert [len(share) for share in shares(MachineRoomNearby(), queues, members)] == [2, 0]
+    assert [len(share) for share in shares(MachineRoomNearby(), queues, ["node-1@7#a", members[1]])] == [1, 1]
+
+
 def test_nearby_asks_the_strategy_that_it_was_given() -> None:
     strategy = MachineRoomNearby(Circle())
     assert strategy.name == "MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE"
