@@ -38,8 +38,11 @@ def edit_properties(
     assert not texts.null_count
     if not len(texts):
         return texts
-    masks = {**dict.fromkeys(dropped), **(dropped_where or {}), **{name: _given(value) for name, value in put.items()}}
-    kept = _without(texts, masks)
+    masks: dict[str, NDArray[np.bool_] | None] = {**(dropped_where or {})}
+    for name, value in put.items():
+        given, other = _given(value), masks.get(name)
+        masks[name] = given if given is None or other is None else given | other
+    kept = _without(texts, {**masks, **dict.fromkeys(dropped)})
     pieces: list[bytes | pa.BinaryArray] = [kept.array()]
     for name, value in put.items():
         before = name.encode() + b"\x01"

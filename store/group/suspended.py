@@ -32,8 +32,8 @@ _WHAT = (
     "not given to the listener"
 )
 _NEXT_STEP = (
-    "Restore the file from a copy. Or stop the group's queries, remove the file, and reset the group to where it stands "
-    "in config/consumerOffset.json: then its listener gets all those rows, some for another time."
+    "Restore the file from a copy. Or stop the group's queries, remove the file, and reset the group to where it "
+    "stands in config/consumerOffset.json: then its listener gets all those rows, some for another time."
 )
 
 

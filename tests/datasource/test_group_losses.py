@@ -86,7 +86,8 @@ def test_a_queue_of_another_member_that_vanished_is_a_loss_to_who_had_it_before(
     query = start(store, **SUBSCRIBED, **KINDS[2])
     query.drain()
     mine = start(store, query.committed, **SUBSCRIBED, **KINDS[2], allocateStrategy='config:{"orders": [0]}')
-    terms = GroupTerms("billing", "shared", payments["allocateStrategy"], 'subscribePattern="orders|payments"')
+    subscribed = 'subscribePattern="orders|payments", %RETRY%billing'
+    terms = GroupTerms("billing", "shared", payments["allocateStrategy"], subscribed)
     other = QueryGroup(str(store), terms)
     other.step([QueueKey("payments", 0)], {}, None)
     mine.drain()

@@ -1,5 +1,6 @@
 """A stream of a consumer group reads the group's retry topic: once it is there, and from where the group stands."""
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.datasource.options import parse_options
+from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -187,9 +189,58 @@ def test_options_that_contradict_each_other_are_refused() -> None:
 def test_a_store_that_cannot_be_written_is_read_with_its_retries(
     sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def create(self: SystemCalls, path: str, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, path)
+
     sender.send(RETRY, 3)
     with rmq_spark.open_consumer(sender.path, "billing") as consumer:
         consumer.update_consume_offset(QueueKey(RETRY, 0), 1)
     query = start(sender.path, startingOffsets="latest", **GROUP)
-    monkeypatch.setattr(query.reader._group.query, "is_outside", True)
+    monkeypatch.setattr(SystemCalls, "create", create)
     assert query.drain() == [[(0, 1), (0, 2)]]
+    assert query.reader._group.query.is_outside
+
+
+def test_what_others_have_consumed_of_the_retry_topic_is_not_read_by_a_query_that_comes_to_it(
+    sender: Sender, start: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = start(sender.path, startingOffsets="earliest", subscribeRetry="false", **GROUP)
+    query.drain()
+    leave(query)
+    sender.send(RETRY, 3)
+    with rmq_spark.open_consumer(sender.path, "billing") as consumer:
+        consumer.update_consume_offset(QueueKey(RETRY, 0), 2)
+    again = start(sender.path, checkpoint=query.committed, onOffsetConflict="fail", **GROUP)
+    assert again.drain() == [[(0, 2)]]
+    assert "stands at" not in caplog.text
+
+
+@pytest.mark.parametrize("fallback", ["latest", "earliest", "timestamp"])
+@pytest.mark.parametrize("assignment", ["all", "shared"])
+def test_where_a_group_begins_its_retry_topic_is_that_of_rocketmq(
+    sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch, fallback: str, assignment: str
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.group.beginnings.is_young", lambda *_: False)
+    sender.send(RETRY, 3)
+    options = {"groupFallback": fallback, "assignment": assignment}
+    options |= {"startingTimestamp": "1"} if fallback == "timestamp" else {}
+    options |= {"startingOffsets": "group"} if assignment == "all" else {}
+    query = start(sender.path, **options, **GROUP)
+    rows = [row for batch in query.drain() for row in batch]
+    retries = 0 if fallback == "timestamp" else 3
+    assert len(rows) == retries + (0 if fallback == "latest" else 2)
+    held = rmq_spark.group_offsets(str(sender.path), "billing")
+    assert held == {RETRY: {0: 3}, "orders": {0: 2}}
+
+
+@pytest.mark.parametrize("assignment", ["all", "shared"])
+def test_a_retry_topic_that_comes_later_is_read_from_its_first_message_by_a_group_that_began_at_a_time(
+    sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch, assignment: str
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.group.beginnings.is_young", lambda *_: False)
+    options = {"groupFallback": "timestamp", "startingTimestamp": "1", "assignment": assignment}
+    options |= {"startingOffsets": "group"} if assignment == "all" else {}
+    query = start(sender.path, **options, **GROUP)
+    query.drain()
+    sender.send(RETRY, 3)
+    assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]

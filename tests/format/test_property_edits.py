@@ -33,6 +33,14 @@ def test_a_name_that_stood_twice_stands_once() -> None:
     assert edit_properties(pa.array([text], pa.binary()), (), {"DELAY": b"3"})[0].as_py() == b"a\x01b\x02DELAY\x013\x02"
 
 
+def test_what_goes_from_all_rows_goes_from_some_too() -> None:
+    texts, none = pa.array([b"a\x01b\x02c\x01d\x02"] * 2, pa.binary()), np.array([False, False])
+    assert edit_properties(texts, ("a",), {}, {"a": none}).to_pylist() == [b"c\x01d\x02"] * 2
+    given = pa.array([b"e", None], pa.binary())
+    made = edit_properties(texts, (), {"a": given}, {"a": np.array([False, True])})
+    assert made.to_pylist() == [b"c\x01d\x02a\x01e\x02", b"c\x01d\x02"]
+
+
 def test_a_text_without_its_last_separator_gets_one() -> None:
     texts = pa.array([b"a\x01b", b"", b"c\x01d\x02"], pa.binary())
     assert edit_properties(texts, (), {"x": b"y"}).to_pylist() == [
