@@ -10,7 +10,7 @@ from rmq_spark.datasource.planning import Bounds
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.suspension import Hold
-from rmq_spark.store import GroupStep, GroupTerms, QueryGroup, Suspended, find_beginnings
+from rmq_spark.store import GroupStep, GroupTerms, QueryGroup, find_beginnings
 from rmq_spark.store.errors import GroupConflictError
 from rmq_spark.store.units import QueueBounds, QueueKey
 
@@ -65,11 +65,14 @@ class GroupShare:
         # to it they are all past.
         is_ours = before.group == self._group.group
         suspended = self._query.suspended()
-        back = self._sent_back(before, suspended, bounds) if is_ours else {}
+        # Whatever the group's offset says: that may be of an earlier query, or of none that published. Who goes on
+        # behind a stopped queue's place strikes it out, and a reset is applied below, over this.
+        back = suspended.behind(before.positions, before.suspended) if is_ours else {}
+        back = {queue: resume for queue, resume in back.items() if queue in bounds}
         standing = {**before.positions, **back}
         step = self._query.step(list(bounds), standing, before.reset if is_ours else None)
         owned = self._owned = frozenset(step.owned)
-        seeks, starts = self._places(before, standing, bounds, step)
+        seeks, starts = self._places(before, back, bounds, step)
         seeks = {queue: resume for queue, resume in back.items() if queue in owned} | seeks
         others = {queue: resume for queue, resume in back.items() if queue not in owned}
         gained = frozenset(step.gained)
@@ -105,24 +108,14 @@ class GroupShare:
         self._had |= self._owned
         self._query.settle()
 
-    def _sent_back(self, before: StreamOffset, suspended: Suspended, bounds: Bounds) -> dict[QueueKey, int]:
-        """Return where queues go back to that were stopped since the offset `before` was planned.
-
-        Nothing behind that place was published: where the group stands further, a reset went over it.
-        """
-        back = suspended.behind(before.positions, before.suspended)
-        if not back:
-            return {}
-        held = self._query.offsets()
-        return {queue: at for queue, at in back.items() if queue in bounds and held.get(queue, 0) <= at}
-
     def _places(
-        self, before: StreamOffset, positions: Mapping[QueueKey, int], bounds: Bounds, step: GroupStep
+        self, before: StreamOffset, back: Mapping[QueueKey, int], bounds: Bounds, step: GroupStep
     ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
         """Return where gained queues go on: those that `before` names, if elsewhere, and those that it does not.
 
-        `positions` are those of `before`, after stopped queues went back.
+        `back` has the stopped queues that go back, and where to.
         """
+        positions = {**before.positions, **back}
         gained = [queue for queue in step.gained if queue in bounds]
         # These go on where the group stands, whatever is said of where the query begins, or was before it read them.
         retries = {queue for queue in gained if queue not in positions and self._options.begins_as_retry(queue)}
@@ -139,6 +132,8 @@ class GroupShare:
             seeks = {queue: at for queue, at in moves.items() if queue in positions}
             starts |= {queue: at for queue, at in moves.items() if queue not in positions}
         else:
+            # Nobody has gone on behind the place of a queue that goes back.
+            known = {queue: at for queue, at in known.items() if at <= back.get(queue, at)}
             seeks = self._follow(positions, known)
         seeks |= {queue: place for queue, place in sent.items() if queue in positions}
         fresh = [queue for queue in gained if queue not in positions and queue not in sent]

@@ -26,6 +26,7 @@ from rmq_spark.datasource.stream_reader import RmqStreamReader
 from rmq_spark.store import CommitKey
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.log.section import Section
+from rmq_spark.store.units import QueueKey
 
 COLUMNS = ("topic", "physicalTopic", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "body")
 QUEUES = 3
@@ -196,12 +197,27 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "batch_size", "max_times"), [(0, 1, 2), (0, 3, 2), (2, 1, 2), (101, 2, 0), (103, 2, 0), (104, 3, 2)]
+    ("seed", "batch_size", "max_times", "group_stands_at"),
+    [
+        (0, 1, 2, 0),
+        (0, 3, 2, 0),
+        (2, 1, 2, 0),
+        (101, 2, 0, 0),
+        (103, 2, 0, 0),
+        (104, 3, 2, 0),
+        (0, 1, 2, MESSAGES),
+        (3, 2, 2, MESSAGES),
+        (4, 1, 0, 5),
+    ],
 )
 def test_in_order_every_row_is_processed_or_a_dead_letter_and_none_before_the_one_ahead_of_it(
-    tmp_path: Path, deadly: list[Life], seed: int, batch_size: int, max_times: int
+    tmp_path: Path, deadly: list[Life], seed: int, batch_size: int, max_times: int, group_stands_at: int
 ) -> None:
     life = make_life(tmp_path / "store", seed, model="orderly", batch_size=batch_size, max_times=max_times)
+    if group_stands_at:  # as an earlier query of the group left it
+        with rmq_spark.open_consumer(life.path, "g") as consumer:
+            for queue_id in range(QUEUES):
+                consumer.update_consume_offset(QueueKey("orders", queue_id), group_stands_at)
     deadly.append(life)
     life.run(50)
     life.dying, life.fail_chance = False, 0.0

@@ -215,3 +215,38 @@ def test_a_queue_that_another_member_takes_is_handed_over_where_it_was_stopped(
     assert first.offset().positions[QueueKey("orders", lost)] == place
     assert orders.offsets()[lost] == place
     assert second.drain()[-1] == rows(lost, *range(place, 4))
+
+
+@pytest.mark.parametrize("checkpoint_is_kept", [False, True])
+@pytest.mark.parametrize("publishes", [True, False])
+def test_a_queue_goes_back_though_the_group_stood_further_before(
+    orders: Store, publishes: bool, checkpoint_is_kept: bool
+) -> None:
+    orders.query().drain()
+    orders.append(1)
+    orders.query(orders.queries[-1].committed).drain()
+    assert orders.offsets() == {0: 5, 1: 5}
+    off = {} if publishes else {"commitOffsets": "off"}
+    again = orders.query(**off)
+    assert again.trigger() == rows(0, *range(5)) + rows(1, *range(5))
+    orders.stop(1)
+    if checkpoint_is_kept:  # the driver dies before it says how far it is
+        again = orders.query(again.committed, **off)
+    assert again.trigger() == rows(0, *range(1, 5))
+    assert again.trigger() is None
+    assert orders.offsets() == {0: 5, 1: 5}
+
+
+def test_a_shared_queue_goes_back_though_the_group_stood_further_before(
+    query_on: Callable[..., Any], orders: Store
+) -> None:
+    shared = {"consumerGroup": "billing", "assignment": "shared", "groupFallback": "earliest", "orderly": "true"}
+    first = query_on(orders.path, **shared)
+    assert first.trigger() == rows(0, 0, 1, 2, 3) + rows(1, 0, 1, 2, 3)
+    orders.stop(1)
+    die(first)
+    with rmq_spark.open_consumer(orders.path, "billing") as consumer:
+        consumer.update_consume_offset(ONE, 4)
+    again = query_on(orders.path, first.committed, **shared)
+    orders.queries.append(again)
+    assert again.trigger() == rows(0, 1, 2, 3)
