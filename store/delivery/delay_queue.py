@@ -5,13 +5,17 @@ a level are as late, so the first one that is not due ends the look.
 
 | what is there | what is done |
 | --- | --- |
-| a time more than the level's delay ahead | due now: a clock jumped, or the table of levels was another one |
+| a time that is further from now, or from the last message's, than the delay | due now: the delay was longer once |
+| a last message stored more than an hour ahead of now | the same, from now alone: a clock was wrong |
+| a level that the table does not have | its unit's time, whatever that is |
 | no record, damage, REAL_TOPIC or REAL_QID missing or bad | passed over for good, with a line in the log |
 | REAL_TOPIC is the topic of half messages | discarded, with a line in the log |
 | an offset before the first unit, or behind the last | the first, or the last, counts |
 
 The properties of what is delivered are those that waited, byte by byte. Source: ScheduleMessageService#executeOnTimeup,
-#correctDeliverTimestamp, #correctDelayOffset, #messageTimeup (4.9.8, 5.3).
+#correctDeliverTimestamp, #correctDelayOffset, #messageTimeup (4.9.8, 5.3). RocketMQ compares a time with the clock
+alone, read after the unit; here it was read before, and others may have stored messages since. It may be behind, too:
+set back by a ms.
 """
 
 import logging
@@ -38,11 +42,14 @@ from rmq_spark.store.format.whole_records import WholeRecords
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.section import Section
+from rmq_spark.store.log.watermark_file import read_watermark
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 _FEW_UNITS = 64  # read at first: mostly few are due
 _MANY_UNITS = 32_768
+_NEVER_MS = 2**63 - 1
+_WRONG_CLOCK_MS = 3_600_000  # a store's time so far ahead is nothing to go by
 _TOLD_ROWS = 5  # of those passed over in one look, each with a line of its own
 
 
@@ -75,12 +82,13 @@ class DelayQueues:
         offsets: DelayOffsetFile,
         levels: Callable[[], DelayLevels],
     ) -> None:
-        self._folder = files.join(root, filenames.CONSUME_QUEUE, SCHEDULE_TOPIC)
+        self._root, self._folder = root, files.join(root, filenames.CONSUME_QUEUE, SCHEDULE_TOPIC)
         self._offsets, self._read_levels = offsets, levels
         self._log = CommitLog(folders, mapped=False)
         self._levels: dict[int, _Level] = {}
         self._delays = levels()
         self._segment_bytes = 0
+        self._last_ms = 0  # when the last message was stored, as far as is known
 
     def close(self) -> None:
         """Let go of files; what is used again is opened again."""
@@ -105,7 +113,7 @@ class DelayQueues:
         """Learn where each level goes on and ends, and have delayOffset.json say so."""
         self._list_levels()
         self._log.look()
-        self._segment_bytes = section.segment_bytes
+        self._segment_bytes, self._last_ms = section.segment_bytes, section.last_ms
         held, corrected = self._offsets.read() if self._levels else {}, {}
         for level in self._levels.values():
             level.queue.run.look()
@@ -180,8 +188,12 @@ class DelayQueues:
         if first != begin or (place, size) == (BLANK_FILL_OFFSET, BLANK_FILL_SIZE):
             return Outlook(True)
         if due_ms < 0:
-            due_ms = int(self._due_times(level, level.queue.read(first, first + 1), now_ms)[0])
-        is_due = due_ms <= now_ms or due_ms > now_ms + self._delays.due_after_ms(level.number)
+            due_ms = int(self._times(level, level.queue.read(first, first + 1))[0])
+        if due_ms > self._latest_due(level, now_ms):
+            # Behind the unit: whoever stored its message has said so since, or is about to.
+            watermark = read_watermark(self._root)
+            self._last_ms = max(self._last_ms, 0 if watermark is None else watermark.last_ms)
+        is_due = due_ms <= now_ms or due_ms > self._latest_due(level, now_ms)
         return Outlook(True) if is_due else Outlook(next_due_ms=due_ms)
 
     def _corrected(self, level: _Level, known: int) -> int:
@@ -202,16 +214,40 @@ class DelayQueues:
         while True:
             end = min(begin + step, until)
             units = level.queue.read(begin, end)
-            is_late = self._due_times(level, units, now_ms) <= now_ms
+            times = self._times(level, units)
+            is_early = times > self._latest_due(level, now_ms)
+            is_late = (times <= now_ms) | is_early
             count = len(units) if is_late.all() else int(np.argmin(is_late))
             if count < len(units) or end >= until:
                 break
             step *= 16
         fitting = int(np.searchsorted(np.cumsum(np.maximum(units.sizes, 0)), room_bytes, side="right"))
-        return units.part(0, min(count, max(fitting, 1 if is_first else 0)))
+        count = min(count, max(fitting, 1 if is_first else 0))
+        self._tell_early(level, times[:count][is_early[:count]], now_ms)
+        return units.part(0, count)
 
-    def _due_times(self, level: _Level, units: Units, now_ms: int) -> NDArray[np.int64]:
-        """Return when each unit's message is due, in ms."""
+    def _latest_due(self, level: _Level, now_ms: int) -> int:
+        """Return the latest time that a message of a level can be due, if its unit says what is so."""
+        if level.number > len(self._delays):
+            return _NEVER_MS
+        is_wrong = self._last_ms > now_ms + _WRONG_CLOCK_MS
+        return (now_ms if is_wrong else max(now_ms, self._last_ms)) + self._delays.due_after_ms(level.number)
+
+    def _tell_early(self, level: _Level, times: NDArray[np.int64], now_ms: int) -> None:
+        """Say in the log which messages are delivered though their units name a time that is far ahead."""
+        if len(times):
+            _LOG.warning(
+                "rmq: delay level %d: %d messages are delivered now, though they were to wait up to %d s more: longer "
+                "than the level's delay of %d s, which was another one when they were stored, or the clock was%s",
+                level.number, len(times), (int(times.max()) - now_ms) // 1000,
+                self._delays.due_after_ms(level.number) // 1000,
+                f"; the store's last message is {(self._last_ms - now_ms) // 1000} s ahead of it"
+                if self._last_ms > now_ms + _WRONG_CLOCK_MS
+                else "",
+            )  # fmt: skip
+
+    def _times(self, level: _Level, units: Units) -> NDArray[np.int64]:
+        """Return when each unit says that its message is due, in ms."""
         delay_ms, times = self._delays.due_after_ms(level.number), units.tags_codes
         extended = np.flatnonzero(times < 0)
         if len(extended):
@@ -221,7 +257,7 @@ class DelayQueues:
             times = times.copy()
             whole = WholeRecords.of(found.data, found.positions[kept], found.ends[kept])
             times[extended[kept]] = whole.field("store_timestamp") + delay_ms
-        return np.where(times > now_ms + delay_ms, now_ms, times)
+        return times
 
     def _deliver(self, level: _Level, units: Units) -> EncodedRecords | None:
         """Return the records to deliver for these units, None if none of them can be."""

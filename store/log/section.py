@@ -80,6 +80,11 @@ class Section:
         return self._store.note.end
 
     @property
+    def last_ms(self) -> int:
+        """Return when the last message was stored, ms since the epoch: no message of the store has a later time."""
+        return self._store.note.last_ms
+
+    @property
     def segment_bytes(self) -> int:
         """Return the length of a segment, in bytes: a record may have 8 less."""
         return self._store.log_writer.segment_bytes

@@ -73,11 +73,66 @@ def test_levels_are_strict_in_their_order_and_mind_their_own(kit: "Kit", wait: W
     assert kit.offsets() == {1: 5, 3: 5}
 
 
-def test_a_time_that_is_too_far_ahead_counts_as_now(kit: "Kit", wait: Wait) -> None:
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("behind_ms", [1, 2000, HOUR_MS])
+def test_a_clock_behind_the_last_message_brings_nothing_early(kit: "Kit", wait: Wait, behind_ms: int) -> None:
+    """Set back, or another machine's: what is stored then has the time of the last message before."""
     kit.put(wait(3, "a"))
-    kit.now_ms -= 1  # the clock was set back
-    assert kit.tick().delivered == 1
+    due_ms = kit.now_ms + 10_000
+    kit.now_ms -= behind_ms
+    kit.put(wait(3, "b"), wait(18, "two hours"))
+    ticker = kit.ticker()
+    for one in (ticker, ticker, kit.ticker()):
+        assert kit.tick(one) == Tick(0, due_ms)
+    kit.now_ms = due_ms
+    assert kit.tick(ticker) == Tick(2, due_ms + 7_190_000)
+    assert kit.messages() == {0: ["a", "b"]}
+
+
+def test_a_clock_that_was_hours_ahead_counts_no_more(kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    kit.put(wait(3, "a"))
+    kit.now_ms -= HOUR_MS + 1
+    assert kit.tick() == Tick(1, None)
     assert kit.messages() == {0: ["a"]}
+    assert "delay level 3: 1 messages are delivered now, though they were to wait up to 3610 s more" in caplog.text
+    assert "last message is 3600 s ahead" in caplog.text
+
+
+def test_what_others_store_while_a_tick_goes_on_waits(kit: "Kit", wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.put(wait(1, "due"))
+    kit.now_ms += 2000
+    ticker, now_ms = kit.ticker(), kit.now_ms
+    make_turn = ticker._make_turn
+
+    def store_more() -> None:
+        kit.now_ms += 3
+        kit.put(wait(18, "two hours"), wait(1, "a second"))
+        make_turn()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ticker, "_make_turn", store_more)
+        assert ticker.tick(now_ms) == Tick(1, now_ms + 1003)
+    assert kit.messages() == {0: ["due"]}
+    kit.now_ms += 1000
+    assert kit.tick(ticker) == Tick(1, kit.now_ms + 7_199_000)
+
+
+def test_a_shorter_delay_counts_for_what_waits_and_a_level_without_one_keeps_its_time(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.put(wait(2, "shortened"), wait(18, "taken away"))
+    settings = Path(kit.root, "rmq/settings.json")
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "messageDelayLevel": "1s 1s 1s"}))
+    ticker = kit.ticker()
+    assert kit.tick(ticker) == Tick(1, kit.now_ms + 7_200_000)
+    assert kit.messages() == {0: ["shortened"]}
+    assert "delay level 2: 1 messages are delivered now" in caplog.text
+    kit.now_ms += 7_199_999
+    assert kit.tick(ticker).delivered == 0
+    kit.now_ms += 1
+    assert kit.tick(ticker) == Tick(1, None)
 
 
 def test_a_time_as_far_ahead_as_the_level_is_not_due(kit: "Kit", wait: Wait) -> None:
