@@ -1,7 +1,7 @@
 """A query that takes part in a group delivers what waited in the store and is due; others deliver nothing."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,24 +63,57 @@ def test_a_query_that_is_no_member_of_a_group_delivers_nothing(start, path: Path
     assert not (path / "rmq/delivery").exists()
 
 
-def test_a_trigger_that_waits_ends_when_something_is_due(path: Path) -> None:
-    """Clocks that go on in naps only."""
-    begun_ms, napped = wall_clock_ms(), [0.0]
-    options = parse_options({"path": str(path), "subscribe": "orders", "longPollingMs": "15000"} | GROUP, begun_ms)
-    reader = RmqStreamReader(
-        options,
-        ReadSettings(("body",), False, 64 << 20, "auto", True),
-        lambda: begun_ms + int(sum(napped)),
-        lambda: sum(napped),
-        lambda seconds: napped.append(seconds * 1000),
-    )
-    try:
-        limit = reader.getDefaultReadLimit()
-        first = json.loads(json.dumps(reader.latestOffset(reader.initialOffset(), limit)))
-        assert first["orders"] == {"0": 2}
-        waited_ms = sum(napped)
-        assert reader.latestOffset(first, limit)["orders"] == {"0": 3}
-        assert 5_000 < sum(napped) - waited_ms < 10_200
-    finally:
-        reader._group.query._membership.lease._lock.release()
-        reader.stop()
+class Waiting:
+    """A query that waits for 15 s, by clocks that go on in its naps only."""
+
+    def __init__(self, path: Path) -> None:
+        self.begun_ms, self.napped_ms = wall_clock_ms(), 0.0
+        self.at_nap: Callable[[], None] = lambda: None
+        given = {"path": str(path), "subscribe": "orders", "longPollingMs": "15000"} | GROUP
+        self.reader = RmqStreamReader(
+            parse_options(given, self.begun_ms),
+            ReadSettings(("body",), False, 64 << 20, "auto", True),
+            lambda: self.begun_ms + int(self.napped_ms),
+            lambda: self.napped_ms,
+            self.sleep,
+        )
+        self.offset = self.reader.initialOffset()
+
+    def sleep(self, seconds: float) -> None:
+        self.napped_ms += seconds * 1000
+        self.at_nap()
+
+    def trigger(self) -> dict[str, int]:
+        """Return the next offsets of the topic's queues after one more trigger."""
+        self.offset = json.loads(json.dumps(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())))
+        return self.offset["orders"]
+
+
+@pytest.fixture
+def waiting(path: Path) -> Iterator[Waiting]:
+    """A query that has read all that was there, or was due."""
+    query = Waiting(path)
+    assert query.trigger() == {"0": 2}
+    yield query
+    query.reader._group.query._membership.lease._lock.release()
+    query.reader.stop()
+
+
+def test_a_trigger_that_waits_ends_when_something_is_due(waiting: Waiting) -> None:
+    begun_ms = waiting.napped_ms
+    assert waiting.trigger() == {"0": 3}
+    assert 5_000 < waiting.napped_ms - begun_ms < 10_200
+
+
+def test_what_is_sent_during_a_wait_and_due_before_all_else_ends_the_wait(waiting: Waiting, path: Path) -> None:
+    with rmq_spark.open_store(path) as sender:
+        naps, begun_ms = [], waiting.napped_ms
+
+        def send() -> None:
+            naps.append(1)
+            if len(naps) == 10:
+                sender.send("orders", "sooner", delay_level=1)
+
+        waiting.at_nap = send
+        assert waiting.trigger() == {"0": 3}
+    assert waiting.napped_ms - begun_ms < 5_000, "the other one waits for longer"

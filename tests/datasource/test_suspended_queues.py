@@ -155,6 +155,44 @@ def test_a_reset_goes_over_a_stopped_queue(orders: Store) -> None:
     assert orders.offsets() == {0: 4, 1: 4}
 
 
+def test_so_it_does_for_a_query_that_starts_again(orders: Store) -> None:
+    query = orders.query()
+    query.trigger()
+    orders.stop(1)
+    rmq_spark.reset_offsets(orders.path, "billing", {"orders": {0: 3}})
+    again = orders.query(query.committed)
+    assert again.drain() == [rows(0, 3)]
+    assert orders.offsets() == {0: 4, 1: 4}
+
+
+@pytest.mark.parametrize("conflict", ["checkpoint", "group", "fail"])
+def test_a_stopped_queue_is_no_conflict_of_a_query_that_starts_again(
+    orders: Store, conflict: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = orders.query()
+    query.trigger()
+    query.trigger()  # nothing new; but all that was read is published
+    orders.append(1)
+    query.trigger()
+    orders.stop(4)
+    again = orders.query(query.committed, onOffsetConflict=conflict)
+    assert rows(0, 4)[0] in again.trigger()
+    assert "stands at" not in caplog.text
+
+
+def test_queues_that_another_group_stopped_before_a_query_joined_it_are_no_business_of_its_checkpoint(
+    orders: Store, query_on: Callable[..., Any]
+) -> None:
+    query = query_on(orders.path, **EARLIEST)
+    query.trigger()
+    orders.stop(1)
+    member = orders.query(query.committed)
+    assert member.trigger() in (None, [])
+    assert member.offset().positions == {ONE: 4, OTHER: 4}
+    orders.stop(2)
+    assert member.trigger() == rows(0, 2, 3), "what is stopped since is"
+
+
 def test_a_query_without_its_checkpoint_goes_on_where_the_group_stands(orders: Store) -> None:
     query = orders.query()
     query.trigger()
