@@ -44,6 +44,7 @@ READ, PART = "timer.read", "timer.part"  # in notes: `Progress`
 
 _TAKEN_AT_ONCE = 131_072  # of the queue, in one section: others get their turn
 _GROWTH_BYTES = 96  # of a record, by the properties that it is delivered with
+_WRONG_CLOCK_MS = 60 * SECOND_MS  # that a timer is ahead of the clock: such steps are told
 _LONG_AGO_MS = 24 * 3600 * SECOND_MS
 _TOO_LONG_AGO_MS = 11 * _LONG_AGO_MS  # behind it the wheel, of 14 days, has no room for what is new
 
@@ -101,6 +102,7 @@ class TimerStore:
         # Seconds (ms) that have messages, ascending, as of the check that is beside them.
         self._pending: tuple[TimerCheck, NDArray[np.int64]] | None = None
         self._note: Mapping[str, int] = {}  # of the last `prepare`
+        self._is_ahead_told = False
 
     def look(self, now_ms: int, note: Mapping[str, int]) -> Outlook:
         """Say whether something is due, or is to be taken or mended, and when the next message is due.
@@ -209,6 +211,9 @@ class TimerStore:
             )
         taken = max(mended.queue_offset, self._queue.run.begin)
         progress = self._free_progress(state.progress, second_ms)
+        # Never behind what was delivered: a second before it comes once round the wheel again, if ever.
+        write_ms = max(second_ms, progress.read_ms)
+        self._tell_ahead(progress.read_ms - second_ms)
         intake = Intake(log, self._wheel, self._queue, CommitLog(self._folders, mapped=False), mended.end, [])
         try:
             if second_ms - progress.read_ms < _TOO_LONG_AGO_MS and taken < end:
@@ -219,7 +224,7 @@ class TimerStore:
                     self._check.note_coming(until)
                 while taken < until:
                     section.note_progress()
-                    taken = intake.take(taken, until, mended.logged, read_ms=progress.read_ms, write_ms=second_ms)
+                    taken = intake.take(taken, until, mended.logged, read_ms=progress.read_ms, write_ms=write_ms)
             section.note_progress()
             doubt = state.doubt if mended.is_sure else Doubt(section.end, second_ms)
             check = replace(held, log_position=intake.end, queue_offset=taken)
@@ -227,6 +232,18 @@ class TimerStore:
             log.expire(intake.log.segments.begin)
         finally:
             intake.log.close()
+
+    def _tell_ahead(self, ahead_ms: int) -> None:
+        """Say once in the log that messages come late, because a clock was wrong when others were delivered."""
+        is_ahead = ahead_ms > _WRONG_CLOCK_MS
+        if is_ahead and not self._is_ahead_told:
+            _LOG.error(
+                "rmq: the timer of %s was delivered up to a time that is %d s ahead of this clock: no message that "
+                "waits for an earlier one comes before the clock is there",
+                self._root,
+                ahead_ms // SECOND_MS,
+            )
+        self._is_ahead_told = is_ahead
 
     def _chosen(
         self, check: TimerCheck, progress: Progress, end_ms: int, max_count: int

@@ -43,10 +43,11 @@ def slot_numbers(times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
 def wheel_times(out_ms: NDArray[np.int64], write_ms: int, read_ms: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return for which second (ms) each message is put into the wheel, and whether that is to roll it.
 
-    `out_ms` are the messages' TIMER_OUT_MS, `write_ms` is the second that it is now, `read_ms` the first one that
-    was not delivered. What is overdue goes there: RocketMQ delivers it without a unit, and so forgets at the next
-    start that it did.
+    `out_ms` are the messages' TIMER_OUT_MS, `read_ms` is the first second that was not delivered, `write_ms` the one
+    that it is now, or `read_ms` where that is later because a clock was wrong: nothing is put before it. What is
+    overdue goes there: RocketMQ delivers it without a unit, and so forgets at the next start that it did.
     """
+    assert write_ms >= read_ms, (write_ms, read_ms)
     times = np.maximum(out_ms // SECOND_MS * SECOND_MS, read_ms)
     beyond = times - write_ms - WINDOW_MS
     rolls = beyond >= 0

@@ -81,6 +81,32 @@ def test_a_message_that_is_overdue_when_it_is_taken_comes_with_the_first_second_
     assert rig.delivered() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("jump_days", [3, 400])
+def test_what_waits_while_the_timer_is_days_ahead_of_the_clock_comes_when_the_clock_is_there(
+    rig: TimerRig, caplog: pytest.LogCaptureFixture, jump_days: int
+) -> None:
+    rig.append(waiting(1, START_MS + 2000))
+    at(rig, 5000)
+    at(rig, jump_days * DAY)
+    rig.append(waiting(2, START_MS + jump_days * DAY + 2000))
+    at(rig, jump_days * DAY)
+    at(rig, 6000)
+    rig.append(waiting(3, START_MS + 10_000), waiting(4, START_MS + (jump_days + 1) * DAY))
+    rig.reopen()
+    at(rig, 20_000)
+    assert f"is {jump_days * DAY // SECOND - 21} s ahead of this clock" in caplog.text
+    for part in range(1, jump_days * 2):
+        at(rig, part * DAY // 2)
+    assert rig.delivered() == [1]
+    at(rig, jump_days * DAY)
+    assert rig.delivered() == [1, 3]
+    at(rig, jump_days * DAY + 2000)
+    assert rig.delivered() == [1, 3, 2]
+    at(rig, (jump_days + 1) * DAY)
+    assert rig.delivered() == [1, 3, 2, 4]
+    assert len(rig.records(TIMER_TOPIC)) == 4
+
+
 def test_a_message_beyond_the_window_is_put_back_and_comes_in_its_second(rig: TimerRig) -> None:
     due_ms = START_MS + WINDOW_MS + DAY
     rig.append(waiting(1, due_ms), waiting(2, START_MS + WINDOW_MS + 3600 * SECOND))
