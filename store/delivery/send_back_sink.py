@@ -2,7 +2,8 @@
 
 Tasks look their originals up, so the bodies go from the log into the staged files and never through Spark. What the
 query has sent back for this batch already (`sent_rows`) is left out before anything is looked up: a batch that is run
-again comes to its end although its originals have expired since.
+again comes to its end although its originals have expired since. So are rows that name a message twice
+(`doubled_rows`): what multiplies rows on their way does not multiply messages.
 """
 
 import time
@@ -19,6 +20,7 @@ from rmq_spark.store.commit.keys import CommitKey, make_folders
 from rmq_spark.store.commit.ledger import LedgerRow, LedgerRules, judge_batch
 from rmq_spark.store.commit.staging import StagedFile, StageWriter, total_digest
 from rmq_spark.store.commit.sweeping import abort_staged
+from rmq_spark.store.delivery.doubled_rows import first_rows, without_doubles
 from rmq_spark.store.delivery.failed_rows import FailedRows, row_keys
 from rmq_spark.store.delivery.retry_topics import read_retry_topics
 from rmq_spark.store.delivery.send_back import SendBacks, SendBackTerms
@@ -53,7 +55,7 @@ class SendBackSettings:
 class StagedCopies:
     """What one task tells the commit: its file, whose rows they are, and what it knew to be sent back before.
 
-    `keys` are those of `row_keys`, as bytes. Small but for them, and it pickles.
+    `keys` are those of `row_keys`, in the order of the file's rows, as bytes. Small but for them, and it pickles.
     """
 
     file: StagedFile
@@ -81,16 +83,18 @@ class SendBackTask:
     def write(self, rows: pa.RecordBatch) -> None:
         """Stage the copies of rows, in the types of `failed_rows`, but for those that were sent back before.
 
+        Of several that name one message the first counts; those that come in other calls are left out by the commit.
+
         Raises what `SendBacks.prepare` raises; rows count from the task's first.
         """
         try:
             failed = FailedRows.of(rows)
         except RowFault as fault:
             raise OptionError(f"row {self._row_count + fault.row}: {fault.what}") from None
-        numbers = np.arange(rows.num_rows)
         keys = row_keys(failed)
+        numbers = first_rows(keys)
         if len(self._known):
-            numbers = np.flatnonzero(~np.isin(keys, self._known))
+            numbers = numbers[~np.isin(keys[numbers], self._known)]
         if len(numbers):
             self._write(rows, failed, numbers, keys)
         self._row_count += rows.num_rows
@@ -103,7 +107,7 @@ class SendBackTask:
             self._stage.write(replace(sent.records, digest=digest))
             self._has_dead |= bool(sent.decisions.are_dead.any())
             self._has_retries |= not sent.decisions.are_dead.all()
-        self._keys.append(keys[numbers])
+            self._keys.append(keys[sent.rows])
 
     def finish(self) -> StagedCopies:
         """Return what was staged; it is on disk for good."""
@@ -156,8 +160,7 @@ def commit_copies(
     with StoreWriter(root, disk, lock_settings, wall_clock_ms, time.sleep, (finisher,)) as writer:
         if key.batch_id is None:
             _ensure_topics(writer, settings, staged)
-            files_of = [one.file for one in staged]
-            return commit_staged(writer, key, files_of, settings.commit, before_intent=before_intent)
+            return _commit_once(writer, key, key, staged, settings.commit, before_intent)
         return _commit_batch(writer, settings, key, staged, before_intent)
 
 
@@ -199,12 +202,39 @@ def _commit_batch(
                 with writer.section():
                     pass
             return CommitTotals(skipped=True)
-        keys = np.frombuffer(b"".join(one.keys for one in staged), "<u8").astype(np.uint64)
-        next_key = rows.announce(sent, keys)
+        next_key = rows.announce(sent, np.unique(np.concatenate([_keys_of(one) for one in staged])))
         options = replace(settings.commit, is_transaction=True, note=rows.note)
-        return commit_staged(writer, next_key, files_of, options, before_intent=before_intent)
+        return _commit_once(writer, next_key, staging_key(key), staged, options, before_intent)
     finally:
         lock.release()
+
+
+def _commit_once(
+    writer: StoreWriter,
+    key: CommitKey,
+    staged_as: CommitKey,
+    staged: Sequence[StagedCopies],
+    options: CommitOptions,
+    before_intent: Callable[[], None] | None,
+) -> CommitTotals:
+    """Append what tasks staged, but rows that another file has too, or the same one before."""
+    root, disk, folder = writer.root, writer.disk, staged_as.folder
+    given = [one.file for one in staged]
+    chosen = without_doubles(root, disk, folder, [(one.file, _keys_of(one)) for one in staged])
+    left_over = [file for file in given if file not in chosen]
+    try:
+        totals = commit_staged(writer, key, chosen, options, before_intent=before_intent)
+    except BaseException:
+        # Spark gives up the files that the tasks spoke of, and these are others; what was promised stays.
+        abort_staged(root, disk, folder, [file for file in chosen if file not in given])
+        raise
+    if left_over:
+        abort_staged(root, disk, folder, left_over)
+    return totals
+
+
+def _keys_of(one: StagedCopies) -> RowKeys:
+    return np.frombuffer(one.keys, "<u8").astype(np.uint64)
 
 
 def _is_next(options: CommitOptions, key: CommitKey, sent: Sent, staged: Sequence[StagedFile]) -> bool:

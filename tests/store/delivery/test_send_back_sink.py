@@ -41,6 +41,21 @@ PLACE = ["commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsum
 ROWS = 9
 
 
+class Died(BaseException):
+    """The process ends here."""
+
+
+def die(*_: object, **__: object) -> None:
+    raise Died
+
+
+DEATHS = {
+    "announced": ("rmq_spark.store.delivery.send_back_sink.commit_staged", die),
+    "promised": ("rmq_spark.store.log.section.Section.append", die),
+    "appended": ("rmq_spark.store.commit.finishing.Roller.conclude", die),
+}
+
+
 class Query:
     """A query whose batches send rows back: a batch's rows are numbers, shared out over two tasks."""
 
@@ -122,6 +137,42 @@ def test_the_same_row_may_fail_in_a_later_batch_and_in_another_query(query: Quer
     assert query.sent() == Counter({0: 3})
 
 
+def test_a_message_that_stands_in_a_batch_more_than_once_goes_back_once(query: Query) -> None:
+    assert query.run(0, [0, 0, 1], [1, 2, 0, 2], [3], [1]) == 4
+    assert query.run(0, [3, 3], [3, 4], [4]) == 1
+    assert query.run(0, [0, 1, 2], [2, 3, 4]) == 0
+    assert query.run(None, [5, 5], [5, 6]) == 2
+    assert query.sent() == once(0, 1, 2, 3, 4, 5, 6)
+    assert not list((query.path / "rmq" / "staging").iterdir())
+
+
+def test_a_task_that_gets_a_message_in_two_batches_of_rows_sends_it_back_once(query: Query) -> None:
+    staged = []
+    for numbers in ([[7, 3, 5], [5, 3, 8, 8]], [[8, 7], [6]]):
+        query.attempts += 1
+        task = SendBackTask(query.settings(), CommitKey("q", 0), f"{query.attempts}")
+        for some in numbers:
+            task.write(query.rows.take(pa.array(some)))
+        staged.append(task.finish())
+    assert commit_copies(query.settings(), CommitKey("q", 0), staged).rows == 5
+    assert query.sent() == once(3, 5, 6, 7, 8)
+
+
+@pytest.mark.parametrize("where", ["announced", "promised", "appended"])
+def test_who_dies_at_a_batch_with_doubles_leaves_none_of_them(
+    query: Query, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    staged = query.stage(0, [0, 1], [1, 2], [2])
+    with monkeypatch.context() as patch:
+        patch.setattr(*DEATHS[where])
+        with pytest.raises(Died):
+            commit_copies(query.settings(), CommitKey("q", 0), staged)
+    abort_copies(query.settings(), CommitKey("q", 0), staged)
+    assert query.run(0, [0, 1], [1, 2], [2]) == (3 if where == "announced" else 0)
+    assert query.sent() == once(0, 1, 2)
+    assert not list((query.path / "rmq" / "staging").iterdir())
+
+
 def test_a_write_of_its_own_sends_back_each_time(query: Query) -> None:
     assert query.run(None, [0, 1], query="one") == 2
     assert query.run(None, [0, 1], query="two") == 2
@@ -166,27 +217,15 @@ def test_a_transaction_may_leave_numbers_out_and_is_passed_where_a_later_one_is_
     assert query.sent() == once(0, 1)
 
 
-class Died(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("where", ["announced", "promised", "appended"])
 def test_who_dies_in_a_commit_leaves_all_of_it_or_nothing(
     query: Query, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     query.run(0, [0])
 
-    def die(*_: object, **__: object) -> None:
-        raise Died
-
-    patched = {
-        "announced": ("rmq_spark.store.delivery.send_back_sink.commit_staged", die),
-        "promised": ("rmq_spark.store.log.section.Section.append", die),
-        "appended": ("rmq_spark.store.commit.finishing.Roller.conclude", die),
-    }[where]
     staged = query.stage(0, [0, 1], [2])
     with monkeypatch.context() as patch:
-        patch.setattr(*patched)
+        patch.setattr(*DEATHS[where])
         with pytest.raises(Died):
             commit_copies(query.settings(), CommitKey("q", 0), staged)
     assert query.run(0, [1, 2, 3]) == (3 if where == "announced" else 1)
@@ -199,11 +238,8 @@ def test_what_was_announced_for_the_next_batch_and_never_came_forgets_nothing_of
     query.run(0, [0, 1])
     staged = query.stage(1, [2])
 
-    def die(*_: object, **__: object) -> None:
-        raise Died
-
     with monkeypatch.context() as patch:
-        patch.setattr("rmq_spark.store.delivery.send_back_sink.commit_staged", die)
+        patch.setattr(*DEATHS["announced"])
         with pytest.raises(Died):
             commit_copies(query.settings(), CommitKey("q", 1), staged)
     assert query.run(0, [0, 1, 3]) == 1
