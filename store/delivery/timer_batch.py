@@ -51,6 +51,7 @@ def make_batch(
     if not len(units):
         return None
     due = _Due.read(log, units)
+    due.drop(due.are_of_others, "wait for a later second than their units: a power cut took the messages of these")
     due.drop(due.queue_ids < 0, "have no REAL_TOPIC and REAL_QID that a message could go to")
     due.drop_deleted(_deleted_keys(log, deletions))
     if len(due) and doubt.covers(int(due.units.times.min())):
@@ -119,6 +120,12 @@ class _Due:
         """Which of them are put back."""
         rolling: NDArray[np.bool_] = (self.units.units["magic"] & ROLL) != 0
         return rolling
+
+    @property
+    def are_of_others(self) -> NDArray[np.bool_]:
+        """Say of each whether its unit was made of another message, which lay at the same place and was lost."""
+        second_ms = self.requests.out_ms // SECOND_MS * SECOND_MS
+        return ~self.rolling & (second_ms > self.units.times)
 
     def targets(self) -> list[QueueKey | None]:
         """Return the queue that each goes to."""

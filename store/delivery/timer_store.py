@@ -218,6 +218,8 @@ class TimerStore:
         try:
             if second_ms - progress.read_ms < _TOO_LONG_AGO_MS and taken < end:
                 until = min(end, taken + _TAKEN_AT_ONCE)
+                # Units must not outlive their messages: others would lie there after a power cut, and pass for taken.
+                section.settle()
                 if state.check is None:
                     self._check.write(TimerCheck(progress.read_ms, 0, taken, until))
                 else:

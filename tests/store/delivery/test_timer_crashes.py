@@ -18,6 +18,7 @@ from rmq_spark.store.delivery.ticker import Ticker
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.format import timer_wheel
+from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.crash_image import Image
 from rmq_spark.store.testing.timer_rig import SECOND, waiting
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 
 MakeKit = Callable[..., "Kit"]
 ANOTHER_BOOT = "another boot"
+BOOT_MODULES = ("log.watermark_file", "log.recovery", "commit.intents", "delivery.timer_store")
 SLOTS = 1024
 EARLY = [0, 1]  # delivered before the tick that dies
 TAKEN = [2, 3, 4]  # in the timer log before it
 NEW = [5, 6, 7, 8, 9, 10, 11, 12]  # taken by it; five of them in one second
 PENDING = [13, 14]
+LATER = [21, 22, 23]
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +126,7 @@ def check_images(
             count += 1
             with pytest.MonkeyPatch.context() as patch:
                 if "power cut" in str(image):
-                    for module in ("log.watermark_file", "log.recovery", "commit.intents", "delivery.timer_store"):
+                    for module in BOOT_MODULES:
                         patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     check(revived(make_kit, image, folder, life.kit.now_ms), comes_by=bool((point + count) % 2))
@@ -140,6 +143,46 @@ def crash(make_kit: MakeKit, tmp_path: Path, seed: int, every: int, subset_count
 
 def test_a_tick_over_the_timer_that_dies_somewhere(make_kit: MakeKit, tmp_path: Path) -> None:
     assert crash(make_kit, tmp_path, 3, 30) > 20
+
+
+def check_without_power(kit: "Kit", start: int) -> None:
+    """Send other messages of the same size behind what is left, due later, and see that each comes in its time."""
+    kit.settle()
+    left = [int(name) for name in kit.messages(TIMER_TOPIC).get(0, [])]
+    put(kit, start, LATER, [60] * len(LATER))
+    for second, due in ((20, left), (59, left), (60, left + LATER)):
+        kit.now_ms = start + second * SECOND
+        kit.tick()
+        assert [int(name) for name in kit.messages()[0]] == due, second
+    assert kit.tick().delivered == 0
+
+
+def test_messages_that_a_power_cut_took_leave_no_units_to_those_that_lie_there_next(
+    make_kit: MakeKit, tmp_path: Path
+) -> None:
+    root = tmp_path / "live"
+    root.mkdir()
+    disk = CrashDisk(root)
+    kit = make_kit(str(root / "store"), disk)
+    start = kit.now_ms
+    put(kit, start, EARLY, [1, 1])
+    kit.now_ms = start + 2 * SECOND
+    assert kit.tick().delivered == 2
+    kit.settle()
+    kit.put(*(waiting(number, start + 10 * SECOND) for number in TAKEN))  # not synced
+    begun = disk.effect_count
+    assert kit.tick().delivered == 0
+    for point in range(begun, disk.effect_count + 1, 5):
+        for image in disk.images(point, point, subset_count=1):
+            if "power cut" not in str(image):
+                continue
+            with pytest.MonkeyPatch.context() as patch:
+                for module in BOOT_MODULES:
+                    patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
+                try:
+                    check_without_power(revived(make_kit, image, tmp_path / "image", start + 3 * SECOND), start)
+                except (AssertionError, Exception) as error:
+                    raise AssertionError(f"{image}: {error!r}") from error
 
 
 @pytest.mark.torture

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from rmq_spark.store.delivery import timer_chains, timer_files, timer_intake
 from rmq_spark.store.delivery.timer_chains import read_chains
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.format.timer_log import TIMER_UNIT_BYTES, are_units, due_times
+from rmq_spark.store.format.timer_log import TIMER_UNIT, TIMER_UNIT_BYTES, are_units, due_times
 from rmq_spark.store.format.timer_wheel import WHEEL_BYTES, WINDOW_MS
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.timer_rig import SECOND, START_MS, TimerRig, properties_of, waiting
@@ -149,6 +150,23 @@ def test_what_cannot_be_delivered_is_told_and_nothing_waits_behind_it(
     assert "TIMER_OUT_MS" in caplog.text
     assert "REAL_TOPIC" in caplog.text
     assert not rig.timer.look(START_MS + 5000, rig.note).has_work
+
+
+def test_a_unit_of_a_message_that_another_one_took_the_place_of_delivers_nothing(
+    rig: TimerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.append(waiting(1, START_MS + 3000), waiting(2, START_MS + 9000))
+    at(rig, 0)
+    file = rig.root / "timerlog" / ("0" * 20)
+    units = np.frombuffer(file.read_bytes()[: 2 * TIMER_UNIT_BYTES], TIMER_UNIT).copy()
+    units["physical_offset"][0] = units["physical_offset"][1]
+    with file.open("r+b") as opened:
+        opened.write(units.tobytes())
+    at(rig, 8999)
+    assert rig.delivered() == []
+    assert "1 messages of rmq_sys_wheel_timer that are due wait for a later second than their units" in caplog.text
+    at(rig, 9000)
+    assert rig.delivered() == [2]
 
 
 def test_a_message_whose_properties_have_no_room_left_comes_as_it_was(rig: TimerRig) -> None:
