@@ -17,6 +17,7 @@ Source: ConsumeMessageConcurrentlyService#processConsumeResult, ConsumeMessageOr
 """
 
 import logging
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -33,6 +34,7 @@ DEAD_LETTER_LEVEL = -1
 SUSPEND_MS, MIN_SUSPEND_MS, MAX_SUSPEND_MS = 1_000, 10, 30_000
 MAX_ERROR_CHARS = 1_000  # of what is kept of an error: it travels with the message, which has 32 KiB for properties
 _SHOWN_CHARS = 200  # of an answer that is none
+_MOST_LEVELS = 2**31 - 1  # Java's int; a level beyond the table's last one is the last one
 
 
 class ConsumeConcurrentlyStatus(StrEnum):
@@ -168,14 +170,16 @@ class Caller:
         try:
             status: object = self._listener(rows, context)
             problem = "it returned None" if status is None else ""
-        except Exception as error:  # the listener's own: that is how it says that it failed
-            status, problem = None, f"{type(error).__name__}: {error}"
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # of whoever ends the task
+        except BaseException as error:  # the listener's own, sys.exit too: that is how it says that it failed
+            status, problem = None, _described(error)
         took_s = self._monotonic_s() - begin_s
         if status is not None:
             check_status(status, terms.model)
-        acked = _number(context.ack_index, "ack_index", -1)
-        delay_level = _number(context.delay_level_when_next_consume, "delay_level_when_next_consume", -1)
-        suspend_ms = min(max(_number(context.suspend_ms, "suspend_ms", 0), MIN_SUSPEND_MS), MAX_SUSPEND_MS)
+        acked = _number(context, "ack_index", -1)
+        delay_level = min(_number(context, "delay_level_when_next_consume", -1), _MOST_LEVELS)
+        suspend_ms = min(max(_number(context, "suspend_ms", 0), MIN_SUSPEND_MS), MAX_SUSPEND_MS)
         done = 0 if status is None else acknowledged(str(status), acked, len(messages))
         if terms.timeout_s is not None and took_s > terms.timeout_s:
             done, problem = 0, f"it took {took_s:.3f} s, and timeout={terms.timeout_s:g}" + (problem and f"; {problem}")
@@ -190,7 +194,7 @@ def check_status(status: object, model: str) -> None:
     known = _STATUSES[model]
     if not isinstance(status, str) or status not in set(known):
         raise OptionError(
-            f"the listener returned {repr(status)[:_SHOWN_CHARS]} ({type(status).__name__}). Accepted with "
+            f"the listener returned {_shown(status)} ({type(status).__name__}). Accepted with "
             f'model="{model}": {", ".join(known)}, as text or of rmq_spark.{known.__name__}; None and an exception '
             "mean that all rows of the call failed."
         )
@@ -330,8 +334,37 @@ def _tried(message: Message, tried: int, times_at: int) -> Message:
     return replace(message, values=values, times=times)
 
 
-def _number(value: object, name: str, least: int) -> int:
+def _number(context: ConsumeContext, name: str, least: int) -> int:
     """Return what a listener set in its context. Raises OptionError for what is no whole number, or too small."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"the listener set context.{name} to {value!r}. Accepted: a whole number from {least} on.")
-    return value
+    value: Any = getattr(context, name, None)
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)  # numpy's numbers are some, too
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise OptionError(
+            f"the listener set context.{name} to {_shown(value)}. Accepted: a whole number from {least} on."
+        )
+    return number
+
+
+def _described(error: BaseException) -> str:
+    """Return kind and text of an error, as text that can be stored, whatever the error is made of."""
+    try:
+        text = str(error)
+    except Exception as trouble:  # of its own __str__
+        text = f"(its text cannot be had: {type(trouble).__name__})"
+    return _storable(f"{type(error).__name__}: {text}"[:MAX_ERROR_CHARS])
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception as trouble:  # of its own __repr__
+        text = f"something whose repr() raises {type(trouble).__name__}"
+    return _storable(text[:_SHOWN_CHARS])
+
+
+def _storable(text: str) -> str:
+    """Return a text with escapes for what UTF-8 cannot say, as in names of files that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,10 @@
 """What a listener's answers mean: RocketMQ's tables, with listeners and a clock that the test makes."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from rmq_spark.datasource.listening import (
@@ -330,3 +332,76 @@ def test_a_dead_letter_of_an_earlier_try_is_made_again_where_the_queue_stops_bef
 def test_a_dead_letter_that_this_batch_does_not_come_to_is_no_more_known_of() -> None:
     history = {ONE: History(0, {0: 1}, pending=frozenset({2}))}
     assert orderly(lambda rows, context: SUCCESS, messages(2), history) == ([], [QueueOutcome(ONE)])
+
+
+class NamelessError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no such field")
+
+
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("caf\udce9"), "ValueError: caf\\udce9"),
+        (NamelessError(), "NamelessError: (its text cannot be had: AttributeError)"),
+        (TextlessError(), "TextlessError: (its text cannot be had: TypeError)"),
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (StopIteration(), "StopIteration: "),
+    ],
+)
+def test_whatever_a_listener_raises_fails_the_rows_and_not_the_query(error: BaseException, text: str) -> None:
+    def listen(rows: list[Row], context: ConsumeContext) -> object:
+        raise error
+
+    [failure] = concurrently(listen, messages(1))
+    assert failure.error == text
+    assert failure.error.encode()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_what_ends_the_task_is_no_answer(error: type[BaseException]) -> None:
+    def listen(rows: list[Row], context: ConsumeContext) -> object:
+        raise error
+
+    with pytest.raises(error):
+        concurrently(listen, messages(1))
+
+
+def test_numbers_of_numpy_and_of_more_than_java_has_are_numbers() -> None:
+    def listen(rows: list[Row], context: ConsumeContext) -> object:
+        context.ack_index = np.int64(0)  # type: ignore[assignment]
+        context.delay_level_when_next_consume = 2**40
+        return DONE
+
+    [failure] = concurrently(listen, messages(2), batch_size=2)
+    assert (failure.message.offset, failure.delay_level) == (1, 2**31 - 1)
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not today")
+
+
+def test_an_answer_or_a_number_that_cannot_be_shown_is_named_all_the_same() -> None:
+    with pytest.raises(OptionError, match=r"returned something whose repr\(\) raises RuntimeError \(Unshowable\)"):
+        concurrently(lambda rows, context: Unshowable(), messages(1))
+
+    def listen(rows: list[Row], context: ConsumeContext) -> object:
+        context.ack_index = Unshowable()  # type: ignore[assignment]
+        return DONE
+
+    with pytest.raises(OptionError, match=r"context\.ack_index to something whose repr"):
+        concurrently(listen, messages(1))
+
+    def forget(rows: list[Row], context: ConsumeContext) -> object:
+        del context.ack_index
+        return DONE
+
+    with pytest.raises(OptionError, match=r"context\.ack_index to None"):
+        concurrently(forget, messages(1))

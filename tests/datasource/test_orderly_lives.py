@@ -33,8 +33,8 @@ QUEUES = 3
 MESSAGES = 8  # in each queue
 
 
-class DeathError(BaseException):
-    """The driver is killed."""
+class DeathError(KeyboardInterrupt):
+    """The driver is killed, be it within the listener."""
 
 
 @dataclass
