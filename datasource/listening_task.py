@@ -24,6 +24,7 @@ from rmq_spark.datasource.listening import (
     consume_concurrently,
     consume_orderly,
 )
+from rmq_spark.datasource.listening_values import values_of
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
 
@@ -100,19 +101,32 @@ class ListenerTask:
         for batch in batches:
             for first in range(0, batch.num_rows, PIECE_ROWS):
                 piece = batch.slice(first, PIECE_ROWS)
-                columns = [_values(column) for column in piece.columns]
+                _refuse_nameless(piece)
+                columns = [values_of(column) for column in piece.columns]
                 named = dict(zip(piece.schema.names, columns, strict=True))
-                topics = named[next(name for name in TOPIC_COLUMNS if name in named)]
+                topics = named[_topic_column(piece)]
                 places = zip(topics, named["queueId"], named["queueOffset"], named["reconsumeTimes"], strict=True)
                 for row, (values, (topic, queue_id, offset, times)) in enumerate(
                     zip(zip(*columns, strict=True), places, strict=True)
                 ):
                     if queue is None or (queue.topic, queue.queue_id) != (topic, queue_id):
                         queue = QueueKey(topic, queue_id)
-                        if topic is None or queue_id is None:
-                            raise OptionError("a row has no topic or no queueId, so it is no message of the source.")
                     self.rows += 1
                     yield Message(values, queue, offset, times, (piece, row))
+
+
+def _topic_column(piece: pa.RecordBatch) -> str:
+    return next(name for name in TOPIC_COLUMNS if name in piece.schema.names)
+
+
+def _refuse_nameless(piece: pa.RecordBatch) -> None:
+    """Raise OptionError for rows that do not say which messages they are."""
+    missing = [name for name in (_topic_column(piece), *PLACE_COLUMNS) if piece.column(name).null_count]
+    if missing:
+        raise OptionError(
+            f"a row has no {' and no '.join(missing)}, so it is no message of the source. Give consume() the rows as "
+            "the source has them, or leave out those that something else made."
+        )
 
 
 def _in_order(messages: Iterable[Message]) -> Iterator[Message]:
@@ -126,13 +140,6 @@ def _in_order(messages: Iterable[Message]) -> Iterator[Message]:
             )
         last[message.queue] = message.offset
         yield message
-
-
-def _values(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    if pa.types.is_map(column.type):
-        return [None if value is None else dict(value) for value in values]
-    return values
 
 
 def _batch_of(failed: Sequence[Failed]) -> pa.RecordBatch:

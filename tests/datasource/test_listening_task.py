@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_spark.datasource.listening import ORDERLY, ConsumeContext, History, ListenerTerms, QueueOutcome
+from rmq_spark.datasource.listening import CONCURRENTLY, ORDERLY, ConsumeContext, History, ListenerTerms, QueueOutcome
 from rmq_spark.datasource.listening_task import PIECE_ROWS, ListenerTask
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
@@ -168,7 +168,35 @@ def test_rows_out_of_order_are_refused_in_order_only() -> None:
         run(lambda messages, context: "SUCCESS", *both, model=ORDERLY, max_reconsume_times=-1)
 
 
-def test_a_row_without_a_queue_is_no_message_of_the_source() -> None:
-    batch = rows(1).set_column(2, "queueId", pa.array([None], pa.int32()))
-    with pytest.raises(OptionError, match="no queueId"):
-        run(failing(), batch)
+@pytest.mark.parametrize("model", [CONCURRENTLY, ORDERLY])
+@pytest.mark.parametrize("name", ["physicalTopic", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes"])
+def test_a_row_without_its_place_is_no_message_of_the_source(name: str, model: str) -> None:
+    batch = rows(2)
+    at = batch.schema.get_field_index(name)
+    batch = batch.set_column(at, name, pa.array([batch[name][0].as_py(), None], batch[name].type))
+    with pytest.raises(OptionError, match=f"no {name}, so it is no message"):
+        run(failing(), batch, model=model)
+
+
+def test_an_odd_time_fails_no_row() -> None:
+    seen = []
+
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        seen.extend(row.bornTimestamp for row in messages)
+        return "RECONSUME_LATER"
+
+    born = pa.array([2**60, 1_767_312_000_000_000], pa.int64()).view(pa.timestamp("us", tz="GMT+8"))
+    _, [failed] = run(listen, rows(2, bornTimestamp=born), batch_size=2)
+    assert seen == [None, AT]
+    assert failed["bornTimestamp"].equals(born), "what goes back is what came"
+
+
+def test_a_level_beyond_all_and_a_text_that_is_no_unicode_go_back() -> None:
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        context.delay_level_when_next_consume = 2**40
+        raise OSError(2, "no such file", "caf\udce9")
+
+    _, [failed] = run(listen, rows(1))
+    [row] = failed.to_pylist()
+    assert row["delayLevel"] == 2**31 - 1
+    assert row["error"] == "FileNotFoundError: [Errno 2] no such file: 'caf\\udce9'"
