@@ -44,11 +44,7 @@ def read_originals(
     record. `data` holds each record once and nothing between them, so it is for the caller to ask for so much as goes
     into memory, less than 2 GiB. Body CRCs are not compared.
     """
-    places, inverse = np.unique(physical_offsets, return_inverse=True)
-    lengths = None
-    if sizes is not None:
-        lengths = np.zeros(len(places), np.int64)
-        lengths[inverse] = sizes
+    places, lengths, inverse = _distinct(physical_offsets, sizes)
     parts, done = [np.zeros(0, np.uint8)], 0
     begins, ends = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
     reads = _read_guessed(log, places) if lengths is None else _read_known(log, places, lengths)
@@ -63,6 +59,25 @@ def read_originals(
         parts.append(records)
         done += len(records)
     return Originals(np.concatenate(parts), begins[inverse], ends[inverse])
+
+
+def _distinct(
+    places: NDArray[np.int64], sizes: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64]]:
+    """Return each place, with each length that is said of it, once, ascending; and which of them each one asked for is.
+
+    Where units disagree on the length at a place, one of them is damaged, and the other one's record is there.
+    """
+    if sizes is None:
+        found, inverse = np.unique(places, return_inverse=True)
+        return found, None, inverse
+    order = np.lexsort((sizes, places))
+    places, sizes = places[order], sizes[order]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (places[1:] != places[:-1]) | (sizes[1:] != sizes[:-1])
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(is_new) - 1
+    return places[is_new], sizes[is_new], number
 
 
 def _read_guessed(log: CommitLog, places: NDArray[np.int64]) -> Iterator[tuple[int, Bytes, Positions, Positions]]:

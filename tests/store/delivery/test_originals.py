@@ -83,3 +83,11 @@ def test_no_place_raises(store, data):
     place = st.one_of(st.sampled_from(sorted(there)), st.integers(-10, end + 70_000), st.integers(-(2**63), 2**63 - 1))
     places = data.draw(st.lists(place, max_size=30))
     assert _found(store, places) == [there.get(place) for place in places]
+
+
+def test_a_unit_with_a_wrong_length_takes_no_others_record_with_it(store):
+    first = next(iter(walk_records(store)))
+    size = first.total_size
+    for sizes in ([size, 0], [0, size], [size + 1, size]):
+        expected = [encode_record(first) if one == size else None for one in sizes]
+        assert _found(store, [first.physical_offset] * 2, sizes) == expected
