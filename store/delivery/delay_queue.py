@@ -35,7 +35,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
-from rmq_spark.store.format.queue_unit import BLANK_FILL_OFFSET, BLANK_FILL_SIZE
+from rmq_spark.store.format.queue_unit import BLANK_FILL_OFFSET, BLANK_FILL_SIZE, is_blank_fill
 from rmq_spark.store.format.rebuilt_records import rebuild_records
 from rmq_spark.store.format.record import BLANK_BYTES
 from rmq_spark.store.format.whole_records import WholeRecords
@@ -48,6 +48,7 @@ from rmq_spark.store.units import QueueKey
 _LOG = logging.getLogger("rmq_spark")
 _FEW_UNITS = 64  # read at first: mostly few are due
 _MANY_UNITS = 32_768
+_AHEAD_UNITS = 256  # looked at behind where a level goes on: a page of zeros is shorter
 _NEVER_MS = 2**63 - 1
 _WRONG_CLOCK_MS = 3_600_000  # a store's time so far ahead is nothing to go by
 _TOLD_ROWS = 5  # of those passed over in one look, each with a line of its own
@@ -67,6 +68,7 @@ class _Level:
     next: int = 0
     end: int = 0
     is_overstated: bool = False  # the note says that more was delivered than the queue has
+    idle_at: int = -1  # where `prepare` found that it goes on and that nothing waits there
 
 
 class DelayQueues:
@@ -120,11 +122,12 @@ class DelayQueues:
             level.end = section.next_offset(SCHEDULE_TOPIC, level.queue.key.queue_id)
             known = _progress(level.number, held, note)
             level.next = self._corrected(level, known)
+            level.idle_at = level.next if level.next >= level.end else -1
             level.is_overstated = note.get(note_key(level.number), 0) > level.next
             level.queue.run.close()
             if level.next != held.get(level.number, 0):
                 corrected[level.number] = level.next
-            if level.next != known and known:
+            if level.next < known:
                 _LOG.error(
                     "rmq: delay level %d was to go on at queue offset %d, and %s has [%d, %d): it goes on at %d",
                     level.number, known, level.queue.key, min(level.next, level.end), level.end, level.next,
@@ -169,22 +172,25 @@ class DelayQueues:
         }
 
     def _look_at(self, level: _Level, begin: int, now_ms: int) -> Outlook:
-        """Look at the unit where a level goes on, and at the one before it. One number at a time: there are but two."""
+        """Look at the unit where a level goes on, and at those beside it."""
         run = level.queue.run
         try:
             if begin >= run.end or begin < run.begin:
                 run.look()  # files may have been made, or retention took some
             first = max(begin, run.begin)
             before = max(first - 1, run.begin)
-            units = run.read(before, first + 1).tolist()
+            units = run.read(before, first + _AHEAD_UNITS)
         except StoreChangedError:
             run.look()
             return Outlook(True)  # whatever it is, `prepare` finds out
-        if first > run.end or any(size <= 0 for _, size, _ in units[: first - before]):
-            return Outlook(begin > run.begin)  # behind the queue's end: to be corrected
-        if len(units) <= first - before or units[-1][1] <= 0:
-            return Outlook()
-        place, size, due_ms = units[-1]
+        is_written = level.queue.are_written(units).tolist()
+        at = first - before
+        if not any(is_written[at:]):
+            is_behind = first > run.end or not all(is_written[:at])  # the queue's end: to be corrected
+            return Outlook(begin > run.begin and is_behind)
+        if not is_written[at]:
+            return Outlook(begin != level.idle_at)  # damage, with messages behind it
+        place, size, due_ms = units[at].tolist()
         if first != begin or (place, size) == (BLANK_FILL_OFFSET, BLANK_FILL_SIZE):
             return Outlook(True)
         if due_ms < 0:
@@ -201,7 +207,22 @@ class DelayQueues:
         if known >= level.end:
             return level.end
         first = level.queue.first_from(self._log.segments.begin, level.end)
+        if first > known:
+            self._tell_expired(level, known, first)
         return max(known, first)
+
+    def _tell_expired(self, level: _Level, known: int, first: int) -> None:
+        """Say in the log how many messages waited in vain: retention took them, or a hand."""
+        run = level.queue.run
+        begin = run.first_where(run.begin, first, lambda unit: not is_blank_fill(unit))
+        if begin > run.begin:
+            known = max(known, begin)  # there never were any before it
+        if first > known:
+            _LOG.error(
+                "rmq: delay level %d: %d messages of %s that were not delivered are no longer in the log, from queue "
+                "offset %d on: it goes on at %d",
+                level.number, first - known, level.queue.key, known, first,
+            )  # fmt: skip
 
     def _first_due(self, level: _Level) -> int:
         return int(level.queue.read(level.next, level.next + 1).tags_codes[0])
@@ -268,6 +289,14 @@ class DelayQueues:
         if not len(kept):
             return None
         whole = WholeRecords.of(found.data, found.positions[kept], found.ends[kept])
+        key = level.queue.key
+        is_its = whole.are_of(key.topic, key.queue_id) & (whole.field("queue_offset") == offsets[kept])
+        if not is_its.all():
+            _tell(level, offsets[kept[~is_its]], "the record that its unit names is another one's")
+            kept = kept[is_its]
+            if not len(kept):
+                return None
+            whole = WholeRecords.of(found.data, found.positions[kept], found.ends[kept])
         queues = find_real_queues(whole.pairs(), self._segment_bytes - BLANK_BYTES, whole)
         for why, rows in queues.refused.items():
             _tell(level, offsets[kept[rows]], why)

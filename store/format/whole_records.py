@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.heads import gather
@@ -88,6 +89,12 @@ class WholeRecords:
     def topics(self) -> pa.BinaryArray:
         """Return the topic of each record."""
         return take_ranges(self.data, self.topic_begins, self.topic_ends)
+
+    def are_of(self, topic: str, queue_id: int) -> NDArray[np.bool_]:
+        """Say of each record whether it says of itself that it is of this queue."""
+        same_topic = pc.equal(self.topics(), pa.scalar(topic.encode(), pa.binary()))
+        are_its: NDArray[np.bool_] = same_topic.to_numpy(zero_copy_only=False) & (self.field("queue_id") == queue_id)
+        return are_its
 
     def texts(self) -> pa.BinaryArray:
         """Return the text of the properties of each record."""

@@ -566,6 +566,70 @@ def test_a_queue_that_begins_with_fill_goes_on_at_its_first_message(kit: "Kit", 
     assert kit.offsets() == {1: 2}
 
 
+@pytest.mark.parametrize("gone", [range(1), range(3), range(2, 4)])
+def test_units_that_read_as_zeros_are_passed_over_where_others_follow(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture, gone: range
+) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(6)))
+    kit.now_ms += 500
+    kit.put(wait(1, "later"))
+    path = Path(kit.root, "consumequeue", SCHEDULE_TOPIC, "0", "0" * 20)
+    units = bytearray(path.read_bytes())
+    units[gone.start * 20 : gone.stop * 20] = bytes(20 * len(gone))
+    path.write_bytes(units)
+    ticker = kit.ticker()
+    kit.now_ms += 500
+    for delivered in (6 - len(gone), 0, 0):
+        assert kit.tick(ticker) == Tick(delivered, kit.now_ms + 500)
+    assert kit.messages() == {0: [f"{number}" for number in range(6) if number not in gone]}
+    assert f"the message at queue offset {gone[-1]} of {SCHEDULE_TOPIC}/0 is passed over" in caplog.text
+    kit.now_ms += 500
+    assert kit.tick(ticker) == Tick(1, None)
+
+
+def test_a_level_goes_on_behind_a_damaged_unit_that_was_passed_over(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "damaged"))
+    kit.now_ms += 500
+    kit.put(wait(1, "later"))
+    path = Path(kit.root, "consumequeue", SCHEDULE_TOPIC, "0", "0" * 20)
+    units = bytearray(path.read_bytes())
+    units[:20] = bytes(20)
+    path.write_bytes(units)
+    for _ in range(2):
+        assert kit.tick() == Tick(0, kit.now_ms + 1000)
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(1, None)
+
+
+def test_a_unit_that_names_the_message_of_another_one_delivers_nothing(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.put(*(wait(level, f"{level}{number}") for number in range(2) for level in (1, 2)))
+    first, other = (Path(kit.root, "consumequeue", SCHEDULE_TOPIC, queue, "0" * 20) for queue in "01")
+    units, others = bytearray(first.read_bytes()), other.read_bytes()
+    units[40:80] = units[20:40] + others[:20]  # behind the last: its message again, and one of another level
+    first.write_bytes(units)
+    kit.now_ms += 5000
+    assert kit.tick() == Tick(4, None)
+    assert kit.messages() == {0: ["10", "11", "20", "21"]}
+    assert caplog.text.count("the record that its unit names is another one's") == 2
+
+
+def test_a_queue_that_lost_messages_that_waited_is_told_with_their_number(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(80):
+        kit.put(wait(1, f"{number}" + "b" * 300))
+    segments = sorted(Path(kit.root, "commitlog").iterdir())
+    for path in segments[:3]:
+        path.unlink()
+    kit.now_ms += 1000
+    delivered = kit.tick().delivered
+    assert 10 < delivered < 70
+    text = f"delay level 1: {80 - delivered} messages of {SCHEDULE_TOPIC}/0 that were not delivered are no longer in"
+    assert caplog.text.count(text) == 1
+
+
 @pytest.mark.parametrize("name", ["basic", "demo", "crashed", "propcrc"])
 def test_what_waited_in_a_brokers_store_comes_once(make_kit: "type[Kit]", tmp_path: Path, name: str) -> None:
     root = tmp_path / "store"
