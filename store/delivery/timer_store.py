@@ -32,7 +32,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.format.timer_check import TimerCheck
 from rmq_spark.store.format.timer_log import DELETE, ROLL
-from rmq_spark.store.format.timer_wheel import SECOND_MS, SLOT_COUNT, floor_second
+from rmq_spark.store.format.timer_wheel import SECOND_MS, SLOT_COUNT, WINDOW_MS, floor_second
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.section import Section
@@ -45,6 +45,7 @@ READ, PART = "timer.read", "timer.part"  # in notes: `Progress`
 _TAKEN_AT_ONCE = 131_072  # of the queue, in one section: others get their turn
 _GROWTH_BYTES = 96  # of a record, by the properties that it is delivered with
 _WRONG_CLOCK_MS = 60 * SECOND_MS  # that a timer is ahead of the clock: such steps are told
+_OTHER_CLOCK_MS = 3600 * SECOND_MS  # that the clock of another ticker may be ahead
 _LONG_AGO_MS = 24 * 3600 * SECOND_MS
 _TOO_LONG_AGO_MS = 11 * _LONG_AGO_MS  # behind it the wheel, of 14 days, has no room for what is new
 
@@ -116,7 +117,7 @@ class TimerStore:
         if not state.is_told or not self._is_settled(state) or self._has_new(state):
             return Outlook(True)
         assert state.check is not None
-        times = self._pending_times(state.check)
+        times = self._pending_times(state.check, now_ms)
         at = int(np.searchsorted(times, state.progress.read_ms))
         if at == len(times):
             return Outlook()
@@ -160,9 +161,10 @@ class TimerStore:
         if not self._is_settled(state):
             return Due()
         assert state.check is not None
+        self._timer_log(look=True)  # whoever delivered since may have deleted files
         chosen = self._chosen(state.check, state.progress, floor_second(now_ms), room_count)
-        if chosen is None:
-            return Due()
+        if isinstance(chosen, Due):
+            return chosen
         deletions, units = chosen
         sizes = units.units["record_size"].astype(np.int64) + _GROWTH_BYTES
         cut = max(min(room_count, int(np.searchsorted(np.cumsum(sizes), room_bytes, "right"))), 1)
@@ -178,8 +180,9 @@ class TimerStore:
         return Due(() if records is None else (records,), note)
 
     def close(self) -> None:
-        """Let go of files."""
+        """Let go of files; they are listed again when they are used again."""
         self._queue.run.close()
+        self._log = None
 
     def _state(self, note: Mapping[str, int]) -> _State:
         check = self._check.read()
@@ -249,15 +252,18 @@ class TimerStore:
 
     def _chosen(
         self, check: TimerCheck, progress: Progress, end_ms: int, max_count: int
-    ) -> tuple[ChainedUnits, ChainedUnits] | None:
-        """Return units that take others back, and all units that are due in some seconds: as many as are wanted."""
-        times = self._pending_times(check)
+    ) -> tuple[ChainedUnits, ChainedUnits] | Due:
+        """Return units that take others back, and all units that are due in some seconds: as many as are wanted.
+
+        Where there are none, what the note is to say.
+        """
+        times = self._pending_times(check, end_ms)
         at = int(np.searchsorted(times, progress.read_ms))
         if at >= len(times) or times[at] >= end_ms:
-            return None
+            return Due()
         slots = self._wheel.slots_from(progress.read_ms, end_ms)
         if not len(slots):
-            return None
+            return Due()
         counts = np.cumsum(np.maximum(slots["message_count"].astype(np.int64), 1))
         slots = slots[: int(np.searchsorted(counts, max_count)) + 1]
         units = read_chains(self._timer_log(), slots)
@@ -266,10 +272,15 @@ class TimerStore:
         left = units.chosen((units.times > progress.read_ms) | (units.positions > progress.part))
         if len(left):
             return deletions, left
-        _LOG.warning("rmq: the timer log of %s has no units for %d seconds of its wheel", self._root, len(slots))
-        # Delivered as far as anybody can: this process looks behind them from now on.
-        self._pending = check, times[times > int(slots["second"][-1]) * SECOND_MS]
-        return None
+        _LOG.error(
+            "rmq: the timer log of %s has no units for %d seconds of its wheel, from %d (ms) on: messages that waited "
+            "for them, %d as the wheel counts, are not delivered",
+            self._root,
+            len(slots),
+            int(slots["second"][0]) * SECOND_MS,
+            int(np.maximum(slots["message_count"].astype(np.int64), 0).sum()),
+        )
+        return Due(note={READ: int(slots["second"][-1]) * SECOND_MS + SECOND_MS, PART: -1})
 
     def _cut_chain(self, progress: Progress) -> None:
         """Take the units that were delivered out of their second's chain, for a broker.
@@ -328,10 +339,17 @@ class TimerStore:
             times = _merged([before[1], *new_times])
             self._pending = held, times[int(np.searchsorted(times, held.read_time)) :]
 
-    def _pending_times(self, check: TimerCheck) -> NDArray[np.int64]:
-        if self._pending is None or self._pending[0] != check:
+    def _pending_times(self, check: TimerCheck, now_ms: int) -> NDArray[np.int64]:
+        """Return the seconds (ms) of the wheel that have messages, ascending."""
+        if self._pending is None:
             slots = self._wheel.slots_from(check.read_time)
             self._pending = check, slots["second"].astype(np.int64) * SECOND_MS
+        elif self._pending[0] != check:
+            # Others delivered, or took messages: these are in the window, and the wheel is seven times as long.
+            end_ms = max(check.read_time, now_ms) + WINDOW_MS + _OTHER_CLOCK_MS
+            slots = self._wheel.slots_from(check.read_time, end_ms)
+            beyond = self._pending[1][int(np.searchsorted(self._pending[1], end_ms)) :]
+            self._pending = check, np.concatenate([slots["second"].astype(np.int64) * SECOND_MS, beyond])
         return self._pending[1]
 
     def _is_settled(self, state: _State) -> bool:

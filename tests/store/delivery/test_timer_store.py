@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.store.delivery import timer_chains, timer_files, timer_intake
+from rmq_spark.store.delivery.due_source import Outlook
 from rmq_spark.store.delivery.timer_chains import read_chains
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
+from rmq_spark.store.delivery.timer_store import TimerStore
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.format.timer_log import TIMER_UNIT, TIMER_UNIT_BYTES, are_units, due_times
 from rmq_spark.store.format.timer_wheel import WHEEL_BYTES, WINDOW_MS
@@ -338,3 +340,67 @@ def test_it_delivers_what_its_twin_delivers_and_in_that_order(
                 pair.rig.reopen()
             pair.tick([])
         pair.check()
+
+
+def test_what_others_take_and_deliver_is_seen_without_reading_the_whole_wheel(
+    rig: TimerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.append(waiting(1, START_MS + 2000), waiting(2, START_MS + WINDOW_MS + DAY), waiting(3, START_MS + DAY))
+    at(rig, 0)
+    other = TimerStore(str(rig.root), (str(rig.root / "commitlog"),), rig.disk)
+    assert other.look(rig.clock.now_ms, rig.note).next_due_ms == START_MS + 2000
+    asked: list[int | None] = []
+    slots_from = TimerWheel.slots_from
+
+    def see(wheel: TimerWheel, begin_ms: int, end_ms: int | None = None) -> object:
+        asked.append(None if end_ms is None else end_ms - begin_ms)
+        return slots_from(wheel, begin_ms, end_ms)
+
+    at(rig, 2000)
+    rig.append(waiting(4, START_MS + 7000), waiting(5, START_MS + 2000 + WINDOW_MS))
+    at(rig, 3000)
+    monkeypatch.setattr(TimerWheel, "slots_from", see)
+    assert other.look(rig.clock.now_ms, rig.note).next_due_ms == START_MS + 7000
+    assert all(one is not None and one < WINDOW_MS + DAY for one in asked)
+    monkeypatch.setattr(TimerWheel, "slots_from", slots_from)
+    fresh = TimerStore(str(rig.root), (str(rig.root / "commitlog"),), rig.disk)
+    assert fresh.look(rig.clock.now_ms, rig.note) == other.look(rig.clock.now_ms, rig.note)
+    assert fresh._pending is not None
+    assert other._pending is not None
+    assert fresh._pending[1].tolist() == other._pending[1].tolist()
+
+
+def test_files_of_the_timer_log_that_another_ticker_deleted_stop_nobody(rig: TimerRig) -> None:
+    numbers = range(30)
+    rig.append(*(waiting(number, START_MS + 3_600_000 + number * SECOND) for number in numbers))
+    at(rig, 0)
+    other = TimerStore(str(rig.root), (str(rig.root / "commitlog"),), rig.disk)
+    assert not other.look(rig.clock.now_ms, rig.note).has_work
+    at(rig, 3_615_000)
+    for _ in range(4):
+        rig.append(*(SampleMessage("U", 0, b"x" * 900) for _ in range(60)))
+    for path in sorted((rig.root / "commitlog").iterdir())[:2]:
+        path.unlink()
+    rig.append(waiting(99, START_MS + 3_617_000))
+    at(rig, 3_615_000)
+    assert not (rig.root / "timerlog" / ("0" * 20)).exists()
+    rig.timer = other
+    at(rig, 3_640_000)
+    assert rig.delivered()[-1] == 99
+
+
+def test_a_second_whose_units_are_all_gone_is_left_behind_for_good(
+    rig: TimerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.append(waiting(1, START_MS + 3000), waiting(2, START_MS + 60_000))
+    at(rig, 0)
+    file = rig.root / "timerlog" / ("0" * 20)
+    with file.open("r+b") as opened:
+        opened.write(bytes(TIMER_UNIT_BYTES))
+    at(rig, 5000)
+    assert rig.note["timer.read"] == START_MS + 3000
+    assert "1 as the wheel counts, are not delivered" in caplog.text
+    rig.reopen()
+    assert rig.timer.look(rig.clock.now_ms, rig.note) == Outlook(next_due_ms=START_MS + 60_000)
+    at(rig, 60_000)
+    assert rig.delivered() == [2]
