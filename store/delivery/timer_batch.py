@@ -51,7 +51,7 @@ def make_batch(
     if not len(units):
         return None
     due = _Due.read(log, units)
-    due.drop(due.are_of_others, "wait for a later second than their units: a power cut took the messages of these")
+    due.drop(due.are_of_others, "wait elsewhere, or for a later second than their units: those of the units are lost")
     due.drop(due.queue_ids < 0, "have no REAL_TOPIC and REAL_QID that a message could go to")
     due.drop_deleted(_deleted_keys(log, deletions))
     if len(due) and doubt.covers(int(due.units.times.min())):
@@ -125,7 +125,8 @@ class _Due:
     def are_of_others(self) -> NDArray[np.bool_]:
         """Say of each whether its unit was made of another message, which lay at the same place and was lost."""
         second_ms = self.requests.out_ms // SECOND_MS * SECOND_MS
-        return ~self.rolling & (second_ms > self.units.times)
+        is_later = ~self.rolling & (second_ms > self.units.times)
+        return is_later | ~self.records.are_of(TIMER_TOPIC, 0)
 
     def targets(self) -> list[QueueKey | None]:
         """Return the queue that each goes to."""

@@ -172,22 +172,37 @@ class Intake:
             return queue_end
         fitting = int(np.searchsorted(np.cumsum(units.sizes), _BATCH_BYTES, side="right"))
         units = units.part(0, max(fitting, 1))
-        places, sizes = units.physical_offsets, units.sizes
+        places, sizes, offsets = units.physical_offsets, units.sizes, units.queue_offsets
         if len(logged):
             new = logged[np.minimum(np.searchsorted(logged, places), len(logged) - 1)] != places
-            places, sizes = places[new], sizes[new]
+            places, sizes, offsets = places[new], sizes[new], offsets[new]
         if len(places):
-            self._put(places, sizes, read_ms, write_ms)
+            self._put(places, sizes, offsets, read_ms, write_ms)
         return begin + len(units)
 
-    def _put(self, places: NDArray[np.int64], sizes: NDArray[np.int64], read_ms: int, write_ms: int) -> None:
+    def _put(
+        self,
+        places: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        read_ms: int,
+        write_ms: int,
+    ) -> None:
         found = read_originals(self.log, places, sizes)
         whole = found.is_whole
         self._warn("cannot be read", places[~whole])
         places, sizes = places[whole], sizes[whole]
         if not len(places):
             return
-        requests = TimerRequests.of(WholeRecords.of(found.data, found.positions[whole], found.ends[whole]))
+        records = WholeRecords.of(found.data, found.positions[whole], found.ends[whole])
+        are_its = records.are_of(self.queue.key.topic, 0) & (records.field("queue_offset") == offsets[whole])
+        if not are_its.all():
+            self._warn("is of another queue, or of another place in it", places[~are_its])
+            places, sizes = places[are_its], sizes[are_its]
+            if not len(places):
+                return
+            records = WholeRecords.of(records.data, records.positions[are_its], records.ends[are_its])
+        requests = TimerRequests.of(records)
         timed = requests.out_ms >= 0
         self._warn("has no TIMER_OUT_MS", places[~timed])
         if not timed.any():

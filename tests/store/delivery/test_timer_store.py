@@ -166,9 +166,30 @@ def test_a_unit_of_a_message_that_another_one_took_the_place_of_delivers_nothing
         opened.write(units.tobytes())
     at(rig, 8999)
     assert rig.delivered() == []
-    assert "1 messages of rmq_sys_wheel_timer that are due wait for a later second than their units" in caplog.text
+    assert (
+        "1 messages of rmq_sys_wheel_timer that are due wait elsewhere, or for a later second than their units"
+        in caplog.text
+    )
     at(rig, 9000)
     assert rig.delivered() == [2]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_unit_of_the_queue_that_names_another_ones_message_is_passed_over(
+    rig: TimerRig, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    other = waiting(7, START_MS + 3000)
+    rig.append(waiting(0, START_MS + 3000), SampleMessage("U", 0, other.body, properties=other.properties))
+    rig.append(waiting(1, START_MS + 3000))
+    file = rig.root / "consumequeue" / TIMER_TOPIC / "0" / ("0" * 20)
+    units = bytearray(file.read_bytes())
+    source = [units[:20], (rig.root / "consumequeue/U/0" / ("0" * 20)).read_bytes()[:20]][place]
+    units[20:40] = source  # the first message again, or one of another queue
+    file.write_bytes(units)
+    at(rig, 5000)
+    assert rig.delivered() == [0]
+    assert "it is of another queue, or of another place in it" in caplog.text
+    assert not rig.timer.look(rig.clock.now_ms, rig.note).has_work
 
 
 def test_a_message_whose_properties_have_no_room_left_comes_as_it_was(rig: TimerRig) -> None:
