@@ -58,6 +58,7 @@ class CommitOptions:
     turn_bytes: int = MAX_SECTION_BYTES  # of log, appended before others get their turn: whole chunks, at least one
     checks_topics: bool = True
     note: Mapping[str, int] = field(default_factory=dict)
+    log_level: int = logging.INFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ class _Commit:
                 begun.lock.release()
             self._clean_up()
         queues = begun.queues if begun is not None else set()
-        _LOG.info("rmq: %s: %d rows, %d bytes, %d queues", self._key, self._rows, self._bytes, len(queues))
+        level = self._options.log_level
+        _LOG.log(level, "rmq: %s: %d rows, %d bytes, %d queues", self._key, self._rows, self._bytes, len(queues))
         return CommitTotals(self._rows, self._bytes, len(queues))
 
     def _judge_early(self) -> Verdict:

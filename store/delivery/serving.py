@@ -88,7 +88,9 @@ def serve(
         due_ms = tick.next_due_ms
         if tick.problem is not None:
             served.problems += 1
-            _pause(RETRY_MS, sleep, is_stopped)
+            # What it could not deliver keeps nobody else's messages waiting.
+            next_ms = over_ms if due_ms is None else due_ms
+            _pause(min(RETRY_MS, next_ms - over_ms) if next_ms > over_ms else RETRY_MS, sleep, is_stopped)
             continue
         wait_ms = LOOK_MS if due_ms is None else min(max(due_ms - over_ms, 0), LOOK_MS)
         if wait_ms and not is_stopped():
@@ -119,10 +121,10 @@ def serve_store(
 
 def _pause(pause_ms: int, sleep: Callable[[float], None], is_stopped: Callable[[], bool]) -> None:
     """Sleep, but not on when told to stop."""
-    for _ in range(pause_ms // LOOK_MS):
+    for begin_ms in range(0, pause_ms, LOOK_MS):
         if is_stopped():
             return
-        sleep(LOOK_MS / 1000)
+        sleep(min(LOOK_MS, pause_ms - begin_ms) / 1000)
 
 
 class _Report:

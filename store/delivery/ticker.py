@@ -12,13 +12,14 @@ Once among all ticks: what was delivered up to where is in the ledger's note, wh
 before the commit's intent has changed nothing, one behind it leaves a commit that whoever takes the store's lock next
 finishes, note and all. And the number of a commit, the ledger's plus one, is taken once.
 
-A broker that holds the store delivers by itself: then a tick does nothing.
+A broker that holds the store delivers by itself: then a tick does nothing. Files of one source that are damaged keep
+only its own messages waiting.
 """
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rmq_spark.store.commit.commits import CommitOptions, abort_staged, commit_staged
@@ -35,7 +36,7 @@ from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
 from rmq_spark.store.disk.lock_probe import seems_locked
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import DamageError, LockTimeoutError, RmqError, StoreChangedError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.log.settings_file import SETTINGS, check_settings
@@ -50,7 +51,8 @@ _APPLICATION = "rmq-spark ticker"
 COMMIT_BYTES = 16 << 20  # of log, or one message: what is in memory at a time
 COMMIT_MESSAGES = 32_768
 TICK_BYTES = 64 << 20  # of log, in one call: whoever ticks has other things to do
-_LOCK_TIMEOUT_MS = 5_000  # for a writer that makes no progress: the next tick tries again
+_LOCK_TIMEOUT_MS = 500  # for a writer that makes no progress: a later tick tries again
+_LATER_MS = 2_000  # after which: whoever ticks before it has other things to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ class Ticker:
         self._sources: Sequence[DueSource] | None = None
         self._known: tuple[object, Outlook] | None = None  # what stood where news shows first, and what was due then
         self._told = ""
+        self._not_before_ms = 0  # by the clock of who ticks, after a lock that was not to be had
+        self._broken: dict[int, RmqError] = {}  # sources, by number, that could not be asked in this tick
+        self._turns = 0  # that sources had: a backlog of one must not keep the others' messages waiting
         self.commit_bytes, self.commit_messages, self.tick_bytes = COMMIT_BYTES, COMMIT_MESSAGES, TICK_BYTES
 
     def __enter__(self) -> "Ticker":
@@ -113,7 +118,10 @@ class Ticker:
         Raises nothing that is wrong with the store: it is told once in the log, and in the answer, and a later tick
         tries again. Where nothing is due nothing on disk is changed, made or locked.
         """
+        if 0 < self._not_before_ms - now_ms <= _LATER_MS:
+            return Tick(0, self._not_before_ms)
         try:
+            self._broken.clear()
             stamp = self._stamp()
             if self._known is not None and self._known[0] == stamp and not _is_due(self._known[1], now_ms):
                 return Tick(0, self._known[1].next_due_ms)
@@ -121,11 +129,10 @@ class Ticker:
                 return self._leave()
             outlook = self._look(now_ms)
             if not outlook.has_work:
-                self._known = stamp, outlook
-                return Tick(0, outlook.next_due_ms)
+                return self._rest(stamp, outlook)
             return self._work(now_ms)
         except RmqError as error:
-            return self._leave(error)
+            return self._leave(error, now_ms)
 
     def tick_now(self) -> float | None:
         """Tick at the clock's time, and return in how many ms to tick again; None: not before the store has moved."""
@@ -147,7 +154,10 @@ class Ticker:
         try:
             finisher = IntentFinisher(self.path, self._disk, self._clock_ms)
             with StoreWriter(self.path, self._disk, self._settings, self._clock_ms, self._sleep, [finisher]) as writer:
+                self._broken.clear()
                 self._prepare(writer, self._clock_ms())
+                for problem in self._broken.values():
+                    raise problem
         finally:
             self.close()
             self._turn.release()
@@ -156,13 +166,38 @@ class Ticker:
         """Have all sources learn what waits, and write what a broker reads. Return the last commit and its note."""
         with writer.section() as section:
             number, note = self._note()
-            for source in self._all_sources():
-                source.prepare(section, now_ms, note)
+            for at, source in self._working():
+                with self._apart(at):
+                    source.prepare(section, now_ms, note)
         return number, note
 
-    def _leave(self, problem: RmqError | None = None) -> Tick:
+    def _working(self) -> Iterator[tuple[int, DueSource]]:
+        """Yield the sources, and their numbers, but those whose files turned out damaged in this tick."""
+        for at, source in enumerate(self._all_sources()):
+            if at not in self._broken:
+                yield at, source
+
+    @contextlib.contextmanager
+    def _apart(self, at: int) -> Iterator[None]:
+        """Keep what is wrong with the files of source number `at` from the others."""
+        try:
+            yield
+        except (DamageError, StorePathError, StoreChangedError) as error:
+            self._broken[at] = error
+
+    def _rest(self, stamp: object, outlook: Outlook, delivered: int = 0) -> Tick:
+        """End a tick behind which nothing is due, but what cannot be asked about."""
+        problem = next(iter(self._broken.values()), None)
+        if problem is not None:
+            return replace(self._leave(problem), delivered=delivered, next_due_ms=outlook.next_due_ms)
+        self._told, self._known = "", (stamp, outlook)
+        return Tick(delivered, outlook.next_due_ms)
+
+    def _leave(self, problem: RmqError | None = None, now_ms: int = 0) -> Tick:
         """End a tick that could not find out, or not do, what there is to do."""
         self._known = None
+        if isinstance(problem, LockTimeoutError):
+            self._not_before_ms = now_ms + _LATER_MS
         if problem is not None and str(problem) != self._told:
             self._told = str(problem)
             _LOG.warning("rmq: what is due in %s is not delivered now: %s", self.path, problem)
@@ -194,8 +229,9 @@ class Ticker:
 
     def _look(self, now_ms: int) -> Outlook:
         note, outlook = self._note()[1], Outlook()
-        for source in self._all_sources():
-            outlook = outlook.joined(source.look(now_ms, note))
+        for at, source in self._working():
+            with self._apart(at):
+                outlook = outlook.joined(source.look(now_ms, note))
         return outlook
 
     def _note(self) -> tuple[int, Note]:
@@ -224,17 +260,16 @@ class Ticker:
         try:
             is_more = self._deliver(now_ms, delivered)
         except RmqError as error:
-            return replace(self._leave(error), delivered=sum(delivered))
+            return replace(self._leave(error, now_ms), delivered=sum(delivered))
         finally:
             self.close()
             self._turn.release()
-        self._told = ""
         stamp, outlook = self._stamp(), self._look(now_ms)
+        rest = self._rest(stamp, outlook, sum(delivered))
         if is_more or outlook.has_work:
             self._known = None
-            return Tick(sum(delivered), now_ms)
-        self._known = stamp, outlook
-        return Tick(sum(delivered), outlook.next_due_ms)
+            return replace(rest, next_due_ms=now_ms)
+        return rest
 
     def _make_turn(self) -> None:
         """Make the file of the turn where it is missing. Not for good: who finds none makes one."""
@@ -264,10 +299,15 @@ class Ticker:
     def _take(self, now_ms: int, room_bytes: int) -> Due:
         """Return what all sources have for one commit."""
         taken, room_count = Due(), self.commit_messages
-        for source in self._all_sources():
+        working = list(self._working())
+        self._turns += 1
+        for number in range(len(working)):
+            at, source = working[(number + self._turns) % len(working)]
             if room_bytes <= 0 or room_count <= 0:
                 break
-            due = source.take(now_ms, room_bytes, room_count)
+            due = Due()
+            with self._apart(at):
+                due = source.take(now_ms, room_bytes, room_count)
             taken = Due((*taken.records, *due.records), {**taken.note, **due.note})
             room_bytes -= sum(len(records.data) for records in due.records)
             room_count -= sum(map(len, due.records))
@@ -289,7 +329,12 @@ class Ticker:
             raise
         # A number is taken once: by this commit, or by one that was begun before and is finished by now.
         options = CommitOptions(
-            on_conflict="skip", is_transaction=True, create_topics=False, checks_topics=False, note=note
+            on_conflict="skip",
+            is_transaction=True,
+            create_topics=False,
+            checks_topics=False,
+            note=note,
+            log_level=logging.DEBUG,  # of many small ones; `rmq serve` sums them up
         )
         try:
             return not commit_staged(writer, key, staged, options, sleep=self._sleep).skipped

@@ -77,6 +77,13 @@ def test_a_tick_that_could_not_deliver_is_tried_again_a_second_later() -> None:
     assert bench.ticked == [1_000, 2_000, 2_100]
 
 
+def test_what_is_due_earlier_does_not_wait_for_that_second() -> None:
+    problem = StoreError("broken")
+    bench = Bench([Tick(0, 1_250, problem), Tick(1, 1_250, problem), Tick()], stops_at_ms=2_200)
+    bench.run()
+    assert bench.ticked[:2] == [1_000, 1_250]
+
+
 def test_it_stops_within_a_look_while_it_waits_after_a_problem() -> None:
     bench = Bench([Tick(problem=StoreError("broken"))], stops_at_ms=1_250)
     bench.run()

@@ -12,15 +12,16 @@ import pytest
 
 from rmq_spark.store.commit.finishing import Roller
 from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
-from rmq_spark.store.delivery.ticker import Tick
+from rmq_spark.store.delivery.ticker import Tick, Ticker
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import FileLock
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import DamageError, LockTimeoutError
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.queue_unit import encode_blank_fill
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.timer_rig import waiting
 
 if TYPE_CHECKING:
     from tests.store.delivery.conftest import Kit
@@ -650,6 +651,74 @@ def test_what_waited_in_a_brokers_store_comes_once(make_kit: "type[Kit]", tmp_pa
             assert sorted(map(str, rows[len(known) :])) == sorted(map(str, came))
     assert {level: kit.offsets().get(level, 0) for level in levels} == levels
     assert kit.tick() == Tick(0, None)
+
+
+def timed(kit: "Kit", name: str, seconds: int) -> SampleMessage:
+    """Return a message that waits in the timer, for queue 1."""
+    return waiting(0, kit.now_ms + seconds * 1000, queue_id=1, body=name.encode())
+
+
+def test_damage_to_the_timer_does_not_stop_levels_nor_damage_to_these_the_timer(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.put(wait(1, "level"), timed(kit, "timer", 1))
+    wheel = Path(kit.root, "timerwheel")
+    wheel.write_bytes(bytes(320))
+    kit.now_ms += 5000
+    ticker = kit.ticker()
+    for delivered in (1, 0, 0):
+        found = kit.tick(ticker)
+        assert (found.delivered, found.next_due_ms) == (delivered, None)
+        assert "the timer wheel has another length" in str(found.problem)
+    assert kit.messages() == {0: ["level"]}
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1, "told once"
+    wheel.unlink()
+    _write_offsets(kit, b"garbage")
+    Path(kit.root, "config/delayOffset.json.bak").unlink(missing_ok=True)
+    found = kit.tick(ticker)
+    assert (found.delivered, kit.messages()) == (1, {0: ["level"], 1: ["timer"]})
+    assert "delayOffset.json" in str(found.problem)
+    with pytest.raises(DamageError, match="delayOffset"):
+        ticker.hand_over()
+    _write_offsets(kit, b'{"offsetTable":{1:1}}')
+    assert kit.tick(ticker) == Tick(0, None)
+
+
+def test_a_backlog_of_levels_does_not_keep_the_timers_messages_waiting(kit: "Kit", wait: Wait) -> None:
+    kit.put(*(wait(1, f"{number}") for number in range(20)), timed(kit, "timer", 1))
+    kit.now_ms += 5000
+    ticker = kit.ticker()
+    ticker.commit_messages, ticker.tick_bytes = 4, 1
+    for _ in range(2):
+        assert kit.tick(ticker).next_due_ms == kit.now_ms
+    assert kit.messages()[1] == ["timer"]
+
+
+def test_a_holder_of_the_lock_that_makes_no_progress_is_not_waited_for_long(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a"))
+    kit.now_ms += 1000
+    ticker = Ticker(kit.root, clock_ms=kit.clock, sleep=kit._sleep)
+    with kit.writer() as writer, writer.section():
+        began_ms = kit.now_ms
+        assert isinstance(kit.tick(ticker).problem, LockTimeoutError)
+        assert kit.now_ms - began_ms < 1000
+        for _ in range(3):
+            before_ms = kit.now_ms
+            assert kit.tick(ticker) == Tick(0, began_ms + 2000)
+            assert kit.now_ms == before_ms
+    kit.now_ms = began_ms + 2000
+    assert kit.tick(ticker) == Tick(1, None)
+
+
+def test_no_commit_of_a_tick_is_told_among_what_users_did(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "rmq_spark")
+    kit.put(wait(1, "a"))
+    kit.now_ms += 1000
+    assert kit.tick().delivered == 1
+    (told,) = [one for one in caplog.records if "1 rows" in one.getMessage()]
+    assert told.levelno == logging.DEBUG
 
 
 def _real_queue(row: dict[str, object]) -> tuple[str, int]:
