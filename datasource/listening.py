@@ -128,7 +128,7 @@ class History:
 class QueueOutcome:
     """Where an orderly queue goes on, after `suspend_ms`, and what to remember of it; `resume` None: all was done.
 
-    `dead` are the dead letters of the batch, `sent` earlier ones behind where it began.
+    `dead` are the dead letters of the batch, `sent` earlier ones behind where it began. `error` is why it was stopped.
     """
 
     queue: QueueKey
@@ -137,6 +137,7 @@ class QueueOutcome:
     attempts: Mapping[int, int] = field(default_factory=dict)
     sent: frozenset[int] = frozenset()
     dead: frozenset[int] = frozenset()
+    error: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +294,7 @@ class _QueueRun:
         self._suspend_ms = 0
         self._attempts: dict[int, int] = {}
         self._dead: set[int] = set()
+        self._error = ""
 
     def take(self, call: Sequence[Message], answer: Answer, max_reconsume_times: int) -> Iterator[Failure]:
         """Take the answer to a call; yield the dead letters if it failed."""
@@ -307,6 +309,7 @@ class _QueueRun:
                 self._attempts[message.offset] = self.history.attempts.get(message.offset, 0) + 1
         self.resume = min(self._attempts, default=call[-1].offset + 1)
         self._suspend_ms = answer.suspend_ms if self._attempts else 0
+        self._error = answer.error if self._attempts else ""
 
     def send_again(self, message: Message) -> Failure:
         """Return the dead letter that an earlier try made of a message, and stop there until it is in the store."""
@@ -322,7 +325,7 @@ class _QueueRun:
         if self.resume is not None:
             known = {offset: count for offset, count in self.history.attempts.items() if offset >= self.resume}
             attempts, dead = known | self._attempts, frozenset(self._dead)
-            return QueueOutcome(self.queue, self.resume, self._suspend_ms, attempts, gone, dead)
+            return QueueOutcome(self.queue, self.resume, self._suspend_ms, attempts, gone, dead, self._error)
         if not self.was_stopped or self.end <= self.history.resume:
             return None
         return QueueOutcome(self.queue, self.end, sent=gone) if gone else QueueOutcome(self.queue)

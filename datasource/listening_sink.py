@@ -58,6 +58,13 @@ class ListenerJob:
     def _stops_queues(self) -> bool:
         return self.terms.model == ORDERLY and not self.drops
 
+    @property
+    def _fate(self) -> str:
+        """What becomes of rows that are sent back, in words."""
+        if self.drops:
+            return "are dropped, as broadcasting has it"
+        return "are dead letters, for good" if self._stops_queues else "are sent back to their group"
+
     def run(
         self, batches: Iterable[pa.RecordBatch], store_id: str | None, key: CommitKey, task: SinkTask
     ) -> ConsumedRows:
@@ -74,8 +81,17 @@ class ListenerJob:
         else:
             file = stage_rows(failed, self.options, store_id, key, task)
         if calls.failures:
-            what = "are dropped, as broadcasting has it" if self.drops else "are sent back, or come again in order"
-            _LOG.warning("rmq: %d of %d rows failed and %s; such as %s", calls.failures, calls.rows, what, calls.errors)
+            shown = "; ".join(calls.errors)
+            _LOG.warning("rmq: %d of %d rows failed and %s: %s", calls.failures, calls.rows, self._fate, shown)
+        for one in calls.outcomes:
+            if one.error:
+                _LOG.warning(
+                    "rmq: queue %s stopped at queue offset %s, for %d ms: %s",
+                    one.queue,
+                    one.resume,
+                    one.suspend_ms,
+                    one.error,
+                )
         return ConsumedRows(key, file, tuple(calls.outcomes), calls.rows, calls.failures)
 
     def commit(self, done: Sequence[ConsumedRows], key: CommitKey, now_ms: int) -> None:
@@ -107,7 +123,10 @@ class ListenerJob:
             for queue, (one, is_settled) in found.items():
                 sent, pending = (one.sent | one.dead, frozenset()) if is_settled else (one.sent, one.dead)
                 histories[queue] = History(one.resume, one.attempts, sent, pending)
-        return ListenerTask(self.listener, self.terms, lambda names: Row(*names), histories, drops=self.drops)
+        resends = self.options.expired_original == "resend"
+        return ListenerTask(
+            self.listener, self.terms, lambda names: Row(*names), histories, drops=self.drops, resends=resends
+        )
 
 
 def make_sink(name: str, job: ListenerJob) -> type[DataSource]:

@@ -7,7 +7,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +31,8 @@ from rmq_spark.store.units import QueueKey
 PIECE_ROWS = 1_024  # as Python objects at a time: bodies may be large
 PLACE_COLUMNS = ("commitLogOffset", "queueId", "queueOffset", "reconsumeTimes")
 TOPIC_COLUMNS = ("physicalTopic", "topic")
-RESENT_COLUMNS = ("body", "tags", "keys", "properties", "flag", "bornTimestamp")  # what a row is sent anew from
+# What a row is sent anew from, where its original is gone.
+RESENT_COLUMNS = ("body", "tags", "keys", "properties", "flag", "bornTimestamp", "msgId", "offsetMsgId")
 
 Failed = tuple[Failure, pa.RecordBatch, int]
 
@@ -39,8 +40,9 @@ Failed = tuple[Failure, pa.RecordBatch, int]
 class ListenerTask:
     """One task's calls. `make_row` takes column names and returns what makes a row of their values.
 
-    When `failed_batches` is at its end, `outcomes` has the orderly queues that were stopped or went on, and `rows`,
-    `failures` and `dead` count rows: given to the listener or not, failed, and failed for good (orderly).
+    When `failed_batches` is at its end, `outcomes` has the orderly queues that were stopped or went on, `rows` and
+    `failures` count rows: given to the listener or not, and failed. `resends`: rows bring what is needed to send them
+    anew.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class ListenerTask:
         histories: Mapping[QueueKey, History],
         *,
         drops: bool = False,
+        resends: bool = False,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener, self._terms, self._make_row = listener, terms, make_row
         self._histories, self._drops, self._monotonic_s = histories, drops, monotonic_s
+        # Of a column that only a row made anew needs, the query may have made something else.
+        self._kept = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
         self.outcomes: list[QueueOutcome] = []
         self.rows = self.failures = 0
         self.errors: list[str] = []  # a few of them, for the log
@@ -71,11 +76,11 @@ class ListenerTask:
                 self.errors.append(f"{failure.message.queue}, queue offset {failure.message.offset}: {failure.error}")
             piece, row = failure.message.source
             if pending and pending[0][1] is not piece:
-                yield _batch_of(pending)
+                yield _batch_of(pending, self._kept)
                 pending = []
             pending.append((failure, piece, row))
         if pending:
-            yield _batch_of(pending)
+            yield _batch_of(pending, self._kept)
 
     def _failures(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Failure]:
         batches = iter(batches)
@@ -142,15 +147,12 @@ def _in_order(messages: Iterable[Message]) -> Iterator[Message]:
         yield message
 
 
-def _batch_of(failed: Sequence[Failed]) -> pa.RecordBatch:
+def _batch_of(failed: Sequence[Failed], kept: Collection[str]) -> pa.RecordBatch:
     """Return failed rows of one piece as the rows to send back."""
     piece = failed[0][1]
-    wanted = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *RESENT_COLUMNS}
     rows = pa.array([row for _, _, row in failed], pa.int64())
     columns = {
-        name: column.take(rows)
-        for name, column in zip(piece.schema.names, piece.columns, strict=True)
-        if name in wanted
+        name: column.take(rows) for name, column in zip(piece.schema.names, piece.columns, strict=True) if name in kept
     }
     columns["delayLevel"] = pa.array([failure.delay_level for failure, _, _ in failed], pa.int32())
     columns["error"] = pa.array([failure.error for failure, _, _ in failed], pa.string())

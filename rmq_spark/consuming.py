@@ -2,15 +2,21 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from rmq_spark.datasource.clocks import wall_clock_ms
 from rmq_spark.datasource.listening import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
-from rmq_spark.datasource.listening_task import PLACE_COLUMNS, TOPIC_COLUMNS
+from rmq_spark.datasource.listening_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
+from rmq_spark.datasource.option_parsing import parse_value
+from rmq_spark.datasource.option_table import OPTIONS
+from rmq_spark.datasource.options import ReadOptions, parse_options
+from rmq_spark.datasource.schema import Field
+from rmq_spark.datasource.send_back_schema import check_send_back_schema
 from rmq_spark.datasource.sink_options import SinkOptions
-from rmq_spark.store import check_retrying_group
+from rmq_spark.store import check_retrying_group, retry_topic_of
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,8 +34,8 @@ _IN_ORDER = {
     "EventTimeWatermark",
     "CollectMetrics",
 }
-_TRUE = "true"
-_EXPIRED_ORIGINALS = ("error", "resend")
+_EXPIRED_ORIGINALS = _ERROR, _RESEND = ("error", "resend")
+_PATH = next(option for option in OPTIONS if option.name == "path")
 
 
 def consume(
@@ -64,26 +70,31 @@ def consume(
     """
     terms = _check_terms(listener, model, batch_size, max_reconsume_times, timeout)
     check_retrying_group(group)
-    source = _find_source(df)
-    _check_source(source, _absolute(path), group, model)
-    _check_columns(df.columns, model)
-    if model == ORDERLY and not source.is_broadcasting:
+    resends = _check_expired(expired_original) == _RESEND
+    checkpoint = _check_checkpoint(checkpoint_location)
+    store, source = _absolute(parse_value(_PATH, str(path), 0)), _find_source(df)
+    _check_source(source, store, group, model)
+    _check_columns(df, model, resends=resends)
+    _check_pickles(listener)
+    is_broadcasting = source.group is not None and source.group.is_broadcasting
+    if model == ORDERLY and not is_broadcasting:
         _check_order(df)
     from rmq_spark.datasource.listening_sink import ListenerJob, make_sink
 
+    log = source.commit_log_path
     options = SinkOptions(
-        path=_absolute(path),
-        commit_log_path=source.commit_log_path,
+        path=store,
+        commit_log_path=None if log is None else tuple(map(_absolute, log)),
         mode="sendBack",
         group=group,
         max_reconsume_times=terms.max_reconsume_times if model == CONCURRENTLY else None,
-        expired_original=_check_expired(expired_original),
+        expired_original=expired_original,
         allow_network_store=allow_network_store,
     )
     name = f"rmq_listener_{uuid.uuid4().hex}"
-    job = ListenerJob(listener, terms, options, drops=source.is_broadcasting)
+    job = ListenerJob(listener, terms, options, drops=is_broadcasting)
     df.sparkSession.dataSource.register(make_sink(name, job))
-    writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", str(checkpoint_location))
+    writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", checkpoint)
     if query_name is not None:
         writer = writer.queryName(query_name)
     if trigger is not None:
@@ -122,28 +133,32 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What the analysed plan says of the stream: the options of its load(), names in lower case."""
-
-    options: Mapping[str, str]
-
-    @property
-    def is_broadcasting(self) -> bool:
-        return self.options.get("messagemodel", "").strip().lower() == "broadcasting"
-
-    @property
-    def is_orderly(self) -> bool:
-        return self.options.get("orderly", "").strip().lower() == _TRUE
-
-    @property
-    def commit_log_path(self) -> tuple[str, ...] | None:
-        given = self.options.get("commitlogpath")
-        return None if given is None else tuple(_absolute(one.strip()) for one in given.split(","))
+def _check_checkpoint(given: object) -> str:
+    if not isinstance(given, str | PurePath) or not str(given).strip():
+        raise OptionError(f"checkpoint_location={given!r} is no folder. Give one that is this query's own.")
+    return str(given)
 
 
-def _find_source(df: "DataFrame") -> _Source:
-    """Return the one stream in the plan. Raises OptionError unless there is one, and it is of format("rmq")."""
+def _check_pickles(listener: object) -> None:
+    """Raise OptionError for a listener that Spark cannot take to the tasks."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(listener)  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever the objects within it raise
+        name = getattr(listener, "__qualname__", type(listener).__name__)
+        raise OptionError(
+            f"the listener {name} cannot be pickled: {type(error).__name__}: {error}. It runs in Spark's tasks, in "
+            "other processes: locks, connections, sessions and open files stay here. Make them within the listener, at "
+            "its first call."
+        ) from error
+
+
+def _find_source(df: "DataFrame") -> ReadOptions:
+    """Return the options of the one stream in the plan, as its load() takes them.
+
+    Raises OptionError unless there is one, and it is of format("rmq").
+    """
     if not getattr(df, "isStreaming", False):
         raise OptionError('consume() needs a stream: spark.readStream.format("rmq")....load(). This is none.')
     if not hasattr(df, "_jdf"):
@@ -156,8 +171,8 @@ def _find_source(df: "DataFrame") -> _Source:
     if not is_ours:
         name = stream.sourceName() if hasattr(stream, "sourceName") else "?"
         raise OptionError(f'consume() needs a stream of format("rmq"), and this is one of format("{name}").')
-    given = stream.extraOptions().asCaseSensitiveMap()
-    return _Source({str(name).lower(): str(value) for name, value in dict(given).items()})
+    given = dict(stream.extraOptions().asCaseSensitiveMap())
+    return parse_options({str(name): str(value) for name, value in given.items()}, wall_clock_ms())
 
 
 def _plans(df: "DataFrame") -> Iterator[Any]:
@@ -170,26 +185,34 @@ def _plans(df: "DataFrame") -> Iterator[Any]:
         left += [children.apply(number) for number in range(children.size())]
 
 
-def _check_source(source: _Source, path: str, group: str, model: str) -> None:
-    given = source.options
-    if _absolute(given.get("path", "")) != path:
+def _check_source(source: ReadOptions, path: str, group: str, model: str) -> None:
+    read, member = source.check_complete()[0], source.group
+    if _absolute(read) != path:
         raise OptionError(
-            f'path="{path}" is not where the stream reads: path="{given.get("path")}". Failed rows go back into the '
-            "store that they come from; give the same path to both."
+            f'path="{path}" is not where the stream reads: path="{read}". Failed rows go back into the store that they '
+            "come from; give the same path to both."
         )
-    if given.get("consumergroup") != group:
-        found = f"is read by consumerGroup={given['consumergroup']}" if "consumergroup" in given else "has no group"
+    if member is None or member.group != group:
+        found = "has no group" if member is None else f"is read by consumerGroup={member.group}"
         raise OptionError(f'group="{group}", but the stream {found}. Add .option("consumerGroup", "{group}") to it.')
-    if source.is_orderly != (model == ORDERLY):
+    if member.is_orderly != (model == ORDERLY) and not (member.is_broadcasting and model == ORDERLY):
         wanted = '.option("orderly", "true")' if model == ORDERLY else 'model="orderly"'
         raise OptionError(
-            f'model="{model}" and the source\'s orderly={str(source.is_orderly).lower()} do not go together: queues '
+            f'model="{model}" and the source\'s orderly={str(member.is_orderly).lower()} do not go together: queues '
             f"that are to be consumed in order must be read in order. Add {wanted}"
             + (" to the source." if model == ORDERLY else ', or leave .option("orderly", "true") out of the source.')
         )
+    if model == CONCURRENTLY and not member.is_broadcasting and not member.subscribes_retry:
+        retry = retry_topic_of(group)
+        if source.subscription is None or not source.subscription.covers(QueueKey(retry, 0)):
+            raise OptionError(
+                f"subscribeRetry=false: what fails goes to {retry}, and this query would never see it again. Leave "
+                "subscribeRetry out of the source."
+            )
 
 
-def _check_columns(names: list[str], model: str) -> None:
+def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
+    names = df.columns
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise OptionError(f"columns that are there twice: {', '.join(twice)}. Rename one, or leave it out.")
@@ -203,6 +226,16 @@ def _check_columns(names: list[str], model: str) -> None:
             f"the rows lack {', '.join(missing)}, by which a message is known that failed. Keep these columns of the "
             'source; physicalTopic is there on request: .option("columns", "*").'
         )
+    lost = [name for name in ("body", "msgId") if name not in names] if resends else []
+    if lost:
+        raise OptionError(
+            f'expired_original="resend" sends messages that have left the log from their rows, and these lack '
+            f'{", ".join(lost)}. Keep the columns; msgId is there on request: .option("columns", "*"). To keep a '
+            "message's tags, keys and properties keep those, too."
+        )
+    used = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
+    fields = [Field(one.name, one.dataType.simpleString(), one.nullable) for one in df.schema.fields]
+    check_send_back_schema([field for field in fields if field.name in used])
 
 
 def _check_order(df: "DataFrame") -> None:
@@ -215,7 +248,8 @@ def _check_order(df: "DataFrame") -> None:
             )
 
 
-def _absolute(path: "str | PurePath") -> str:
+def _absolute(path: str) -> str:
+    """Return a path as the source does."""
     try:
         return str(Path(path).expanduser().absolute())
     except RuntimeError:  # no such user, so `~name` is a folder

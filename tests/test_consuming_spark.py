@@ -1,5 +1,6 @@
 """consume() through real Spark: listeners that fail, in both models and in broadcasting, and what is refused."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,6 +149,9 @@ def test_in_order_a_queue_stops_at_the_row_that_fails_and_goes_on_there(orders: 
 def test_broadcasting_drops_what_fails(orders: Orders) -> None:
     orders.run(lambda body, context: None, orders.stream(messageModel="broadcasting"))
     assert len(orders.noted()) == 6
+    again = {"model": "orderly", "checkpoint_location": orders.folder / "another"}
+    orders.run(lambda body, context: None, orders.stream(messageModel="broadcasting"), **again)
+    assert len(orders.noted()) == 6
     assert orders.rows("%DLQ%billing", "body") == []
     assert orders.rows("SCHEDULE_TOPIC_XXXX", "body") == []
 
@@ -166,6 +170,15 @@ def test_broadcasting_drops_what_fails(orders: Orders) -> None:
         ({}, {"max_reconsume_times": -2}, "max_reconsume_times=-2"),
         ({}, {"timeout": 0}, "timeout=0"),
         ({}, {"expired_original": "drop"}, "error, resend"),
+        (
+            {"columns": "body,commitLogOffset,topic,queueId,queueOffset,reconsumeTimes"},
+            {"expired_original": "resend"},
+            "these lack msgId",
+        ),
+        ({"subscribeRetry": "false"}, {}, "%RETRY%billing, and this query would never see it again"),
+        ({}, {"checkpoint_location": None}, "checkpoint_location=None is no folder"),
+        ({}, {"checkpoint_location": ""}, "checkpoint_location='' is no folder"),
+        ({}, {"path": "hdfs://elsewhere/store"}, "has the scheme hdfs:"),
         ({"columns": "topic,body,queueId"}, {}, "lack commitLogOffset, queueOffset, reconsumeTimes"),
     ],
 )
@@ -175,6 +188,70 @@ def test_what_does_not_fit_together_is_refused_before_anything_runs(
     with pytest.raises(OptionError, match=message):
         orders.consume(lambda body, context: None, orders.stream(**source), **given)
     assert orders.queries == []
+
+
+def test_a_place_whose_type_the_query_changed_is_refused(orders: Orders) -> None:
+    with pytest.raises(OptionError, match="column queueId is string, expected int"):
+        orders.consume(lambda body, context: None, orders.stream().selectExpr("* except (queueId)", "'1' as queueId"))
+
+
+def test_a_listener_that_cannot_be_pickled_is_named(orders: Orders) -> None:
+    lock = threading.Lock()
+
+    def careful(rows: "list[Row]", context: ConsumeContext) -> str:
+        with lock:
+            return "CONSUME_SUCCESS"
+
+    with pytest.raises(OptionError, match=r"listener .*careful cannot be pickled: TypeError: .*lock"):
+        rmq_spark.consume(
+            orders.stream(), careful, path=orders.path, group="billing", checkpoint_location=orders.folder / "c"
+        )
+
+
+def test_a_message_of_which_a_query_makes_several_rows_goes_back_once_and_what_it_made_of_the_body_stays(
+    orders: Orders,
+) -> None:
+    df = orders.spark.readStream.format("rmq").options(
+        subscribe="orders", consumerGroup="billing", startingOffsets="earliest", columns="*"
+    )
+    frame = df.load(f"file://{orders.path}").selectExpr(
+        "* except (body)", "struct(body as inner) as body", "explode(array(1, 2, 3)) as part"
+    )
+    seen = str(orders.seen)
+
+    def listen(rows: "list[Row]", context: ConsumeContext) -> str:
+        with Path(seen).open("a") as file:
+            file.write(f"{rows[0].body['inner'].decode()} {rows[0].part}\n")
+        return "RECONSUME_LATER" if rows[0].queueOffset == 1 else "CONSUME_SUCCESS"
+
+    query = rmq_spark.consume(
+        frame,
+        listen,
+        path=f"file://{orders.path}",
+        group="billing",
+        checkpoint_location=orders.folder / "checkpoint",
+        trigger=NOW,
+    )
+    orders.queries.append(query)
+    assert query.awaitTermination(WITHIN_S)
+    assert len(orders.noted()) == 18
+    sent = sorted(row["body"] for row in orders.rows("SCHEDULE_TOPIC_XXXX", "body"))
+    assert sent == [b"0-1", b"1-1"]
+
+
+def test_a_listener_that_leaves_and_times_that_nobody_can_say_stop_no_query(orders: Orders) -> None:
+    def answer(body: str, context: ConsumeContext) -> str:
+        raise SystemExit(f"caf\udce9 {body}")
+
+    orders.spark.conf.set("spark.sql.session.timeZone", "GMT+8")
+    try:
+        frame = orders.stream().selectExpr("* except (bornTimestamp)", "timestamp_micros(1L << 60) as bornTimestamp")
+        orders.run(answer, frame)
+    finally:
+        orders.spark.conf.unset("spark.sql.session.timeZone")
+    waiting = orders.rows("SCHEDULE_TOPIC_XXXX", "properties")
+    errors = sorted(dict(row["properties"])["CONSUME_ERROR"] for row in waiting)
+    assert errors == [f"SystemExit: caf\\udce9 {queue}-{number}" for queue in (0, 1) for number in range(3)]
 
 
 def test_what_is_no_stream_of_ours_is_refused(orders: Orders) -> None:

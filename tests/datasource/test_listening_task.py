@@ -40,9 +40,10 @@ def run(
     *batches: pa.RecordBatch,
     histories: dict[QueueKey, History] | None = None,
     drops: bool = False,
+    resends: bool = False,
     **terms: Any,
 ) -> tuple[ListenerTask, list[pa.RecordBatch]]:
-    task = ListenerTask(listener, ListenerTerms(**terms), make_row, histories or {}, drops=drops)
+    task = ListenerTask(listener, ListenerTerms(**terms), make_row, histories or {}, drops=drops, resends=resends)
     return task, list(task.failed_batches(batches))
 
 
@@ -92,7 +93,6 @@ def test_what_failed_goes_back_as_it_came_with_level_and_error() -> None:
             "queueOffset": offset,
             "commitLogOffset": 1000 + offset,
             "reconsumeTimes": 3,
-            "body": b"%d" % offset,
             "delayLevel": 7,
             "error": "KeyError: 'odd'",
         }
@@ -100,6 +100,20 @@ def test_what_failed_goes_back_as_it_came_with_level_and_error() -> None:
     ]
     assert (task.rows, task.failures) == (4, 2)
     assert task.errors[0] == "%RETRY%billing/0, queue offset 1: KeyError: 'odd'"
+
+
+def test_what_a_query_made_of_a_body_stays_out_of_what_goes_back_unless_that_is_sent_from_the_row() -> None:
+    made = pa.StructArray.from_arrays([pa.array([1])], ["amount"])
+    ids = {"msgId": pa.array(["AC11"]), "offsetMsgId": pa.array(["7F00"])}
+    _, [failed] = run(failing(0), rows(1, body=made, **ids))
+    assert not {"body", *ids} & set(failed.schema.names)
+    _, [failed] = run(failing(0), rows(1, **ids), resends=True)
+    assert {"body", *ids} <= set(failed.schema.names)
+
+
+def test_a_queue_that_stops_says_why() -> None:
+    task, _ = run(lambda messages, context: None, rows(2), model=ORDERLY, max_reconsume_times=-1)
+    assert [one.error for one in task.outcomes] == ["it returned None"]
 
 
 def test_calls_go_on_over_batches_and_pieces_and_end_where_the_queue_does() -> None:
@@ -186,7 +200,7 @@ def test_an_odd_time_fails_no_row() -> None:
         return "RECONSUME_LATER"
 
     born = pa.array([2**60, 1_767_312_000_000_000], pa.int64()).view(pa.timestamp("us", tz="GMT+8"))
-    _, [failed] = run(listen, rows(2, bornTimestamp=born), batch_size=2)
+    _, [failed] = run(listen, rows(2, bornTimestamp=born), batch_size=2, resends=True)
     assert seen == [None, AT]
     assert failed["bornTimestamp"].equals(born), "what goes back is what came"
 
