@@ -12,10 +12,11 @@ a level are as late, so the first one that is not due ends the look.
 | REAL_TOPIC is the topic of half messages | discarded, with a line in the log |
 | an offset before the first unit, or behind the last | the first, or the last, counts |
 
-The properties of what is delivered are those that waited, byte by byte. Source: ScheduleMessageService#executeOnTimeup,
-#correctDeliverTimestamp, #correctDelayOffset, #messageTimeup (4.9.8, 5.3). RocketMQ compares a time with the clock
-alone, read after the unit; here it was read before, and others may have stored messages since. It may be behind, too:
-set back by a ms.
+The properties of what is delivered are those that waited, byte by byte, but for the CRC of the record that waited.
+
+RocketMQ compares a time with the clock alone, read after the unit. Here it was read before, others may have stored
+messages since, and it may be behind theirs: set back by a ms. Source: ScheduleMessageService#executeOnTimeup,
+#correctDeliverTimestamp, #correctDelayOffset, #messageTimeup (4.9.8, 5.3).
 """
 
 import logging

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.encoding import MAX_PROPERTIES_BYTES, EncodedRecords
 from rmq_spark.store.format.filenames import MAX_DERIVED_TOPIC_CHARS, MAX_TOPIC_CHARS
 from rmq_spark.store.format.message_columns import RowFault, Texts, Topics, join_rows
 from rmq_spark.store.format.properties import TAGS
+from rmq_spark.store.format.property_edits import edit_properties
 from rmq_spark.store.format.ragged import Bytes, Positions, of_one_size, take_ranges
 from rmq_spark.store.format.record import MAGIC_V1, MAGIC_V2, RECORD_HEAD
 from rmq_spark.store.format.record_keys import key_entries
@@ -27,6 +29,7 @@ from rmq_spark.store.units import QueueKey
 
 _FIELDS: Any = RECORD_HEAD.fields
 _LENGTH = np.dtype(">i2")  # of the properties
+_CRC = "__CRC32#"  # of the bytes of the record that it is in, so of no other
 _MAX_BYTES = 1 << 31  # of one array of Arrow's
 
 
@@ -43,15 +46,16 @@ def rebuild_records(
     """Return the records [positions, ends) of `data` made anew, one for each row, in that order; their digest is 0.
 
     Row `i` goes to topic `topics.name(i)`, queue `queue_ids[i]`. `properties` are whole texts of properties, None for
-    those that the records have, byte by byte; `reconsume_times` None for those that they have. Ranges may lie in any
-    order and come twice; all records made together take less than 2 GiB. The memory is new and may be changed.
+    those that the records have, byte by byte but for the CRC of the record that they were in; `reconsume_times` None
+    for those that they have. Ranges may lie in any order and come twice; all records made together take less than
+    2 GiB. The memory is new and may be changed.
     Raises NotWholeError for a range that is no record, RowFault for a topic or properties that no record has room for.
     """
     count = len(positions)
     if not count:
         return _nothing()
     found = WholeRecords.of(data, positions, ends)
-    texts = found.texts() if properties is None else properties
+    texts = _without_crc(found.texts()) if properties is None else properties
     assert len(texts) == len(queue_ids) == count, (len(texts), len(queue_ids), count)
     text_sizes = Texts.of(texts).sizes
     _refuse_oversize(topics, text_sizes)
@@ -83,6 +87,17 @@ def rebuild_records(
         key_hashes=key_hashes,
         digest=0,
     )
+
+
+def _without_crc(texts: pa.BinaryArray) -> pa.BinaryArray:
+    """Return the texts without the CRC of a record: a broker that checks it would take the new one for damaged.
+
+    Only texts that hold the name are changed. Source: CommitLog, MessageConst#PROPERTY_CRC32 (5.3).
+    """
+    has_crc = pc.match_substring(texts, _CRC.encode() + b"\x01")
+    if not pc.any(has_crc).as_py():
+        return texts
+    return pc.if_else(has_crc, edit_properties(texts, (_CRC,), {}), texts)
 
 
 def _is_long(topic: str) -> bool:
