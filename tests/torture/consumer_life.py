@@ -3,8 +3,8 @@
     python consumer_life.py MASTER STORE NOTES CHECKPOINT STOP MODEL
 
 The listener fails at random, and always for bodies that begin with "bad". It adds lines to the file NOTES: "given
-<queue id> <queue offset> <topic> <key>" for each row, and "done …" for those that it did not fail. Prints "started",
-and "stopped" when a file STOP has appeared.
+<queue id> <queue offset> <topic> <key> <ms since the epoch>" for each row, and "done …" for those that it did not
+fail. Prints "started", and "stopped" when a file STOP has appeared.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rmq_spark
+from rmq_spark.store.disk.chance import wall_clock_ms
 
 GROUP = "crew"
 
@@ -26,7 +27,8 @@ def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model:
 
     def note(word: str, row: Any) -> None:
         # One small write at the end of the file: what two tasks write does not mix, and a kill cuts no line.
-        text = f"{word} {row.queueId} {row.queueOffset} {row.physicalTopic} {row.keys}\n"
+        now_ms = wall_clock_ms()
+        text = f"{word} {row.queueId} {row.queueOffset} {row.physicalTopic} {row.keys} {now_ms}\n"
         descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, text.encode())
         os.close(descriptor)

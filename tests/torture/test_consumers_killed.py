@@ -3,10 +3,11 @@ back twice, and in order none comes before the one ahead of it.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -32,41 +33,66 @@ def feed(path: Path, messages: int) -> set[str]:
     return {f"key-{number}" for number in range(messages)}
 
 
-def read_keys(path: Path, topic: str) -> list[str]:
-    """Return the keys of all messages of a topic."""
+def read_rows(path: Path, topic: str, *columns: str) -> list[dict[str, Any]]:
+    """Return all messages of a topic."""
     with rmq_spark.open_reader(path) as store:
         store.refresh()
         if topic not in store.topics():
             return []
         return [
-            key
+            row
             for queue in store.queues(topic)
-            for batch in store.read(queue, 0, store.bounds(queue).max_offset, ["keys"])
-            for key in batch["keys"].to_pylist()
+            for batch in store.read(queue, 0, store.bounds(queue).max_offset, [*columns])
+            for row in batch.to_pylist()
         ]
 
 
-def read_notes(path: Path) -> list[tuple[str, int, int, str, str]]:
-    """Return what the listeners noted: word, queue id, queue offset, topic, key."""
+def read_keys(path: Path, topic: str) -> list[str]:
+    """Return the keys of all messages of a topic."""
+    return [row["keys"] for row in read_rows(path, topic, "keys")]
+
+
+class Note(NamedTuple):
+    """What a listener noted of a row: "given" or "done", and when."""
+
+    word: str
+    queue_id: int
+    offset: int
+    topic: str
+    key: str
+    time_ms: int
+
+
+def read_notes(path: Path) -> list[Note]:
+    """Return what the listeners noted, in the order in which they did."""
     lines = path.read_text().splitlines() if path.exists() else []
     parts = [line.split() for line in lines]
-    return [(word, int(queue_id), int(offset), topic, key) for word, queue_id, offset, topic, key in parts]
+    return [
+        Note(word, int(queue_id), int(offset), topic, key, int(time_ms))
+        for word, queue_id, offset, topic, key, time_ms in parts
+    ]
 
 
-def check_order(notes: list[tuple[str, int, int, str, str]], dead: set[str]) -> None:
-    """A row is given when all before it in its queue were done by then, or are dead letters in the end."""
-    done: dict[int, int] = {}
-    keys: dict[tuple[int, int], str] = {}
+def check_order(notes: list[Note], dead_ms: dict[str, int]) -> None:
+    """A row is given when all before it in its queue are done, or were dead letters in the store by then."""
+    checked: dict[int, int] = {}
+    keys = {(note.queue_id, note.offset): note.key for note in notes}
     finished: set[tuple[int, int]] = set()
-    for word, queue_id, offset, _, key in notes:
-        keys[queue_id, offset] = key
-        if word == "done":
-            finished.add((queue_id, offset))
+    for note in notes:
+        if note.word == "done":
+            finished.add((note.queue_id, note.offset))
             continue
-        for before in range(done.get(queue_id, 0), offset):
-            row = queue_id, before
-            assert row in finished or keys.get(row) in dead, f"{queue_id}/{offset} came before {before} was done"
-        done[queue_id] = max(done.get(queue_id, 0), offset)
+        for before in range(checked.get(note.queue_id, 0), note.offset):
+            row = note.queue_id, before
+            died_ms = dead_ms.get(keys.get(row, ""), 2**62)
+            assert row in finished or died_ms <= note.time_ms, f"{note} came before {before} was done, or dead"
+        checked[note.queue_id] = max(checked.get(note.queue_id, 0), note.offset)
+
+
+def check_retries(retries: list[dict[str, Any]]) -> None:
+    """Each failure of a message was sent back once."""
+    copies = Counter((dict(row["properties"])["ORIGIN_MESSAGE_ID"], row["reconsumeTimes"]) for row in retries)
+    assert [copy for copy, count in copies.items() if count > 1] == []
 
 
 def run_consumers(start: Start, folder: Path, seed: int, model: str, messages: int, kills: int) -> None:
@@ -77,7 +103,9 @@ def run_consumers(start: Start, folder: Path, seed: int, model: str, messages: i
     arguments = [str(path), str(notes), str(folder / "checkpoint"), str(stop), model]
 
     def is_over() -> bool:
-        return {note[4] for note in read_notes(notes) if note[0] == "done"} | set(read_keys(path, "%DLQ%crew")) == keys
+        return {note.key for note in read_notes(notes) if note.word == "done"} | set(
+            read_keys(path, "%DLQ%crew")
+        ) == keys
 
     for _ in range(kills):
         life = start("consumer_life.py", "local[2]", *arguments)
@@ -96,20 +124,46 @@ def run_consumers(start: Start, folder: Path, seed: int, model: str, messages: i
         time.sleep(0.1)
     stop.touch()
     assert life.wait_for("stopped", WITHIN_S), life.log.read_text(errors="replace")
-    noted, dead = read_notes(notes), read_keys(path, "%DLQ%crew")
-    done = [note[4] for note in noted if note[0] == "done"]
-    retries = read_keys(path, "%RETRY%crew")
+    noted, letters = read_notes(notes), read_rows(path, "%DLQ%crew", "keys", "storeTimestamp")
+    dead = [row["keys"] for row in letters]
+    done = [note.key for note in noted if note.word == "done"]
+    retries = read_rows(path, "%RETRY%crew", "properties", "reconsumeTimes")
     print(
         f"seed {seed}, {model}: {messages} messages, {kills} kills: {len(set(done))} processed ({len(done)} times), "
-        f"{len(dead)} dead letters, {len(retries)} retries, {sum(note[0] == 'given' for note in noted)} times given"
+        f"{len(dead)} dead letters, {len(set(done) & set(dead))} both, {len(retries)} retries, "
+        f"{sum(note.word == 'given' for note in noted)} times given"
     )
     assert len(dead) == len(set(dead)), f"seed {seed}: a dead letter came twice"
-    assert all(retries.count(key) <= 2 for key in set(retries)), f"seed {seed}: a row was sent back twice"
+    check_retries(retries)
     bad = {f"key-{number}" for number in range(messages) if number % 10 == 7}
     assert bad <= set(dead)
     if model == "orderly":
-        check_order(noted, set(dead))
+        check_order(noted, {row["keys"]: round(row["storeTimestamp"].timestamp() * 1000) for row in letters})
         assert retries == []
+
+
+def note(word: str, offset: int, time_ms: int) -> Note:
+    return Note(word, 0, offset, "orders", f"key-{offset}", time_ms)
+
+
+def test_the_check_of_order_sees_a_row_that_came_before_the_one_ahead_of_it_was_a_dead_letter() -> None:
+    notes = [note("given", 0, 10), note("given", 1, 20), note("done", 1, 21)]
+    check_order(notes, {"key-0": 20})
+    with pytest.raises(AssertionError, match="came before 0 was done"):
+        check_order(notes, {"key-0": 21})
+    with pytest.raises(AssertionError, match="came before 0 was done"):
+        check_order(notes, {})
+    check_order([note("given", 0, 10), note("done", 0, 11), *notes[1:]], {})
+
+
+def test_the_check_of_retries_sees_a_copy_that_came_twice() -> None:
+    copies: list[dict[str, Any]] = [
+        {"properties": {"ORIGIN_MESSAGE_ID": origin}, "reconsumeTimes": times}
+        for origin, times in [("a", 1), ("a", 2), ("b", 1)]
+    ]
+    check_retries(copies)
+    with pytest.raises(AssertionError):
+        check_retries([*copies, copies[1]])
 
 
 @pytest.mark.kills
