@@ -212,7 +212,7 @@ class TimerStore:
                 is_ours=state.is_ours,
                 is_same_boot=state.mark is not None and state.mark.boot == self._boot,
             )
-        taken = max(mended.queue_offset, self._queue.run.begin)
+        taken = self._first_left(mended.queue_offset, min(self._queue.run.begin, end))
         progress = self._free_progress(state.progress, second_ms)
         # Never behind what was delivered: a second before it comes once round the wheel again, if ever.
         write_ms = max(second_ms, progress.read_ms)
@@ -237,6 +237,17 @@ class TimerStore:
             log.expire(intake.log.segments.begin)
         finally:
             intake.log.close()
+
+    def _first_left(self, taken: int, begin: int) -> int:
+        """Return where to go on in the queue; say in the log how many messages waited in vain before it."""
+        if begin > taken:
+            _LOG.error(
+                "rmq: %d messages of %s that were not delivered are no longer in the log, from queue offset %d on",
+                begin - taken,
+                self._queue.key,
+                taken,
+            )
+        return max(taken, begin)
 
     def _tell_ahead(self, ahead_ms: int) -> None:
         """Say once in the log that messages come late, because a clock was wrong when others were delivered."""

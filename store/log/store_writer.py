@@ -25,6 +25,7 @@ from rmq_spark.store.log.settings_file import check_settings, write_settings
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_lock import StoreLock
+from rmq_spark.store.log.waiting_messages import WaitingMessages
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 _LOG = logging.getLogger("rmq_spark")
@@ -92,6 +93,7 @@ class StoreWriter:
         folders = commit_log_folders(self.root, settings.commit_log_path)
         check_settings(self.root)
         self._files = StoreFiles(self.root, folders, disk, settings.sizes, now_ms, self.lock.note_progress)
+        self._waiting = WaitingMessages(self.root, self._files.log, now_ms)
 
     def __enter__(self) -> "StoreWriter":
         return self
@@ -144,8 +146,9 @@ class StoreWriter:
             write_settings(self.disk, self.root, changed)
 
     def _needed_from(self) -> Needed | None:
-        """Return what a finisher needs from the least physical offset on, None if none needs any."""
-        needed = [one for finish in self._finishers if (one := finish.needed_from()) is not None]
+        """Return what a finisher, or a message that waits, needs from the least physical offset on, None if none."""
+        asked = (*(finish.needed_from for finish in self._finishers), self._waiting.needed_from)
+        needed = [one for ask in asked if (one := ask()) is not None]
         return min(needed, key=lambda one: one.physical_offset, default=None)
 
     def _retire(self, section: Section) -> None:

@@ -413,7 +413,7 @@ def test_an_offset_before_the_first_message_becomes_that(
 ) -> None:
     for number in range(80):
         kit.put(wait(1, f"{number}" + "b" * 300))
-    kit.now_ms += 1000
+    kit.now_ms += 2 * 86_400_000
     with kit.writer() as writer, writer.section() as section:
         section.expire(max_bytes=16_000)
     first = next(iter(kit.messages(SCHEDULE_TOPIC, ["queueOffset"])[0]))["queueOffset"]
@@ -422,6 +422,7 @@ def test_an_offset_before_the_first_message_becomes_that(
     assert kit.messages()[0][0].startswith(str(first))
     assert kit.offsets() == {1: 80}
     assert "passed over" not in caplog.text
+    assert f"delay level 1: {first} messages of" in caplog.text
 
 
 @pytest.mark.parametrize("main", [None, b"", b'{"offsetTable":{1:', b"garbage"])

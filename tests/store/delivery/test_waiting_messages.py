@@ -1,0 +1,127 @@
+"""Retention and what waits: it stays in the log until it was delivered, or is a day late, and then its loss is told."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rmq_spark.store.delivery.ticker import Tick
+from rmq_spark.store.log.retention import Expired
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.timer_rig import waiting
+
+if TYPE_CHECKING:
+    from tests.store.delivery.conftest import Kit
+
+Wait = Callable[..., SampleMessage]
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+
+
+def fill(kit: "Kit") -> None:
+    """Append seven segments of messages that wait for nothing."""
+    kit.put(*(SampleMessage("U", 0, b"x" * 500) for _ in range(90)))
+
+
+def expire(kit: "Kit") -> Expired:
+    """Delete all but the last segment, as far as that may be."""
+    with kit.writer() as writer, writer.section() as section:
+        return section.expire(max_bytes=1)
+
+
+def test_a_message_of_a_level_stays_until_it_is_delivered(kit: "Kit", wait: Wait) -> None:
+    fill(kit)
+    kit.put(wait(18, "two hours"))
+    fill(kit)
+    gone = expire(kit)
+    assert gone.segments > 0
+    assert gone.held_bytes > 0
+    assert gone.held_by == str(Path(kit.root, "config/delayOffset.json"))
+    assert expire(kit).segments == 0
+    kit.now_ms += 2 * HOUR_MS
+    assert kit.tick() == Tick(1, None)
+    assert kit.messages() == {0: ["two hours"]}
+    assert expire(kit).held_by is None
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_message_of_the_timer_stays_until_it_is_delivered(kit: "Kit", is_taken: bool) -> None:
+    fill(kit)
+    kit.put(waiting(7, kit.now_ms + DAY_MS))
+    if is_taken:
+        assert kit.tick().delivered == 0
+    fill(kit)
+    kit.now_ms += DAY_MS // 2
+    gone = expire(kit)
+    assert gone.segments > 0
+    assert gone.held_by == str(Path(kit.root, "config/timercheck"))
+    kit.now_ms += DAY_MS // 2
+    assert kit.tick().delivered == 1
+    assert kit.messages() == {0: ["00007"]}
+    fill(kit)
+    assert expire(kit).held_by is None
+
+
+def test_a_message_that_is_rolled_on_stays(kit: "Kit") -> None:
+    """Three days ahead: it is put back into its queue on the way."""
+    kit.put(waiting(7, kit.now_ms + 3 * DAY_MS))
+    for _ in range(6):
+        kit.tick()
+        fill(kit)
+        expire(kit)
+        kit.now_ms += DAY_MS // 2
+    assert kit.messages() == {}
+    assert kit.tick().delivered == 1
+    assert kit.messages() == {0: ["00007"]}
+
+
+def test_what_nobody_delivered_for_a_day_goes_and_is_told_with_its_number(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.put(wait(1, "a"), wait(1, "b"), waiting(1, kit.now_ms + 1000))
+    assert kit.tick().delivered == 0
+    fill(kit)
+    kit.now_ms += DAY_MS
+    assert expire(kit).segments == 0
+    kit.now_ms += 2000
+    assert expire(kit).held_by is None
+    assert kit.tick().delivered == 0
+    assert "delay level 1: 2 messages of SCHEDULE_TOPIC_XXXX/0 that were not delivered are no longer in" in caplog.text
+    assert "1 messages of rmq_sys_wheel_timer that are due have expired, or cannot be read" in caplog.text
+
+
+def test_a_time_that_nobody_took_for_days_holds_no_longer(kit: "Kit", caplog: pytest.LogCaptureFixture) -> None:
+    kit.put(*(waiting(1, kit.now_ms + 1000) for _ in range(160)))
+    fill(kit)
+    kit.now_ms += 4 * DAY_MS
+    assert expire(kit).segments == 0
+    kit.now_ms += 1000
+    gone = expire(kit)
+    assert gone.segments > 0
+    assert gone.held_by is None
+    assert kit.tick().delivered == 0
+    assert "100 messages of rmq_sys_wheel_timer/0 that were not delivered are no longer in the log" in caplog.text
+    assert "60 cannot be delivered" in caplog.text
+
+
+def test_files_that_are_damaged_hold_nothing(kit: "Kit") -> None:
+    kit.put(waiting(1, kit.now_ms + DAY_MS))
+    kit.tick()
+    fill(kit)
+    Path(kit.root, "timerlog", "garbage").write_bytes(b"x")
+    assert expire(kit).segments > 0
+
+
+def test_while_nothing_is_delivered_the_answer_is_kept(kit: "Kit", monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.put(waiting(1, kit.now_ms + DAY_MS))
+    kit.tick()
+    fill(kit)
+    asked = []
+    with kit.writer() as writer:
+        in_wheel = writer._waiting._in_wheel
+        monkeypatch.setattr(writer._waiting, "_in_wheel", lambda *given: asked.append(1) or in_wheel(*given))
+        for _ in range(3):
+            with writer.section() as section:
+                assert section.expire(max_bytes=1).held_bytes > 0
+    assert asked == [1]
