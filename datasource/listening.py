@@ -103,11 +103,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A row that is to be sent back, when (a delay level, 0 for later each time, -1 for never), and why."""
+    """A row that is to be sent back, when (a delay level, 0 for later each time, -1 for never), and why.
+
+    `copy_times` is what the copy's reconsumeTimes is to be, None for one more than the row's.
+    """
 
     message: Message
     delay_level: int
     error: str
+    copy_times: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,20 @@ class History:
 
     Those in `sent` are in the store. Those in `pending` may not be: an earlier try of the batch, or somebody who died,
     decided on them, and they are made again. What was decided stays decided: the queue may go on behind them.
+
+    With `counts_from_resume` that holds for a batch that begins at `resume` or behind it. One that begins before is no
+    continuation: somebody sent the group back, or reads it anew, and asks for all the rows again.
     """
 
     resume: int = 0
     attempts: Mapping[int, int] = field(default_factory=dict)
     sent: frozenset[int] = frozenset()
     pending: frozenset[int] = frozenset()
+    counts_from_resume: bool = False
+
+    def of_batch(self, begin: int) -> "History":
+        """Return what counts for a batch that begins at the queue offset `begin`."""
+        return History(self.resume) if self.counts_from_resume and begin < self.resume else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +285,7 @@ def consume_orderly(
             continue
         if offset in run.history.pending:
             yield from end_call()
-            yield run.send_again(message)
+            yield run.send_again(message, terms.max_reconsume_times)
         elif run.resume is None:
             tried = run.history.attempts.get(offset, 0)
             call.append(_tried(message, tried, times_at) if tried else message)
@@ -287,7 +299,7 @@ class _QueueRun:
     """One queue in one try of one batch. `resume` is where it was stopped, None as long as it goes on."""
 
     def __init__(self, queue: QueueKey, history: History | None, begin: int) -> None:
-        self.queue, self.history, self._begin = queue, history or History(), begin
+        self.queue, self.history, self._begin = queue, (history or History()).of_batch(begin), begin
         self.was_stopped = history is not None
         self.resume: int | None = None
         self.end = 0
@@ -304,19 +316,20 @@ class _QueueRun:
         for message, is_dead in zip(call, are_dead, strict=True):
             if is_dead:
                 self._dead.add(message.offset)
-                yield Failure(message, DEAD_LETTER_LEVEL, answer.error)
+                yield Failure(message, DEAD_LETTER_LEVEL, answer.error, message.times)
             else:
                 self._attempts[message.offset] = self.history.attempts.get(message.offset, 0) + 1
         self.resume = min(self._attempts, default=call[-1].offset + 1)
         self._suspend_ms = answer.suspend_ms if self._attempts else 0
         self._error = answer.error if self._attempts else ""
 
-    def send_again(self, message: Message) -> Failure:
+    def send_again(self, message: Message, max_reconsume_times: int) -> Failure:
         """Return the dead letter that an earlier try made of a message, and stop there until it is in the store."""
         self._dead.add(message.offset)
         if self.resume is None:
             self.resume = message.offset + 1
-        return Failure(message, DEAD_LETTER_LEVEL, "it failed too often, as an earlier try of its batch found")
+        times = max(message.times, max_reconsume_times)  # it was given up when it had come to that
+        return Failure(message, DEAD_LETTER_LEVEL, "it failed too often, as an earlier try of its batch found", times)
 
     def outcome(self) -> QueueOutcome | None:
         """Return what became of the queue, None if there is nothing to say."""

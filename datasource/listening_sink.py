@@ -46,13 +46,14 @@ class ConsumedRows(WriterCommitMessage):
 class ListenerJob:
     """What tasks and commit of one `consume` need to know. `options` are those of `mode=sendBack`.
 
-    `drops`: what failed is not sent back.
+    `drops`: what failed is not sent back. `is_shared`: the group's queries share its queues.
     """
 
     listener: Listener
     terms: ListenerTerms
     options: SinkOptions
     drops: bool = False
+    is_shared: bool = False
 
     @property
     def _stops_queues(self) -> bool:
@@ -122,7 +123,10 @@ class ListenerJob:
             found = read_stopped_queues(self.options.check_complete(), self.options.group, key)
             for queue, (one, is_settled) in found.items():
                 sent, pending = (one.sent | one.dead, frozenset()) if is_settled else (one.sent, one.dead)
-                histories[queue] = History(one.resume, one.attempts, sent, pending)
+                # A queue that is handed over begins where its last member stood, which may be before that.
+                is_handed_over = self.is_shared and one.query_id != key.query_id
+                is_repeated = (one.query_id, one.batch_id) == (key.query_id, key.batch_id)
+                histories[queue] = History(one.resume, one.attempts, sent, pending, not (is_repeated or is_handed_over))
         resends = self.options.expired_original == "resend"
         return ListenerTask(
             self.listener, self.terms, lambda names: Row(*names), histories, drops=self.drops, resends=resends

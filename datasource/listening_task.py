@@ -25,6 +25,7 @@ from rmq_spark.datasource.listening import (
     consume_orderly,
 )
 from rmq_spark.datasource.listening_values import values_of
+from rmq_spark.store import COPY_TIMES
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
 
@@ -33,6 +34,7 @@ PLACE_COLUMNS = ("commitLogOffset", "queueId", "queueOffset", "reconsumeTimes")
 TOPIC_COLUMNS = ("physicalTopic", "topic")
 # What a row is sent anew from, where its original is gone.
 RESENT_COLUMNS = ("body", "tags", "keys", "properties", "flag", "bornTimestamp", "msgId", "offsetMsgId")
+_MOST_TIMES = 2**31 - 1  # Java's int
 
 Failed = tuple[Failure, pa.RecordBatch, int]
 
@@ -156,6 +158,9 @@ def _batch_of(failed: Sequence[Failed], kept: Collection[str]) -> pa.RecordBatch
     }
     columns["delayLevel"] = pa.array([failure.delay_level for failure, _, _ in failed], pa.int32())
     columns["error"] = pa.array([failure.error for failure, _, _ in failed], pa.string())
+    times = [failure.copy_times for failure, _, _ in failed]
+    if any(one is not None for one in times):
+        columns[COPY_TIMES] = pa.array([None if one is None else min(one, _MOST_TIMES) for one in times], pa.int32())
     return pa.RecordBatch.from_pydict(columns)
 
 

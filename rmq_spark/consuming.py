@@ -92,7 +92,8 @@ def consume(
         allow_network_store=allow_network_store,
     )
     name = f"rmq_listener_{uuid.uuid4().hex}"
-    job = ListenerJob(listener, terms, options, drops=is_broadcasting)
+    is_shared = source.group is not None and source.group.is_shared
+    job = ListenerJob(listener, terms, options, drops=is_broadcasting, is_shared=is_shared)
     df.sparkSession.dataSource.register(make_sink(name, job))
     writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", checkpoint)
     if query_name is not None:

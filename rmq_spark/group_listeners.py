@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rmq_spark.store import group_lag, publish_last_offsets
+from rmq_spark.store import CommitKey, group_lag, publish_last_offsets
 from rmq_spark.store.errors import NotFoundError, RmqError
 from rmq_spark.store.units import QueueKey
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
-        SourceProgress,
+        StreamingQueryProgress,
     )
 
 _LOG = logging.getLogger("rmq_spark")
@@ -28,7 +28,8 @@ _LOG = logging.getLogger("rmq_spark")
 class _GroupSource:
     """One source of a progress that is a member of a group: who it is, and where its last finished batch ends."""
 
-    def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+    def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any], batch: CommitKey) -> None:
+        self.batch = batch
         self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
         self.commit_log_path = str(mark["commitLogPath"]) if "commitLogPath" in mark else None
         self.is_published = mark.get("commit") != "off"  # commitOffsets
@@ -73,7 +74,7 @@ class GroupOffsetListener(_Listener):
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
         """Remember how far the query has come."""
-        found = [source for source in _group_sources(event.progress.sources) if source.is_published]
+        found = [source for source in _group_sources(event.progress) if source.is_published]
         if found:
             with self._lock:
                 self._last[str(event.progress.runId)] = found
@@ -85,7 +86,13 @@ class GroupOffsetListener(_Listener):
         for source in found:
             try:
                 publish_last_offsets(
-                    source.path, source.group, source.member_id, source.offsets, source.reset, source.suspended
+                    source.path,
+                    source.group,
+                    source.member_id,
+                    source.offsets,
+                    source.reset,
+                    source.suspended,
+                    source.batch,
                 )
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
@@ -104,7 +111,7 @@ class GroupLagListener(_Listener):
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
         """Report the lag of each of the query's groups."""
-        for source in _group_sources(event.progress.sources):
+        for source in _group_sources(event.progress):
             try:
                 lag = group_lag(source.path, source.group, commit_log_path=source.commit_log_path)
                 self._report(source.group, lag)
@@ -129,13 +136,14 @@ def _log_lag(group: str, table: "pa.Table") -> None:
     )
 
 
-def _group_sources(sources: "list[SourceProgress]") -> Iterator[_GroupSource]:
+def _group_sources(progress: "StreamingQueryProgress") -> Iterator[_GroupSource]:
     """Yield the sources that are members of groups: they say so in what they report as their latest offset."""
-    for source in sources:
+    batch = CommitKey(str(progress.id), int(progress.batchId))
+    for source in progress.sources:
         latest, end = _json(source.latestOffset), _json(source.endOffset)
         mark = latest.get("@", {})
         if isinstance(mark, Mapping) and "group" in mark and "member" in mark and isinstance(end.get("@"), Mapping):
-            yield _GroupSource(mark, end)
+            yield _GroupSource(mark, end, batch)
 
 
 def _json(offset: object) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.commit.staging import StagedFile
     from rmq_spark.store.delivery.dead_letters import Republished, republish_dead_letters
-    from rmq_spark.store.delivery.failed_rows import failed_column_type, refuse_missing_places
+    from rmq_spark.store.delivery.failed_rows import COPY_TIMES, failed_column_type, refuse_missing_places
     from rmq_spark.store.delivery.half_messages import pending_transactions
     from rmq_spark.store.delivery.message_store import MessageStore
     from rmq_spark.store.delivery.pull_consumer import PullConsumer
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
+    "COPY_TIMES",
     "MESSAGE_COLUMNS",
     "CommitKey",
     "CommitOptions",
@@ -127,6 +128,7 @@ _HOMES = {
     "failed_column_type": "rmq_spark.store.delivery.failed_rows",
     "refuse_missing_places": "rmq_spark.store.delivery.failed_rows",
     "COLUMNS": "rmq_spark.store.format.columns",
+    "COPY_TIMES": "rmq_spark.store.delivery.failed_rows",
     "CommitKey": "rmq_spark.store.commit.keys",
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",

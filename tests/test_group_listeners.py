@@ -12,6 +12,8 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.store.commit.keys import CommitKey
+from rmq_spark.store.group.suspended import Suspension, write_outcomes
 from rmq_spark.store.units import QueueKey
 
 QUEUE = QueueKey("orders", 0)
@@ -44,7 +46,7 @@ def progress(member: QueryGroup, offset: int, commit: str = "auto", run: str = "
         endOffset=json.dumps({"orders": {"0": offset}, "@": {"v": 1}}),
     )
     rate = SimpleNamespace(latestOffset="7", endOffset="7")
-    return SimpleNamespace(progress=SimpleNamespace(sources=[rate, ours], runId=run))
+    return SimpleNamespace(progress=SimpleNamespace(sources=[rate, ours], runId=run, id="query", batchId=3))
 
 
 def ended(run: str = "r") -> Any:
@@ -53,6 +55,17 @@ def ended(run: str = "r") -> Any:
 
 def offset_of(store: Path) -> int:
     return rmq_spark.group_offsets(store, "g")["orders"][0]
+
+
+@pytest.mark.parametrize(("batch_id", "offset"), [(3, 5), (4, 0)])
+def test_a_queue_that_a_listener_stopped_counts_if_the_batch_that_stopped_it_is_known_to_be_finished(
+    store: Path, member: QueryGroup, batch_id: int, offset: int
+) -> None:
+    write_outcomes(str(store), "g", CommitKey("query", batch_id), {QUEUE: Suspension(5)})
+    listener = rmq_spark.GroupOffsetListener()
+    listener.onQueryProgress(progress(member, 8))
+    listener.onQueryTerminated(ended())
+    assert offset_of(store) == offset
 
 
 def test_the_last_batch_of_a_query_that_ends_is_published(store: Path, member: QueryGroup) -> None:

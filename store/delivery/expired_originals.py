@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from rmq_spark.store.commit.outbox import Outbox, OutboxSettings
 from rmq_spark.store.delivery.failed_rows import FailedRows
-from rmq_spark.store.delivery.retry_decision import next_times
 from rmq_spark.store.delivery.retry_properties import ORIGIN_MESSAGE_ID
 from rmq_spark.store.delivery.retry_topics import RetryTopics
 from rmq_spark.store.errors import OptionError
@@ -99,7 +98,7 @@ class Resender:
             UNIQ_KEY: unique.cast(pa.binary()),
             ORIGIN_MESSAGE_ID: first.cast(pa.binary()),
             RETRY_TOPIC: pc.coalesce(*seen).cast(pa.binary()),
-            RECONSUME_TIME: pa.array(next_times(rows.reconsume_times)).cast(pa.string()).cast(pa.binary()),
+            RECONSUME_TIME: pa.array(rows.copy_times).cast(pa.string()).cast(pa.binary()),
             MAX_RECONSUME_TIMES: str(self._topics.max_reconsume_times).encode(),
         }
         return put

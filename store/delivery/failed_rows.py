@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rmq_spark.store.delivery.retry_decision import next_times
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.message_columns import RowFault, Texts
@@ -29,6 +30,9 @@ PLACE_TYPES = {
 OWN_TYPES = {"delayLevel": pa.int32(), "error": pa.string()}  # what the source does not have, and a row may
 TOPICS = ("physicalTopic", "topic")
 FAILED_COLUMNS = (*COLUMNS, *OWN_TYPES)
+# What the copy's reconsumeTimes is to be; null: one more. Nobody but an orderly listener counts apart from the row.
+COPY_TIMES = "copyReconsumeTimes"
+_INNER_TYPES = {COPY_TIMES: pa.int32()}
 
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _EXAMPLE = '.select("commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes")'
@@ -89,7 +93,7 @@ def failed_column_type(name: str, given: pa.DataType) -> pa.DataType:
     """Return the type in which a column is worked on; those that are only looked at in passing stay as they are."""
     if name == "properties" or (name == "keys" and not pa.types.is_string(given)):
         return given if not pa.types.is_null(given) else COLUMNS[name]
-    return {**COLUMNS, **OWN_TYPES}[name]
+    return {**COLUMNS, **OWN_TYPES, **_INNER_TYPES}[name]
 
 
 _NONE = pa.Table.from_pylist([], pa.schema([*PLACE_TYPES.items(), ("topic", pa.string())]))
@@ -97,7 +101,10 @@ _NONE = pa.Table.from_pylist([], pa.schema([*PLACE_TYPES.items(), ("topic", pa.s
 
 @dataclass(frozen=True, slots=True)
 class FailedRows:
-    """The rows of one batch, by columns. `asked_levels` is 0 where none was asked for; `errors` may hold nulls."""
+    """The rows of one batch, by columns. `asked_levels` is 0 where none was asked for; `errors` may hold nulls.
+
+    `copy_times` are the reconsumeTimes of the copies.
+    """
 
     physical_offsets: NDArray[np.int64]
     queue_ids: NDArray[np.int64]
@@ -107,6 +114,7 @@ class FailedRows:
     physical_topics: pa.StringArray | None
     topics: pa.StringArray | None  # what a consumer sees, where physical_topics has nothing
     errors: pa.StringArray | None
+    copy_times: NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: pa.RecordBatch, delay_level: int = 0) -> "FailedRows":
@@ -127,6 +135,9 @@ class FailedRows:
         levels = np.full(rows.num_rows, delay_level, np.int64)
         if "delayLevel" in columns:
             levels = pc.fill_null(columns["delayLevel"].cast(pa.int64()), delay_level).to_numpy()
+        copy_times = next_times(numbers["reconsumeTimes"])
+        if COPY_TIMES in columns:
+            copy_times = pc.coalesce(columns[COPY_TIMES].cast(pa.int64()), pa.array(copy_times)).to_numpy()
         return cls(
             numbers["commitLogOffset"],
             numbers["queueId"],
@@ -136,6 +147,7 @@ class FailedRows:
             given.get("physicalTopic"),
             given.get("topic"),
             columns.get("error"),
+            copy_times,
         )
 
     def __len__(self) -> int:
@@ -170,6 +182,7 @@ class FailedRows:
             some(self.physical_topics),
             some(self.topics),
             some(self.errors),
+            self.copy_times[rows],
         )
 
     def describe(self, row: int) -> str:

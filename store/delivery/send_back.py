@@ -6,7 +6,7 @@ different in a copy:
 | what | in the copy |
 | --- | --- |
 | topic, queue | SCHEDULE_TOPIC_XXXX at the level at which it waits, or %DLQ%group |
-| reconsumeTimes | one more |
+| reconsumeTimes | one more; of a dead letter in order, how often it was tried anew |
 | RETRY_TOPIC | the topic that it was first consumed from, kept from copy to copy |
 | ORIGIN_MESSAGE_ID | the first original's offsetMsgId, kept from copy to copy |
 | WAIT, DELAY | false; the level, 0 for a dead letter |
@@ -29,7 +29,7 @@ from rmq_spark.store.delivery.expired_originals import Resender
 from rmq_spark.store.delivery.failed_rows import FailedRows
 from rmq_spark.store.delivery.originals import read_originals
 from rmq_spark.store.delivery.originals_reader import OriginalsReader
-from rmq_spark.store.delivery.retry_decision import Decisions, decide, next_times
+from rmq_spark.store.delivery.retry_decision import Decisions, decide
 from rmq_spark.store.delivery.retry_properties import copied_properties
 from rmq_spark.store.delivery.retry_topics import read_retry_topics
 from rmq_spark.store.disk.chance import random_bits
@@ -175,7 +175,7 @@ class SendBacks:
                 topics=Topics((SCHEDULE_TOPIC, self.topics.dead), decisions.are_dead.astype(np.int64)),
                 queue_ids=np.where(decisions.are_dead, 0, decisions.levels - 1),
                 properties=copied_properties(originals, texts, decisions, self.topics.retry, queue_ids, rows.errors),
-                reconsume_times=next_times(rows.reconsume_times),
+                reconsume_times=rows.copy_times,
             )
         except RowFault as fault:
             raise RowFault(int(numbers[fault.row]), fault.what) from None

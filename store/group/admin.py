@@ -26,6 +26,7 @@ from rmq_spark.store.group.offset_file import (
 )
 from rmq_spark.store.group.published import read_published
 from rmq_spark.store.group.resets import add_reset, read_resets
+from rmq_spark.store.group.suspended import forget_stopped
 from rmq_spark.store.group.whole_number import check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
@@ -133,9 +134,11 @@ def reset_offsets(
         # Read before anything is written: a damaged file is found out while all is as it was.
         read_resets(paths.resets)
         # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since. No
-        # query publishes over the offset meanwhile, for this has the turn.
+        # query publishes over the offset meanwhile, for this has the turn. What is known of stopped queues is forgotten
+        # last: a crash before that leaves dead letters that their queue passes over once more.
         offsets.commit_held(group, targets)
         add_reset(paths, disk, turn, targets, wall_clock_ms())
+        forget_stopped(root, group, targets)
     return _nested(targets)
 
 

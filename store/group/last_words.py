@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -32,12 +33,15 @@ def publish_last_offsets(
     offsets: Mapping[QueueKey, int],
     applied_reset: int,
     applied_suspension: int = 0,
+    last_batch: CommitKey | None = None,
 ) -> bool:
     """Publish the next queue offsets that a member which has ended reached; say whether the group has them now.
 
     Left out are queues that another has claimed since, those that a reset after `applied_reset` sent elsewhere, and
     those in which the group stands further by now: this comes late, and somebody may have gone on as the group. A queue
-    that an orderly listener stopped after the change `applied_suspension` is finished where it goes on.
+    that an orderly listener stopped after the change `applied_suspension` is finished where it goes on, if the query's
+    `last_batch`, the one that reached the offsets, or one before it stopped it. What another one says of it may never
+    have been committed: it is written down before the batch's dead letters are in the store. Then it is left out.
     Waits for writers of ours up to 10 s without progress of theirs. Raises LockTimeoutError, StorePathError and
     DamageError.
     """
@@ -45,11 +49,17 @@ def publish_last_offsets(
     paths = GroupPaths(root, group)
     with GroupTurn(paths, disk, time.sleep).hold():
         claims, resets = read_claims(paths.claims).queues, read_resets(paths.resets).since(applied_reset)
-        stopped = read_suspended(root, group).behind(offsets, applied_suspension)
+        suspended = read_suspended(root, group)
+        stopped = suspended.behind(offsets, applied_suspension)
+        doubtful = {
+            queue
+            for queue, one in suspended.queues.items()
+            if one.number > applied_suspension and not one.is_of(last_batch)
+        }
         own = {
             queue: offset
             for queue, offset in {**offsets, **stopped}.items()
-            if queue not in resets and queue in claims and claims[queue].owner == member_id
+            if queue not in doubtful and queue not in resets and queue in claims and claims[queue].owner == member_id
         }
         settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)
         file = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)

@@ -17,7 +17,7 @@ Every change has a number, which counts up for ever. A query's offset names the 
 stopped queue is sent back once. Readers need no lock: the file is replaced as a whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,14 @@ class Suspension:
     query_id: str = ""
     batch_id: int = 0
 
+    def is_of(self, key: CommitKey | None) -> bool:
+        """Say whether the batch `key`, or one before it of its query, stopped the queue."""
+        return (
+            key is not None
+            and key.batch_id is not None
+            and (self.query_id == key.query_id and self.batch_id <= key.batch_id)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
@@ -82,6 +90,11 @@ class Suspended:
             if one is not None
         }
         return Suspended(number, {**kept, **stopped})
+
+    def without(self, queues: Collection[QueueKey]) -> "Suspended":
+        """Return what is there once some queues were sent elsewhere: of these nothing is known any more."""
+        kept = {queue: one for queue, one in self.queues.items() if queue not in queues}
+        return self if len(kept) == len(self.queues) else Suspended(self.number + 1, kept)
 
     def is_changed_by(self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey) -> bool:
         """Say whether a batch changes anything: most have no outcome."""
@@ -117,6 +130,19 @@ def write_outcomes(root: str, group: str, key: CommitKey, outcomes: Mapping[Queu
         return
     make_group_folder(paths, disk)  # a query that cannot be a member has none yet
     disk.replace(paths.suspended, encode_suspended(group, before.followed_by(outcomes, key)))
+
+
+def forget_stopped(root: str, group: str, queues: Collection[QueueKey]) -> None:
+    """Make it durable that nothing is known of some queues, which a reset sent elsewhere. For who has the store's lock.
+
+    Rows that were dead letters are then given to the listener again, and their failures count from 0. To be called when
+    the reset is on disk: else a query that has to go back to a stopped row would not. Raises what `write_outcomes`
+    raises.
+    """
+    before = read_suspended(root, group)
+    after = before.without(queues)
+    if after is not before:
+        Disk().replace(GroupPaths(root, group).suspended, encode_suspended(group, after))
 
 
 def encode_suspended(group: str, suspended: Suspended) -> bytes:

@@ -334,6 +334,25 @@ def test_a_dead_letter_that_this_batch_does_not_come_to_is_no_more_known_of() ->
     assert orderly(lambda rows, context: SUCCESS, messages(2), history) == ([], [QueueOutcome(ONE)])
 
 
+@pytest.mark.parametrize(
+    ("begin", "is_continued", "given"),
+    [(3, True, [3, 5]), (0, True, [0, 1, 2, 3, 4, 5]), (0, False, [0, 1, 3, 5]), (4, True, [5])],
+)
+def test_who_begins_before_a_stopped_queue_goes_on_gets_all_of_its_rows(
+    begin: int, is_continued: bool, given: list[int]
+) -> None:
+    seen = []
+
+    def listen(rows: list[Row], context: ConsumeContext) -> str:
+        seen.extend(row.offset for row in rows)
+        return "SUCCESS"
+
+    history = History(3, {3: 2}, frozenset({2, 4}), counts_from_resume=is_continued)
+    sent, outcomes = orderly(listen, messages(6 - begin, first=begin), {ONE: history})
+    assert (seen, sent) == (given, [])
+    assert len(outcomes) == 1, "the stopped queue goes on"
+
+
 class NamelessError(Exception):
     def __str__(self) -> str:
         raise AttributeError("no such field")

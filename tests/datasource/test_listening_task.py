@@ -171,6 +171,7 @@ def test_a_dead_letter_in_order_is_the_row_that_came() -> None:
     )
     [row] = failed.to_pylist()
     assert (row["queueOffset"], row["reconsumeTimes"], row["delayLevel"]) == (0, 3, -1)
+    assert row["copyReconsumeTimes"] == 8, "of the row's own 3, and 5 tries"
     assert task.outcomes == [QueueOutcome(QUEUE, 1, dead=frozenset({0}))]
     assert task.failures == 1
 

@@ -23,8 +23,10 @@ from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.sink_options import SinkOptions
 from rmq_spark.datasource.sink_task import SinkTask
 from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.store import CommitKey
+from rmq_spark.store import CommitKey, publish_last_offsets
+from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.units import QueueKey
 
@@ -54,6 +56,8 @@ class Life:
     committed: str = '{"@": {"v": 1}}'
     planned: str | None = None
     batch_id: int = 0
+    query_id: str = "query"
+    most: str | None = None  # maxOffsetsPerTrigger, at random without
     now_ms: int = 1_700_000_000_000
     dying: bool = True
     deaths: int = 0
@@ -87,21 +91,30 @@ class Life:
             raise DeathError
 
     def dead_letters(self) -> list[tuple[int, int]]:
-        """Return queue id and offset of the originals, as their bodies tell."""
+        """Return queue id and offset of the originals, as their keys tell."""
+        pairs = [key.split("-") for key in self.read_dead("keys")]
+        return [(int(queue_id), int(offset)) for queue_id, offset in pairs]
+
+    def dead_times(self) -> list[int]:
+        return self.read_dead("reconsumeTimes")
+
+    def read_dead(self, column: str) -> list[Any]:
         with rmq_spark.open_reader(self.path) as store:
             store.refresh()
             if "%DLQ%g" not in store.topics():
                 return []
             [queue] = store.queues("%DLQ%g")
             held = store.bounds(queue)
-            found = store.read(queue, 0, held.max_offset, ["keys"])
-            pairs = [key.split("-") for batch in found for key in batch["keys"].to_pylist()]
-            return [(int(queue_id), int(offset)) for queue_id, offset in pairs]
+            found = store.read(queue, 0, held.max_offset, [column])
+            return [value for batch in found for value in batch[column].to_pylist()]
 
     def start(self) -> RmqStreamReader:
         options = {"path": str(self.path), "subscribe": "orders", "consumerGroup": "g", "startingOffsets": "earliest"}
         options |= {"orderly": "true"} if self.model == "orderly" else {}
-        options |= {"subscribeRetry": "false", "maxOffsetsPerTrigger": str(self.random.choice([3, 7, 1000]))}
+        options |= {
+            "subscribeRetry": "false",
+            "maxOffsetsPerTrigger": self.most or str(self.random.choice([3, 7, 1000])),
+        }
         settings = ReadSettings(COLUMNS, False, 64 << 20, "auto", True)
         self.reader = RmqStreamReader(parse_options(options, self.now_ms), settings, lambda: self.now_ms)
         return self.reader
@@ -139,7 +152,7 @@ class Life:
             self.planned = end
         self.may_die()
         job = self.job()
-        key = CommitKey("query", self.batch_id)
+        key = CommitKey(self.query_id, self.batch_id)
         done = []
         for number, partition in enumerate(reader.partitions(start, json.loads(self.planned))):
             rows = self.slow(reader.read(partition))
@@ -174,9 +187,9 @@ def make_life(path: Path, seed: int, **terms: Any) -> Life:
 
 @pytest.fixture
 def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
-    """Lives that may also die in a commit: before and behind the file of stopped queues, and at each append."""
+    """Lives that may also die in a commit: about the file of stopped queues, before an intent, and at each append."""
     lives: list[Life] = []
-    replace, append = Disk.replace, Section.append
+    replace, append, write = Disk.replace, Section.append, Intents.write
 
     def dying_replace(self: Disk, path: str, data: bytes) -> None:
         if lives and path.endswith("suspended.json"):
@@ -191,7 +204,13 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
             lives[0].may_die()
         return append(self, *given, **more)
 
+    def dying_write(self: Intents, intent: Any) -> None:
+        if lives:  # what is to be known of the batch is on disk by now, and nothing promises the batch
+            lives[0].may_die()
+        write(self, intent)
+
     monkeypatch.setattr(Disk, "replace", dying_replace)
+    monkeypatch.setattr(Intents, "write", dying_write)
     monkeypatch.setattr(Section, "append", dying_append)
     return lives
 
@@ -228,6 +247,7 @@ def test_in_order_every_row_is_processed_or_a_dead_letter_and_none_before_the_on
     every = {(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)}
     assert set(life.succeeded) | set(dead) == every
     assert {(0, 2), (1, 0), (1, 1), (2, 7)} <= set(dead)
+    assert set(life.dead_times()) == {max_times}, "as often as it was tried anew"
     assert life.deaths
     published = rmq_spark.group_offsets(life.path, "g")["orders"]
     assert published == dict.fromkeys(range(QUEUES), MESSAGES)
@@ -248,6 +268,59 @@ def test_concurrently_every_row_is_processed_or_sent_back_once_for_each_batch(
     every = {(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)}
     assert set(life.succeeded) | set(dead) == every
     assert life.deaths
+    life.stop()
+
+
+def letters_after_one_run(path: Path) -> Life:
+    """Return a life in which each queue's rows were given once, and the bad ones are dead letters."""
+    life = make_life(path, 1, model="orderly", batch_size=1, max_times=0, fail_chance=0.0)
+    life.dying = False
+    life.settle()
+    assert sorted(life.dead_letters()) == [(0, 2), (1, 0), (1, 1), (2, 7)]
+    life.given.clear()
+    return life
+
+
+def test_a_dead_letter_at_the_end_of_its_queue_is_given_again_after_a_reset(tmp_path: Path) -> None:
+    life = letters_after_one_run(tmp_path / "store")
+    rmq_spark.reset_offsets(life.path, "g", {"orders": {2: 5}})
+    life.settle()
+    assert life.given == [(2, 5), (2, 6), (2, 7)]
+    life.stop()
+
+
+def test_a_query_that_reads_the_group_anew_gets_the_dead_letters_of_another_one(tmp_path: Path) -> None:
+    life = letters_after_one_run(tmp_path / "store")
+    life.stop()
+    life.committed, life.planned, life.batch_id, life.query_id = '{"@": {"v": 1}}', None, 0, "another"
+    life.settle()
+    assert sorted(life.given) == [(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)]
+    life.stop()
+
+
+def test_a_try_that_was_not_committed_is_not_published_when_its_query_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = make_life(tmp_path / "store", 1, model="orderly", batch_size=1, max_times=0, fail_chance=0.0)
+    life.dying, life.most = False, "1000"
+    reader = life.start()
+    member = reader._group.query.member_id
+
+    def die(*_: object) -> None:
+        raise DeathError
+
+    with monkeypatch.context() as patch:  # the outcome is on disk, and the disk is full
+        patch.setattr(Intents, "write", die)
+        life.run(1)
+    assert read_suspended(str(life.path), "g").queues[QueueKey("orders", 1)].dead == {0}
+    assert life.dead_letters() == []
+    ends = {QueueKey("orders", queue_id): MESSAGES for queue_id in range(QUEUES)}
+    assert not publish_last_offsets(life.path, "g", member, ends, 0)
+    assert rmq_spark.group_offsets(life.path, "g") == {}
+    life.stop()
+    life.settle()
+    assert sorted(life.dead_letters()) == [(0, 2), (1, 0), (1, 1), (2, 7)]
+    assert life.too_early == []
     life.stop()
 
 

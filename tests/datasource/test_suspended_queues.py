@@ -11,7 +11,7 @@ import rmq_spark
 from rmq_spark.datasource.suspension import Held, Hold, held_queues
 from rmq_spark.store import publish_last_offsets
 from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.group.suspended import Suspension, write_outcomes
+from rmq_spark.store.group.suspended import Suspension, read_suspended, write_outcomes
 from rmq_spark.store.units import QueueKey
 
 ONE, OTHER = QueueKey("orders", 0), QueueKey("orders", 1)
@@ -230,10 +230,40 @@ def test_what_a_query_finished_last_ends_where_its_queue_was_stopped(orders: Sto
     query.trigger()
     orders.stop(1)
     member, ends = query.reader._group.query.member_id, {ONE: 4, OTHER: 4}
-    assert publish_last_offsets(orders.path, "billing", member, ends, 0, 0)
+    batch = CommitKey("query", orders.batch_id)
+    assert publish_last_offsets(orders.path, "billing", member, ends, 0, 0, batch)
     assert orders.offsets() == {0: 1, 1: 4}
-    assert publish_last_offsets(orders.path, "billing", member, ends, 0, 1), "it went back, and came there again"
+    assert publish_last_offsets(orders.path, "billing", member, ends, 0, 1, batch), "it went back, and came there again"
     assert orders.offsets() == {0: 4, 1: 4}
+
+
+@pytest.mark.parametrize("resume", [2, 4])
+@pytest.mark.parametrize("batch", [CommitKey("query", 1), CommitKey("other", 9), None])
+def test_what_a_batch_says_of_a_queue_that_was_not_committed_is_not_published(
+    orders: Store, batch: CommitKey | None, resume: int
+) -> None:
+    query = orders.query()
+    query.trigger()
+    orders.stop(1)
+    query.trigger()
+    assert orders.offsets() == {0: 1, 1: 4}
+    orders.stop(resume)  # the row before is a dead letter, says a batch that raised before it was in the store
+    member = query.reader._group.query.member_id
+    publish_last_offsets(orders.path, "billing", member, {ONE: 4, OTHER: 4}, 0, 1, batch)
+    assert orders.offsets() == {0: 1, 1: 4}
+
+
+def test_a_reset_forgets_what_was_known_of_its_queues(orders: Store) -> None:
+    query = orders.query()
+    query.trigger()
+    orders.stop(1)
+    orders.stop(2, queue=OTHER)
+    rmq_spark.reset_offsets(orders.path, "billing", {"orders": {0: 0}})
+    left = read_suspended(str(orders.path), "billing")
+    assert (left.number, list(left.queues)) == (3, [OTHER])
+    assert query.trigger() == rows(0, 0, 1, 2, 3) + rows(1, 2, 3)
+    rmq_spark.reset_offsets(orders.path, "billing", {"orders": {0: 0}})
+    assert read_suspended(str(orders.path), "billing") == left
 
 
 def test_a_queue_that_another_member_takes_is_handed_over_where_it_was_stopped(

@@ -12,6 +12,7 @@ import rmq_spark
 from rmq_spark.store.commit.commits import CommitOptions
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.outbox import OutboxSettings
+from rmq_spark.store.delivery.failed_rows import COPY_TIMES
 from rmq_spark.store.delivery.message_store import MessageStore
 from rmq_spark.store.delivery.send_back import SendBackTerms
 from rmq_spark.store.delivery.send_back_sink import (
@@ -171,6 +172,24 @@ def test_who_dies_at_a_batch_with_doubles_leaves_none_of_them(
     assert query.run(0, [0, 1], [1, 2], [2]) == (3 if where == "announced" else 0)
     assert query.sent() == once(0, 1, 2)
     assert not list((query.path / "rmq" / "staging").iterdir())
+
+
+def test_a_row_may_say_how_often_its_message_was_tried(query: Query) -> None:
+    times = pa.array([7, None], pa.int32())
+    given = query.rows.slice(0, 2)
+    task = SendBackTask(query.settings(), CommitKey("q", 0), "1")
+    levels = pa.array([-1, -1], pa.int32())
+    task.write(
+        pa.RecordBatch.from_pydict(
+            {**dict(zip(PLACE, given.columns, strict=True)), "delayLevel": levels, COPY_TIMES: times}
+        )
+    )
+    commit_copies(query.settings(), CommitKey("q", 0), [task.finish()])
+    with rmq_spark.open_reader(query.path) as reader:
+        reader.refresh()
+        (queue,) = reader.queues(f"%DLQ%{GROUP}")
+        [batch] = reader.read(queue, 0, 2, ["reconsumeTimes"])
+        assert batch["reconsumeTimes"].to_pylist() == [7, 1]
 
 
 def test_a_write_of_its_own_sends_back_each_time(query: Query) -> None:
