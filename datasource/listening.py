@@ -123,6 +123,8 @@ class History:
 
     With `counts_from_resume` that holds for a batch that begins at `resume` or behind it. One that begins before is no
     continuation: somebody sent the group back, or reads it anew, and asks for all the rows again.
+
+    `is_repeated`: an earlier try of the same batch left it, and what this one says replaces it.
     """
 
     resume: int = 0
@@ -130,6 +132,7 @@ class History:
     sent: frozenset[int] = frozenset()
     pending: frozenset[int] = frozenset()
     counts_from_resume: bool = False
+    is_repeated: bool = False
 
     def of_batch(self, begin: int) -> "History":
         """Return what counts for a batch that begins at the queue offset `begin`."""
@@ -339,7 +342,7 @@ class _QueueRun:
             known = {offset: count for offset, count in self.history.attempts.items() if offset >= self.resume}
             attempts, dead = known | self._attempts, frozenset(self._dead)
             return QueueOutcome(self.queue, self.resume, self._suspend_ms, attempts, gone, dead, self._error)
-        if not self.was_stopped or self.end <= self.history.resume:
+        if not self.was_stopped or (self.end <= self.history.resume and not self.history.is_repeated):
             return None
         return QueueOutcome(self.queue, self.end, sent=gone) if gone else QueueOutcome(self.queue)
 

@@ -126,7 +126,9 @@ class ListenerJob:
                 # A queue that is handed over begins where its last member stood, which may be before that.
                 is_handed_over = self.is_shared and one.query_id != key.query_id
                 is_repeated = (one.query_id, one.batch_id) == (key.query_id, key.batch_id)
-                histories[queue] = History(one.resume, one.attempts, sent, pending, not (is_repeated or is_handed_over))
+                histories[queue] = History(
+                    one.resume, one.attempts, sent, pending, not (is_repeated or is_handed_over), is_repeated
+                )
         resends = self.options.expired_original == "resend"
         return ListenerTask(
             self.listener, self.terms, lambda names: Row(*names), histories, drops=self.drops, resends=resends

@@ -353,6 +353,15 @@ def test_who_begins_before_a_stopped_queue_goes_on_gets_all_of_its_rows(
     assert len(outcomes) == 1, "the stopped queue goes on"
 
 
+def test_a_batch_that_is_repeated_forgets_no_dead_letter_behind_its_end() -> None:
+    gone = frozenset({2, 3})
+    for history, expected in [
+        (History(3, sent=gone, is_repeated=True), [QueueOutcome(ONE, 3, sent=gone)]),
+        (History(3, sent=gone), []),
+    ]:
+        assert orderly(lambda rows, context: SUCCESS, messages(1, first=2), {ONE: history}) == ([], expected)
+
+
 class NamelessError(Exception):
     def __str__(self) -> str:
         raise AttributeError("no such field")
