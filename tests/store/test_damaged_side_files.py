@@ -49,7 +49,7 @@ FILES: dict[str, tuple[Callable[[str], object], str]] = {
     "config/topics.json": (lambda root: read_topics(root, lambda _: None), "Restore the file from a copy."),
     "config/consumerOffset.json": (
         lambda root: read_group_offsets(root, "g", lambda _: None),
-        "Or remove it, and every group begins anew.",
+        "If that may be so, remove it and its .bak: then no group has an offset",
     ),
 }
 
