@@ -4,11 +4,11 @@ A query without a group, or a broadcasting one, has all queues and nothing moves
 into the offset of the batch (`seek`, `start`, `reset`), so that a repeated batch reads the same. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmq_spark.datasource.offsets import StreamOffset, encode_offset
-from rmq_spark.datasource.planning import Bounds
+from rmq_spark.datasource.planning import Bounds, Loss
 from rmq_spark.store.units import QueueKey
 
 
@@ -18,7 +18,8 @@ class Share:
     does not name (`starts`), where they are not to go on as that offset says; `moves` are those in queues of others.
 
     `group` is the one of which the query is a member, `reset` the last of its resets. A run that is no member keeps
-    what the offset says of both, so that the next one that is does not apply resets again.
+    what the offset says of both, so that the next one that is does not apply resets again. `losses` are what the group
+    has not, and was to have, at the places in `seeks` and `starts`, which lie in the queues.
 
     Why others' queues move: a reset is applied once. Whoever gets the queue later goes on from where the group stands,
     if that is further than its own offset says, and its own one may lie behind a reset that sent the queue back.
@@ -30,6 +31,7 @@ class Share:
     moves: Mapping[QueueKey, int] = field(default_factory=dict)
     group: str = ""
     reset: int = 0
+    losses: Sequence[Loss] = ()
 
     def has(self, queue: QueueKey) -> bool:
         """Say whether the next batch may read the queue."""

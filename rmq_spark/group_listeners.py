@@ -83,7 +83,14 @@ class GroupOffsetListener(_Listener):
             found = self._last.pop(str(event.runId), [])
         for source in found:
             try:
-                publish_last_offsets(source.path, source.group, source.member_id, source.offsets, source.reset)
+                publish_last_offsets(
+                    source.path,
+                    source.group,
+                    source.member_id,
+                    source.offsets,
+                    source.reset,
+                    commit_log_path=source.commit_log_path,
+                )
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
 

@@ -119,3 +119,17 @@ def test_a_report_that_raises_is_a_warning_and_one_line_is_the_default(
         rmq_spark.GroupLagListener().onQueryProgress(progress(member, 4))
     assert "the lag of consumer group g was not reported: division by zero" in caplog.text
     assert "consumer group g is 10 messages, " in caplog.text
+
+
+def test_the_last_batch_is_published_where_the_log_lies_elsewhere_and_not_beyond_a_queues_end(
+    store: Path, member: QueryGroup, tmp_path: Path
+) -> None:
+    log = str(tmp_path / "log")
+    (store / "commitlog").rename(tmp_path / "log")
+    listener = rmq_spark.GroupOffsetListener()
+    listener.onQueryProgress(progress(member, 6, commitLogPath=log))
+    listener.onQueryTerminated(ended())
+    assert rmq_spark.group_offsets(store, "g", commit_log_path=log)["orders"][0] == 6
+    listener.onQueryProgress(progress(member, 41, commitLogPath=log))
+    listener.onQueryTerminated(ended())
+    assert rmq_spark.group_offsets(store, "g", commit_log_path=log)["orders"][0] == 6

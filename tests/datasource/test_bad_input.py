@@ -284,6 +284,9 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a second query of a group": beside(Case.join),
     "another subscription in one group": beside(Case.share, assignment="shared", subscription='subscribe="payments"'),
     "a group that is ahead of the checkpoint": group_ahead,
+    "a group that stands beyond the end of its queue": then(
+        lambda case: case.set_offsets(offsets_at(56)), lambda case: case.join(startingOffsets="group")
+    ),
     "damaged group offsets": then(lambda case: case.set_offsets("{"), Case.join),
     "group offsets that a broker keeps": beside_a_broker,
 }
