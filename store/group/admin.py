@@ -53,8 +53,7 @@ def groups(path: str | PurePath, *, commit_log_path: str | None = None) -> list[
 
     Changes nothing on disk. Raises StorePathError for a path that holds no store, DamageError.
     """
-    root = _store(path, commit_log_path)
-    return sorted({*list_group_names(root), *topics_by_group(read_consumer_offsets(root, time.sleep))})
+    return sorted(_known_groups(_store(path, commit_log_path)))
 
 
 def group_offsets(path: str | PurePath, group: str, *, commit_log_path: str | None = None) -> GroupOffsets:
@@ -183,9 +182,7 @@ def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None)
         own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
         names = sorted(own & set(reader.topics()) - {filenames.retry_topic(group)})
         if not names:
-            raise NotFoundError(
-                f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to reset.'
-            )
+            raise _nothing_to_reset(reader.path, group)
     else:
         listed = [topics] if isinstance(topics, str) or not isinstance(topics, Iterable) else list(topics)
         if not all(isinstance(name, str) for name in listed):
@@ -234,14 +231,30 @@ def _queue_id(topic: str, value: object) -> int:
 
 
 def _no_group(root: str, group: str, known: Collection[str]) -> NotFoundError:
+    return NotFoundError(
+        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours left a trace of '
+        f"it (one with messageModel=broadcasting never does). {_others(group, known)}"
+    )
+
+
+def _nothing_to_reset(root: str, group: str) -> NotFoundError:
+    known = _known_groups(root)
+    others = "" if group in known else f" {_others(group, known)}"
+    return NotFoundError(
+        f'consumer group "{group}" has no offsets in the store at "{root}". Name the topics to reset.{others}'
+    )
+
+
+def _others(group: str, known: Collection[str]) -> str:
+    """Return a sentence or two that name the groups that there are."""
     shown = sorted(known)[:_SHOWN_COUNT]
     there = f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}." if shown else "It has none."
     near = difflib.get_close_matches(group, known, 3)
-    asked = f"Did you mean {' or '.join(near)}? " if near else ""
-    return NotFoundError(
-        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours was in it. '
-        f"{asked}{there}"
-    )
+    return f"Did you mean {' or '.join(near)}? {there}" if near else there
+
+
+def _known_groups(root: str) -> set[str]:
+    return {*list_group_names(root), *topics_by_group(read_consumer_offsets(root, time.sleep))}
 
 
 def _published_ms(root: str, group: str) -> int | None:
