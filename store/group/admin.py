@@ -12,11 +12,14 @@ import pyarrow as pa
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError
+from rmq_spark.store.disk.mounts import is_remote
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreError
 from rmq_spark.store.format import filenames
+from rmq_spark.store.group.claims import NOBODY, read_claims
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn, list_group_names
 from rmq_spark.store.group.lag import GroupState, lag_table
+from rmq_spark.store.group.liveness import Observer
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
     group_offsets_of,
@@ -92,7 +95,7 @@ def group_lag(
         if group is not None and group not in known and not files.is_folder(GroupPaths(root, group).folder):
             raise _no_group(root, group, {*known, *list_group_names(root)})
         states = [
-            GroupState(name, group_offsets_of(held, name), _published_ms(root, name))
+            GroupState(name, group_offsets_of(held, name), _published_ms(root, name), _owners(root, name))
             for name in sorted(known)
             if group is None or name == group
         ]
@@ -232,8 +235,8 @@ def _queue_id(topic: str, value: object) -> int:
 
 def _no_group(root: str, group: str, known: Collection[str]) -> NotFoundError:
     return NotFoundError(
-        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours left a trace of '
-        f"it (one with messageModel=broadcasting never does). {_others(group, known)}"
+        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours left a trace '
+        f"of it (one with messageModel=broadcasting never does). {_others(group, known)}"
     )
 
 
@@ -260,6 +263,19 @@ def _known_groups(root: str) -> set[str]:
 def _published_ms(root: str, group: str) -> int | None:
     noted = read_published(GroupPaths(root, group).published)
     return noted.time_ms if noted is not None else None
+
+
+def _owners(root: str, group: str) -> dict[QueueKey, str]:
+    """Return the ids of the living members that have queues, as far as it can be told from here, and by one look."""
+    paths = GroupPaths(root, group)
+    # Nothing expires within one look, so that a member of another host lives as long as its file is there.
+    observer = Observer(paths, 0, time.monotonic, is_shared=is_remote(root))
+    try:
+        claims = read_claims(paths.claims).queues
+        living = {owner for owner in {claim.owner for claim in claims.values()} - {NOBODY} if observer.is_alive(owner)}
+    except StoreError:  # damaged, or not to be read: who is to read queues says so
+        return {}
+    return {queue: claim.owner for queue, claim in claims.items() if claim.owner in living}
 
 
 def _store(path: str | PurePath, commit_log_path: str | None) -> str:
