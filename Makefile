@@ -32,7 +32,7 @@ lint: setup ## style, format, types: all three, also when the first finds someth
 	exit $$bad
 
 kills: setup ## kill pipelines at random, a few times (Java)
-	@$(BIN)/python -P -m pytest -m kills -rs -s $(or $(TESTS),tests/torture)
+	@$(BIN)/python -P -m pytest -m kills -rs -s -o faulthandler_timeout=900 $(or $(TESTS),tests/torture)
 
 torture: setup ## the long random runs
 	@$(BIN)/python -P -m pytest -m torture -o faulthandler_timeout=0 $(TESTS)

@@ -1,7 +1,7 @@
 """`spark.read`: one plan over the queues of a query, made when Spark asks for partitions."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,12 @@ from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.partition import Fence, Piece, RmqPartition
 from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.planning import Bounds, Loss, clip_ranges, refuse_losses, resolve_positions
+from rmq_spark.datasource.planning import Loss, clip_ranges, find_ahead, refuse_losses, resolve_positions
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.splitting import join_offsets, split_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import find_ends, find_starts
 from rmq_spark.datasource.values import EARLIEST, LATEST
-from rmq_spark.store.errors import OffsetRangeError
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -80,9 +79,9 @@ class RmqBatchReader(DataSourceReader):
 
         held = read_group_offsets(view.path, options.group.group, sleep)
         begins = find_beginnings(view.store, bounds, held, options.group.fallback, options.starting_time_of)
-        if options.fail_on_data_loss:
-            _refuse_ahead(begins, bounds, options.group.group)
-        return begins
+        ahead = find_ahead(begins, bounds, options.group.group)
+        report_losses(ahead, options.fail_on_data_loss)
+        return begins | {loss.queue: loss.begin for loss in ahead}
 
     def _found_partitions(self, view: StoreView, ranges: list[QueueRange]) -> list[InputPartition]:
         """Return a partition for each queue that has messages with the wanted keys or ids in its range."""
@@ -103,19 +102,6 @@ class RmqBatchReader(DataSourceReader):
             if pieces:
                 partitions.append(plan_partition(view, pieces))
         return partitions
-
-
-def _refuse_ahead(begins: Mapping[QueueKey, int], bounds: Bounds, group: str) -> None:
-    """Raise OffsetRangeError for a queue that ends before the place where its group stands."""
-    for queue, begin in begins.items():
-        there = bounds[queue]
-        if begin > there.max_offset:
-            error = OffsetRangeError(str(queue), begin, begin, there.min_offset, there.max_offset)
-            error.add_note(
-                f"The consumer group {group} stands there: the store was cut or rebuilt since, or a tool set it. Set "
-                "it back with rmq_spark.reset_offsets, or set failOnDataLoss=false to begin at the queue's end."
-            )
-            raise error
 
 
 def plan_partition(view: StoreView, ranges: list[QueueRange], fence: Fence | None = None) -> InputPartition:

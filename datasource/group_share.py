@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from rmq_spark.datasource.group_options import GroupOptions
 from rmq_spark.datasource.offsets import StreamOffset
 from rmq_spark.datasource.options import ReadOptions
-from rmq_spark.datasource.planning import Bounds
+from rmq_spark.datasource.planning import Bounds, find_ahead
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.suspension import Hold
@@ -57,9 +57,10 @@ class GroupShare:
         return self._query.epochs
 
     def look(self, before: StreamOffset, bounds: Bounds) -> Share:
-        """Return the share of the next batch, and publish what is finished: all before the offset `before`.
+        """Return the share of the next batch, and publish what is finished in queues that are let go.
 
-        Raises GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
+        All before the offset `before` is finished; what of it is in the query's own queues, `publish` publishes. Raises
+        GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
         """
         # A checkpoint of another group, or of none, says nothing of the resets of this one, nor of its stopped queues:
         # to it they are all past.
@@ -70,7 +71,9 @@ class GroupShare:
         back = suspended.behind(before.positions, before.suspended) if is_ours else {}
         back = {queue: resume for queue, resume in back.items() if queue in bounds}
         standing = {**before.positions, **back}
-        step = self._query.step(list(bounds), standing, before.reset if is_ours else None)
+        # Not of queues that end before: who gets one of those goes on, and learns of the loss, where the group stands.
+        finished = {queue: at for queue, at in standing.items() if _is_reached(at, bounds.get(queue))}
+        step = self._query.step(list(bounds), finished, before.reset if is_ours else None)
         owned = self._owned = frozenset(step.owned)
         seeks, starts = self._places(before, back, bounds, step)
         seeks = {queue: resume for queue, resume in back.items() if queue in owned} | seeks
@@ -83,11 +86,12 @@ class GroupShare:
                     (seeks if queue in before.positions else starts)[queue] = place
                 elif queue in before.positions:
                     others[queue] = place
-        finished = {queue: at for queue, at in {**before.positions, **seeks, **starts}.items() if queue in owned}
-        self._query.publish(finished)
+        ahead = find_ahead({**seeks, **starts}, bounds, self._group.group)
+        for loss in ahead:
+            (seeks if loss.queue in seeks else starts)[loss.queue] = loss.begin
         holds = {queue: Hold(one.resume, one.until_ms, one.number) for queue, one in suspended.queues.items()}
+        # Who is alone misses queues that are gone as a query without a group does.
         return Share(
-            # Who is alone misses queues that are gone as a query without a group does.
             owned if self._group.is_shared else None,
             seeks,
             starts,
@@ -96,11 +100,22 @@ class GroupShare:
             step.reset_number,
             suspended.number,
             holds,
+            tuple(ahead),
         )
 
     def last_suspension(self) -> int:
         """Return the number of the last change of the queues that an orderly listener stopped."""
         return self._query.suspended().number
+
+    def publish(self, before: StreamOffset, share: Share, begins: Mapping[QueueKey, int]) -> None:
+        """Publish what is finished in the query's own queues: all before `begins`, where the next batch begins.
+
+        To be called once losses were raised, or accepted and logged: a place that the store does not have is then no
+        place of the group's, so messages that come to be stored before it are not passed over. Left out are queues of
+        which neither `before` nor `share` says anything: their begin is not the group's before it is read.
+        """
+        known = before.positions.keys() | share.seeks.keys() | share.starts.keys()
+        self._query.publish({queue: at for queue, at in begins.items() if queue in known and queue in self._owned})
 
     def note_answered(self) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""
@@ -243,6 +258,10 @@ class GroupShare:
                 _and_more(unread),
                 bounds[queue].max_offset,
             )
+
+
+def _is_reached(offset: int, there: QueueBounds | None) -> bool:
+    return there is not None and offset <= there.max_offset
 
 
 def _nearest(offset: int, there: QueueBounds) -> int:

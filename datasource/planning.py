@@ -18,6 +18,11 @@ Bounds = Mapping[QueueKey, QueueBounds]
 
 EXPIRED = "retention has deleted them, the queue now begins at {0.min_offset}"
 CUT = "the queue ends at {0.max_offset} now; the store was cut after a crash, rebuilt or replaced"
+AHEAD = (
+    "the consumer group {0} stands at {1}, and the queue ends at {2} now; the store was cut after a crash, rebuilt or "
+    "restored from an older copy, or a tool set the group's offset. rmq_spark.reset_offsets sends the group to where "
+    "it is to go on"
+)
 VANISHED = "the store has no such queue any more, and looking twice did not find it"
 UNSUBSCRIBED = "the checkpoint has a position in the queue, but the query does not subscribe to it any more"
 
@@ -47,6 +52,18 @@ def refuse_losses(losses: Iterable[Loss]) -> None:
         worst = ordered[0]
         more = f" (and {len(ordered) - 1} more queues)" if len(ordered) > 1 else ""
         raise DataLossError(worst.queue.topic, worst.queue.queue_id, worst.begin, worst.end, worst.why + more)
+
+
+def find_ahead(held: Mapping[QueueKey, int], bounds: Bounds, group: str) -> list[Loss]:
+    """Return what lies between the ends of queues and the places behind them where a consumer group stands.
+
+    A broker answers OFFSET_OVERFLOW_BADLY there, and its client goes on at the end, in silence.
+    """
+    return [
+        Loss(queue, there.max_offset, at, AHEAD.format(group, at, there.max_offset))
+        for queue, at in held.items()
+        if (there := bounds.get(queue)) is not None and at > there.max_offset
+    ]
 
 
 def resolve_positions(

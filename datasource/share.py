@@ -4,11 +4,11 @@ A query without a group, or a broadcasting one, has all queues and nothing moves
 into the offset of the batch (`seek`, `start`, `reset`, `suspended`), so that a repeated batch reads the same. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmq_spark.datasource.offsets import StreamOffset, encode_offset
-from rmq_spark.datasource.planning import Bounds
+from rmq_spark.datasource.planning import Bounds, Loss
 from rmq_spark.datasource.suspension import Hold
 from rmq_spark.store.units import QueueKey
 
@@ -20,7 +20,8 @@ class Share:
 
     `group` is the one of which the query is a member, `reset` the last of its resets, `suspended` the number of the
     last change of its queues that an orderly listener stopped; `holds` are those. A run that is no member keeps what
-    the offset says of these, so that the next one that is does not apply them again.
+    the offset says of these, so that the next one that is does not apply them again. `losses` are what the group has
+    not, and was to have, at the places in `seeks` and `starts`, which lie in the queues.
 
     Why others' queues move: a reset is applied once. Whoever gets the queue later goes on from where the group stands,
     if that is further than its own offset says, and its own one may lie behind a reset that sent the queue back.
@@ -34,6 +35,7 @@ class Share:
     reset: int = 0
     suspended: int = 0
     holds: Mapping[QueueKey, Hold] = field(default_factory=dict)
+    losses: Sequence[Loss] = ()
 
     def has(self, queue: QueueKey) -> bool:
         """Say whether the next batch may read the queue."""

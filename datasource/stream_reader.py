@@ -273,7 +273,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, there in self._view.bounds.items()
             if share.has(queue) and (self._is_read(queue) or queue in begin.positions)
         }
-        progress = self._check_progress(begin, bounds, share.starts)
+        progress = self._check_progress(begin, bounds, share)
+        if self._group is not None:
+            self._group.publish(before, share, progress.begins)
         held = held_queues(share.holds, progress.begins, now_ms, self._last_suspension)
         targets = {
             queue: self._end.limit(queue, there.max_offset if self._snapshot is None else self._snapshot[queue])
@@ -298,9 +300,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
         return self._end.covers(queue) and (self._snapshot is None or queue in self._snapshot)
 
-    def _check_progress(self, before: StreamOffset, bounds: Bounds, starts: Mapping[QueueKey, int]) -> Progress:
-        """Return where the queues stand, after the losses were raised or logged. `starts`: where the group has some."""
-        fail = self._options.fail_on_data_loss
+    def _check_progress(self, before: StreamOffset, bounds: Bounds, share: Share) -> Progress:
+        """Return where the queues stand, after the losses were raised or logged."""
+        fail, starts = self._options.fail_on_data_loss, share.starts
         if not before.is_initial() or self._options.begins_at_group:
             placed, gone = resolve_positions(
                 {queue: bounds[queue] for queue in starts if queue in bounds},
@@ -311,7 +313,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 clip=True,
             )
             progress = check_progress(before, bounds, placed, self._view.unsubscribed(before.positions))
-            progress = replace(progress, losses=progress.losses + gone)
+            progress = replace(progress, losses=[*progress.losses, *gone, *share.losses])
             report_losses(progress.losses, fail, _COUNTED)
             return progress
         if self._starts is None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ class GroupOffsetListener(_Listener):
                     source.reset,
                     source.suspended,
                     source.batch,
+                    commit_log_path=source.commit_log_path,
                 )
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
@@ -102,8 +104,8 @@ class GroupLagListener(_Listener):
     """Reports how far the groups of a session's queries are behind, after each batch.
 
     `report` is called with the group's name and a table, a row for each queue, as `rmq_spark.group_lag` returns it,
-    none for a group without offsets; without it, one line goes to the log. It runs on Spark's listener thread: be
-    quick. What it raises is logged.
+    none for a group without offsets. Without `report` one line goes to the log at level INFO, and to standard error
+    where the program has set up no logging. It runs on Spark's listener thread: be quick. What it raises is logged.
     """
 
     def __init__(self, report: "Callable[[str, pa.Table], None] | None" = None) -> None:
@@ -122,17 +124,22 @@ class GroupLagListener(_Listener):
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:
+    line = _lag_line(group, table)
+    if _LOG.hasHandlers():
+        _LOG.info(line)
+    else:  # Python itself shows warnings only then, and who adds the listener wants to see something
+        print(line, file=sys.stderr)
+
+
+def _lag_line(group: str, table: "pa.Table") -> str:
     rows = table.select(["lagMessages", "lagBytes", "secondsBehind"]).to_pylist()
     if not rows:
-        _LOG.info("rmq: consumer group %s has no offsets yet, so how far it is behind is not known", group)
-        return
-    _LOG.info(
-        "rmq: consumer group %s is %d messages, %d bytes, %.1f s behind in %d queues",
-        group,
-        sum(row["lagMessages"] or 0 for row in rows),
-        sum(row["lagBytes"] or 0 for row in rows),
-        max((row["secondsBehind"] or 0 for row in rows), default=0),
-        len(rows),
+        return f"rmq: consumer group {group} has no offsets yet, so how far it is behind is not known"
+    messages, size_bytes = (sum(row[name] or 0 for row in rows) for name in ("lagMessages", "lagBytes"))
+    seconds = max((row["secondsBehind"] or 0 for row in rows), default=0)
+    return (
+        f"rmq: consumer group {group} is {messages} messages, {size_bytes} bytes, {seconds:.1f} s behind in "
+        f"{len(rows)} queues"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,3 +133,37 @@ def test_a_report_that_raises_is_a_warning_and_one_line_is_the_default(
         rmq_spark.GroupLagListener().onQueryProgress(progress(member, 4))
     assert "the lag of consumer group g was not reported: division by zero" in caplog.text
     assert "consumer group g is 10 messages, " in caplog.text
+
+
+def test_the_last_batch_is_published_where_the_log_lies_elsewhere_and_not_beyond_a_queues_end(
+    store: Path, member: QueryGroup, tmp_path: Path
+) -> None:
+    log = str(tmp_path / "log")
+    (store / "commitlog").rename(tmp_path / "log")
+    listener = rmq_spark.GroupOffsetListener()
+    listener.onQueryProgress(progress(member, 6, commitLogPath=log))
+    listener.onQueryTerminated(ended())
+    assert rmq_spark.group_offsets(store, "g", commit_log_path=log)["orders"][0] == 6
+    listener.onQueryProgress(progress(member, 41, commitLogPath=log))
+    listener.onQueryTerminated(ended())
+    assert rmq_spark.group_offsets(store, "g", commit_log_path=log)["orders"][0] == 6
+
+
+def test_without_logging_set_up_the_default_line_goes_to_standard_error(
+    store: Path, member: QueryGroup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rmq_spark"), "propagate", False)  # off from the handlers of pytest
+    rmq_spark.GroupLagListener().onQueryProgress(progress(member, 4))
+    assert capsys.readouterr().err.startswith("rmq: consumer group g is 10 messages, ")
+
+
+def test_the_example_of_the_document_reports(
+    store: Path, member: QueryGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "OPTIONS.md").read_text()
+    code = textwrap.dedent(text[text.index("    def report(group, lag):") : text.index("\nWithout `report`")])
+    listeners: list[rmq_spark.GroupLagListener] = []
+    spark = SimpleNamespace(streams=SimpleNamespace(addListener=listeners.append))
+    exec(code, {"rmq_spark": rmq_spark, "spark": spark})
+    listeners[0].onQueryProgress(progress(member, 4))
+    assert capsys.readouterr().out == "g 10\n"

@@ -12,11 +12,14 @@ import pyarrow as pa
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError
+from rmq_spark.store.disk.mounts import is_remote
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreError
 from rmq_spark.store.format import filenames
+from rmq_spark.store.group.claims import NOBODY, read_claims
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn, list_group_names
 from rmq_spark.store.group.lag import GroupState, lag_table
+from rmq_spark.store.group.liveness import Observer
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
     group_offsets_of,
@@ -54,8 +57,7 @@ def groups(path: str | PurePath, *, commit_log_path: str | None = None) -> list[
 
     Changes nothing on disk. Raises StorePathError for a path that holds no store, DamageError.
     """
-    root = _store(path, commit_log_path)
-    return sorted({*list_group_names(root), *topics_by_group(read_consumer_offsets(root, time.sleep))})
+    return sorted(_known_groups(_store(path, commit_log_path)))
 
 
 def group_offsets(path: str | PurePath, group: str, *, commit_log_path: str | None = None) -> GroupOffsets:
@@ -94,7 +96,7 @@ def group_lag(
         if group is not None and group not in known and not files.is_folder(GroupPaths(root, group).folder):
             raise _no_group(root, group, {*known, *list_group_names(root)})
         states = [
-            GroupState(name, group_offsets_of(held, name), _published_ms(root, name))
+            GroupState(name, group_offsets_of(held, name), _published_ms(root, name), _owners(root, name))
             for name in sorted(known)
             if group is None or name == group
         ]
@@ -186,9 +188,7 @@ def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None)
         own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
         names = sorted(own & set(reader.topics()) - {filenames.retry_topic(group)})
         if not names:
-            raise NotFoundError(
-                f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to reset.'
-            )
+            raise _nothing_to_reset(reader.path, group)
     else:
         listed = [topics] if isinstance(topics, str) or not isinstance(topics, Iterable) else list(topics)
         if not all(isinstance(name, str) for name in listed):
@@ -237,19 +237,48 @@ def _queue_id(topic: str, value: object) -> int:
 
 
 def _no_group(root: str, group: str, known: Collection[str]) -> NotFoundError:
+    return NotFoundError(
+        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours left a trace '
+        f"of it (one with messageModel=broadcasting never does). {_others(group, known)}"
+    )
+
+
+def _nothing_to_reset(root: str, group: str) -> NotFoundError:
+    known = _known_groups(root)
+    others = "" if group in known else f" {_others(group, known)}"
+    return NotFoundError(
+        f'consumer group "{group}" has no offsets in the store at "{root}". Name the topics to reset.{others}'
+    )
+
+
+def _others(group: str, known: Collection[str]) -> str:
+    """Return a sentence or two that name the groups that there are."""
     shown = sorted(known)[:_SHOWN_COUNT]
     there = f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}." if shown else "It has none."
     near = difflib.get_close_matches(group, known, 3)
-    asked = f"Did you mean {' or '.join(near)}? " if near else ""
-    return NotFoundError(
-        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours was in it. '
-        f"{asked}{there}"
-    )
+    return f"Did you mean {' or '.join(near)}? {there}" if near else there
+
+
+def _known_groups(root: str) -> set[str]:
+    return {*list_group_names(root), *topics_by_group(read_consumer_offsets(root, time.sleep))}
 
 
 def _published_ms(root: str, group: str) -> int | None:
     noted = read_published(GroupPaths(root, group).published)
     return noted.time_ms if noted is not None else None
+
+
+def _owners(root: str, group: str) -> dict[QueueKey, str]:
+    """Return the ids of the living members that have queues, as far as it can be told from here, and by one look."""
+    paths = GroupPaths(root, group)
+    # Nothing expires within one look, so that a member of another host lives as long as its file is there.
+    observer = Observer(paths, 0, time.monotonic, is_shared=is_remote(root))
+    try:
+        claims = read_claims(paths.claims).queues
+        living = {owner for owner in {claim.owner for claim in claims.values()} - {NOBODY} if observer.is_alive(owner)}
+    except StoreError:  # damaged, or not to be read: who is to read queues says so
+        return {}
+    return {queue: claim.owner for queue, claim in claims.items() if claim.owner in living}
 
 
 def _store(path: str | PurePath, commit_log_path: str | None) -> str:

@@ -12,7 +12,7 @@ The offsets are those that the group has published; a query that runs may be fur
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -41,17 +41,25 @@ LAG = pa.schema(
         ("secondsBehind", pa.float64()),  # how long ago the next unread message was stored; 0 without one
         ("lastConsumedTimestamp", _TIME),  # when the last consumed message was stored (consumerProgress: LastTime)
         ("lastCommitTimestamp", _TIME),  # when a query of ours last published offsets of the group
+        (
+            "member",
+            pa.string(),
+        ),  # who of our queries has the queue now; null if none (consumerProgress: Client IP)
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What is known of a group: its offsets, and when they were last published (ms), None if no query of ours did."""
+    """What is known of a group: its offsets, and when they were last published (ms), None if no query of ours did.
+
+    `members` are the ids of those that have queues.
+    """
 
     group: str
     offsets: Mapping[QueueKey, int]
     published_ms: int | None
+    members: Mapping[QueueKey, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +159,5 @@ def _row(state: GroupState, queue: QueueKey, lag: QueueLag, now_ms: int) -> dict
         "secondsBehind": behind,
         "lastConsumedTimestamp": lag.last_stored_ms,
         "lastCommitTimestamp": state.published_ms,
+        "member": state.members.get(queue),
     }

@@ -6,6 +6,7 @@ come, publishes that: its queues are still claimed in its name, unless another m
 on from where the group stood.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -14,12 +15,14 @@ from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError, NotFoundError
 from rmq_spark.store.group.claims import read_claims
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.group.suspended import read_suspended
+from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.units import QueueKey
 
@@ -34,11 +37,14 @@ def publish_last_offsets(
     applied_reset: int,
     applied_suspension: int = 0,
     last_batch: CommitKey | None = None,
+    *,
+    commit_log_path: str | None = None,
 ) -> bool:
     """Publish the next queue offsets that a member which has ended reached; say whether the group has them now.
 
     Left out are queues that another has claimed since, those that a reset after `applied_reset` sent elsewhere, and
-    those in which the group stands further by now: this comes late, and somebody may have gone on as the group. A queue
+    those in which the group stands further by now: this comes late, and somebody may have gone on as the group. And
+    those that end before, in a store that was cut or restored: what is stored there next would be passed over. A queue
     that an orderly listener stopped after the change `applied_suspension` is finished where it goes on, if the query's
     `last_batch`, the one that reached the offsets, or one before it stopped it. What another one says of it may never
     have been committed: it is written down before the batch's dead letters are in the store. Then it is left out.
@@ -46,6 +52,7 @@ def publish_last_offsets(
     DamageError.
     """
     root, disk = files.absolute(path), Disk()
+    offsets = _reached(root, commit_log_path, offsets)
     paths = GroupPaths(root, group)
     with GroupTurn(paths, disk, time.sleep).hold():
         claims, resets = read_claims(paths.claims).queues, read_resets(paths.resets).since(applied_reset)
@@ -71,3 +78,15 @@ def publish_last_offsets(
         if outcome is Outcome.WRITTEN:
             write_published(paths, disk, wall_clock_ms(), member_id)
     return outcome is not Outcome.BROKER
+
+
+def _reached(root: str, commit_log_path: str | None, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+    """Return the offsets that lie no further than the ends of their queues, where those can be told."""
+    found = {}
+    with StoreReader(root, commit_log_path=commit_log_path) as reader:
+        reader.refresh()
+        for queue, offset in offsets.items():
+            with contextlib.suppress(NotFoundError, DamageError):
+                if offset <= reader.bounds(queue).max_offset:
+                    found[queue] = offset
+    return found

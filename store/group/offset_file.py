@@ -10,12 +10,15 @@ keeps the offsets in memory, reads the file when it starts and overwrites it eve
 | neither | no offsets |
 | one that is empty or broken, and nothing whole beside it | DamageError |
 
-A broker of 5.x overwrites the file in place, so one that is empty or broken is read again before `.bak` is taken.
+A broker of 5.x overwrites the file in place, so one that is empty or broken is read again before `.bak` is taken; and
+that is a warning, for its offsets may be older.
 Source: ConfigManager#load, #persist; ConsumerOffsetManager (4.9, 5.3). RocketMQ takes an empty or broken file without
 `.bak` for one without offsets, and every group would begin anew; here that is damage: a power cut leaves such files.
 """
 
 import contextlib
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -33,6 +36,8 @@ from rmq_spark.store.format.config_json import (
 from rmq_spark.store.group.whole_number import check_offset
 from rmq_spark.store.log.store_lock import LockSettings, StoreLock
 from rmq_spark.store.units import QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file within milliseconds
@@ -251,7 +256,10 @@ def _read_backup(path: str, data: bytes | None, problem: ValueError | None) -> _
     backup = files.read_small(path + filenames.BACKUP_SUFFIX)
     if backup:
         try:
-            return _Held(decode_consumer_offsets(backup), None)
+            held = _Held(decode_consumer_offsets(backup), None)
+            if data is not None:
+                _warn_of_backup(path, files.stamp(path))
+            return held
         except ValueError as error:
             what = "not the JSON of consumer offsets, and the file that it stands in for cannot be read either"
             raise _damage(path, filenames.BACKUP_SUFFIX, what, str(error)) from error
@@ -263,6 +271,16 @@ def _read_backup(path: str, data: bytes | None, problem: ValueError | None) -> _
     if backup is not None:
         raise _damage(path, filenames.BACKUP_SUFFIX, "empty, and the file that it stands in for is gone", "nothing")
     return _Held(ConsumerOffsets(), None)
+
+
+@functools.lru_cache(maxsize=64)  # once in a process, until the file is another one
+def _warn_of_backup(path: str, _: tuple[int, int, int] | None) -> None:
+    _LOG.warning(
+        "rmq: %s is empty or broken, so the offsets of all groups are taken from the .bak beside it, where they are up "
+        "to one publication old: the messages since then may come again. Nothing is to be done, the next publication "
+        "makes the file whole",
+        path,
+    )
 
 
 def _damage(path: str, suffix: str, what: str, found: str) -> DamageError:

@@ -217,6 +217,7 @@ class PullConsumer:
     def update_consume_offset(self, queue: QueueKey, offset: int, *, increase_only: bool = False) -> None:
         """Have the group go on at `offset` in a queue; `commit` writes it. `increase_only` never goes back.
 
+        An offset beyond the queue's end is taken like any other, as DefaultMQPullConsumer#updateConsumeOffset does.
         Raises OptionError without a group and for what is no queue offset, NotFoundError for a queue that is not there.
         """
         self._group_for("offsets")

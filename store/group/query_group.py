@@ -6,7 +6,7 @@ The order of one step is the promise that nothing is lost between members:
 2. what is another's share is published as finished and let go, what is free and this query's share is claimed;
 3. where a claimed queue goes on is read after it was claimed: its last owner published before it let go. Resets are
    read again with it: who resets writes the group's offset first, so an offset that was read counts all that were read;
-4. what is finished in the queues that stay is published.
+4. what is finished in the queues that stay is published, by who has looked whether they still reach so far.
 
 A store that cannot be written, or on which a broker lives, is read all the same: then the offsets stay in the query's
 checkpoint, and a warning says so once. With commitOffsets=required that fails, and where queues are shared: who gets a

@@ -43,6 +43,8 @@ from rmq_spark.store.testing.sample_store import FIRST_STORE_MS
 from rmq_spark.store.units import QueueKey
 
 _RESTART_MS = 2000
+# Of a unit of a batch, what a broker and readers go by: all up to the number of messages.
+_TOLD_BATCH_BYTES = sum(BATCH_UNIT[name].itemsize for name in (BATCH_UNIT.names or ())[:6])
 
 
 class Appender:
@@ -297,12 +299,17 @@ class Appender:
         self._topics = known if path.exists() and path.stat().st_size else set()
 
     def _has_unit(self, record: Record) -> bool:
-        """Say whether the record's whole unit stands at its queue's end; if so the queue's end moves on."""
+        """Say whether the record's unit stands at its queue's end; if so the queue's end moves on.
+
+        What is written after the number of messages counts for nobody: readers have seen the messages by then, and a
+        broker takes such a unit for whole (BatchConsumeQueue#recover, 5.3).
+        """
         key = queue_of(record)
         unit, number = self._unit_of(record), self._units.get(key, 0)
         begin, data = self._queue(key).read_all()
         at = number * len(unit) - begin
-        if at < 0 or data[at : at + len(unit)] != unit:
+        told = _TOLD_BATCH_BYTES if self._is_batch(key) else len(unit)
+        if at < 0 or data[at : at + told] != unit[:told]:
             return False
         self._units[key] = number + 1
         self._next[key] = messages_of(record)[-1].offset + 1

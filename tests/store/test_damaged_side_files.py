@@ -54,7 +54,7 @@ FILES: dict[str, tuple[Callable[[str], object], str]] = {
     "config/topics.json": (lambda root: read_topics(root, lambda _: None), "Restore the file from a copy."),
     "config/consumerOffset.json": (
         lambda root: read_group_offsets(root, "g", lambda _: None),
-        "from a copy. If that may be so, remove it and its .bak: then no group has an offset",
+        "If that may be so, remove it and its .bak: then no group has an offset",
     ),
     f"{GROUP}/suspended.json": (
         lambda root: read_suspended(root, "g"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import open_reader
+from rmq_spark.store import GroupTerms, QueryGroup, open_reader
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError
 from rmq_spark.store.format.config_json import ConsumerOffsets, encode_consumer_offsets
@@ -186,3 +186,18 @@ def test_no_groups_have_no_rows_and_all_columns(tmp_path: Path) -> None:
     with open_reader(root) as reader:
         table = lag_table(reader, [GroupState("g", {}, None)], NOW_MS)
     assert (table.num_rows, table.schema) == (0, LAG)
+
+
+def test_a_queue_names_the_living_member_that_has_it(tmp_path: Path) -> None:
+    root = build(tmp_path / "store", {"T@g": {0: 5}, "T@other": {0: 5}})
+    member = QueryGroup(str(root), GroupTerms("g"))
+    member.step([QueueKey("T", 0), QueueKey("T", 1)], {}, None)
+    names = {name: row["member"] for name, row in rows(root).items()}
+    assert names == {
+        **{"g T/0": member.member_id, "g T/1": member.member_id, "g T/2": None},
+        **{f"other T/{number}": None for number in range(3)},
+    }
+    member._membership.lease._lock.release()  # as its process does when it dies
+    assert {row["member"] for row in rows(root).values()} == {None}
+    (root / "rmq" / "groups" / "g" / "claims.json").write_text("{")
+    assert rows(root)["g T/0"]["member"] is None, "a damaged file keeps nobody from the table"

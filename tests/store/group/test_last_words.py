@@ -1,5 +1,6 @@
 """What is published for a query that has ended: what it finished, and nothing that somebody else has said since."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,22 @@ def test_queues_that_are_anothers_by_now_are_left_out(store: Path, ended: QueryG
     assert not publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 6}, 0)
     assert offsets(store) == {0: 4, 1: 4}
     other.leave({})
+
+
+def test_queues_that_end_before_are_left_out(store: Path, ended: QueryGroup) -> None:
+    assert publish_last_offsets(store, "g", ended.member_id, {A: 16, B: 10}, 0)
+    assert offsets(store) == {0: 4, 1: 10}, "messages that come to be stored up to 16 are not passed over"
+    shutil.rmtree(store / "consumequeue" / "orders" / "0")
+    publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 10}, 0)
+    assert offsets(store) == {0: 4, 1: 10}, "where A ends cannot be told"
+
+
+def test_what_was_finished_last_is_published_where_the_log_lies_elsewhere(
+    store: Path, ended: QueryGroup, tmp_path: Path
+) -> None:
+    (store / "commitlog").rename(tmp_path / "log")
+    log = str(tmp_path / "log")
+    assert publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 4}, 0, commit_log_path=log)
 
 
 def test_beside_a_broker_nothing_is_published(store: Path, ended: QueryGroup) -> None:

@@ -439,3 +439,23 @@ def test_processes_that_commit_at_once_lose_nothing_of_each_other(root: Path) ->
     assert [child.returncode for child in children] == [0, 0, 0]
     held = read_consumer_offsets(str(root), no_sleep).offsets
     assert held == {"T@old": {0: 5}} | {f"T@{group}": {0: 39, 1: 40, 2: 38} for group in groups}
+
+
+@pytest.mark.parametrize("main", [BROKEN, b""])
+def test_a_backup_that_counts_in_place_of_a_damaged_file_is_one_warning(
+    root: Path, main: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(root, main, OLD)
+    for _ in range(3):
+        assert read_group_offsets(str(root), "g", lambda seconds: None) == OLD_OFFSETS
+    (warning,) = caplog.messages
+    assert f"{path_of(root)} is empty or broken" in warning
+    assert "up to one publication old" in warning
+
+
+def test_a_backup_without_a_file_is_what_a_broker_leaves_for_a_moment(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(root, None, OLD)
+    assert read_group_offsets(str(root), "g", lambda seconds: None) == OLD_OFFSETS
+    assert not caplog.messages

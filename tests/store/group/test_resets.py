@@ -301,3 +301,12 @@ def test_when_offsets_were_published_is_kept_for_people(root: Path) -> None:
     for text in (b"", b'{"v": 2}'):  # a power cut; a newer version, which writes more
         Path(paths.published).write_bytes(text)
         assert read_published(paths.published) is None
+
+
+def test_a_group_that_has_no_offsets_is_told_of_the_others_unless_it_is_one_of_them(root: Path) -> None:
+    with pytest.raises(NotFoundError, match=r'"othr" has no offsets.*Did you mean other\? Groups there: g, other\.'):
+        reset_offsets(root, "othr", "earliest")
+    with GroupTurn(GroupPaths(str(root), "new"), Disk(), lambda seconds: None).hold():
+        pass
+    with pytest.raises(NotFoundError, match=r"Name the topics to reset\.$"):
+        reset_offsets(root, "new", "earliest")
