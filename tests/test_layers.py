@@ -36,6 +36,7 @@ LAYERS = {
     "commit": "store.commit",
     "group": "store.group",
     "delivery": "store.delivery",
+    "explore": "store.explore",
     "door": "store",
     "testing": "store.testing",
     "plan": "datasource",
@@ -51,7 +52,8 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.format store.log store.commit store.group store.delivery store.testing datasource group_listeners"
+        "=store store.format store.log store.commit store.group store.delivery store.explore store.testing datasource "
+        "group_listeners"
     ),
     "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming",
     "hypothesis": "store.testing",
@@ -71,7 +73,11 @@ ONLY = {
     "threading": "datasource group_listeners store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
-    "json": "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop",
+    "json": (
+        "store.format store.commit store.group store.delivery store.explore store.testing datasource group_listeners "
+        "stop"
+    ),
+    "matplotlib": "plots",
 }
 
 
