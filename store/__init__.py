@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk.files import parent_process_id
+    from rmq_spark.store.explore.summary_reader import StoreExplorer
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
@@ -174,17 +175,17 @@ _HOMES = {
 
 def open_reader(
     path: "str | PurePath", *, commit_log_path: str | None = None, read_mode: str = "auto"
-) -> "StoreReader":
+) -> "StoreExplorer":
     """Open the store at `path` for reading; nothing on disk is changed, created or locked.
 
     `commit_log_path` names the commit log's folder, or several joined by commas, where it lies elsewhere.
     `read_mode` is "mmap", "pread" or "auto", which maps files except on network and FUSE file systems. Raises
-    StorePathError for a path that holds no store, or one of an unsupported kind.
+    StorePathError for a path that holds no store, or one of an unsupported kind. In a notebook the reader shows itself.
     """
     from rmq_spark.store.disk import files
-    from rmq_spark.store.log.store_reader import StoreReader  # the whole engine: not before somebody opens a store
+    from rmq_spark.store.explore.summary_reader import StoreExplorer  # the whole engine: not before it is asked for
 
-    return StoreReader(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
+    return StoreExplorer(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
 
 
 def open_store(
