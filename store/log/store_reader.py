@@ -6,12 +6,12 @@ The layers below do the work; here they are put together, and names that a user 
 import difflib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.disk.mounts import is_remote
 from rmq_spark.store.errors import (
     DamageError,
@@ -27,8 +27,9 @@ from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.store_settings import StoreSettings
-from rmq_spark.store.log.chain import Closing, Left
+from rmq_spark.store.log.chain import Left
 from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.how_left import how_left
 from rmq_spark.store.log.lookup import Hit, IndexFolder, find_by_id, find_by_key, last_indexed_place
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.range_reader import read_range
@@ -37,7 +38,6 @@ from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
 from rmq_spark.store.log.topics import TopicTable
-from rmq_spark.store.log.watermark_file import is_at_work, read_watermark
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
@@ -73,7 +73,7 @@ class StoreReader:
         self._min_units: dict[QueueKey, int] = {}
         self._looked = self._is_closed = False
 
-    def __enter__(self) -> "StoreReader":
+    def __enter__(self) -> Self:
         self._refuse_if_closed()
         return self
 
@@ -379,15 +379,7 @@ class StoreReader:
         return f'no topic "{topic}" in the store at "{self.path}". {there}'
 
     def _left(self) -> Left:
-        lock, abort = files.join(self.path, filenames.LOCK), files.join(self.path, filenames.ABORT)
-        if seems_locked(lock):
-            return Left(Closing.LIVE, files.modified_ms(lock), files.modified_ms(abort))
-        checkpoint_ms = files.modified_ms(files.join(self.path, filenames.CHECKPOINT))
-        lock_ms, started_ms = files.modified_ms(lock), files.modified_ms(abort)
-        clean = files.file_size(abort) < 0
-        if not clean and is_at_work(read_watermark(self.path)):
-            return Left(Closing.LIVE, lock_ms, started_ms)
-        return Left(Closing.CLEAN if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
+        return how_left(self.path)
 
     def _checkpoint(self) -> Checkpoint:
         page = files.read_small(files.join(self.path, filenames.CHECKPOINT))
