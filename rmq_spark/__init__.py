@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from rmq_spark.consuming import consume
     from rmq_spark.datasource.listening import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
+    from rmq_spark.plots import (
+        plot_delay,
+        plot_lag,
+        plot_over_time,
+        plot_queue_skew,
+        plot_segment,
+        plot_tag_shares,
+    )
     from rmq_spark.spark_session import register, session
     from rmq_spark.stop import stop_at_end
     from rmq_spark.store import (
@@ -83,6 +91,12 @@ __all__ = [
     "open_reader",
     "open_store",
     "pending_transactions",
+    "plot_delay",
+    "plot_lag",
+    "plot_over_time",
+    "plot_queue_skew",
+    "plot_segment",
+    "plot_tag_shares",
     "register",
     "republish_dead_letters",
     "reset_offsets",
@@ -108,6 +122,12 @@ _HOMES = {
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
     "pending_transactions": "rmq_spark.store",
+    "plot_delay": "rmq_spark.plots",
+    "plot_lag": "rmq_spark.plots",
+    "plot_over_time": "rmq_spark.plots",
+    "plot_queue_skew": "rmq_spark.plots",
+    "plot_segment": "rmq_spark.plots",
+    "plot_tag_shares": "rmq_spark.plots",
     "republish_dead_letters": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk.files import parent_process_id
+    from rmq_spark.store.explore.summary import GroupLag
     from rmq_spark.store.explore.summary_reader import StoreExplorer
+    from rmq_spark.store.explore.summary_segment import segment_layout
+    from rmq_spark.store.explore.summary_series import stored_delays, stored_over_time, tag_counts
+    from rmq_spark.store.explore.summary_text import bytes_text, span_text
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
@@ -64,6 +68,7 @@ __all__ = [
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
+    "GroupLag",
     "GroupStep",
     "GroupTerms",
     "MessageStore",
@@ -78,6 +83,7 @@ __all__ = [
     "SinkSettings",
     "StagedCopies",
     "StagedFile",
+    "StoreExplorer",
     "StoreReader",
     "Suspended",
     "Suspension",
@@ -85,6 +91,7 @@ __all__ = [
     "Ticker",
     "abort_copies",
     "abort_sink",
+    "bytes_text",
     "check_consumer_group",
     "check_epochs",
     "check_retrying_group",
@@ -111,7 +118,12 @@ __all__ = [
     "republish_dead_letters",
     "reset_offsets",
     "retry_topic_of",
+    "segment_layout",
     "serve_store",
+    "span_text",
+    "stored_delays",
+    "stored_over_time",
+    "tag_counts",
     "wait_for_arrival",
     "write_outcomes",
 ]
@@ -134,6 +146,7 @@ _HOMES = {
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
+    "GroupLag": "rmq_spark.store.explore.summary",
     "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.delivery.message_store",
@@ -147,6 +160,7 @@ _HOMES = {
     "StagedFile": "rmq_spark.store.commit.staging",
     "Suspended": "rmq_spark.store.group.suspended",
     "Suspension": "rmq_spark.store.group.suspended",
+    "StoreExplorer": "rmq_spark.store.explore.summary_reader",
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
     "Ticker": "rmq_spark.store.delivery.ticker",
@@ -167,6 +181,12 @@ _HOMES = {
     "read_stopped_queues": "rmq_spark.store.delivery.stopped_queues",
     "reset_offsets": "rmq_spark.store.group.admin",
     "retry_topic_of": "rmq_spark.store.delivery.retry_topics",
+    "bytes_text": "rmq_spark.store.explore.summary_text",
+    "segment_layout": "rmq_spark.store.explore.summary_segment",
+    "span_text": "rmq_spark.store.explore.summary_text",
+    "stored_delays": "rmq_spark.store.explore.summary_series",
+    "stored_over_time": "rmq_spark.store.explore.summary_series",
+    "tag_counts": "rmq_spark.store.explore.summary_series",
     "serve_store": "rmq_spark.store.delivery.serving",
     "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
     "write_outcomes": "rmq_spark.store.group.suspended",

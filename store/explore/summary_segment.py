@@ -19,7 +19,7 @@ OTHER_TOPICS = "other topics"
 NO_UNIT = "records without a unit"  # half messages of old kinds, of topics that were deleted, not dispatched
 BLANK_FILLER = "filler (BLANK)"  # what was left of the segment was too short for the next record
 STALE = "stale bytes behind the end"
-UNWRITTEN = "not written yet"
+UNWRITTEN = "zeros behind the end"  # not written yet
 
 _READ_UNITS = 1 << 20
 _WALKED_RECORDS = 1 << 14  # without a unit, to find where the filler begins

@@ -3,7 +3,7 @@
 Of queues with very many messages a sample is read, evenly spread; what comes out says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.unit_ext import MAX_ADDRESS
 from rmq_spark.store.units import QueueKey
 
-_HEADS = 1 << 16  # read for one picture: pages of the log that it touches
+_HEADS = 1 << 15  # read for one picture: pages of the log that it touches
 _MIN_HEADS = 64  # of a queue
 _TAG_SIZE = SampleSize(1 << 21, 1 << 11, 64)
 _DECODED_TAGS = 100_000  # of a queue whose units do not say their message's tag
@@ -56,6 +56,36 @@ class Delays:
         reached = np.cumsum(self.messages)
         at = int(np.searchsorted(reached, part * reached[-1]))
         return float(self.delays_ms[min(at, len(self.delays_ms) - 1)])
+
+
+class _CodeCounts:
+    """How many messages of a topic have each tags code, and where a few of them lie."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+        self._places: dict[int, list[tuple[QueueKey, int]]] = {}
+
+    def add(self, queue: QueueKey, sample: UnitSample) -> None:
+        """Count a queue's units."""
+        codes, firsts, which = np.unique(sample.units.tags_codes, return_index=True, return_inverse=True)
+        totals = np.bincount(which, weights=sample.messages)
+        lasts = np.zeros(len(codes), np.int64)
+        lasts[which] = np.arange(len(which))  # of equal ones the last assignment stays
+        for code, total, *rows in zip(codes.tolist(), totals.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+            self._counts[code] = self._counts.get(code, 0) + total
+            places = self._places.setdefault(code, [])
+            if len(places) < _NAMES_ASKED:
+                places.extend((queue, int(sample.units.queue_offsets[row])) for row in sorted(set(rows)))
+
+    def by_name(self, reader: StoreExplorer) -> Iterator[tuple[str | None, float]]:
+        """Yield tags and how many messages have them, the most frequent first; what is rare beyond counting, as one."""
+        ordered = sorted(self._counts.items(), key=lambda one: -one[1])
+        for code, count in ordered[:_NAMED_CODES]:
+            names = {_tag_at(reader, queue, offset) for queue, offset in self._places[code]}
+            yield next(iter(names)) if len(names) == 1 else " / ".join(sorted(str(one) for one in names)), count
+        if len(ordered) > _NAMED_CODES:
+            rest = ordered[_NAMED_CODES:]
+            yield f"{len(rest)} others", sum(count for _, count in rest)
 
 
 def chosen_topics(reader: StoreExplorer, topics: str | Sequence[str] | None) -> list[str]:
@@ -123,21 +153,19 @@ def tag_counts(reader: StoreExplorer, topic: str) -> dict[str | None, float]:
     """
     reader.refresh()
     counts: dict[str | None, float] = {}
+    codes = _CodeCounts()
     for queue in reader.queues(topic):
         sample = reader.sample(queue, _TAG_SIZE)
-        codes = sample.units.tags_codes
-        if not len(codes):
+        if not len(sample.units):
             continue
-        if (
-            sample.units.message_counts is not None
-            or topic in filenames.WAITING_TOPICS
-            or int(codes.min()) <= MAX_ADDRESS
-        ):
-            found = _decoded_tags(reader, queue)
+        is_other = sample.units.message_counts is not None or topic in filenames.WAITING_TOPICS
+        if is_other or int(sample.units.tags_codes.min()) <= MAX_ADDRESS:
+            for tag, count in _decoded_tags(reader, queue).items():
+                counts[tag] = counts.get(tag, 0) + count
         else:
-            found = _tags_by_code(reader, queue, sample)
-        for tag, count in found.items():
-            counts[tag] = counts.get(tag, 0) + count
+            codes.add(queue, sample)
+    for tag, count in codes.by_name(reader):
+        counts[tag] = counts.get(tag, 0) + count
     return dict(sorted(counts.items(), key=lambda one: -one[1]))
 
 
@@ -170,21 +198,6 @@ def _histogram(sample: UnitSample, stored: NDArray[np.int64], what: str, edges: 
     before = np.append(0.0, np.cumsum(weights))[:-1]
     reached = np.interp(edges, times, before, left=0.0, right=float(weights.sum()))
     return np.diff(reached)
-
-
-def _tags_by_code(reader: StoreExplorer, queue: QueueKey, sample: UnitSample) -> dict[str | None, float]:
-    which = np.unique(sample.units.tags_codes, return_inverse=True)[1]
-    totals = np.bincount(which, weights=sample.messages)
-    order = np.argsort(-totals, kind="stable")
-    counts: dict[str | None, float] = {}
-    for code in order[:_NAMED_CODES].tolist():
-        rows = np.flatnonzero(which == code)
-        asked = sample.units.queue_offsets[rows[np.linspace(0, len(rows) - 1, _NAMES_ASKED).astype(int)]]
-        names = {_tag_at(reader, queue, offset) for offset in set(asked.tolist())}
-        name = next(iter(names)) if len(names) == 1 else " / ".join(sorted(str(one) for one in names))
-        counts[name] = counts.get(name, 0) + float(totals[code])
-    rest = float(totals[order[_NAMED_CODES:]].sum())
-    return {**counts, f"{len(order) - _NAMED_CODES} others": rest} if rest else counts
 
 
 def _tag_at(reader: StoreExplorer, queue: QueueKey, offset: int) -> str | None:

@@ -38,9 +38,11 @@ def time_text(time_ms: int | None) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """Return a span of time in its two largest units, as "2 d 3 h", "5 min 10 s", "1.25 s"."""
+    """Return a span of time in its two largest units, as "2 d 3 h", "5 min 10 s", "1.25 s", "40 ms"."""
     if seconds < 0:
         return f"-{span_text(-seconds)}"
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
     left, parts = round(seconds), []

@@ -59,7 +59,12 @@ def sample_units(queue: ConsumeQueue, first: int, end: int, max_offset: int, siz
         return UnitSample(units, np.ones(len(units)) if counts is None else counts.astype(np.float64), True)
     # The last unit is a run of its own, so that the times of the first and the last message are known.
     begins = [first + at * (count - 1) // size.run_count for at in range(size.run_count)]
-    runs = [queue.read(begin, begin + size.run_units) for begin in begins] + [queue.read(end - 1, end)]
+    if count <= _CHUNK_UNITS:  # one read costs less than hundreds
+        everything = queue.read(first, end)
+        runs = [everything.part(begin - first, begin - first + size.run_units) for begin in begins]
+        runs.append(everything.part(len(everything) - 1, len(everything)))
+    else:
+        runs = [queue.read(begin, begin + size.run_units) for begin in begins] + [queue.read(end - 1, end)]
     lengths = np.array([len(run) for run in runs])
     offsets = np.array([*(run.queue_offsets[0] for run in runs if len(run)), max_offset], np.int64)
     stands_for = np.diff(offsets) / lengths[lengths > 0]
