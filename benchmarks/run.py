@@ -22,6 +22,7 @@ NAMES = {
     "open": "open a store and read a row, ten segments over one",
     "memory": "anonymous memory of a reading task",
     "append": "columns to messages in a store, over memcpy; waits for the lock",
+    "deliver": "a tick where a million messages wait, over a thousand; how late they are",
     "sink": "rows through Spark into a store, over a sink that discards",
     "group": "an idle member of a group, polled over waiting; its wake; publishing, over Spark's own commit",
 }
@@ -80,6 +81,10 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
         from appending import measure_appending
 
         yield from measure_appending(stores, messages, repeats)
+    if "deliver" in names:
+        from delivering import measure_delivering
+
+        yield from measure_delivering(stores, messages, max(repeats, 5))
     if {"scan", "triggers", "open", "sink", "group"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats)
 

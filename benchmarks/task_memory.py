@@ -42,9 +42,9 @@ def measure_task_memory(stores: SampleStores, messages: int, repeats: int) -> It
         _plan_nothing(files[0], nothing_file)
         one, ten, nothing = take_turns(
             repeats,
-            lambda files=files: _peak_mib(files[0]),
-            lambda files=files: _peak_mib(files[1]),
-            lambda file=nothing_file: _peak_mib(file),
+            lambda files=files: peak_mib(__file__, str(files[0])),
+            lambda files=files: peak_mib(__file__, str(files[1])),
+            lambda file=nothing_file: peak_mib(__file__, str(file)),
         )
         yield ratio_figure(
             f"memory of a task, {name}, 10x the messages over 1x",
@@ -83,9 +83,12 @@ def _plan_nothing(like: Path, file: Path) -> None:
     file.write_bytes(pickle.dumps((reader, InputPartition(None))))
 
 
-def _peak_mib(task: Path) -> float:
-    """Run a task apart and return its peak."""
-    process = subprocess.Popen([sys.executable, __file__, str(task)], stdout=subprocess.PIPE, text=True)
+def peak_mib(*arguments: str) -> float:
+    """Run Python with these arguments and return the peak of its anonymous memory, in MiB.
+
+    The program prints what it saw itself, in bytes. A number below 0 is what it had before: then it is the growth.
+    """
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     peak = 0
     while True:
         try:
@@ -95,10 +98,10 @@ def _peak_mib(task: Path) -> float:
             peak = max(peak, _anonymous_bytes(process.pid))
     assert process.stdout is not None
     with process.stdout as output:
-        told = output.read()
+        told = int(output.read())
     if process.returncode:
-        raise RuntimeError(f"the task failed with {process.returncode}")
-    return max(peak, int(told)) / _MIB
+        raise RuntimeError(f"the process failed with {process.returncode}")
+    return (peak + told if told < 0 else max(peak, told)) / _MIB
 
 
 def _anonymous_bytes(process_id: int | str) -> int:

@@ -121,14 +121,10 @@ class ListenerJob:
         if self._stops_queues:
             assert self.options.group is not None
             found = read_stopped_queues(self.options.check_complete(), self.options.group, key)
-            for queue, (one, is_settled) in found.items():
-                sent, pending = (one.sent | one.dead, frozenset()) if is_settled else (one.sent, one.dead)
-                # A queue that is handed over begins where its last member stood, which may be before that.
-                is_handed_over = self.is_shared and one.query_id != key.query_id
-                is_repeated = (one.query_id, one.batch_id) == (key.query_id, key.batch_id)
-                histories[queue] = History(
-                    one.resume, one.attempts, sent, pending, not (is_repeated or is_handed_over), is_repeated
-                )
+            histories = {
+                queue: history_of(one, key, is_settled=is_settled, is_shared=self.is_shared)
+                for queue, (one, is_settled) in found.items()
+            }
         resends = self.options.expired_original == "resend"
         return ListenerTask(
             self.listener, self.terms, lambda names: Row(*names), histories, drops=self.drops, resends=resends
@@ -172,6 +168,18 @@ class ListenerWriter(DataSourceStreamArrowWriter):
         for message in messages:
             if isinstance(message, ConsumedRows) and message.file is not None:
                 discard_files(self._job.options, message.key, [message.file])
+
+
+def history_of(one: Suspension, key: CommitKey, *, is_settled: bool, is_shared: bool) -> History:
+    """Return what the batch `key` has to know of a stopped queue.
+
+    `is_settled`: what was decided of its rows is in the store. `is_shared`: the group's queries share its queues.
+    """
+    sent, pending = (one.sent | one.dead, frozenset[int]()) if is_settled else (one.sent, one.dead)
+    is_repeated = (one.query_id, one.batch_id) == (key.query_id, key.batch_id)
+    # A queue that is handed over begins where its last member stood, which may be before the place where it goes on.
+    is_handed_over = is_shared and one.query_id != key.query_id
+    return History(one.resume, one.attempts, sent, pending, not (is_repeated or is_handed_over), is_repeated)
 
 
 def suspensions(outcomes: Sequence[QueueOutcome], now_ms: int) -> Mapping[QueueKey, Suspension | None]:

@@ -54,6 +54,7 @@ def _make_group() -> Any:
         "serve",
         callback=_serve,
         params=[path, *options],
+        short_help="Deliver delayed messages when they are due.",
         help="Deliver delayed messages of the store at PATH when they are due, until SIGTERM or SIGINT. Any number of "
         "these may run beside each other and beside Spark queries, and be killed at any time: each message is "
         "delivered once. While a RocketMQ broker runs on the store, that one delivers, and this one waits.",

@@ -326,7 +326,7 @@ def open_consumer(
         check_crc=check_crc,
         max_decompressed_bytes=max_decompressed_bytes,
         settings=WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path),
-        deliver_due=ticker.tick_now,
+        ticker=ticker,
     )
 
 

@@ -82,6 +82,11 @@ def test_the_readme_s_examples_run_in_order(
     printed = capfd.readouterr().out
     assert re.search(r"\|queueId\| *tags\|count\|", printed), "the batch example shows counts"
     assert "|queueId|queueOffset|" in printed, "the streaming example shows messages"
+    shipped = rmq_spark.group_offsets(str(namespace["store"]), "shipping")
+    assert sum(shipped["orders"].values()) == 1170, "the listener has had all orders"
+    with rmq_spark.open_reader(str(namespace["store"])) as store:
+        waiting = sum(store.bounds(queue).max_offset for queue in store.queues("SCHEDULE_TOPIC_XXXX"))
+    assert waiting == 72, "those that were cancelled wait for another try"
     assert property_names(str(namespace["store"])) == property_names("tests/golden/demo"), "a copy keeps properties"
 
 

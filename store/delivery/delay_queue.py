@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.delivery.due_source import Due, Note, Outlook
 from rmq_spark.store.delivery.originals import read_originals
 from rmq_spark.store.delivery.real_queues import find_real_queues
@@ -41,6 +40,7 @@ from rmq_spark.store.format.rebuilt_records import rebuild_records
 from rmq_spark.store.format.record import BLANK_BYTES
 from rmq_spark.store.format.whole_records import WholeRecords
 from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.watermark_file import read_watermark

@@ -27,7 +27,6 @@ from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey, side_path
 from rmq_spark.store.commit.ledger import Ledger
 from rmq_spark.store.commit.staging import StageWriter
-from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.delivery.delay_queue import DelayQueues
 from rmq_spark.store.delivery.due_source import QUERY_ID, Due, DueSource, Note, Outlook
 from rmq_spark.store.delivery.timer_store import TimerStore
@@ -39,6 +38,7 @@ from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.errors import DamageError, LockTimeoutError, RmqError, StoreChangedError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
+from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.settings_file import SETTINGS, check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings

@@ -14,17 +14,19 @@ next `prepare` writes it. A broker that starts between the two knows no note, an
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.delivery.due_source import Due, Outlook
+from rmq_spark.store.delivery.pending_seconds import PendingSeconds
 from rmq_spark.store.delivery.timer_batch import make_batch
 from rmq_spark.store.delivery.timer_chains import ChainedUnits, read_chains
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
 from rmq_spark.store.delivery.timer_intake import Intake, Mended, mend
 from rmq_spark.store.delivery.timer_mark import Doubt, TimerMark, TimerMarkFile
+from rmq_spark.store.delivery.timer_state import PART, READ, Progress, TimerState
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.host import boot_id
@@ -32,7 +34,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.format.timer_check import TimerCheck
 from rmq_spark.store.format.timer_log import DELETE, ROLL
-from rmq_spark.store.format.timer_wheel import SECOND_MS, SLOT_COUNT, WINDOW_MS, floor_second
+from rmq_spark.store.format.timer_wheel import SECOND_MS, SLOT_COUNT, floor_second
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.section import Section
@@ -40,54 +42,11 @@ from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 
-READ, PART = "timer.read", "timer.part"  # in notes: `Progress`
-
 _TAKEN_AT_ONCE = 131_072  # of the queue, in one section: others get their turn
 _GROWTH_BYTES = 96  # of a record, by the properties that it is delivered with
 _WRONG_CLOCK_MS = 60 * SECOND_MS  # that a timer is ahead of the clock: such steps are told
-_OTHER_CLOCK_MS = 3600 * SECOND_MS  # that the clock of another ticker may be ahead
 _LONG_AGO_MS = 24 * 3600 * SECOND_MS
 _TOO_LONG_AGO_MS = 11 * _LONG_AGO_MS  # behind it the wheel, of 14 days, has no room for what is new
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What was delivered: all of the seconds before `read_ms`, and of that one the units up to position `part`."""
-
-    read_ms: int = 0
-    part: int = -1
-
-    @classmethod
-    def of(cls, check: TimerCheck | None, note: Mapping[str, int]) -> "Progress":
-        """Return the larger of what a check says and what a note says."""
-        read_ms, noted = 0 if check is None else check.read_time, note.get(READ, 0)
-        return cls(noted, note.get(PART, -1)) if noted >= read_ms else cls(read_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What check, mark and note say together. `is_ours`: nobody but us wrote the check since we did."""
-
-    check: TimerCheck | None
-    mark: TimerMark | None
-    progress: Progress
-
-    @property
-    def is_ours(self) -> bool:
-        return self.mark is not None and self.mark.is_of(self.check)
-
-    @property
-    def doubt(self) -> Doubt:
-        return self.mark.doubt if self.mark is not None else Doubt()
-
-    @property
-    def is_told(self) -> bool:
-        """Say whether a broker would know of all that was delivered."""
-        return (
-            self.check is not None
-            and self.mark is not None
-            and (self.progress == Progress(self.check.read_time, self.mark.part))
-        )
 
 
 class TimerStore:
@@ -100,8 +59,7 @@ class TimerStore:
         self._wheel = TimerWheel(root, disk)
         self._log: TimerLog | None = None
         self._boot = boot_id()
-        # Seconds (ms) that have messages, ascending, as of the check that is beside them.
-        self._pending: tuple[TimerCheck, NDArray[np.int64]] | None = None
+        self._pending = PendingSeconds(self._wheel)
         self._note: Mapping[str, int] = {}  # of the last `prepare`
         self._is_ahead_told = False
 
@@ -117,7 +75,7 @@ class TimerStore:
         if not state.is_told or not self._is_settled(state) or self._has_new(state):
             return Outlook(True)
         assert state.check is not None
-        times = self._pending_times(state.check, now_ms)
+        times = self._pending.times(state.check, now_ms)
         at = int(np.searchsorted(times, state.progress.read_ms))
         if at == len(times):
             return Outlook()
@@ -184,18 +142,18 @@ class TimerStore:
         self._queue.run.close()
         self._log = None
 
-    def _state(self, note: Mapping[str, int]) -> _State:
+    def _state(self, note: Mapping[str, int]) -> TimerState:
         check = self._check.read()
-        return _State(check, self._mark.read(), Progress.of(check, note))
+        return TimerState(check, self._mark.read(), Progress.of(check, note))
 
-    def _has_new(self, state: _State) -> bool:
+    def _has_new(self, state: TimerState) -> bool:
         """Say whether the queue has messages that were not taken."""
         offset = 0 if state.check is None else state.check.queue_offset
         has_new = self._queue.is_written(max(offset, self._queue.run.begin))
         self._queue.run.close()
         return has_new
 
-    def _take_in(self, section: Section, state: _State, now_ms: int, *, has_wheel: bool, is_settled: bool) -> None:
+    def _take_in(self, section: Section, state: TimerState, now_ms: int, *, has_wheel: bool, is_settled: bool) -> None:
         end, held = section.next_offset(TIMER_TOPIC, 0), state.check or TimerCheck()
         log, second_ms = self._timer_log(look=True), floor_second(now_ms)
         if is_settled:
@@ -268,7 +226,7 @@ class TimerStore:
 
         Where there are none, what the note is to say.
         """
-        times = self._pending_times(check, end_ms)
+        times = self._pending.times(check, end_ms)
         at = int(np.searchsorted(times, progress.read_ms))
         if at >= len(times) or times[at] >= end_ms:
             return Due()
@@ -331,7 +289,6 @@ class TimerStore:
         new_times: list[NDArray[np.int64]] | None,
     ) -> None:
         """Write the check, after all that it speaks of is on disk for good. `new_times` None: nothing is known."""
-        before = self._pending
         self._timer_log().sync()
         self._wheel.sync()
         held = replace(
@@ -344,26 +301,9 @@ class TimerStore:
         # A crash between the two looks as if a broker had been here: what it may have delivered is looked for.
         self._mark.write(TimerMark.of(held, progress.part, self._boot, doubt))
         self._check.write(held)
-        if new_times is None or before is None:
-            self._pending = None
-        else:
-            times = _merged([before[1], *new_times])
-            self._pending = held, times[int(np.searchsorted(times, held.read_time)) :]
+        self._pending.follow(held, new_times)
 
-    def _pending_times(self, check: TimerCheck, now_ms: int) -> NDArray[np.int64]:
-        """Return the seconds (ms) of the wheel that have messages, ascending."""
-        if self._pending is None:
-            slots = self._wheel.slots_from(check.read_time)
-            self._pending = check, slots["second"].astype(np.int64) * SECOND_MS
-        elif self._pending[0] != check:
-            # Others delivered, or took messages: these are in the window, and the wheel is seven times as long.
-            end_ms = max(check.read_time, now_ms) + WINDOW_MS + _OTHER_CLOCK_MS
-            slots = self._wheel.slots_from(check.read_time, end_ms)
-            beyond = self._pending[1][int(np.searchsorted(self._pending[1], end_ms)) :]
-            self._pending = check, np.concatenate([slots["second"].astype(np.int64) * SECOND_MS, beyond])
-        return self._pending[1]
-
-    def _is_settled(self, state: _State) -> bool:
+    def _is_settled(self, state: TimerState) -> bool:
         """Say whether we wrote all three files last, and no crash left units behind the end that the check names."""
         if not state.is_ours or not self._wheel.is_there():
             return False
@@ -383,13 +323,3 @@ class TimerStore:
         elif look:
             self._log.look()
         return self._log
-
-
-def _merged(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the distinct numbers, ascending, of parts that are so themselves: sorted runs sort fast."""
-    if len(parts) == 1:
-        return parts[0]
-    times: NDArray[np.int64] = np.sort(np.concatenate(parts), kind="stable")
-    is_new = np.ones(len(times), np.bool_)
-    is_new[1:] = times[1:] != times[:-1]
-    return times[is_new]

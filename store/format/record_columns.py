@@ -12,33 +12,16 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
-from rmq_spark.store.format.heads import gather
-from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.message_columns import Texts
-from rmq_spark.store.format.properties import INNER_NUM, KEYS, TAGS, UNIQ_KEY, PropertyPairs
-from rmq_spark.store.format.ragged import Bytes, Positions, take_ranges
-from rmq_spark.store.format.record import (
-    HEADS,
-    HOST_BITS,
-    INNER_BATCH,
-    MAGIC_V1,
-    MAGIC_V2,
-    MIN_RECORD_BYTES,
-    RECORD_HEAD,
-)
+from rmq_spark.store.format.properties import INNER_NUM, TAGS, PropertyPairs
+from rmq_spark.store.format.ragged import Positions
+from rmq_spark.store.format.record import INNER_BATCH, MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES
+from rmq_spark.store.format.record_keys import key_entries
 from rmq_spark.store.format.shaped_properties import ShapedPairs
 from rmq_spark.store.format.tags_code import DELAY, level_of
+from rmq_spark.store.format.whole_records import NotWholeError, WholeRecords
 
 _SIZE_AND_MAGIC = struct.Struct(">iI")
-_FIELDS = ("queue_id", "queue_offset", "physical_offset", "store_timestamp", "body_size")
-
-
-class NotWholeError(ValueError):
-    """Record number `row` is none that `record.decode_record` would take, or is another place's."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(row)
-        self.row = row
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,70 +74,36 @@ def split_records(
     `physical_offset` is that of the first byte of `data`, `levels` the store's table of delay levels. Raises
     NotWholeError for the first record of a kind of fault.
     """
-    buffer = np.frombuffer(data, np.uint8)
     ends = np.append(positions[1:], end)
-    heads = gather(buffer, positions, RECORD_HEAD)
-    flags = heads["sys_flag"].astype(np.int64)
-    found, bodies = _heads(buffer, positions, ends, heads, flags)
-    _refuse(found["physical_offset"] != positions + physical_offset)
-    tails = bodies + found["body_size"]
-    wide = np.where(heads["magic"] == MAGIC_V1, 1, 2)
-    _refuse((found["body_size"] < 0) | (tails + wide + 2 > ends))
-    first, second = buffer[tails].astype(np.int64), buffer[tails + 1].astype(np.int64)
-    topic_begins = tails + wide
-    topic_ends = topic_begins + np.where(wide == 1, (first ^ 0x80) - 0x80, (first << 8 ^ 0x8000) - 0x8000 + second)
-    _refuse((topic_ends < topic_begins) | (topic_ends + 2 > ends))
-    text_sizes = (buffer[topic_ends].astype(np.int64) << 8) + buffer[topic_ends + 1]
-    _refuse((text_sizes >= 1 << 15) | (topic_ends + 2 + text_sizes != ends))
-    topics, topic_numbers = _topics(take_ranges(buffer, topic_begins, topic_ends))
-    texts = take_ranges(buffer, topic_ends + 2, ends)
-    shaped = ShapedPairs.of(texts)
-    pairs = PropertyPairs.split(texts) if shaped is None else shaped
+    whole = WholeRecords.of(np.frombuffer(data, np.uint8), positions, ends)
+    places = whole.field("physical_offset").astype(np.int64)
+    is_elsewhere = places != positions + physical_offset
+    if is_elsewhere.any():
+        raise NotWholeError(int(np.argmax(is_elsewhere)))
+    store_times = whole.field("store_timestamp").astype(np.int64)
+    topics, topic_numbers = _topics(whole.topics())
+    pairs = whole.pairs()
     tags_codes = Texts.of(pairs.column(TAGS)).hashes.java().view(np.int32).astype(np.int64)
     if SCHEDULE_TOPIC in topics:
         waiting = np.flatnonzero(topic_numbers == topics.index(SCHEDULE_TOPIC))
         delays_ms = _delays_ms(pairs, waiting, levels)
         waiting, delays_ms = waiting[delays_ms >= 0], delays_ms[delays_ms >= 0]
-        tags_codes[waiting] = found["store_timestamp"][waiting] + delays_ms
-    key_rows, key_hashes = _keys(pairs, topics, topic_numbers)
+        tags_codes[waiting] = store_times[waiting] + delays_ms
+    key_rows, key_hashes = key_entries(pairs, topics, topic_numbers)
     return RecordColumns(
-        places=found["physical_offset"],
+        places=places,
         sizes=ends - positions,
-        store_times=found["store_timestamp"],
-        sys_flags=flags,
-        queue_ids=found["queue_id"],
-        queue_offsets=found["queue_offset"],
+        store_times=store_times,
+        sys_flags=whole.sys_flags,
+        queue_ids=whole.field("queue_id").astype(np.int64),
+        queue_offsets=whole.field("queue_offset").astype(np.int64),
         topics=topics,
         topic_numbers=topic_numbers,
         tags_codes=tags_codes,
-        message_counts=_message_counts(pairs, flags),
+        message_counts=_message_counts(pairs, whole.sys_flags),
         key_rows=key_rows,
         key_hashes=key_hashes,
     )
-
-
-def _heads(
-    buffer: Bytes, positions: Positions, ends: Positions, heads: NDArray[np.void], flags: NDArray[np.int64]
-) -> tuple[dict[str, NDArray[np.int64]], Positions]:
-    """Return fields of all heads, and where their bodies begin: hosts of IPv6 make a head longer."""
-    bits = flags & HOST_BITS
-    if not bits.any():
-        return {name: heads[name].astype(np.int64) for name in _FIELDS}, positions + RECORD_HEAD.itemsize
-    found = {name: np.empty(len(positions), np.int64) for name in _FIELDS}
-    bodies = np.empty(len(positions), np.int64)
-    for kind, layout in HEADS.items():
-        rows = np.flatnonzero(bits == kind)
-        bodies[rows] = positions[rows] + layout.itemsize
-        _refuse((bits == kind) & (positions + layout.itemsize + 3 > ends))
-        some = gather(buffer, positions[rows], layout)
-        for name in _FIELDS:
-            found[name][rows] = some[name]
-    return found, bodies
-
-
-def _refuse(is_bad: NDArray[np.bool_]) -> None:
-    if is_bad.any():
-        raise NotWholeError(int(np.argmax(is_bad)))
 
 
 def _topics(names: pa.BinaryArray) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -172,25 +121,6 @@ def _delays_ms(pairs: ShapedPairs | PropertyPairs, rows: NDArray[np.intp], level
     delays_ms = np.array([levels.due_after_ms(level) if level else -1 for level in named], np.int64)
     of_rows: NDArray[np.int64] = delays_ms[texts.indices.to_numpy()]
     return of_rows
-
-
-def _keys(
-    pairs: ShapedPairs | PropertyPairs, topics: tuple[str, ...], topic_numbers: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return row and hash of what the key index gets, in a broker's order (IndexService#buildIndex)."""
-    of_topic = np.array([string_hash(f"{topic}#") & 0xFFFFFFFF for topic in topics], np.uint32)[topic_numbers]
-    ids, keys = Texts.of(pairs.column(UNIQ_KEY)), Texts.of(pairs.column(KEYS))
-    hashes, rows = ids.hashes.java(before=of_topic), np.arange(len(topic_numbers))
-    if ids.given is not None:
-        rows, hashes = rows[ids.given], hashes[ids.given]
-    key_rows, words = keys.words()
-    if len(key_rows):
-        rows = np.concatenate([rows, key_rows])
-        # UNIQ_KEY first: a stable order by row of all of the one kind, then all of the other.
-        order = np.argsort(rows, kind="stable")
-        rows, hashes = rows[order], np.concatenate([hashes, words.java(before=of_topic[key_rows])])[order]
-    # |-2^31| stays negative in numpy as in Java; the index takes 0 for it.
-    return rows, np.maximum(np.abs(hashes.view(np.int32)), 0)
 
 
 def _message_counts(pairs: ShapedPairs | PropertyPairs, flags: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from rmq_spark.store.format.properties import PropertyPairs
 from rmq_spark.store.format.ragged import Bytes, Positions, take_ranges
 from rmq_spark.store.format.record import (
     BORN_HOST_V6,
+    HOST_BITS,
     MAGIC_V1,
     MAGIC_V2,
     MIN_RECORD_BYTES,
@@ -24,7 +25,6 @@ from rmq_spark.store.format.record import (
     RECORD_HEAD_BOTH_V6,
     STORE_HOST_V6,
 )
-from rmq_spark.store.format.record_columns import NotWholeError
 from rmq_spark.store.format.shaped_properties import ShapedPairs
 
 _FIELDS: Any = RECORD_HEAD.fields
@@ -48,6 +48,14 @@ def field_shift(name: str, sys_flags: NDArray[Any]) -> NDArray[np.int64] | int:
     return 0
 
 
+class NotWholeError(ValueError):
+    """Record number `row` is none that `record.decode_record` would take, or is another place's."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
 @dataclass(frozen=True, slots=True)
 class WholeRecords:
     """Where the parts of records lie in `data`, in bytes; one element a record.
@@ -58,6 +66,7 @@ class WholeRecords:
     data: Bytes
     positions: Positions
     ends: Positions
+    heads: NDArray[np.void]  # as if of IPv4: right up to the born host
     sys_flags: NDArray[np.int64]
     body_begins: Positions
     body_ends: Positions
@@ -82,9 +91,7 @@ class WholeRecords:
 
     def field(self, name: str) -> NDArray[Any]:
         """Return one field of all heads, a number, in native byte order."""
-        layout, at = _FIELDS[name][:2]
-        values = numbers_at(self.data, self.positions + at + field_shift(name, self.sys_flags), layout)
-        return values.astype(layout.newbyteorder("="))
+        return _field(self.data, self.positions, self.heads, self.sys_flags, name)
 
     def topics(self) -> pa.BinaryArray:
         """Return the topic of each record."""
@@ -127,13 +134,26 @@ def unaligned(data: Bytes, layout: np.dtype[Any]) -> NDArray[Any]:
     return view
 
 
+def _field(
+    data: Bytes, positions: Positions, heads: NDArray[np.void], sys_flags: NDArray[np.int64], name: str
+) -> NDArray[Any]:
+    """Return one field of all heads, in native byte order; `heads` are those bytes taken for heads of IPv4."""
+    layout, at = _FIELDS[name][:2]
+    if name in _BEHIND_BORN_HOST | _BEHIND_STORE_HOST and (sys_flags & HOST_BITS).any():
+        values = numbers_at(data, positions + at + field_shift(name, sys_flags), layout)
+    else:
+        values = heads[name]
+    return values.astype(layout.newbyteorder("="))
+
+
 def _locate(data: Bytes, positions: Positions, ends: Positions) -> tuple[WholeRecords, NDArray[np.bool_]]:
     """Return the parts, and which records are whole. Of one that is not the parts mean nothing, but lie in `data`."""
     sizes = ends - positions
     is_whole = sizes >= MIN_RECORD_BYTES
     if not is_whole.all():  # too short to be looked at: another one is, in their place
         if not is_whole.any():
-            return WholeRecords(data, positions, ends, *([np.zeros_like(positions)] * 5)), is_whole
+            no_heads = np.zeros(len(positions), RECORD_HEAD)
+            return WholeRecords(data, positions, ends, no_heads, *([np.zeros_like(positions)] * 5)), is_whole
         stand_in = int(np.argmax(is_whole))
         positions = np.where(is_whole, positions, positions[stand_in])
         ends = np.where(is_whole, ends, ends[stand_in])
@@ -144,7 +164,9 @@ def _locate(data: Bytes, positions: Positions, ends: Positions) -> tuple[WholeRe
     is_whole &= (heads["total_size"] == ends - positions) & ((magics == MAGIC_V1) | (magics == MAGIC_V2))
     is_whole &= positions + head_bytes + 3 <= ends
     body_begins = positions + np.where(is_whole, head_bytes, RECORD_HEAD.itemsize)
-    body_sizes = numbers_at(data, body_begins - 4, np.dtype(">i4")).astype(np.int64)
+    body_sizes = heads["body_size"].astype(np.int64)
+    if (flags & HOST_BITS).any():
+        body_sizes = numbers_at(data, body_begins - 4, np.dtype(">i4")).astype(np.int64)
     wide = np.where(magics == MAGIC_V1, 1, 2)
     is_whole &= (body_sizes >= 0) & (body_begins + body_sizes + wide + 2 <= ends)
     body_ends = np.where(is_whole, body_begins + body_sizes, body_begins)
@@ -155,5 +177,5 @@ def _locate(data: Bytes, positions: Positions, ends: Positions) -> tuple[WholeRe
     topic_ends = np.where(is_whole, topic_begins + topic_sizes, body_ends)
     text_sizes = numbers_at(data, topic_ends, np.dtype(">i2")).astype(np.int64)
     is_whole &= (text_sizes >= 0) & (topic_ends + 2 + text_sizes == ends)
-    found = WholeRecords(data, positions, ends, flags, body_begins, body_ends, topic_begins, topic_ends)
+    found = WholeRecords(data, positions, ends, heads, flags, body_begins, body_ends, topic_begins, topic_ends)
     return found, is_whole

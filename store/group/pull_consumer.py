@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -43,6 +43,16 @@ PULL_MESSAGES = 32
 HOLD_MS = 20_000  # DefaultMQPullConsumer#brokerSuspendMaxTimeMillis
 
 
+class Ticking(Protocol):
+    """What delivers messages that waited: `store.delivery.ticker.Ticker`, or a test's."""
+
+    def tick_now(self) -> float | None:
+        """Deliver what is due; return in how many ms to do it again, None for not before the store has moved."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
 class PullConsumer:
     """A store to pull from, and a group whose offsets are read and set. One thread at a time; use it in `with`.
 
@@ -64,16 +74,15 @@ class PullConsumer:
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
         settings: WriterSettings | None = None,
         open_sender: Callable[[], MessageStore] | None = None,
-        deliver_due: Callable[[], float | None] | None = None,
+        ticker: Ticking | None = None,
         now_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Open the store at `path`, as the group `group` if offsets are asked for.
 
         `limits` None: a broker's, on this machine. `settings` say how the store's lock is taken (offsets are written on
-        network file systems too), `open_sender` opens the store for `send`. `deliver_due` is called before every pull:
-        it delivers messages that waited, and returns in how many ms it wants to be called again, None for not before
-        the store has moved. `now_ms` is a clock that nobody sets, `sleep` takes seconds. Raises OptionError for a
+        network file systems too), `open_sender` opens the store for `send`. `ticker` is asked before every pull, and
+        closed with the consumer. `now_ms` is a clock that nobody sets, `sleep` takes seconds. Raises OptionError for a
         group's name that RocketMQ refuses and for unknown columns, StorePathError where there is no store.
         """
         check_columns(columns)
@@ -84,7 +93,7 @@ class PullConsumer:
         self._check_crc, self._max_decompressed_bytes = check_crc, max_decompressed_bytes
         self._settings = settings or WriterSettings(commit_log_path=commit_log_path)
         self._open_sender = open_sender or self._open_store
-        self._deliver_due = deliver_due
+        self._ticker = ticker
         self._now_ms, self._sleep = now_ms, sleep
         self._sender: MessageStore | None = None
         self._offset_file: OffsetFile | None = None
@@ -278,6 +287,8 @@ class PullConsumer:
         finally:
             self._is_closed = True
             self._reader.close()
+            if self._ticker is not None:
+                self._ticker.close()
             if self._sender is not None:
                 self._sender.close()
 
@@ -289,7 +300,7 @@ class PullConsumer:
     def _deliver(self) -> float | None:
         """Deliver what waited and is due; return when to do it again, on the consumer's clock, None if nobody knows."""
         self._refuse_if_closed()
-        wait_ms = None if self._deliver_due is None else self._deliver_due()
+        wait_ms = None if self._ticker is None else self._ticker.tick_now()
         return None if wait_ms is None else self._now_ms() + wait_ms
 
     def _pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:

@@ -19,7 +19,8 @@ from rmq_spark.store.format.record import (
     Record,
     Torn,
 )
-from rmq_spark.store.format.record_columns import NotWholeError, RecordColumns, split_records, walk_records
+from rmq_spark.store.format.record_columns import RecordColumns, split_records, walk_records
+from rmq_spark.store.format.whole_records import NotWholeError
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.units import QueueKey

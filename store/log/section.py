@@ -140,6 +140,9 @@ class Section:
         _fill_in(records, offsets, placement.physical_offsets, time_ms)
         store.open_section()
         self._guard.refuse_broker()
+        levels = [key for key in records.queues if key.topic == SCHEDULE_TOPIC]
+        if levels:
+            store.delay_offsets.keep_within({key.queue_id + 1: store.queues.next_offset(key) for key in levels})
         store.log_writer.write(placement, records.data)
         # A broker that looked meanwhile appends over them: then no unit may speak of them, and nobody be told of them.
         self._guard.refuse_broker()

@@ -23,6 +23,7 @@ from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.changes import Changes
 from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.key_index import KeyIndex
 from rmq_spark.store.log.log_writer import LogWriter
@@ -55,6 +56,7 @@ class StoreFiles:
         self.log = CommitLog(folders, mapped=False)
         self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
         self.topics = TopicWriter(disk, root, note_progress)
+        self.delay_offsets = DelayOffsetFile(root, disk, now_ms, lambda _: None)  # under the lock nobody is waited for
         self.queues = self._queue_writer()
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
         self.note = nothing_written()

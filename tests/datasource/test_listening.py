@@ -362,6 +362,19 @@ def test_a_batch_that_is_repeated_forgets_no_dead_letter_behind_its_end() -> Non
         assert orderly(lambda rows, context: SUCCESS, messages(1, first=2), {ONE: history}) == ([], expected)
 
 
+@pytest.mark.parametrize(
+    ("history", "limit", "copy_times"),
+    [(History(), 3, 3), (History(0, {0: 2}), 5, 5), (History(0, pending=frozenset({0})), 7, 7)],
+)
+def test_a_dead_letter_in_order_says_how_often_its_message_was_tried_anew(
+    history: History, limit: int, copy_times: int
+) -> None:
+    terms = ListenerTerms(ORDERLY, max_reconsume_times=limit)
+    given = messages(1, times=[3])  # it had been sent back before it came into this queue
+    found = consume_orderly(given, caller(lambda rows, context: None, terms), terms, {ONE: history}, 1)
+    assert [one.copy_times for one in found if isinstance(one, Failure)] == [copy_times]
+
+
 class NamelessError(Exception):
     def __str__(self) -> str:
         raise AttributeError("no such field")

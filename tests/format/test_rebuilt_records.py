@@ -11,8 +11,7 @@ from rmq_spark.store.format.message_columns import RowFault, Topics
 from rmq_spark.store.format.properties import parse
 from rmq_spark.store.format.rebuilt_records import rebuild_records
 from rmq_spark.store.format.record import Record, decode_record, encode_record
-from rmq_spark.store.format.record_columns import NotWholeError
-from rmq_spark.store.format.whole_records import WholeRecords, are_whole
+from rmq_spark.store.format.whole_records import NotWholeError, WholeRecords, are_whole
 from rmq_spark.store.testing.rebuild_twin import rebuild_one
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.strategies import inner_batches, messages, property_texts

@@ -11,7 +11,6 @@ from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.ledger import Ledger
 from rmq_spark.store.commit.staging import StagedFile, check_staged
-from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.delivery.retry_topics import read_group_config
 from rmq_spark.store.delivery.sent_rows import SentRows
 from rmq_spark.store.disk.changing import Disk
@@ -21,6 +20,7 @@ from rmq_spark.store.group.member_file import read_member
 from rmq_spark.store.group.offset_file import read_group_offsets
 from rmq_spark.store.group.resets import NO_RESETS, read_resets
 from rmq_spark.store.group.suspended import NOTHING_SUSPENDED, read_suspended
+from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.topics import read_topics
 

@@ -33,8 +33,9 @@ from rmq_spark.store.format.record import (
     decode_record,
     encode_record,
 )
-from rmq_spark.store.format.record_columns import NotWholeError, split_records, walk_records
+from rmq_spark.store.format.record_columns import split_records, walk_records
 from rmq_spark.store.format.tags_code import tags_code_of
+from rmq_spark.store.format.whole_records import NotWholeError
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.dispatching import dispatch
 from rmq_spark.store.log.file_sizes import FileSizes

@@ -67,7 +67,7 @@ def message(number: int, random: Random) -> dict[str, Any]:
 
 
 def table(messages: Iterable[dict[str, Any]]) -> pa.Table:
-    """Return messages as `send_many` takes them."""
+    """Return messages as `send_many` takes them, none of which waits for a time."""
     types = {
         "topic": pa.string(),
         "body": pa.binary(),
@@ -78,7 +78,7 @@ def table(messages: Iterable[dict[str, Any]]) -> pa.Table:
         "queueId": pa.int32(),
         "flag": pa.int32(),
     }
-    assert tuple(types) == MESSAGE_COLUMNS
+    assert tuple(types) == MESSAGE_COLUMNS[: len(types)]
     return pa.Table.from_pylist(list(messages), schema=pa.schema(list(types.items())))
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store import Ticker
-from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 
 

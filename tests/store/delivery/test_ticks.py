@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_spark.store.commit.finishing import Roller
-from rmq_spark.store.delivery.delay_offsets import DelayOffsetFile
 from rmq_spark.store.delivery.ticker import Tick, Ticker
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import FileLock
@@ -19,6 +18,7 @@ from rmq_spark.store.errors import DamageError, LockTimeoutError
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.queue_unit import encode_blank_fill
+from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.timer_rig import waiting
@@ -393,6 +393,29 @@ def test_an_offset_behind_the_queue_becomes_its_end(
     kit.now_ms += 1000
     assert kit.tick() == Tick(1, None)
     assert kit.messages() == {0: ["new"]}
+
+
+def test_what_is_stored_before_anybody_looks_at_an_offset_behind_its_queue_is_delivered(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut took the end of the log, and a program writes before anybody ticks."""
+    kit.put(wait(1, "old"), wait(2, "old"))
+    _write_offsets(kit, b'{"offsetTable":{1:9,2:1,3:7}}')
+    kit.put(wait(1, "new"), wait(2, "new"))
+    assert kit.offsets() == {1: 1, 2: 1, 3: 7}
+    assert "delay level 1 was to go on at queue offset 9, and its queue ends at 1" in caplog.text
+    kit.now_ms += 5000
+    assert kit.tick().delivered == 2
+    assert kit.messages() == {0: ["new", "new"]}
+
+
+def test_a_broken_file_of_offsets_is_no_hindrance_to_who_writes(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "one"))
+    _write_offsets(kit, b"{")
+    kit.put(wait(1, "two"))
+    _write_offsets(kit, b'{"offsetTable":{1:0}}')
+    kit.now_ms += 1000
+    assert kit.tick().delivered == 2
 
 
 def test_a_note_behind_the_queue_is_corrected_for_good(kit: "Kit", wait: Wait) -> None:

@@ -386,9 +386,10 @@ def test_what_others_take_and_deliver_is_seen_without_reading_the_whole_wheel(
     monkeypatch.setattr(TimerWheel, "slots_from", slots_from)
     fresh = TimerStore(str(rig.root), (str(rig.root / "commitlog"),), rig.disk)
     assert fresh.look(rig.clock.now_ms, rig.note) == other.look(rig.clock.now_ms, rig.note)
-    assert fresh._pending is not None
-    assert other._pending is not None
-    assert fresh._pending[1].tolist() == other._pending[1].tolist()
+    known = [store._pending._known for store in (fresh, other)]
+    assert known[0] is not None
+    assert known[1] is not None
+    assert known[0][1].tolist() == known[1][1].tolist()
 
 
 def test_files_of_the_timer_log_that_another_ticker_deleted_stop_nobody(rig: TimerRig) -> None:

@@ -1,6 +1,7 @@
 """Who pulls delivers what waited and is due, before the pull and while it waits."""
 
 import time
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_a_pull_that_waits_ends_when_something_is_due(store: str) -> None:
         napped.append(seconds * 1000)
 
     ticker = Ticker(store, sleep=time.sleep, clock_ms=lambda: begun_ms + int(now_ms()))
-    with PullConsumer(store, deliver_due=ticker.tick_now, now_ms=now_ms, sleep=nap) as consumer:
+    with PullConsumer(store, ticker=ticker, now_ms=now_ms, sleep=nap) as consumer:
         found = consumer.pull_block_if_not_found(QUEUE, 1, timeout_ms=20_000)
     assert bodies(found) == [b"ten seconds late"]
     assert 5_000 < now_ms() < 10_200
@@ -77,9 +78,13 @@ def test_what_is_sent_to_a_pull_that_waits_is_due_before_what_was_there(store: s
     answers, asked = iter([60_000.0, None]), count()
     slept: list[float] = []
 
-    def deliver_due() -> float | None:
-        next(asked)
-        return next(answers, None)
+    class Asked:
+        def tick_now(self) -> float | None:
+            next(asked)
+            return next(answers, None)
+
+        def close(self) -> None:
+            pass
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -90,7 +95,21 @@ def test_what_is_sent_to_a_pull_that_waits_is_due_before_what_was_there(store: s
             with MessageStore.__enter__(rmq_spark.open_store(store)) as opened:
                 opened.send("T", "end", queue_id=0)
 
-    with PullConsumer(store, deliver_due=deliver_due, now_ms=lambda: 0.0, sleep=sleep) as consumer:
+    with PullConsumer(store, ticker=Asked(), now_ms=lambda: 0.0, sleep=sleep) as consumer:
         found = consumer.pull_block_if_not_found(QUEUE, 1, timeout_ms=1000)
     assert found.pull_status is PullStatus.FOUND
     assert next(asked) == 3, "before the wait, and each time that something came"
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_a_consumer_that_is_closed_closes_what_delivers(
+    store: str, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(Ticker, "close", lambda ticker: closed.append(ticker.path))
+    with nullcontext() if error is None else pytest.raises(error), rmq_spark.open_consumer(store) as consumer:
+        consumer.pull(QUEUE, 0)
+        assert closed == []
+        if error is not None:
+            raise error
+    assert closed == [store]

@@ -10,10 +10,14 @@ store it writes it every ten seconds and when it stops.
 | neither | no offsets: every level begins at its first message |
 | a broken one, and nothing whole beside it | DamageError |
 
-Source: ScheduleMessageService#load, #persist, ConfigManager, DelayOffsetSerializeWrapper (4.9, 5.3). RocketMQ does not
-start on a broken file without `.bak`.
+An offset behind the end of its level's queue is of a log that was longer: a power cut, or a copy, took the end. A
+broker corrects it when it starts; here whoever appends to the queue does, or what is appended passes for delivered.
+
+Source: ScheduleMessageService#load, #correctDelayOffset, #persist, ConfigManager, DelayOffsetSerializeWrapper (4.9,
+5.3). RocketMQ does not start on a broken file without `.bak`.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +27,7 @@ from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import DelayOffsets, decode_delay_offsets, encode_delay_offsets
 
+_LOG = logging.getLogger("rmq_spark")
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file within milliseconds
 _WHAT = "without it every delay level begins anew, and what was delivered before there was a note of it comes again"
@@ -80,6 +85,27 @@ class DelayOffsetFile:
         # A crash in here leaves the file as it was, or the new one, both whole.
         self._disk.replace(self._path, data)
         self._held, self._synced = _Held(file, data), data
+
+    def keep_within(self, ends: Mapping[int, int]) -> None:
+        """Have each of these levels go on no further than where its queue ends. Under the store's lock.
+
+        A broken file is left to who ticks, and tells of it.
+        """
+        try:
+            held = self.read()
+        except DamageError:
+            return
+        lower = {level: end for level, end in ends.items() if held.get(level, 0) > end}
+        for level, end in lower.items():
+            _LOG.error(
+                "rmq: delay level %d was to go on at queue offset %d, and its queue ends at %d: it goes on there. The "
+                "log was longer when that was written",
+                level,
+                held[level],
+                end,
+            )
+        if lower:
+            self.write(lower)
 
     def _look(self) -> _Held:
         problem = None
