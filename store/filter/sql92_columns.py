@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rmq_spark.store.filter.sql92_number_columns import Flags
 from rmq_spark.store.filter.sql92_numbers import INTEGER_BITS, LONG_BITS, read_boolean, read_double, read_integer
-from rmq_spark.store.filter.sql92_text_column import Flags, TextColumn, text_column
+from rmq_spark.store.filter.sql92_text_column import TextColumn, text_column
 from rmq_spark.store.filter.sql92_tree import (
     And,
     Constant,
@@ -46,7 +47,7 @@ _NOT = np.array([1, 0, 2, 3], np.uint8)
 _PICKED_ROWS_MIN = 1024
 _PICKED_SHARE = 4
 
-States: TypeAlias = NDArray[np.uint8] | np.uint8
+States: TypeAlias = Any  # by row an NDArray[np.uint8], or one np.uint8 for all rows
 
 
 class Kind(Enum):
@@ -104,7 +105,9 @@ class Rows:
             texts, is_null = text_column(array)
             return _Value(Kind.STRING, texts, _missing(is_null))
         is_null = array.is_null().to_numpy(zero_copy_only=False)
-        return _Value(kind, array.fill_null(kind is not Kind.BOOLEAN and 0).to_numpy(zero_copy_only=False), _missing(is_null))
+        return _Value(
+            kind, array.fill_null(kind is not Kind.BOOLEAN and 0).to_numpy(zero_copy_only=False), _missing(is_null)
+        )
 
 
 _KINDS = {pa.bool_(): Kind.BOOLEAN, pa.int32(): Kind.INTEGER, pa.int64(): Kind.LONG, pa.float64(): Kind.DOUBLE}
@@ -131,8 +134,7 @@ def _truth(node: Truth, rows: Rows) -> States:
 
 
 def _not(node: Not, rows: Rows) -> States:
-    states: States = _NOT[_states(node.operand, rows)]
-    return states
+    return _NOT[_states(node.operand, rows)]
 
 
 def _and(node: And, rows: Rows) -> States:
@@ -181,8 +183,7 @@ def _has(node: Has, rows: Rows) -> States:
         found: Any = np.bool_(_TEXT_HAS[node.how](value.data, node.text))
     else:
         found = value.data.has(node.how, node.text)
-    states: States = ((found != node.negated) & (value.missing == _PRESENT)) * TRUE
-    return states
+    return ((found != node.negated) & (value.missing == _PRESENT)) * TRUE
 
 
 _TEXT_HAS: dict[str, Callable[[str, str], bool]] = {
@@ -307,7 +308,7 @@ def _common_kind(left: Kind, right: Kind) -> Kind:
     return left
 
 
-def _numbers(value: _Value, kind: Kind) -> tuple[Any, Flags | None]:
+def _numbers(value: _Value, kind: Kind) -> tuple[Any, Flags | np.bool_ | None]:
     """Return the numbers, and which are none because the text is no number of the kind (None: all are)."""
     if value.kind is not Kind.STRING:
         return value.data, None

@@ -44,7 +44,8 @@ class Sql92Filter:
                 arrays[name] = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
         if count == 0:
             return np.zeros(0, np.bool_)
-        return evaluate_columns(self._tree, Rows(arrays, count)) == TRUE
+        is_match: NDArray[np.bool_] = evaluate_columns(self._tree, Rows(arrays, count)) == TRUE
+        return is_match
 
     def matches_row(self, properties: Mapping[str, JavaValue]) -> bool:
         """Return whether one message matches: the slow twin of `matches`."""

@@ -36,7 +36,8 @@ class Token:
         return "the end of the expression" if self.kind is TokenKind.END else f"`{self.value}`"
 
 
-KEYWORDS = frozenset("NOT AND OR BETWEEN IN TRUE FALSE NULL IS CONTAINS STARTSWITH ENDSWITH".split())
+TEXT_KEYWORDS = frozenset(["CONTAINS", "STARTSWITH", "ENDSWITH"])
+KEYWORDS = TEXT_KEYWORDS | {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"}
 
 # A comment that begins with -- needs the end of its line; a backslash means nothing in a text.
 _SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*(?:\r\n|\n|\r)|/\*.*?\*/)*", re.DOTALL)

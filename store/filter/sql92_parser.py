@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.sql92_fault import fault
-from rmq_spark.store.filter.sql92_lexer import Lexer, Token, TokenKind
+from rmq_spark.store.filter.sql92_lexer import TEXT_KEYWORDS, Lexer, Token, TokenKind
 from rmq_spark.store.filter.sql92_tree import (
     And,
     Constant,
@@ -37,7 +37,6 @@ _MAX_HEIGHT = 120
 _MAX_INTEGER = 2**31 - 1
 _MAX_LONG = 2**63 - 1
 _ORDERS = frozenset([">", ">=", "<", "<="])
-_TEXT_KEYWORDS = frozenset(["CONTAINS", "STARTSWITH", "ENDSWITH"])
 _OPERAND = "a property, a number, a text, TRUE, FALSE, NULL, NOT, a sign or ("
 _CONTINUED = "AND, OR, a comparison or the end"
 
@@ -131,7 +130,7 @@ class _Parser:
                 sign = self._advance()
                 right_begin = self._token
                 node = self._order(sign.value, node, self._unary(), begin, right_begin)
-            elif self._is_keyword("NOT", "BETWEEN", "IN", *_TEXT_KEYWORDS):
+            elif self._is_keyword("NOT", "BETWEEN", "IN", *TEXT_KEYWORDS):
                 negated = self._skip_keyword("NOT")
                 node = self._predicate(node, begin, negated)
             else:
@@ -142,7 +141,7 @@ class _Parser:
             return self._between(node, begin, negated)
         if self._skip_keyword("IN"):
             return self._in(node, begin, negated)
-        if self._is_keyword(*_TEXT_KEYWORDS):
+        if self._is_keyword(*TEXT_KEYWORDS):
             how = self._advance().value
             return Has(how, node, self._need_text(how), negated)
         raise self._fault(
@@ -178,7 +177,9 @@ class _Parser:
             texts.append(self._need_text("IN"))
         self._need_sign(")", "Texts are separated by commas, and a bracket ends them: IN ('x', 'y').")
         if not isinstance(node, Property):
-            advice = "Only properties are looked up in lists. For the opposite write a NOT IN (...) or NOT (a IN (...))."
+            advice = (
+                "Only properties are looked up in lists. For the opposite write a NOT IN (...) or NOT (a IN (...))."
+            )
             raise self._fault(begin, "a property on the left of IN", advice, found=_found(node, begin))
         return In(node, tuple(texts), negated)
 
@@ -238,7 +239,9 @@ class _Parser:
     def _float(self, token: Token) -> float:
         value = float(token.value)
         if value in (0.0, float("inf")):
-            advice = "Floating point numbers go from 4.9E-324 to 1.7976931348623157E308; zero is written 0 (an Integer)."
+            advice = (
+                "Floating point numbers go from 4.9E-324 to 1.7976931348623157E308; zero is written 0 (an Integer)."
+            )
             raise self._fault(token, "a number that fits a Double and is not zero", advice)
         return value
 
@@ -265,8 +268,15 @@ class _Parser:
         for node, begin in ((left, left_begin), (right, right_begin)):
             if node == Constant(None):
                 raise self._fault(begin, "a value", "Nothing equals NULL: write IS NULL or IS NOT NULL.")
-        if isinstance(left, Constant) and isinstance(right, Constant) and is_condition(left) and not is_condition(right):
-            raise self._fault(right_begin, "TRUE or FALSE", "TRUE and FALSE are compared with conditions and properties.")
+        if (
+            isinstance(left, Constant)
+            and isinstance(right, Constant)
+            and is_condition(left)
+            and not is_condition(right)
+        ):
+            raise self._fault(
+                right_begin, "TRUE or FALSE", "TRUE and FALSE are compared with conditions and properties."
+            )
         return Equal(left, right)
 
     # Tokens.

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.filter.sql92_number_columns import Flags, read_doubles, read_integers
+from rmq_spark.store.filter.sql92_number_columns import Flags, as_flags, read_doubles, read_integers
 
 _Item = TypeVar("_Item", bound=np.generic)
 _FOUND_BY = {"CONTAINS": pc.match_substring, "STARTSWITH": pc.starts_with, "ENDSWITH": pc.ends_with}
@@ -32,23 +32,23 @@ class TextColumn:
     def is_in(self, texts: Sequence[str]) -> Flags:
         """Return which are one of the texts."""
         if len(texts) == 1:
-            return self._spread(_flags(pc.equal(self.values, pa.scalar(texts[0], self.values.type))))
-        return self._spread(_flags(pc.is_in(self.values, value_set=pa.array(texts, self.values.type))))
+            return self._spread(as_flags(pc.equal(self.values, pa.scalar(texts[0], self.values.type))))
+        return self._spread(as_flags(pc.is_in(self.values, value_set=pa.array(texts, self.values.type))))
 
     def equals(self, other: "TextColumn") -> Flags:
         """Return which are the same as the other column's, row by row."""
         left, right = self._decoded(), other._decoded()
         if left.type != right.type:
             left, right = left.cast(pa.large_string()), right.cast(pa.large_string())
-        return _flags(pc.equal(left, right))
+        return as_flags(pc.equal(left, right))
 
     def has(self, how: str, text: str) -> Flags:
         """Return which contain, start or end with the text."""
-        return self._spread(_flags(_FOUND_BY[how](self.values, pattern=text)))
+        return self._spread(as_flags(_FOUND_BY[how](self.values, pattern=text)))
 
     def booleans(self) -> Flags:
         """Return Boolean#valueOf of each."""
-        return self._spread(_flags(pc.equal(pc.ascii_lower(self.values), pa.scalar("true", self.values.type))))
+        return self._spread(as_flags(pc.equal(pc.ascii_lower(self.values), pa.scalar("true", self.values.type))))
 
     def integers(self, bits: int) -> tuple[NDArray[np.int64], Flags]:
         """Return the numbers of Integer#valueOf (32 bits) or Long#valueOf (64), and which texts are one."""
@@ -77,7 +77,7 @@ class TextColumn:
 
 def text_column(array: pa.Array) -> tuple[TextColumn, Flags | None]:
     """Return the column of a string, large_string or dictionary array, and which rows are null (None: no row is)."""
-    is_null = _flags(pc.is_null(array)) if array.null_count else None
+    is_null = as_flags(pc.is_null(array)) if array.null_count else None
     if not pa.types.is_dictionary(array.type):
         return TextColumn(_as_texts(array)), is_null
     values = _as_texts(array.dictionary)
@@ -89,11 +89,3 @@ def text_column(array: pa.Array) -> tuple[TextColumn, Flags | None]:
 
 def _as_texts(array: pa.Array) -> pa.Array:
     return array if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) else array.cast(pa.string())
-
-
-def _flags(array: pa.Array) -> Flags:
-    """Return an Arrow boolean array as numpy's; nulls are false."""
-    if array.null_count:
-        array = pc.fill_null(array, False)
-    flags: Flags = array.to_numpy(zero_copy_only=False)
-    return flags

@@ -10,10 +10,75 @@ _ABSENT_SHARE = 0.15
 
 # What Java and Python read differently, what lies at a limit, and what is no number.
 ODD_TEXTS = (
-    *("", " ", "0", "-0", "+0", "-0.0", "1", "-1", "+1", "007", "3", "3.5", "4.0", "5", " 4", "4 ", "\t4\n", "\x004\x1f"),
-    *("\u00a04", "\u30004", "1_0", "0x10", "0x10p0", "0X1.8P-3d", "-0x.8p1", "0x1p99999999999", "0x0p1", "0x1p", "0x.p1"),
-    *("NaN", "-NaN", "+NaN", "nan", "NaNd", "Infinity", "-Infinity", "inf", "Infinityd", "1e5", "1E+5", "1e", "e5", "1e5f"),
-    *(".5", "5.", ".", "-.5", "+.5e1", "-", "+", "--1", "+-1", "- 1", "1.2.3", "1d", "1F", "1dd", "1l", "3L", "1e+", "-5."),
+    *(
+        "",
+        " ",
+        "0",
+        "-0",
+        "+0",
+        "-0.0",
+        "1",
+        "-1",
+        "+1",
+        "007",
+        "3",
+        "3.5",
+        "4.0",
+        "5",
+        " 4",
+        "4 ",
+        "\t4\n",
+        "\x004\x1f",
+    ),
+    *(
+        "\u00a04",
+        "\u30004",
+        "1_0",
+        "0x10",
+        "0x10p0",
+        "0X1.8P-3d",
+        "-0x.8p1",
+        "0x1p99999999999",
+        "0x0p1",
+        "0x1p",
+        "0x.p1",
+    ),
+    *(
+        "NaN",
+        "-NaN",
+        "+NaN",
+        "nan",
+        "NaNd",
+        "Infinity",
+        "-Infinity",
+        "inf",
+        "Infinityd",
+        "1e5",
+        "1E+5",
+        "1e",
+        "e5",
+        "1e5f",
+    ),
+    *(
+        ".5",
+        "5.",
+        ".",
+        "-.5",
+        "+.5e1",
+        "-",
+        "+",
+        "--1",
+        "+-1",
+        "- 1",
+        "1.2.3",
+        "1d",
+        "1F",
+        "1dd",
+        "1l",
+        "3L",
+        "1e+",
+        "-5.",
+    ),
     *("1e400", "-1e400", "1e-400", "4.9e-324", "2.4703282292062327e-324", "2.4703282292062328e-324", "1e99999999999"),
     *("1.7976931348623157e308", "1.7976931348623159e308", "0.30000000000000004", "9007199254740993", "0.1", "1e23"),
     *("2147483647", "2147483648", "-2147483648", "-2147483649", "3000000000", "9223372036854775807"),
@@ -21,15 +86,55 @@ ODD_TEXTS = (
     *("123456789", "1234567890123456", "12345678901234567", "123456789012345678", "1234567890123456789", "12345.678"),
     *("\uff14", "\u0967\u0968", "1\uff14", "-\u0663", "\U0001d7cf", "\u00b2", "\u0661.5", "\u216b", "1\u0301"),
     *("true", "TRUE", "tRuE", " true", "false", "FALSE", "null", "x", "ax", "axb", "X", "it's", "''", "'", "5'"),
-    *("中文", "中", "文", "é", "e\u0301", "\U0001f600", "a\U0001f600b", "\ufffd", "\ud7ff\ue000", "\u212a", "\x00", "a\x00b"),
+    *(
+        "中文",
+        "中",
+        "文",
+        "é",
+        "e\u0301",
+        "\U0001f600",
+        "a\U0001f600b",
+        "\ufffd",
+        "\ud7ff\ue000",
+        "\u212a",
+        "\x00",
+        "a\x00b",
+    ),
 )
 _LITERALS = ("0", "1", "3", "5", "7L", "12l", "2147483647", "2147483648", "3000000000", "9223372036854775807")
-_FLOATS = ("3.0", ".5", "5.", "0.5", "1e1", "3.1E10", "4.9e-324", "1.7976931348623157e308", "9007199254740993.0", "1E-7")
+_FLOATS = (
+    "3.0",
+    ".5",
+    "5.",
+    "0.5",
+    "1e1",
+    "3.1E10",
+    "4.9e-324",
+    "1.7976931348623157e308",
+    "9007199254740993.0",
+    "1E-7",
+)
 _ORDERS = ("<", "<=", ">", ">=")
 _BLANKS = (" ",) * 8 + ("  ", "\t", "\n", "\r\n", "\f", "/* x */", "/***/", "-- '\n", " --\r\n")
 _STRAY = (
     *("(", ")", ",", "=", "<>", ">", "-", "+", "not", "and", "or", "is", "null", "in", "between", "like", "contains"),
-    *("a", "x", "'x'", "''", "1", "0.0", "0", "01", "5.5.5", "1x", "0l", "99999999999999999999", "1e999", "true", "false"),
+    *(
+        "a",
+        "x",
+        "'x'",
+        "''",
+        "1",
+        "0.0",
+        "0",
+        "01",
+        "5.5.5",
+        "1x",
+        "0l",
+        "99999999999999999999",
+        "1e999",
+        "true",
+        "false",
+    ),
     *('"', "!", "*", "/", "/*", "--", ".", "a.b", "'", "\u00a0", "\v", "中", ";", "#", "\x00", "endswith", "$", "_"),
 )
 
@@ -83,12 +188,12 @@ class Sql92Samples:
                 joined = [*joined, word, *part]
             return joined
         if depth > 0 and draw < 0.65:
-            return self._random.choice((["NOT"], [])) + ["(", *self._condition(depth - 1), ")"]
+            return [*self._random.choice((["NOT"], [])), "(", *self._condition(depth - 1), ")"]
         if draw < 0.68:
             return [self._random.choice(("TRUE", "FALSE", "NULL", *_PROPERTIES))]
-        return self._random.choice((self._order, self._order, self._equal, self._equal, self._between, self._predicate))(
-            depth
-        )
+        return self._random.choice(
+            (self._order, self._order, self._equal, self._equal, self._between, self._predicate)
+        )(depth)
 
     def _order(self, depth: int) -> list[str]:
         sides = [self._number(depth), self._number(depth)]
@@ -162,7 +267,7 @@ class Sql92Samples:
 
     def _spaced(self, tokens: list[str]) -> list[str]:
         """Put blanks between the tokens, none where none is needed now and then, keywords in any case of letters."""
-        pieces = []
+        pieces: list[str] = []
         for number, token in enumerate(tokens):
             if number and (self._random.random() < 0.7 or (pieces[-1][-1:] + token[:1]).replace("_", "a").isalnum()):
                 pieces.append(self._random.choice(_BLANKS))
