@@ -370,6 +370,8 @@ def _trailing_advice(token: Token, text: str) -> str:
         return "There is no LIKE: write CONTAINS 'x', STARTSWITH 'x' or ENDSWITH 'x'."
     if token.value in ("+", "-"):
         return "There is no arithmetic: + and - are only signs in front of a number."
+    if text[token.position - 1] == "'":
+        return "A quote that belongs to a text is written twice: 'it''s'."
     if token.kind in (TokenKind.WHOLE, TokenKind.FLOAT) and text[token.position - 1] == "0":
         return "A whole number has no leading zeros: write 1, not 01."
     return "Join conditions by AND or OR, or take out what is too much."

@@ -70,7 +70,7 @@ def test_both_evaluators_decide_as_rocketmq(vector: dict[str, Any]) -> None:
 )
 @pytest.mark.parametrize("strict_end", [True, False])
 def test_what_rocketmq_does_not_parse_is_an_error(text: str, strict_end: bool) -> None:
-    with pytest.raises(OptionError, match="^sql92, character"):
+    with pytest.raises(OptionError, match=r"^sql92, character"):
         compile_sql92(text, strict_end=strict_end)
 
 
