@@ -214,7 +214,7 @@ class Sql92Samples:
         draw = self._random.random()
         negated = self._random.choice(([], ["NOT"]))
         if draw < 0.3:
-            return [*self._operand(depth, property_share=0.8), "IS", *negated, "NULL"]
+            return [*self._operand(depth, property_share=0.5), "IS", *negated, "NULL"]
         if draw < 0.6:
             texts = [self._quoted() for _ in range(self._random.choice((1, 2, 3, 6)))]
             return [self._property(), *negated, "IN", "(", *",".join(texts).replace("','", "' , '").split(" "), ")"]

@@ -1,12 +1,18 @@
 """A filter decides over columns of every shape that a reader has."""
 
 import pickle
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from rmq_spark.store.filter import sql92_columns
+from rmq_spark.store.filter.sql92_columns import ERROR, FALSE, NULL, TRUE, Rows, evaluate_columns
 from rmq_spark.store.filter.sql92_filter import Sql92Filter, compile_sql92
+from rmq_spark.store.filter.sql92_parser import parse_sql92
+from rmq_spark.store.filter.sql92_rows import EvaluationError
+from rmq_spark.store.filter.sql92_tree import JavaValue, Long
 
 REGIONS = ["eu", "us", None, "apac", "eu", ""]
 PRICES = ["1", "5", "2", None, "x", "3"]
@@ -116,3 +122,83 @@ def test_few_open_rows_are_picked_and_the_answer_stays(kept: int) -> None:
     ):
         wanted = compile_sql92(text)
         assert wanted.matches(columns, count).tolist() == [wanted.matches_row(row) for row in rows], text
+
+
+def test_rows_are_picked_out_of_picked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql92_columns, "_PICKED_ROWS_MIN", 0)
+    columns = {
+        "a": pa.array(["x" if row % 4 == 3 else "y" for row in range(64)]),
+        "b": pa.array(["x" if row % 16 == 15 else "y" for row in range(64)]),
+        "c": pa.array(["x" if row == 31 else "1" for row in range(64)]),
+    }
+    found = compile_sql92("a = 'x' AND b = 'x' AND c = 'x'").matches(columns, 64)
+    assert np.flatnonzero(found).tolist() == [31]
+    found = compile_sql92("a = 'y' OR b = 'y' OR c > 5").matches(columns, 64)
+    assert np.flatnonzero(~found).tolist() == [15, 31, 47, 63]
+
+
+@pytest.mark.parametrize(
+    ("text", "states"),  # of a message whose a is no number, and of one that has none
+    [
+        ("a > 1", [ERROR, NULL]),
+        ("(a > 1) IS NULL", [ERROR, TRUE]),
+        ("NOT ((a > 1) IS NOT NULL)", [ERROR, TRUE]),
+        ("(a > 1) CONTAINS 'x'", [ERROR, FALSE]),
+        ("(a > 1) CONTAINS ''", [FALSE, FALSE]),
+        ("b < -(a > 1)", [NULL, NULL]),  # b is null, and what is right of it is not looked at
+        ("-(a > 1) > b", [ERROR, NULL]),
+        ("b = (a > 1)", [ERROR, TRUE]),
+        ("(a > 1) = 'true'", [ERROR, NULL]),
+        ("b IS NOT NULL AND a > 1", [FALSE, FALSE]),
+        ("a > 1 AND b IS NOT NULL", [ERROR, FALSE]),
+        ("b IS NULL OR a > 1", [TRUE, TRUE]),
+        ("a > 1 OR b IS NULL", [ERROR, TRUE]),
+        ("b AND a > 1", [ERROR, NULL]),
+        ("a = '' OR a > 1", [ERROR, NULL]),
+    ],
+)
+def test_an_error_surfaces_only_where_rocketmq_comes_to_it(text: str, states: list[np.uint8]) -> None:
+    found = evaluate_columns(parse_sql92(text, strict_end=True), Rows({"a": pa.array(["wrong", None])}, 2))
+    assert found.tolist() == states
+
+
+def test_typed_values_are_compared_as_java_widens_them() -> None:
+    """No broker has them, but RocketMQ's own tests do."""
+    ints = [0, 1, -1, 2**31 - 1, -(2**31), None]
+    doubles = [0.0, -0.0, 1.0, float("nan"), -float("nan"), float("inf"), 2.0**31, None]
+    kinds: list[tuple[list[JavaValue], pa.DataType]] = [
+        (["1", "-0.0", "true", "NaN", "", "2147483648", None], pa.string()),
+        ([*ints], pa.int32()),
+        ([None if value is None else Long(value) for value in [*ints, 2**63 - 1, -(2**63), 2**53 + 1]], pa.int64()),
+        ([*doubles, 2.0**53, 2.0**63], pa.float64()),
+        ([True, False, None], pa.bool_()),
+    ]
+    texts = [f"{minus}a {sign} b" for minus in ("", "-") for sign in ("=", "<>", "<", "<=", ">", ">=")]
+    texts += [
+        "a",
+        "NOT a",
+        "a = 1",
+        "a < 1.5",
+        "a >= 3000000000",
+        "a IN ('1')",
+        "a NOT CONTAINS 'x'",
+        "a = TRUE",
+        "a = '1'",
+    ]
+    for (lefts, left_type), (rights, right_type) in product(kinds, kinds):
+        pairs = list(product(lefts, rights))
+        columns = {
+            "a": pa.array([left for left, _ in pairs], left_type),
+            "b": pa.array([right for _, right in pairs], right_type),
+        }
+        for text in texts:
+            wanted = compile_sql92(text)
+            found = evaluate_columns(parse_sql92(text, strict_end=True), Rows(columns, len(pairs))).tolist()
+            for (left, right), state in zip(pairs, found, strict=True):
+                try:
+                    answer = wanted.evaluate_row({"a": left, "b": right})
+                except EvaluationError:
+                    expected = ERROR
+                else:
+                    expected = NULL if answer is None else TRUE if answer is True else FALSE
+                assert state == expected, (text, left, right)

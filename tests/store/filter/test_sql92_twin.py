@@ -59,7 +59,7 @@ def compare(seed: str, expressions: int, messages: int, monkeypatch: pytest.Monk
 
 
 def test_the_evaluators_agree_on_a_few_thousand_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = compare("few", 2000, 8, monkeypatch)
+    found = compare("few", 2000, 12, monkeypatch)
     assert min(found.values()) > 1000, "each answer has been seen"
 
 
