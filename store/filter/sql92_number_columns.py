@@ -35,7 +35,7 @@ _ZEROS = np.uint64(0x3030303030303030)
 _ABOVE_NINE = np.uint64(0x7676767676767676)  # added to a byte above 9 it sets the byte's highest bit
 _HIGHEST_BITS = np.uint64(0x8080808080808080)
 
-# What Arrow casts to the same double as Java, and never refuses: no plus sign, no suffix, no exponent out of range.
+# What every Arrow casts to the same double as Java, and never refuses: no plus, no suffix, no exponent out of range.
 _ARROW_DOUBLE = r"^-?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?$"
 
 
@@ -136,7 +136,7 @@ def _read_points(
     read_rows = rows[is_exact]
     values[read_rows] = (numbers / _TEN_POWERS_DOUBLE[part_counts])[is_exact]
     is_number[read_rows] = True
-    # Arrow takes no plus sign.
+    # Not every Arrow takes a plus sign.
     is_decimal = is_plain & ((begins == layout.starts[rows]) | layout.is_negative[rows])
     return rows[~is_exact], is_decimal[~is_exact]
 

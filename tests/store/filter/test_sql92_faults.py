@@ -58,6 +58,7 @@ WRONG = [
     ("a ^/* b", "an operator", "a comment without an end", "*/"),
     ("a^.b = 1", "an operator", "`.`", "cannot be filtered on"),
     ("a^\u00a0= 1", "an operator", "the character U+00A0", "ASCII"),
+    ("a = 1 ^\v", "an operator", "the character U+000B", "ASCII"),
     ("a = '\U0001f600^\ud800'", "characters", "the character U+D800", "ASCII"),
     # Here RocketMQ says nothing, and filters by what stands before.
     ("a = 'x' ^b", "AND, OR, a comparison or the end", "`b`", "RocketMQ itself ignores"),

@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter import sql92_number_columns
+from rmq_spark.store.filter.sql92_filter import compile_sql92
 from rmq_spark.store.filter.sql92_number_columns import read_doubles, read_integers
 from rmq_spark.store.filter.sql92_numbers import read_boolean, read_double, read_integer
 from rmq_spark.store.testing.sql92_samples import ODD_TEXTS, Sql92Samples
@@ -42,6 +44,8 @@ NO_INTEGERS = (
     "\U0001d7cf",
     "\u00b2",
     "x1",
+    "1:1",
+    "1/1",
     "1x",
 )
 DOUBLES = {
@@ -67,6 +71,8 @@ DOUBLES = {
     "9007199254740993": 9007199254740992.0,
     "9007199254740993.0000000000000000000000000001": 9007199254740994.0,
     "18446744073709551615": 18446744073709551616.0,
+    "35184372088832.0000000000000000001": 35184372088832.0,  # its digits as one number are 1 modulo 2^64
+    "+0.12345678901234567": 0.12345678901234567,
     "0x10p0": 16.0,
     "-0X.8P1d": -1.0,
     "0x1.fffffffffffff8p1023": math.inf,
@@ -78,7 +84,23 @@ DOUBLES = {
 }
 NO_DOUBLES = (
     *("", " ", ".", "-", "+", "e5", "1e", "1e+", "1_0", "1.2.3", "0x10", "0x.p1", "0x1p", "nan", "inf", "NaNd"),
-    *("Infinityf", "1dd", "1l", "- 1", "\u00a01", "\u30001", "\uff14", "\u0661.5", "1,5", "--1.5", "1.5e1.5", "1 2"),
+    *(
+        "Infinityf",
+        "1dd",
+        "1l",
+        "- 1",
+        "\u00a01",
+        "\u30001",
+        "\uff14",
+        "\u0661.5",
+        "1,5",
+        "--1.5",
+        "1.5e1.5",
+        "1 2",
+        "1:1",
+        "1.:5",
+        "1/.5",
+    ),
 )
 
 
@@ -160,3 +182,32 @@ def test_columns_without_a_text_have_no_number() -> None:
     for texts in (pa.array([], pa.string()), pa.array([None, None], pa.string()), pa.array(["", None, ""])):
         assert not read_doubles(texts)[1].any()
         assert not read_integers(texts, 32)[1].any()
+
+
+def test_what_lies_in_the_bytes_of_a_null_is_no_number() -> None:
+    offsets, none_is_valid = np.array([0, 4, 6], np.int32), b"\x00"
+    texts = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(b"1234.5"), pa.py_buffer(none_is_valid))
+    for values, is_number in (read_doubles(texts), read_integers(texts, 64)):
+        assert not values.any()
+        assert not is_number.any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "is_match"),
+    [
+        ("a > 2147483647", "2147483648", False),  # an Integer, so that a text beyond is none
+        ("a >= 2147483647", "2147483647", True),
+        ("a >= 2147483648", "2147483648", True),  # a Long
+        ("a > 7L", "2147483648", False),  # an Integer in spite of its L, because it is small
+        ("a > 7.", "2147483648", True),  # a Double
+    ],
+)
+def test_a_literal_says_what_a_text_is_read_as(text: str, message: str, is_match: bool) -> None:
+    assert compile_sql92(text).matches_row({"a": message}) is is_match
+    assert compile_sql92(text).matches({"a": pa.array([message])}, 1).tolist() == [is_match]
+
+
+def test_a_long_beside_a_double_is_one_when_between_looks_for_its_order() -> None:
+    compile_sql92("a BETWEEN 9007199254740993 AND 9007199254740992.0")  # equal as doubles
+    with pytest.raises(OptionError):
+        compile_sql92("a BETWEEN 9007199254740993 AND 9007199254740992")
