@@ -47,9 +47,19 @@ if TYPE_CHECKING:
     from rmq_spark.store.explore.summary_segment import segment_layout
     from rmq_spark.store.explore.summary_series import stored_delays, stored_over_time, tag_counts
     from rmq_spark.store.explore.summary_text import bytes_text, span_text
+    from rmq_spark.store.filter.row_filter import (
+        SQL92,
+        TAG,
+        Expression,
+        RowFilter,
+        compile_filter,
+        is_filtered_again,
+    )
+    from rmq_spark.store.filter.tag_expression import parse_tag_expression
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
+    from rmq_spark.store.format.rows import DecodeLimits
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
@@ -65,9 +75,13 @@ __all__ = [
     "COLUMNS",
     "COPY_TIMES",
     "MESSAGE_COLUMNS",
+    "SQL92",
+    "TAG",
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
+    "DecodeLimits",
+    "Expression",
     "GroupLag",
     "GroupStep",
     "GroupTerms",
@@ -76,6 +90,7 @@ __all__ = [
     "PullConsumer",
     "QueryGroup",
     "Republished",
+    "RowFilter",
     "SendBackSettings",
     "SendBackTask",
     "SendBackTerms",
@@ -100,16 +115,19 @@ __all__ = [
     "close",
     "commit_copies",
     "commit_sink",
+    "compile_filter",
     "failed_column_type",
     "find_beginnings",
     "group_lag",
     "group_offsets",
     "groups",
+    "is_filtered_again",
     "is_system_topic",
     "open_consumer",
     "open_reader",
     "open_store",
     "parent_process_id",
+    "parse_tag_expression",
     "pending_transactions",
     "publish_last_offsets",
     "read_group_offsets",
@@ -147,6 +165,14 @@ _HOMES = {
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
     "GroupLag": "rmq_spark.store.explore.summary",
+    "SQL92": "rmq_spark.store.filter.row_filter",
+    "TAG": "rmq_spark.store.filter.row_filter",
+    "DecodeLimits": "rmq_spark.store.format.rows",
+    "Expression": "rmq_spark.store.filter.row_filter",
+    "RowFilter": "rmq_spark.store.filter.row_filter",
+    "compile_filter": "rmq_spark.store.filter.row_filter",
+    "is_filtered_again": "rmq_spark.store.filter.row_filter",
+    "parse_tag_expression": "rmq_spark.store.filter.tag_expression",
     "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.delivery.message_store",

@@ -26,7 +26,6 @@ from rmq_spark.store.format.filenames import check_topic_name
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rmq_spark.store.format.record import BODY_CRC_MASK, RECORD_HEAD
-from rmq_spark.store.format.whole_records import WholeRecords
 
 CRC_PROPERTY = b"__CRC32#\x01"
 CRC_PROPERTY_BYTES = 20  # name, separator, ten digits in reverse, separator

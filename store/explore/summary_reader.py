@@ -16,6 +16,7 @@ from rmq_spark.store.explore.summary import GroupLag, QueueSummary, StoreSummary
 from rmq_spark.store.explore.summary_units import NO_TIME, Numbers, SampleSize, UnitSample, head_times, sample_units
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.left_behind import how_left
 from rmq_spark.store.log.queues import Units
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -49,7 +50,7 @@ class StoreExplorer(StoreReader):
         self.refresh()
         topics = self._summaries(self.topics())
         run = self._log.segments
-        left = self._left().closing.name.lower()
+        left = how_left(self.path).closing.name.lower()
         begin = min(run.begin, self.log_end)
         return StoreSummary(self.path, topics, begin, self.log_end, len(run.segments), run.size, left)
 
