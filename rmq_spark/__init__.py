@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         pending_transactions,
         republish_dead_letters,
         reset_offsets,
+        serve_store,
     )
     from rmq_spark.store.errors import (
         BatchConflictError,
@@ -100,6 +101,7 @@ __all__ = [
     "register",
     "republish_dead_letters",
     "reset_offsets",
+    "serve_store",
     "session",
     "stop_at_end",
 ]
@@ -131,6 +133,7 @@ _HOMES = {
     "republish_dead_letters": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
+    "serve_store": "rmq_spark.store",
     "session": "rmq_spark.spark_session",
     "stop_at_end": "rmq_spark.stop",
 }

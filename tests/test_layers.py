@@ -54,7 +54,7 @@ ONLY = {
     "numpy": "store",
     "pyarrow": (
         "=store store.format store.filter store.log store.commit store.group store.delivery store.explore "
-        "store.testing datasource group_listeners"
+        "store.testing datasource group_listeners command"
     ),
     "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming",
     "hypothesis": "store.testing",
@@ -63,20 +63,20 @@ ONLY = {
     "fcntl": "store.disk",
     "io": "store.disk store.testing",
     "mmap": "store.disk",
-    "os": "store.disk store.testing java spark_session",
+    "os": "store.disk store.testing java spark_session command.message_output command.all_commands",
     "shutil": "store.testing java",
     "signal": "store.disk command",
     "click": "command",
     "rich": "command",
     "socket": "store.disk.host",
     "subprocess": "store.testing java",
-    "tempfile": "store.testing",
+    "tempfile": "store.testing command.demonstration",
     "threading": "datasource group_listeners store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
     "json": (
         "store.format store.commit store.group store.delivery store.explore store.testing datasource group_listeners "
-        "stop"
+        "stop command"
     ),
     "matplotlib": "plots",
 }

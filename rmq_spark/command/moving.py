@@ -1,0 +1,83 @@
+"""`rmq export` and `rmq import`: messages as a Parquet file, and back, each once."""
+
+import click
+
+import rmq_spark
+from rmq_spark.command.output import print_json, progress, say
+from rmq_spark.command.words import begin_time, end_time, reading, writing
+
+
+@click.command(short_help="Write messages to a Parquet file.")
+@reading
+@click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
+@click.option("--topic", "topics", multiple=True, help="Only these topics; else all but RocketMQ's own.")
+@begin_time
+@end_time
+@click.option(
+    "--columns", metavar="NAMES", help="Only these columns, joined by commas. What is to be imported needs all."
+)
+@click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
+def export(
+    path: str,
+    commit_log_path: str | None,
+    as_json: bool,
+    target: str,
+    topics: tuple[str, ...],
+    begin_ms: int | None,
+    end_ms: int | None,
+    columns: str | None,
+    overwrite: bool,
+) -> None:
+    """Write messages with all their columns to FILE (Parquet, zstd). It gets its name when it is whole."""
+    with progress("exporting", "messages") as note:
+        done = rmq_spark.export_parquet(
+            path,
+            target,
+            topics=list(topics) or None,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            columns=[name.strip() for name in columns.split(",")] if columns else None,
+            commit_log_path=commit_log_path,
+            overwrite=overwrite,
+            progress=note,
+        )
+    if as_json:
+        row = {"path": str(done.path), "messages": done.messages, "bytes": done.bytes, "topics": list(done.topics)}
+        print_json([row])
+    else:
+        say(f"{done.messages} messages of {', '.join(done.topics) or 'no topic'} are in {done.path}.")
+
+
+@click.command("import", short_help="Append the messages of a Parquet file, each once.")
+@writing
+@click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
+@click.option("--topic", help="Send all of them to this topic.")
+@click.option("--name", help="What the import is known by; else by what the file holds.")
+@click.option("--spread", is_flag=True, help="Let queues take turns, instead of keeping each message's queue.")
+def import_(
+    path: str,
+    commit_log_path: str | None,
+    lock_timeout_s: float,
+    as_json: bool,
+    source: str,
+    topic: str | None,
+    name: str | None,
+    spread: bool,
+) -> None:
+    """Append the messages of FILE, as `rmq export` wrote it. Called again, after a kill too, it goes on where it ended."""
+    with progress("importing", "messages") as note:
+        done = rmq_spark.import_parquet(
+            path,
+            source,
+            topic=topic,
+            name=name,
+            keep_queues=not spread,
+            commit_log_path=commit_log_path,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+            progress=note,
+        )
+    if as_json:
+        row = {"name": done.name, "messages": done.messages, "skipped": done.skipped, "topics": list(done.topics)}
+        print_json([row])
+    else:
+        say(f"{done.messages} messages appended, {done.skipped} were there already ({', '.join(done.topics)}).")
