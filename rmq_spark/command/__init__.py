@@ -1,4 +1,4 @@
-"""The command `rmq`: what was typed -> calls of what `rmq_spark` exports. Needs the extra `cli`, and says so without it.
+"""The command `rmq`: what was typed -> calls of what `rmq_spark` exports. Needs the extra `cli`.
 
     rmq topics PATH                 what a store holds
     rmq cat PATH orders --follow    its messages

@@ -9,65 +9,88 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import rmq_spark
-from rmq_spark.command.output import print_json, say, show
-from rmq_spark.command.words import begin_time, end_time, reading, writing
+from rmq_spark.command.output import print_json, rows_of, say
+from rmq_spark.command.progress import waiting
+from rmq_spark.command.tables import show
+from rmq_spark.command.words import TIMES, begin_time, end_time, examples, reading, writing
 
 _PREFIX = "%DLQ%"
 _READ = ["topic", "queueOffset", "reconsumeTimes", "storeTimestamp", "tags", "keys", "body", "properties", "msgId"]
 _ERROR = "CONSUME_ERROR"
-_AT_ONCE = 1000
+_LIST_EXAMPLES = examples("rmq dlq list store", "rmq dlq list store billing -n 20")
+_REPUBLISH_EXAMPLES = examples(
+    "rmq dlq republish store billing",
+    "rmq dlq republish store billing --key order-42 --progress order-42",
+    "rmq dlq republish store billing --from now-1d --to-topic orders-again",
+)
 
 
-@click.group()
+@click.group(subcommand_metavar="list|republish PATH ...")
 def dlq() -> None:
-    """Dead letters: list them, or send them again."""
+    """Dead letters, which a consumer group has given up: list them, or republish them."""
 
 
-@dlq.command("list", short_help="Groups with dead letters, or the dead letters of one.")
+@dlq.command("list", short_help="Groups with dead letters, or the dead letters of one.", epilog=_LIST_EXAMPLES)
 @reading
 @click.argument("group", required=False)
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
 def list_(path: str, commit_log_path: str | None, as_json: bool, group: str | None, limit: int) -> None:
     """List the groups that have dead letters, or GROUP's dead letters, the newest last.
 
-    The error is what the listener or query said of the last failure. `rmq get --topic %DLQ%GROUP` shows one whole.
+    The error is what the listener or query said of the last failure. `rmq get PATH --topic %DLQ%GROUP --queue 0
+    --offset N` shows one whole.
     """
-    with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+    with waiting("reading"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
         store.refresh()
-        if group is None:
-            found = [store.topic(topic) for topic in store.topics() if topic.startswith(_PREFIX)]
-            rows = [
-                {"group": one.topic.removeprefix(_PREFIX), **one.to_arrow().to_pylist()[0], "messages": one.messages}
-                for one in found
-                if one.messages
-            ]
-            names: tuple[str, ...] = ("group", "messages", "bytes", "firstTimestamp", "lastTimestamp")
+        if group is not None:
+            rows, count = _letters(store, _PREFIX + group, limit)
         else:
-            rows = _letters(store, _PREFIX + group, limit)
-            names = ("queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error", "body")
-    show(rows, names, as_json=as_json, nothing="No dead letters.")
+            found = [store.topic(topic) for topic in store.topics() if topic.startswith(_PREFIX)]
+            rows = [_group_row(one) for one in found if one.messages]
+    if group is None:
+        names: tuple[str, ...] = ("group", "messages", "bytes", "firstTimestamp", "lastTimestamp")
+        show(rows, names, as_json=as_json, nothing="No dead letters.", spared=("firstTimestamp", "bytes"))
+        return
+    names = ("queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error", "body")
+    spared = ("reconsumeTimes", "tags", "storeTimestamp")
+    show(rows, names, as_json=as_json, nothing=f"{group} has no dead letters.", spared=spared)
+    if count > len(rows) and not as_json:
+        say(f"These are the last {len(rows)} of {count:,}. --limit {count} shows all.")
 
 
-def _letters(store: Any, topic: str, limit: int) -> list[dict[str, Any]]:
-    """Return a topic's last messages. Its topic may not be there yet: then there are none."""
-    if topic not in store.topics():
-        return []
+def _group_row(topic: Any) -> dict[str, Any]:
+    """Return a row for a topic of dead letters: they are in one queue, as brokers have it, or in several."""
+    queues = rows_of(topic.to_arrow())
+    return {
+        "group": topic.topic.removeprefix(_PREFIX),
+        "topic": topic.topic,
+        "messages": topic.messages,
+        "bytes": topic.bytes,
+        "firstTimestamp": min((row["firstTimestamp"] for row in queues if row["firstTimestamp"]), default=None),
+        "lastTimestamp": max((row["lastTimestamp"] for row in queues if row["lastTimestamp"]), default=None),
+    }
+
+
+def _letters(store: Any, topic: str, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Return a topic's last messages, and how many it has. Its topic may not be there yet: then there are none."""
     rows: list[dict[str, Any]] = []
-    for queue in store.queues(topic):
-        bounds = store.bounds(queue)
-        first = max(bounds.min_offset, bounds.max_offset - limit)
-        for batch in store.read(queue, first, bounds.max_offset, _READ):
-            for row in batch.to_pylist():
-                row["properties"] = dict(row["properties"] or [])
-                rows.append({**row, "error": row["properties"].get(_ERROR)})
-    return rows[-limit:]
+    count = 0
+    for queue in store.queues(topic) if topic in store.topics() else []:
+        held = store.bounds(queue)
+        count += held.max_offset - held.min_offset
+        for batch in store.read(queue, max(held.min_offset, held.max_offset - limit), held.max_offset, _READ):
+            rows += [{**row, "error": row["properties"].get(_ERROR)} for row in rows_of(batch)]
+    return rows[-limit:], count
 
 
-@dlq.command(short_help="Send dead letters to the topics that they came from, each once.")
+@dlq.command(
+    short_help="Send dead letters to the topics that they came from, each once.",
+    epilog=f"{TIMES}\n\n{_REPUBLISH_EXAMPLES}",
+)
 @writing
 @click.argument("group")
-@click.option("--tags", multiple=True, help="Only messages with this tag. May be given repeatedly.")
-@click.option("--key", help="Only messages with this key.")
+@click.option("--tags", multiple=True, help="Only those with this tag. May be given repeatedly.")
+@click.option("--key", help="Only those with this key.")
 @begin_time
 @end_time
 @click.option("--to-topic", help="Send them to this topic instead.")
@@ -89,24 +112,24 @@ def republish(
 ) -> None:
     """Send GROUP's dead letters to their topics again, to be consumed anew, with reconsumeTimes 0.
 
-    What is not chosen is passed over: calls with other filters need a --progress of their own to look at it.
+    Every group that subscribes to a topic gets them. What is not chosen is passed over: calls with other filters need a
+    --progress of their own to look at it.
     """
-    done = rmq_spark.republish_dead_letters(
-        path,
-        group,
-        _chooser(tags, key, begin_ms, end_ms),
-        topic=to_topic,
-        progress=name,
-        commit_log_path=commit_log_path,
-        lock_timeout_ms=round(lock_timeout_s * 1000),
-    )
+    with waiting("sending"):
+        done = rmq_spark.republish_dead_letters(
+            path,
+            group,
+            _chooser(tags, key, begin_ms, end_ms),
+            topic=to_topic,
+            progress=name,
+            commit_log_path=commit_log_path,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+        )
     if as_json:
         row = {"group": group, "sent": done.sent, "passedOver": done.passed_over, "nextOffset": done.next_offset}
         print_json([row])
     else:
-        say(
-            f"{done.sent} dead letters sent, {done.passed_over} passed over. The next call goes on at {done.next_offset}."
-        )
+        say(f"{done.sent:,} sent, {done.passed_over:,} passed over. The next call goes on at {done.next_offset}.")
 
 
 def _chooser(tags: tuple[str, ...], key: str | None, begin_ms: int | None, end_ms: int | None) -> Any:

@@ -1,7 +1,6 @@
 """`rmq demo`: a store with something in it, to try the other commands on."""
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,27 @@ import click
 import pyarrow as pa
 
 import rmq_spark
-from rmq_spark.command.output import console, print_json
+from rmq_spark.command.output import print_json, rows_of
+from rmq_spark.command.progress import waiting
+from rmq_spark.command.words import Moment, examples
 from rmq_spark.command.words import as_json as as_json_option
 
 _ORDERS = 1000
 _COLOURS = ("red", "green", "blue")
 _TAGS = ("new", "paid", "shipped")
+_TRY = (
+    "rmq topics {path}",
+    "rmq cat {path} orders --last 3",
+    "rmq cat {path} orders --sql92 \"colour = 'red' AND amount > 95\" --columns keys,body",
+    "rmq get {path} --key order-42",
+    "rmq lag {path} billing",
+    "rmq dlq list {path} billing",
+    "rmq check {path}",
+    "rmq serve {path}    # delivers what waits for its time; Ctrl-C ends it",
+)
 
 
-@click.command(short_help="Make a small store, and show what can be done with it.")
+@click.command(epilog=examples("rmq demo"))
 @as_json_option
 def demo(as_json: bool) -> None:
     """Make a store in a new temporary folder: orders, a delayed message, a group that is behind, a dead letter.
@@ -25,27 +36,18 @@ def demo(as_json: bool) -> None:
     It needs no Spark and takes a second. The folder stays: the commands that are printed can be tried on it.
     """
     path = Path(tempfile.mkdtemp(prefix="rmq-demo-")) / "store"
-    _fill(path)
+    with waiting("making a store"):
+        _fill(path)
     with rmq_spark.open_reader(path) as store:
         summary = store.summary()
     if as_json:
-        print_json([{"path": str(path), **row} for row in summary.to_arrow().to_pylist()])
+        print_json({"path": str(path), **row} for row in rows_of(summary.to_arrow()))
         return
-    out = console()
-    out.print(repr(summary), markup=False)
-    out.print("\nTry:", style="bold")
-    for line in (
-        f"rmq topics {path}",
-        f"rmq cat {path} orders --last 3 --columns storeTimestamp,topic,queueId,queueOffset,tags,keys,body",
-        f"rmq cat {path} orders --sql92 \"colour = 'red' AND amount > 95\"",
-        f"rmq get {path} --key order-42",
-        f"rmq lag {path} billing",
-        f"rmq dlq list {path} billing",
-        f"rmq check {path}",
-        f"rmq serve {path}      # delivers the message that waits; Ctrl-C ends it",
-    ):
-        out.print("  " + line, markup=False)
-    out.print(f"\nWhen you are done: rm -r {path.parent}", markup=False)
+    click.echo(repr(summary))
+    click.echo("\nTry:")
+    for line in _TRY:
+        click.echo("  " + line.format(path=path))
+    click.echo(f"\nWhen you are done: rm -r {path.parent}")
 
 
 def _fill(path: Path) -> None:
@@ -64,7 +66,7 @@ def _fill(path: Path) -> None:
     with rmq_spark.open_store(path, segment_bytes=1 << 24) as store:
         store.send_many(pa.table(orders), topic="orders")
         store.send("orders", "a reminder, in a minute", tags="reminder", delay_level=5)
-        store.send("payments", "cash", keys="order-42", deliver_at_ms=int(time.time() * 1000) + 30_000)
+        store.send("payments", "cash", keys="order-42", deliver_at_ms=Moment().convert("now+30s", None, None))
     with rmq_spark.open_consumer(path, "billing") as consumer:
         for queue in consumer.queues("orders"):
             bounds = consumer.max_offset(queue)

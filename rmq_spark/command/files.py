@@ -1,28 +1,47 @@
 """`rmq dump`: any file of a store, entry by entry, with the positions of their bytes."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
 import rmq_spark
-from rmq_spark.command.output import json_line, show
+from rmq_spark.command.output import print_json, rows_of, say
+from rmq_spark.command.tables import show
 from rmq_spark.command.words import as_json as as_json_option
+from rmq_spark.command.words import examples
+
+_FEW = 100
+_EXAMPLES = examples(
+    "rmq dump store/commitlog/00000000000000000000 --position 4096 -n 20",
+    "rmq dump store/consumequeue/orders/0/00000000000000000000",
+    "rmq dump store/checkpoint --json",
+)
 
 
-@click.command(short_help="Any file of a store, entry by entry, with positions.")
+@click.command(epilog=_EXAMPLES)
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, dir_okay=False))
 @as_json_option
 @click.option("--position", type=click.IntRange(min=0), default=0, show_default=True, help="Begin at this byte.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many entries.  [default: 100; JSON: all]")
-@click.option("--kind", help="What the file is, where its path does not say it.")
+@click.option("--kind", help="What the file is, where its path does not say it; a wrong one lists them.")
 def dump(path: str, as_json: bool, position: int, limit: int | None, kind: str | None) -> None:
-    """Show the file at PATH: a segment of the commit log, a queue's file, an index, a checkpoint, any other of a store."""
-    if not as_json:
-        found = rmq_spark.dump(path, kind=kind, position=position, limit=limit or 100).to_table()
-        columns = [name for name in found.column_names if found[name].null_count < len(found)]
-        show(found.to_pylist(), columns, as_json=False, nothing="There is no entry from there on.")
+    """Show the file at PATH: a segment of the commit log, a queue's file, an index, a checkpoint, any other of a store.
+
+    Positions are in bytes from the begin of the file. Damage is shown as what it is; nothing is believed or changed.
+    """
+    if as_json:
+        print_json(_rows(rmq_spark.dump(path, kind=kind, position=position, limit=limit)))
         return
-    at = 0
-    for batch in rmq_spark.dump(path, kind=kind, position=position, limit=limit):
-        for row in batch.to_pylist():
-            click.echo((",\n  " if at else "[\n  ") + json_line(row), nl=False)
-            at += 1
-    click.echo("\n]" if at else "[]")
+    limit = limit or _FEW
+    table = rmq_spark.dump(path, kind=kind, position=position, limit=limit + 1).to_table()
+    shown = table.slice(0, limit)
+    columns = [name for name in shown.column_names if shown[name].null_count < len(shown)]
+    show(rows_of(shown), columns, as_json=False, nothing="There is no entry from there on.")
+    if len(table) > limit:
+        say(f"There is more: --position {table['position'][limit].as_py()}, or --limit.")
+
+
+def _rows(found: Any) -> Iterator[dict[str, Any]]:
+    for batch in found:
+        yield from rows_of(batch)

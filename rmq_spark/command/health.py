@@ -1,34 +1,44 @@
 """`rmq check` and `rmq repair`: what of a store is damaged, and what can be done about it."""
 
+import sys
 from typing import Any
 
 import click
 
 import rmq_spark
-from rmq_spark.command.output import console, print_json, progress, say, show
-from rmq_spark.command.words import reading, writing
+from rmq_spark.command.output import print_json, printable, rows_of, say
+from rmq_spark.command.progress import progress
+from rmq_spark.command.tables import show
+from rmq_spark.command.words import examples, reading, writing
 
-UNHEALTHY = 3
+NOT_HEALTHY = 3
 _STEP = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 
 
-@click.command(short_help="Read every file: what is damaged, and what would be lost?")
+@click.command(
+    epilog=examples("rmq check store", "rmq check store --json | jq '.[] | select(.severity == \"damage\")'")
+)
 @reading
 def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
-    """Read every file of the store at PATH and say what is damaged. Exit status 0 only if nothing is, else 3.
+    """Read every file of the store at PATH and say what is damaged. Exit status 0 only if it is healthy, else 3.
+
+    \b
+    damage      messages are lost, or will be, or cannot be read
+    repairable  nothing is lost: `rmq repair`, or the next writer, makes it whole
+    note        worth knowing; a store with notes is healthy
 
     Nothing is changed. It may run beside a broker or a writer.
     """
     with progress("checking") as note:
         report = rmq_spark.check(path, commit_log_path=commit_log_path, progress=note)
     if as_json:
-        print_json(report.to_table().to_pylist())
+        print_json(rows_of(report.to_table()))
     else:
-        console().print(str(report), markup=False)
-    return 0 if report.is_healthy else UNHEALTHY
+        _print_report(report)
+    return 0 if report.is_healthy else NOT_HEALTHY
 
 
-@click.command(short_help="Make a store whole again; asks before anything is changed.")
+@click.command(epilog=examples("rmq repair store --dry-run", "rmq repair store"))
 @writing
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask. Messages are given up only with --accept-loss.")
@@ -44,33 +54,54 @@ def repair(
     accept_loss: bool,
     cut_log: bool,
 ) -> int:
-    """Check the store at PATH, say what can be done about what is found, ask, and do it.
+    """Check the store at PATH, say what can be done about what is found, ask, and do it. Nothing is done unasked.
 
-    Exit status 3 if something is left that is not healthy, or nothing was done.
+    \b
+    recover  finish what died writers left, as the next writer would
+    rebuild  make queues, index or checkpoint anew from the log
+    restore  put a config file's copy (.bak) in its place
+    cut      end the log before damage; only with --cut-log
+    leave    nothing can be done here; the text says how to go on
+
+    Exit status 0 if the store is healthy at the end, else 3. Copy a store before messages of it are given up.
     """
+    if as_json and not (yes or dry_run):
+        raise click.UsageError("With --json nobody is asked. Add --dry-run, or --yes.")
     with progress("checking") as note:
         plan = rmq_spark.plan_repair(path, commit_log_path=commit_log_path, cut_log=cut_log, progress=note)
-    if dry_run or plan.is_empty:
-        show(_steps(plan), _STEP, as_json=as_json, nothing="Nothing is to be done: the store is healthy.")
-        return 0 if plan.is_empty else UNHEALTHY
-    if not as_json:
-        show(_steps(plan), _STEP, as_json=False, nothing="")
+    if plan.is_empty or dry_run or not as_json:
+        nothing = "There is nothing to do: the store is healthy."
+        show(rows_of(plan.to_table()), _STEP, as_json=as_json, nothing=nothing, spared=("isDoneByRepair",))
+    if plan.is_empty or dry_run:
+        if plan.steps and plan.is_empty and not as_json:
+            say("None of this can be repaired here.")
+        return 0 if plan.report.is_healthy else NOT_HEALTHY
     if plan.messages_lost and not accept_loss:
-        say(f"{plan.messages_lost} messages would be lost. Copy the store first; --accept-loss gives them up.")
-        return UNHEALTHY
-    if not yes:
-        lost = f", {plan.messages_lost} messages are given up" if plan.messages_lost else ""
-        click.confirm(f"Do this to {path}{lost}?", abort=True, err=True)
+        say(f"{plan.messages_lost:,} messages would be lost, so nothing was done. Copy the store, then --accept-loss.")
+        return NOT_HEALTHY
+    if not yes and not _is_wanted(path, plan):
+        say("Nothing was changed.")
+        return NOT_HEALTHY
     with progress("repairing") as note:
-        done = rmq_spark.repair(
-            plan, accept_loss=accept_loss, lock_timeout_ms=round(lock_timeout_s * 1000), progress=note
-        )
+        timeout_ms = round(lock_timeout_s * 1000)
+        done = rmq_spark.repair(plan, accept_loss=accept_loss, lock_timeout_ms=timeout_ms, progress=note)
     if as_json:
-        print_json(done.report.to_table().to_pylist())
+        print_json(rows_of(plan.to_table()))
     else:
-        console().print(str(done.report), markup=False)
-    return 0 if done.report.is_healthy else UNHEALTHY
+        say(f"{len(done.steps)} steps done, {len(done.left)} left. Checked again:")
+        _print_report(done.report)
+    return 0 if done.report.is_healthy else NOT_HEALTHY
 
 
-def _steps(plan: Any) -> list[dict[str, Any]]:
-    return list(plan.to_table().to_pylist())
+def _is_wanted(path: str, plan: Any) -> bool:
+    """Ask. No answer, as from a script, is a no."""
+    lost = f" {plan.messages_lost:,} messages are lost for good." if plan.messages_lost else ""
+    click.echo(f"Do this to {path}?{lost} [y/N] ", nl=False, err=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        say("\nNobody answered: --yes does it unasked.")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _print_report(report: Any) -> None:
+    click.echo("\n".join(printable(line) for line in str(report).split("\n")))

@@ -5,16 +5,17 @@ A file gets its name when it is whole: one that exists stays as it was until the
 
 import os
 import sys
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
 import click
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rmq_spark.command.output import cell, json_line
+import rmq_spark
+from rmq_spark.command.output import cell, json_line, rows_of
 
 FORMATS = ("text", "json", "arrow", "parquet")
 
@@ -22,11 +23,11 @@ FORMATS = ("text", "json", "arrow", "parquet")
 class Output(ABC):
     """Where messages go. `messages` counts them."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.messages = stream, 0
+    def __init__(self, stream: IO[bytes], names: Sequence[str]) -> None:
+        self.stream, self.names, self.messages = stream, names, 0
 
     def write(self, table: pa.Table) -> None:
-        """Write the rows of a table; all tables have the same columns."""
+        """Write the rows of a table that has the columns `names`."""
         if table.num_rows:
             self.put(table)
             self.messages += table.num_rows
@@ -40,11 +41,29 @@ class Output(ABC):
 
 
 class _Text(Output):
-    """A line for each message: its columns, separated by two blanks; times are UTC."""
+    """A line for each message: when, where, tags, keys and body; times are UTC."""
 
     def put(self, table: pa.Table) -> None:
-        lines = ["  ".join(cell(name, value) for name, value in _shown(row).items()) for row in table.to_pylist()]
+        lines = ["  ".join(filter(None, self.texts(row))) for row in rows_of(table)]
         self.stream.write(("\n".join(lines) + "\n").encode())
+        self.stream.flush()
+
+    def texts(self, row: dict[str, Any]) -> Iterator[str]:
+        """Yield the parts of a line."""
+        yield cell("", row["storeTimestamp"], in_ms=True)
+        yield cell("", f"{row['topic']}/{row['queueId']}@{row['queueOffset']}")
+        if row["reconsumeTimes"]:
+            yield f"(try {row['reconsumeTimes'] + 1})"
+        yield from (cell("", row[name]) for name in ("tags", "keys", "body"))
+
+
+class _Columns(Output):
+    """A line for each message: just the columns that were asked for, with tabs between."""
+
+    def put(self, table: pa.Table) -> None:
+        for row in rows_of(table):
+            line = "\t".join(cell("", value, in_ms=True) for value in row.values())
+            self.stream.write(line.encode() + b"\n")
         self.stream.flush()
 
 
@@ -52,8 +71,8 @@ class _Json(Output):
     """A list of objects."""
 
     def put(self, table: pa.Table) -> None:
-        for at, row in enumerate(table.to_pylist(), self.messages):
-            self.stream.write((",\n  " if at else "[\n  ").encode() + json_line(_named(row)).encode())
+        for at, row in enumerate(rows_of(table), self.messages):
+            self.stream.write((",\n  " if at else "[\n  ").encode() + json_line(row).encode())
 
     def finish(self) -> None:
         self.stream.write(b"\n]\n" if self.messages else b"[]\n")
@@ -63,83 +82,89 @@ class _JsonLines(Output):
     """An object a line, as they come: a list that never ends could not be read."""
 
     def put(self, table: pa.Table) -> None:
-        for row in table.to_pylist():
-            self.stream.write(json_line(_named(row)).encode() + b"\n")
+        for row in rows_of(table):
+            self.stream.write(json_line(row).encode() + b"\n")
         self.stream.flush()
 
 
-class _Arrow(Output):
+class _Tables(Output):
+    """Tables of one schema, which is written without a row too."""
+
+    _writer: Any = None
+
+    def put(self, table: pa.Table) -> None:
+        self._opened(table.schema).write_table(table)
+
+    def finish(self) -> None:
+        columns = rmq_spark.COLUMNS
+        self._opened(pa.schema([(name, columns[name]) for name in self.names])).close()
+
+    def _opened(self, schema: pa.Schema) -> Any:
+        if self._writer is None:
+            self._writer = self.open(schema)
+        return self._writer
+
+    @abstractmethod
+    def open(self, schema: pa.Schema) -> Any:
+        """Return what writes tables."""
+
+
+class _Arrow(_Tables):
     """Arrow's stream format."""
 
-    _writer: Any = None
-
-    def put(self, table: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pa.ipc.new_stream(self.stream, table.schema)
-        self._writer.write_table(table)
-
-    def finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def open(self, schema: pa.Schema) -> Any:
+        return pa.ipc.new_stream(self.stream, schema)
 
 
-class _Parquet(Output):
+class _Parquet(_Tables):
     """A Parquet file."""
 
-    _writer: Any = None
+    def open(self, schema: pa.Schema) -> Any:
+        from pyarrow import parquet  # half as long to load as all of the rest
 
-    def put(self, table: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self.stream, table.schema, compression="zstd")
-        self._writer.write_table(table)
-
-    def finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        return parquet.ParquetWriter(self.stream, schema, compression="zstd")
 
 
 _OUTPUTS: dict[str, type[Output]] = {"text": _Text, "json": _Json, "arrow": _Arrow, "parquet": _Parquet}
 
 
 @contextmanager
-def open_output(form: str, path: str | None, *, is_endless: bool) -> Iterator[Output]:
-    """Yield where to write messages in one of FORMATS: to the file at `path`, or to stdout."""
-    kind = _JsonLines if form == "json" and is_endless else _OUTPUTS[form]
-    if path is None:
+def open_output(
+    form: str, path: str | None, names: Sequence[str], *, is_endless: bool, is_plain: bool
+) -> Iterator[Output]:
+    """Yield where to write messages in one of FORMATS: to the file at `path`, or to stdout.
+
+    What is endless is written as it comes; what is plain is text that has just the columns asked for.
+    """
+    kind = _OUTPUTS[form]
+    if form == "json" and is_endless:
+        kind = _JsonLines
+    if form == "text" and is_plain:
+        kind = _Columns
+    if path is None or path == "-":
         if form in ("arrow", "parquet") and sys.stdout.isatty():
             raise click.UsageError(f"{form} is nothing for a terminal. Give --output FILE, or pipe it on.")
-        out = kind(sys.stdout.buffer)
-        yield out
-        out.finish()
-        return
-    part = f"{path}.part"
-    try:
-        with open(part, "wb") as stream:
-            out = kind(stream)
+        with _finished(kind(click.get_binary_stream("stdout"), names)) as out:
             yield out
-            out.finish()
+        return
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise click.UsageError(f"--output {path} is no file.")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise click.UsageError(f"--output {path}: there is no folder {folder}.")
+    # In the same folder, so that it can be renamed. A folder of its own, which goes whatever happens, and with it what
+    # an error or Ctrl-C left in it.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".rmq-cat-", ignore_cleanup_errors=True) as made:
+        part = os.path.join(made, "part")
+        with click.open_file(part, "wb") as stream:
+            with _finished(kind(stream, names)) as out:
+                yield out
+            os.fsync(stream.fileno())
         os.replace(part, path)
-    except BaseException:
-        if os.path.exists(part):
-            os.unlink(part)
-        raise
 
 
-def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row whose properties are an object, as JSON wants them."""
-    return {**row, "properties": dict(row["properties"] or [])} if "properties" in row else row
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for people: the place of a message is one word."""
-    if not row.keys() >= {"topic", "queueId", "queueOffset"}:
-        return row
-    place = f"{row['topic']}/{row['queueId']}@{row['queueOffset']}"
-    left_out = ("topic", "queueId", "queueOffset", "commitLogOffset", "bornTimestamp", "storeTimestamp")
-    times = row.get("reconsumeTimes") or 0
-    rest = {
-        name: value for name, value in row.items() if name not in (*left_out, "reconsumeTimes") and value is not None
-    }
-    return {"storeTimestamp": row.get("storeTimestamp"), "place": place, **rest} | (
-        {"reconsumeTimes": f"(try {times + 1})"} if times else {}
-    )
+@contextmanager
+def _finished(out: Output) -> Iterator[Output]:
+    yield out
+    out.finish()
+    out.stream.flush()

@@ -1,16 +1,26 @@
 """`rmq export` and `rmq import`: messages as a Parquet file, and back, each once."""
 
+from pathlib import Path
+
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, progress, say
-from rmq_spark.command.words import begin_time, end_time, reading, writing
+from rmq_spark.command.output import print_json, say
+from rmq_spark.command.progress import progress
+from rmq_spark.command.words import TIMES, begin_time, end_time, examples, reading, writing
+
+_EXPORT_EXAMPLES = examples(
+    "rmq export store orders.parquet --topic orders", "rmq export store today.parquet --from now-24h --overwrite"
+)
+_IMPORT_EXAMPLES = examples("rmq import other-store orders.parquet", "rmq import store orders.parquet --topic again")
 
 
-@click.command(short_help="Write messages to a Parquet file.")
+@click.command(epilog=f"{TIMES}\n\n{_EXPORT_EXAMPLES}")
 @reading
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
-@click.option("--topic", "topics", multiple=True, help="Only these topics; else all but RocketMQ's own.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Only this topic; else all but RocketMQ's own. May be given repeatedly."
+)
 @begin_time
 @end_time
 @click.option(
@@ -29,6 +39,8 @@ def export(
     overwrite: bool,
 ) -> None:
     """Write messages with all their columns to FILE (Parquet, zstd). It gets its name when it is whole."""
+    if Path(target).exists() and not overwrite:
+        raise click.UsageError(f"{target} is there. Give another name, or --overwrite.")
     with progress("exporting", "messages") as note:
         done = rmq_spark.export_parquet(
             path,
@@ -45,10 +57,10 @@ def export(
         row = {"path": str(done.path), "messages": done.messages, "bytes": done.bytes, "topics": list(done.topics)}
         print_json([row])
     else:
-        say(f"{done.messages} messages of {', '.join(done.topics) or 'no topic'} are in {done.path}.")
+        say(f"{done.messages:,} messages of {', '.join(done.topics) or 'no topic'} are in {done.path}.")
 
 
-@click.command("import", short_help="Append the messages of a Parquet file, each once.")
+@click.command("import", epilog=_IMPORT_EXAMPLES)
 @writing
 @click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
 @click.option("--topic", help="Send all of them to this topic.")
@@ -64,7 +76,11 @@ def import_(
     name: str | None,
     spread: bool,
 ) -> None:
-    """Append the messages of FILE, as `rmq export` wrote it. Called again, after a kill too, it goes on where it ended."""
+    """Append the messages of FILE, as `rmq export` wrote it; missing topics are made.
+
+    Called again, after Ctrl-C or a kill too, it goes on where it ended, and sends nothing twice. To send a file twice
+    give --name. Ids, hosts and times are those of this sending.
+    """
     with progress("importing", "messages") as note:
         done = rmq_spark.import_parquet(
             path,
@@ -80,4 +96,5 @@ def import_(
         row = {"name": done.name, "messages": done.messages, "skipped": done.skipped, "topics": list(done.topics)}
         print_json([row])
     else:
-        say(f"{done.messages} messages appended, {done.skipped} were there already ({', '.join(done.topics)}).")
+        topics = f" Topics: {', '.join(done.topics)}." if done.topics else ""
+        say(f"{done.messages:,} messages appended, {done.skipped:,} were there already.{topics}")

@@ -1,34 +1,17 @@
-"""What a command prints: tables for people, JSON for programs; results to stdout, all else to stderr.
+"""What a command prints: values as people and programs read them. Results go to stdout, all else to stderr.
 
-A table of what can be long is as wide as it is where nobody looks (a pipe, a file), so nothing is cut there.
+What a message carries may be meant for a terminal's ears: whatever is shown as text has no control characters left.
 """
 
 import base64
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
-_PIPE_CHARS = 10_000  # wide enough that no row of a table is folded
-_BYTES = ("bytes", "lagBytes", "sizeBytes")
-_QUIET_S = 0.5  # a bar that is gone before anybody has read it only flickers
-
-
-def console(*, is_error: bool = False) -> Console:
-    """Return where to print, colours where somebody looks."""
-    stream = sys.stderr if is_error else sys.stdout
-    width = None if stream.isatty() else _PIPE_CHARS
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def say(text: str) -> None:
@@ -36,19 +19,41 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, nothing: str) -> None:
-    """Print rows: a table of these columns, or JSON of all that they have. Without a row: `nothing`, or []."""
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        say(nothing)
-    else:
-        console().print(_table(rows, columns))
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of an Arrow table or batch: a map as a dict, a time as a datetime in UTC.
+
+    A producer may write any time: one that no date can say is its number of ms, as text.
+    """
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind = str(field.type)
+        if kind.startswith("timestamp["):
+            per_s = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[field.type.unit]
+            columns[field.name] = [_moment(count, per_s) for count in column.cast("int64").to_pylist()]
+        elif kind.startswith("map<"):
+            columns[field.name] = [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+        else:
+            columns[field.name] = column.to_pylist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def print_json(rows: Sequence[Mapping[str, Any]]) -> None:
+def _moment(count: int | None, per_s: int) -> datetime | str | None:
+    if count is None:
+        return None
+    seconds, rest = divmod(count, per_s)
+    try:
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest * 1_000_000 // per_s)
+    except (ValueError, OverflowError, OSError):
+        return f"{count * 1000 // per_s} ms"
+
+
+def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print rows as one JSON list, an object a line."""
-    click.echo("[" + ",".join("\n  " + json_line(row) for row in rows) + ("\n]" if rows else "]"))
+    is_first = True
+    for row in rows:
+        click.echo(("[\n  " if is_first else ",\n  ") + json_line(row), nl=False)
+        is_first = False
+    click.echo("[]" if is_first else "\n]")
 
 
 def json_line(row: Mapping[str, Any]) -> str:
@@ -71,68 +76,48 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
-    for name in columns:
-        numbers = any(isinstance(row.get(name), int | float) and row.get(name) is not True for row in rows)
-        table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell(name, row.get(name))) for name in columns))
-    return table
-
-
-def cell(name: str, value: Any) -> str:
-    """Return a value as it is shown in a table. Times are UTC; what is not there is empty."""
+def cell(name: str, value: Any, *, in_ms: bool = False) -> str:
+    """Return a value as people read it, on one line. Times are UTC; what is not there is empty."""
     if value is None:
         return ""
-    if name in _BYTES:
-        return decimal(value)
     if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"
+        return text[:-3] if in_ms else text[:-7]
     if isinstance(value, bytes):
         return readable(value)
     if isinstance(value, bool):
-        return "yes" if value else ""
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and name.lower().endswith("bytes"):
+        return bytes_text(value)
     if isinstance(value, float):
         return f"{value:.1f}"
-    return str(value)
+    if isinstance(value, Mapping):
+        return printable(", ".join(f"{key}={held}" for key, held in value.items()))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return printable(", ".join(map(str, value)))
+    return printable(str(value))
 
 
 def readable(data: bytes) -> str:
     """Return bytes as one line of text, or as hex if they are none."""
     try:
-        text = data.decode()
+        return printable(data.decode())
     except UnicodeDecodeError:
         return data.hex(" ")
+
+
+def printable(text: str) -> str:
+    """Return the text on one line, control characters spelt as Python spells them."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-@contextmanager
-def progress(what: str, unit: str = "bytes") -> Iterator[Callable[[int, int], None]]:
-    """Yield what is to be called with (done, total). On a terminal a bar shows after half a second."""
-    shown = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn(f"{{task.fields[done]}} {'' if unit == 'bytes' else unit}"),
-        TimeRemainingColumn(),
-        console=console(is_error=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    begun = shown.get_time()
-    task = None
-
-    def note(done: int, total: int) -> None:
-        nonlocal task
-        if task is None:
-            if shown.get_time() - begun < _QUIET_S:
-                return
-            shown.start()
-            task = shown.add_task(what, total=total, done="")
-        shown.update(task, completed=done, total=total, done=decimal(done) if unit == "bytes" else f"{done:,}")
-
-    try:
-        yield note
-    finally:
-        shown.stop()
+def bytes_text(size: float) -> str:
+    """Return bytes as "512 B", "3.4 MiB"."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    power = 0
+    while size >= 999.5 and power < len(_SIZES) - 1:
+        size, power = size / 1024, power + 1
+    return f"{size:.3g} {_SIZES[power]}"

@@ -11,12 +11,12 @@ import click
 import rmq_spark
 from rmq_spark.command.words import as_json as as_json_option
 from rmq_spark.command.words import commit_log_path as commit_log_path_option
-from rmq_spark.command.words import store_path
+from rmq_spark.command.words import examples, store_path
 
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command(short_help="Deliver delayed messages when they are due, until stopped.")
+@click.command(epilog=examples("rmq serve store", "rmq serve store --log-level warning"))
 @store_path
 @commit_log_path_option
 @click.option(

@@ -10,10 +10,11 @@ import click
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_LAST_MS = 2**63 - 1
 
 
 class Moment(click.ParamType):
-    """A time as ms since the epoch: `1767225600000`, `2026-01-01T00:00:00Z`, or `-10m` before now."""
+    """A time as ms since the epoch: `1767225600000`, `2026-01-01T00:00:00Z`, `now`, `now-10m`, `now+1h`, or `-10m`."""
 
     name = "time"
 
@@ -21,18 +22,19 @@ class Moment(click.ParamType):
         """Return the ms. Fails for a time of day without a zone: nobody could say which one was meant."""
         if isinstance(value, int):
             return value
-        if value.isdecimal():
+        if value.isdecimal() and int(value) <= _LAST_MS:
             return int(value)
-        if ago := re.fullmatch(r"-(\d+)(ms|s|m|h|d)", value):
-            now_ms = time.time_ns() // 1_000_000
-            return now_ms - int(ago[1]) * _UNITS_MS[ago[2]]
+        if shift := re.fullmatch(r"(?:now)?([+-])(\d{1,12})(ms|s|m|h|d)|now", value):
+            now_ms = time.time_ns() // 1_000_000  # noqa: TID251 - here the clock comes in
+            shift_ms = int(shift[2]) * _UNITS_MS[shift[3]] if shift[1] else 0
+            return max(0, now_ms - shift_ms if shift[1] == "-" else now_ms + shift_ms)
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time: ms since 1970, 2026-01-31T12:00:00Z, or -10m before now.", param, ctx)
+            self.fail(f"{value!r} is no time: ms since 1970, 2026-01-31T12:00:00Z, now, or now-10m.", param, ctx)
         if moment.tzinfo is None:
             self.fail(f"{value!r} has no time zone. Add Z for UTC, or +08:00.", param, ctx)
-        return round(moment.timestamp() * 1000)
+        return max(0, round(moment.timestamp() * 1000))
 
 
 class Size(click.ParamType):
@@ -44,13 +46,30 @@ class Size(click.ParamType):
         """Return the bytes."""
         if isinstance(value, int):
             return value
-        size = re.fullmatch(r"(\d+)([kmg]?)b?", value.lower())
+        size = re.fullmatch(r"(\d{1,18})([kmg]?)b?", value.lower())
         if size is None:
             self.fail(f"{value!r} is no size: bytes, or such as 64k, 16m, 1g.", param, ctx)
         return int(size[1]) * _SIZES[size[2]]
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """Return one decorator that does what these do, the first one outermost."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a help text: the lines as they are to be typed."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
 
 store_path = click.argument("path", metavar="PATH")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects named as the columns.")
@@ -75,17 +94,7 @@ end_time = click.option(
     "--to", "end_ms", type=Moment(), metavar="TIME", help="Up to the first message stored at or after TIME."
 )
 
-
-def together(*decorators: Decorator) -> Decorator:
-    """Return one decorator that does what these do, the first one outermost."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
+# What a command has that looks at a store, and one that changes it.
 reading = together(store_path, commit_log_path, as_json)
 writing = together(store_path, commit_log_path, lock_timeout, as_json)
+TIMES = "A TIME is ms since 1970, 2026-01-31T12:00:00Z, now, or now-10m (ms, s, m, h, d)."
