@@ -83,6 +83,7 @@ def plot_over_time(
             edges, values, width, bottom, color=colour, hatch=hatch, edgecolor="white", lw=0, align="edge", label=name
         )
         bottom = [below + value for below, value in zip(bottom, values, strict=True)]
+    ax.set_ylim(0, max(bottom) * 1.05)  # where a stack is, matplotlib leaves no room above it
     _time_axis(ax, "store time (UTC)")
     _count_axis(ax, what)
     about = "" if series.is_exact else ", estimated from a sample"
