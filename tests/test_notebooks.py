@@ -1,7 +1,7 @@
 """The notebooks and the demo run, use only what a user has, and hold no stored output.
 
-`make notebooks` runs each from top to bottom in a kernel of its own (mark `notebooks`, extra `notebooks`), without a browser
-and without storing what it shows. The default tests only look at the cells: a run of all takes minutes.
+`make notebooks` runs each from top to bottom in a kernel of its own (mark and extra `notebooks`), without a browser and
+without storing what it shows. The default tests only look at the cells: a run of all takes minutes.
 """
 
 import ast

@@ -28,7 +28,7 @@ _PRE = (
     "white-space:pre-wrap;overflow-wrap:anywhere;text-align:left;max-width:80em"
 )
 
-# What is shown: a StoreSummary, a TopicSummary, a GroupLag, a Message. They import this module, so it does not name them.
+# What is shown: a StoreSummary, TopicSummary, GroupLag or Message. They import this module, so it does not name them.
 _Shown = Any
 
 # How a column is written: its head, whether it is a number, and its cells as HTML.
