@@ -37,6 +37,8 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 _OTHERS = "#999999"
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for those who see no colour, and for print
 _MARKERS = "osD^vPX"
+_STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_MARKED = 40  # so many moments of a line have a marker each; of more they would be a smear
 _SEGMENT_COLOURS = {
     "records without a unit": "#000000",
     "filler (BLANK)": "#7F7F7F",
@@ -83,6 +85,7 @@ def plot_over_time(
             edges, values, width, bottom, color=colour, hatch=hatch, edgecolor="white", lw=0, align="edge", label=name
         )
         bottom = [below + value for below, value in zip(bottom, values, strict=True)]
+    ax.set_ylim(0, max(bottom) * 1.05)  # where a stack is, matplotlib leaves no room above it
     _time_axis(ax, "store time (UTC)")
     _count_axis(ax, what)
     about = "" if series.is_exact else ", estimated from a sample"
@@ -180,9 +183,10 @@ def plot_lag(samples: Iterable[GroupLag], *, what: str = "messages", ax: "Axes |
     moments = sorted({sample.at_ms for sample in taken})
     join = max if what == "seconds" else sum
     drawn = _largest({name: [line.get(at, 0) for at in moments] for name, line in lines.items()}, join)
-    for (name, values), colour, marker in zip(drawn, _colours(drawn), _MARKERS, strict=False):
+    for (name, values), colour, marker, style in zip(drawn, _colours(drawn), _MARKERS, _STYLES, strict=False):
         times = [_moment(at) for at in moments]
-        ax.plot(times, values, color=colour, marker=marker, markersize=4, lw=1.5, label=name)
+        look = {"marker": marker, "markersize": 4} if len(times) <= _MARKED else {"linestyle": style}
+        ax.plot(times, values, color=colour, lw=1.5, label=name, **look)
     ax.set_ylim(bottom=0)
     _time_axis(ax, "time (UTC)")
     _count_axis(ax, what)

@@ -15,9 +15,7 @@ NOT_HEALTHY = 3
 _STEP = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 
 
-@click.command(
-    epilog=examples("rmq check store", "rmq check store --json | jq '.[] | select(.severity == \"damage\")'")
-)
+@click.command(epilog=examples("rmq check store", "rmq check store --json | jq '.[] | {severity, what, path}'"))
 @reading
 def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
     """Read every file of the store at PATH and say what is damaged. Exit status 0 only if it is healthy, else 3.

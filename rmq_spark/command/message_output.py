@@ -36,7 +36,7 @@ class Output(ABC):
     def put(self, table: pa.Table) -> None:
         """Write rows, of which there are some."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - mostly there is nothing
         """Write what belongs behind the last row."""
 
 

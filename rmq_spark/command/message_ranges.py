@@ -23,7 +23,7 @@ class Beginning(NamedTuple):
 
 
 class MessageRanges:
-    """Messages of topics, each once. `chosen_count` says how many there were to look at when they were looked at last."""
+    """Messages of topics, each once. `chosen_count`: how many there were to look at in the last round."""
 
     def __init__(
         self,
@@ -62,9 +62,7 @@ class MessageRanges:
             wrong = set(self._queue_ids) - {queue.queue_id for queue in queues}
             if wrong:
                 there = ", ".join(str(queue.queue_id) for queue in queues)
-                raise click.UsageError(
-                    f"--queue {min(wrong)}: topic {topic} has no such queue. Its queues are: {there}."
-                )
+                raise click.UsageError(f"--queue {min(wrong)}: {topic} has no such queue. Its queues are: {there}.")
             yield from (queue for queue in queues if not self._queue_ids or queue.queue_id in self._queue_ids)
 
     def _first_ranges(self, begin: Beginning, end_ms: int | None) -> dict[Any, tuple[int, int]]:

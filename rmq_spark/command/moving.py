@@ -18,9 +18,7 @@ _IMPORT_EXAMPLES = examples("rmq import other-store orders.parquet", "rmq import
 @click.command(epilog=f"{TIMES}\n\n{_EXPORT_EXAMPLES}")
 @reading
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
-@click.option(
-    "--topic", "topics", multiple=True, help="Only this topic; else all but RocketMQ's own. May be given repeatedly."
-)
+@click.option("--topic", "topics", multiple=True, help="Only these; else all but RocketMQ's own.")
 @begin_time
 @end_time
 @click.option(

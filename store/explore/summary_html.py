@@ -6,13 +6,9 @@ light and on dark. Every text that comes from a store is escaped: a topic, a key
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rmq_spark.store.explore.summary_text import NOTHING, bytes_text, count_text, span_text, time_text
-
-if TYPE_CHECKING:
-    from rmq_spark.store.explore.message_view import Message
-    from rmq_spark.store.explore.summary import GroupLag, StoreSummary, TopicSummary
 
 MAX_ROWS = 50  # of one table: a page, not a list
 MAX_VALUE_CHARS = 400  # of a property
@@ -32,11 +28,14 @@ _PRE = (
     "white-space:pre-wrap;overflow-wrap:anywhere;text-align:left;max-width:80em"
 )
 
+# What is shown: a StoreSummary, TopicSummary, GroupLag or Message. They import this module, so it does not name them.
+_Shown = Any
+
 # How a column is written: its head, whether it is a number, and its cells as HTML.
 _Column = tuple[str, bool, Sequence[str]]
 
 
-def store_html(store: "StoreSummary") -> str:
+def store_html(store: _Shown) -> str:
     """Return a store: what it holds altogether, its topics, and those that are empty or RocketMQ's own folded away."""
     own = [topic for topic in store.topics if not topic.is_system and topic.messages]
     empty = [topic for topic in store.topics if not topic.is_system and not topic.messages]
@@ -67,7 +66,7 @@ def closed_html(path: str) -> str:
     return _box("RocketMQ store", path, {"reader": "closed"}, "")
 
 
-def topic_html(topic: "TopicSummary") -> str:
+def topic_html(topic: _Shown) -> str:
     """Return a topic and its queues."""
     facts = {
         "messages": f"{topic.messages:,} in {count_text(len(topic.queues), 'queue')}",
@@ -90,7 +89,7 @@ def topic_html(topic: "TopicSummary") -> str:
     return _box("topic", topic.topic, facts, _table(columns, len(topic.queues), "queue"))
 
 
-def lag_html(lag: "GroupLag") -> str:
+def lag_html(lag: _Shown) -> str:
     """Return a group's lag by queue, or that of all groups."""
     rows = lag.table.slice(0, MAX_ROWS).to_pylist()
     facts = {"unread": count_text(lag.messages, "message"), "as of": f"{time_text(lag.at_ms)} UTC"}
@@ -113,7 +112,7 @@ def lag_html(lag: "GroupLag") -> str:
     return _box(what, lag.group or lag.path, facts, _table(columns, lag.table.num_rows, "queue"))
 
 
-def message_html(message: "Message") -> str:
+def message_html(message: _Shown) -> str:
     """Return a message: where it lies, its properties as a table, and its body as it can be read best."""
     facts = {
         "id": message.message_id,
@@ -138,7 +137,7 @@ def message_html(message: "Message") -> str:
     return _box("message of", message.topic, facts, f"{properties}<div><b>{escape(told)}</b></div>{shown}")
 
 
-def _topics_table(topics: "Sequence[TopicSummary]") -> str:
+def _topics_table(topics: Sequence[_Shown]) -> str:
     shown = topics[:MAX_ROWS]
     columns: list[_Column] = [
         ("topic", False, [escape(topic.topic) for topic in shown]),
@@ -155,7 +154,7 @@ def _topics_table(topics: "Sequence[TopicSummary]") -> str:
     return _table(columns, len(topics), "topic")
 
 
-def _folded(told: str, topics: "Sequence[TopicSummary]") -> str:
+def _folded(told: str, topics: Sequence[_Shown]) -> str:
     """Return a table of topics behind one line, nothing if there are none."""
     return f"<details><summary>{escape(told)}</summary>{_topics_table(topics)}</details>" if topics else ""
 

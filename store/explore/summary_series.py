@@ -197,6 +197,7 @@ def _histogram(sample: UnitSample, stored: NDArray[np.int64], what: str, edges: 
     times = np.maximum.accumulate(stored[good])
     before = np.append(0.0, np.cumsum(weights))[:-1]
     reached = np.interp(edges, times, before, left=0.0, right=float(weights.sum()))
+    reached[[0, -1]] = 0.0, weights.sum()  # messages of one ms are one step, which may lie at either end
     return np.diff(reached)
 
 
