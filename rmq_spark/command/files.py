@@ -12,6 +12,11 @@ from rmq_spark.command.words import as_json as as_json_option
 from rmq_spark.command.words import examples
 
 _FEW = 100
+# Of a record of the log, which has more than a terminal has room for.
+_SPARED = (
+    *("preparedTransactionOffset", "magic", "bodyCrc", "flag", "sysFlag", "bodyPosition", "bornHost", "storeHost"),
+    *("reconsumeTimes", "bornTimestamp", "crcMatches", "properties", "keys", "storeTimestamp", "bodySize"),
+)
 _EXAMPLES = examples(
     "rmq dump store/commitlog/00000000000000000000 --position 4096 -n 20",
     "rmq dump store/consumequeue/orders/0/00000000000000000000",
@@ -37,7 +42,7 @@ def dump(path: str, as_json: bool, position: int, limit: int | None, kind: str |
     table = rmq_spark.dump(path, kind=kind, position=position, limit=limit + 1).to_table()
     shown = table.slice(0, limit)
     columns = [name for name in shown.column_names if shown[name].null_count < len(shown)]
-    show(rows_of(shown), columns, as_json=False, nothing="There is no entry from there on.")
+    show(rows_of(shown), columns, as_json=False, nothing="There is no entry from there on.", spared=_SPARED)
     if len(table) > limit:
         say(f"There is more: --position {table['position'][limit].as_py()}, or --limit.")
 

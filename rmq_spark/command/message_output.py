@@ -144,7 +144,7 @@ def open_output(
     if path is None or path == "-":
         if form in ("arrow", "parquet") and sys.stdout.isatty():
             raise click.UsageError(f"{form} is nothing for a terminal. Give --output FILE, or pipe it on.")
-        with _finished(kind(click.get_binary_stream("stdout"), names)) as out:
+        with _finished(kind(sys.stdout.buffer, names)) as out:
             yield out
         return
     if os.path.exists(path) and not os.path.isfile(path):

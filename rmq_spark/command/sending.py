@@ -1,5 +1,6 @@
 """`rmq send`: a message, or one for each line of standard input. What it has printed is on disk for good."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,11 +77,11 @@ def send(
     }
     given = {name: value for name, value in row.items() if value is not None}
     with waiting("opening"):
-        refuse_no_store(path, commit_log_path)
+        _refuse_unknown(path, commit_log_path, None if create_topic else topic)
     if body is not None:
         parts = iter([[body.encode()]])
     else:
-        stream = click.get_binary_stream("stdin")
+        stream = sys.stdin.buffer
         if stream.isatty():
             say("Reading from the terminal. Ctrl-D ends it.")
         parts = _line_parts(stream) if lines else iter([[stream.read()]])
@@ -111,9 +112,14 @@ def send(
     show(rows, ("topic", "queueId", "queueOffset", "msgId"), as_json=as_json, nothing=nothing)
 
 
-def refuse_no_store(path: str, commit_log_path: str | None) -> None:
-    """Raise StorePathError where there is no store: a path with a typing error must not become one."""
-    rmq_spark.open_reader(path, commit_log_path=commit_log_path).close()
+def _refuse_unknown(path: str, commit_log_path: str | None, topic: str | None) -> None:
+    """Raise StorePathError where there is no store: a path with a typing error must not become one. So of a topic."""
+    with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+        if topic is not None:
+            try:
+                store.queues(topic)
+            except rmq_spark.NotFoundError as error:
+                raise rmq_spark.NotFoundError(f"{error} With --create-topic it is made.") from None
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
