@@ -26,6 +26,10 @@ def main() -> None:
     if missing:
         sys.stderr.write(_MISSING.format(missing=" and ".join(missing)))
         raise SystemExit(2)
-    from rmq_spark.command.all_commands import run
+    try:
+        from rmq_spark.command.all_commands import run
 
-    raise SystemExit(run(sys.argv[1:]))
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command had begun, or behind its end
+        status = 130
+    raise SystemExit(status)

@@ -1,6 +1,9 @@
 """`rmq check` and `rmq repair`: what of a store is damaged, and what can be done about it."""
 
+import re
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 import click
@@ -12,6 +15,11 @@ from rmq_spark.command.tables import show
 from rmq_spark.command.words import examples, reading, writing
 
 NOT_HEALTHY = 3
+_SHOWN = 20  # findings, of which there may be very many
+_PIPE_CHARS = 10_000  # nobody looks: nothing is folded
+# What a finding says to programs, and what is typed instead.
+_COMMANDS = {"rmq_spark.repair": "`rmq repair`", "rmq_spark.reset_offsets": "`rmq reset`", "rmq_spark.close": "`rmq close`"}
+_COLOURS = {"damage": "red", "repairable": "yellow"}
 _STEP = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 
 
@@ -69,10 +77,11 @@ def repair(
         plan = rmq_spark.plan_repair(path, commit_log_path=commit_log_path, cut_log=cut_log, progress=note)
     if plan.is_empty or dry_run or not as_json:
         nothing = "There is nothing to do: the store is healthy."
-        show(rows_of(plan.to_table()), _STEP, as_json=as_json, nothing=nothing, spared=("isDoneByRepair",))
+        rows = rows_of(plan.to_table()) if as_json else _steps(plan)
+        show(rows, _STEP, as_json=as_json, nothing=nothing, spared=("isDoneByRepair",))
     if plan.is_empty or dry_run:
         if plan.steps and plan.is_empty and not as_json:
-            say("None of this can be repaired here.")
+            say("None of this can be repaired here. The texts say how to go on.")
         return 0 if plan.report.is_healthy else NOT_HEALTHY
     if plan.messages_lost and not accept_loss:
         say(f"{plan.messages_lost:,} messages would be lost, so nothing was done. Copy the store, then --accept-loss.")
@@ -101,5 +110,45 @@ def _is_wanted(path: str, plan: Any) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
+def _steps(plan: Any) -> list[dict[str, Any]]:
+    """Return the steps for people: paths are those in the store."""
+    rows = rows_of(plan.to_table())
+    return [{**row, "what": _typed(row["what"]), "path": _inside(row["path"], plan.path)} for row in rows]
+
+
 def _print_report(report: Any) -> None:
-    click.echo("\n".join(printable(line) for line in str(report).split("\n")))
+    """Print what was looked at, and each finding as a paragraph: what, where, and what can be done."""
+    click.echo(printable(str(report).partition("\n")[0]))
+    rows = rows_of(report.to_table())
+    for row in rows[:_SHOWN]:
+        name = click.style(row["severity"], fg=_COLOURS.get(row["severity"]), bold=True)
+        click.echo(f"\n{name}  {printable(_inside(row['path'], report.path))}, position {row['position']}")
+        expected = f": expected {row['expected']}, found {row['found']}" if row["expected"] or row["found"] else ""
+        _print_indented(f"{row['what']}{expected}")
+        if row["topic"] is not None:
+            offsets = "" if row["begin"] is None else f", queue offsets [{row['begin']}, {row['end']})"
+            count = f", {row['messages']:,} messages" if row["messages"] else ""
+            _print_indented(f"queue {row['topic']}/{row['queueId']}{offsets}{count}")
+        if row["nextStep"]:
+            _print_indented(_typed(row["nextStep"]))
+    if len(rows) > _SHOWN:
+        click.echo(f"\n… and {len(rows) - _SHOWN:,} more, which --json has.")
+
+
+def _print_indented(text: str) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_CHARS
+    indent = "    "
+    lines = textwrap.wrap(printable(text), max(width, 40), initial_indent=indent, subsequent_indent=indent)
+    click.echo("\n".join(lines))
+
+
+def _inside(path: str, root: str) -> str:
+    """Return a path in the store as it is there."""
+    return path.removeprefix(f"{root}/")
+
+
+def _typed(text: str) -> str:
+    """Return a text with the commands of a terminal in it, instead of those of a program."""
+    for name, command in _COMMANDS.items():
+        text = re.sub(rf"{name}\b", command, text)
+    return text

@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,8 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What it has shown, without colours and moves of the cursor."""
-        return _ANSI.sub("", self.raw).replace("\r\n", "\n")
+        """What it has shown, without colours; of a line that was written over, the last."""
+        return re.sub(r"[^\n]*\r", "", _ANSI.sub("", self.raw).replace("\r\n", "\n"))
 
     def type(self, keys: str) -> None:
         """Type keys; "\\x03" is Ctrl-C, "\\x04" Ctrl-D."""
@@ -172,3 +173,31 @@ def demo(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(tmp_store: Callable[[str], Path]) -> Path:
     """A copy of the same store, to be changed."""
     return tmp_store("demo")
+
+
+_HOLDER = """
+import fcntl, sys
+lock = open(sys.argv[1], "r+b")
+fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold() -> Callable[[Path], Any]:
+    """A context in which another process holds the store's lock, as a broker does for its life."""
+
+    @contextmanager
+    def held(path: Path) -> Iterator[None]:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, str(path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            yield
+        finally:
+            holder.communicate()
+
+    return held

@@ -1,0 +1,56 @@
+"""`rmq export` and `rmq import`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+Rmq = Callable[..., Any]
+
+
+def test_what_is_exported_can_be_imported_each_once(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "m.parquet", tmp_path / "other"
+    (row,) = rmq("export", demo, file, "--topic", "orders", "--topic", "payments", "--json").rows
+    assert row == {"path": str(file), "messages": 1469, "bytes": file.stat().st_size, "topics": ["orders", "payments"]}
+    rmq("create", other, "--segment-bytes", "1m")
+    assert "1,469 messages appended, 0 were there already. Topics: orders, payments." in rmq("import", other, file).err
+    (row,) = rmq("import", other, file, "--json").rows
+    assert (row["messages"], row["skipped"]) == (0, 1469)
+    one, two = (
+        [(row["queueId"], row["tags"], row["keys"], row["body"]) for row in rmq("cat", at, "orders", "--json").rows]
+        for at in (demo, other)
+    )
+    assert sorted(one) == sorted(two)
+    assert rmq("import", other, file, "--topic", "all", "--name", "second", "--spread").status == 0
+    assert len(rmq("cat", other, "all", "--json").rows) == 1469
+
+
+def test_times_and_columns_are_chosen(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.parquet"
+    words = ("--topic", "payments", "--from", "2026-11-21T05:50:34Z", "--columns", "keys, body")
+    assert "messages of payments are in" in rmq("export", demo, file, *words).err
+    table = pq.read_table(file)
+    assert table.column_names == ["keys", "body"]
+    assert 0 < table.num_rows < 299
+
+
+def test_a_file_that_is_there_is_kept_unless_it_is_said(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.parquet"
+    file.write_text("mine")
+    ran = rmq("export", demo, file)
+    assert ran.status == 2
+    assert "--overwrite" in ran.err
+    assert file.read_text() == "mine"
+    assert rmq("export", demo, file, "--overwrite").status == 0
+    assert pq.read_table(file).num_rows == 1493
+
+
+def test_what_is_no_parquet_file_or_no_store_is_refused(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.parquet"
+    file.write_text("mine")
+    assert rmq("import", demo, file).status == 1
+    assert rmq("import", demo, tmp_path / "none").status == 2
+    assert rmq("export", tmp_path / "none", tmp_path / "x").status == 1
+    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "x").exists()
