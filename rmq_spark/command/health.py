@@ -18,7 +18,11 @@ NOT_HEALTHY = 3
 _SHOWN = 20  # findings, of which there may be very many
 _PIPE_CHARS = 10_000  # nobody looks: nothing is folded
 # What a finding says to programs, and what is typed instead.
-_COMMANDS = {"rmq_spark.repair": "`rmq repair`", "rmq_spark.reset_offsets": "`rmq reset`", "rmq_spark.close": "`rmq close`"}
+_COMMANDS = {
+    "rmq_spark.repair": "`rmq repair`",
+    "rmq_spark.reset_offsets": "`rmq reset`",
+    "rmq_spark.close": "`rmq close`",
+}
 _COLOURS = {"damage": "red", "repairable": "yellow"}
 _STEP = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 

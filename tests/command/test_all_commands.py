@@ -136,7 +136,9 @@ def test_ctrl_c_is_answered_with_130(rmq: Rmq, demo: Path, monkeypatch: pytest.M
     assert "rmq check: stopped" in ran.err
 
 
-@pytest.mark.parametrize("words", [("cat", "orders"), ("cat", "orders", "--json"), ("cat", "orders", "--format", "arrow")])
+@pytest.mark.parametrize(
+    "words", [("cat", "orders"), ("cat", "orders", "--json"), ("cat", "orders", "--format", "arrow")]
+)
 def test_who_reads_no_more_ends_it_quietly(
     process: Callable[..., "subprocess.Popen[bytes]"], demo: Path, words: tuple[str, ...]
 ) -> None:
@@ -171,7 +173,10 @@ def test_the_command_uses_only_what_the_package_shows(path: Path) -> None:
     [
         (("--help",), ("pyspark", "numpy", "pyarrow", "rich", "rmq_spark.store.log")),
         (("cat", "--help"), ("pyspark", "rich", "rmq_spark.store.log")),
-        (("topics", "{demo}"), ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit", "pandas", "matplotlib")),
+        (
+            ("topics", "{demo}"),
+            ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit", "pandas", "matplotlib"),
+        ),
         (("cat", "{demo}", "orders"), ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit")),
         (("lag", "{demo}", "billing"), ("pyspark", "rich", "pyarrow.parquet")),
         (("check", "{demo}"), ("pyspark", "rich", "pyarrow.parquet")),

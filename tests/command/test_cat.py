@@ -26,7 +26,7 @@ def test_messages_come_in_the_order_of_the_log_each_once(rmq: Rmq, demo: Path) -
 
 def test_a_line_has_when_where_tags_keys_and_body(rmq: Rmq, demo: Path) -> None:
     line = rmq("cat", demo, "orders", "--limit", 1).out
-    assert line.startswith("2026-11-21 05:50:31.752  orders/0@0  created  O-1010  {\"orderId\":\"O-1010\"")
+    assert line.startswith('2026-11-21 05:50:31.752  orders/0@0  created  O-1010  {"orderId":"O-1010"')
     assert rmq("cat", demo, "%DLQ%audit", "-n", 1).out.split("  ")[2] == "(try 3)"
 
 

@@ -84,9 +84,7 @@ def test_a_dry_run_changes_nothing(rmq: Rmq, without_index: Path) -> None:
     before = contents(without_index)
     ran = rmq("repair", without_index, "--dry-run", "--json")
     assert ran.status == 3
-    assert all(
-        list(row) == ["action", "what", "path", "messagesLost", "isDoneByRepair"] for row in ran.rows
-    )
+    assert all(list(row) == ["action", "what", "path", "messagesLost", "isDoneByRepair"] for row in ran.rows)
     assert rmq("repair", without_index, "--dry-run").status == 3
     assert rmq("repair", without_index, "--json").status == 2, "with --json nobody is asked"
     assert contents(without_index) == before

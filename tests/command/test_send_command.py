@@ -82,7 +82,9 @@ def test_wrong_words_send_nothing(rmq: Rmq, store: Path, words: tuple[str, ...],
     assert not (store / "rmq").exists()
 
 
-def test_a_store_that_somebody_holds_is_an_error_that_names_him(rmq: Rmq, store: Path, hold: Callable[..., Any]) -> None:
+def test_a_store_that_somebody_holds_is_an_error_that_names_him(
+    rmq: Rmq, store: Path, hold: Callable[..., Any]
+) -> None:
     with hold(store):
         began = time.monotonic()
         ran = rmq("send", store, "orders", "x", "--lock-timeout", 0.2)

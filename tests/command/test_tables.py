@@ -72,4 +72,10 @@ def test_cells_are_on_one_line() -> None:
     assert cell("names", ["a", "b"]) == "a, b"
     assert cell("properties", {"a": "1"}) == "a=1"
     assert (cell("isX", True), cell("isX", False), cell("x", None)) == ("yes", "no", "")
-    assert [bytes_text(size) for size in (0, 1023, 1024, 1 << 20, 1 << 60)] == ["0 B", "1023 B", "1 KiB", "1 MiB", "1.02e+03 PiB"]
+    assert [bytes_text(size) for size in (0, 1023, 1024, 1 << 20, 1 << 60)] == [
+        "0 B",
+        "1023 B",
+        "1 KiB",
+        "1 MiB",
+        "1.02e+03 PiB",
+    ]
