@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk.files import parent_process_id
+    from rmq_spark.store.explore.checking import check
+    from rmq_spark.store.explore.dumping import DUMP_KINDS, dump
+    from rmq_spark.store.explore.new_store import create_store
+    from rmq_spark.store.explore.parquet_export import export_parquet
+    from rmq_spark.store.explore.parquet_import import import_parquet
+    from rmq_spark.store.explore.repair_plan import plan_repair
+    from rmq_spark.store.explore.repairing import repair
     from rmq_spark.store.explore.summary import GroupLag
     from rmq_spark.store.explore.summary_reader import StoreExplorer
     from rmq_spark.store.explore.summary_segment import segment_layout
@@ -64,6 +71,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "COPY_TIMES",
+    "DUMP_KINDS",
     "MESSAGE_COLUMNS",
     "CommitKey",
     "CommitOptions",
@@ -92,6 +100,7 @@ __all__ = [
     "abort_copies",
     "abort_sink",
     "bytes_text",
+    "check",
     "check_consumer_group",
     "check_epochs",
     "check_retrying_group",
@@ -100,21 +109,27 @@ __all__ = [
     "close",
     "commit_copies",
     "commit_sink",
+    "create_store",
+    "dump",
+    "export_parquet",
     "failed_column_type",
     "find_beginnings",
     "group_lag",
     "group_offsets",
     "groups",
+    "import_parquet",
     "is_system_topic",
     "open_consumer",
     "open_reader",
     "open_store",
     "parent_process_id",
     "pending_transactions",
+    "plan_repair",
     "publish_last_offsets",
     "read_group_offsets",
     "read_stopped_queues",
     "refuse_missing_places",
+    "repair",
     "republish_dead_letters",
     "reset_offsets",
     "retry_topic_of",
@@ -138,6 +153,12 @@ _HOMES = {
     "check_retrying_group": "rmq_spark.store.delivery.retry_topics",
     "check_send_back_sink": "rmq_spark.store.delivery.send_back_sink",
     "commit_copies": "rmq_spark.store.delivery.send_back_sink",
+    "create_store": "rmq_spark.store.explore.new_store",
+    "dump": "rmq_spark.store.explore.dumping",
+    "export_parquet": "rmq_spark.store.explore.parquet_export",
+    "import_parquet": "rmq_spark.store.explore.parquet_import",
+    "plan_repair": "rmq_spark.store.explore.repair_plan",
+    "repair": "rmq_spark.store.explore.repairing",
     "failed_column_type": "rmq_spark.store.delivery.failed_rows",
     "refuse_missing_places": "rmq_spark.store.delivery.failed_rows",
     "COLUMNS": "rmq_spark.store.format.columns",
@@ -165,6 +186,8 @@ _HOMES = {
     "TaskStage": "rmq_spark.store.commit.sink",
     "Ticker": "rmq_spark.store.delivery.ticker",
     "abort_sink": "rmq_spark.store.commit.sink",
+    "DUMP_KINDS": "rmq_spark.store.explore.dumping",
+    "check": "rmq_spark.store.explore.checking",
     "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
     "check_sent_topic": "rmq_spark.store.format.filenames",
