@@ -170,6 +170,14 @@ class _Check:
             held = None  # told with our own files
         return held.levels if isinstance(held, StoreSettings) else DEFAULT_DELAY_LEVELS
 
+    def _is_ours(self) -> bool:
+        """Say whether a writer of ours made the store."""
+        try:
+            held = read_settings(self._root)
+        except RmqError:
+            return False
+        return isinstance(held, StoreSettings) and bool(held.file_sizes)
+
     def _checkpoint(self) -> Checkpoint:
         return decode_checkpoint(files.read_small(files.join(self._root, filenames.CHECKPOINT)) or b"")
 
@@ -257,6 +265,7 @@ class _Check:
                 has_files=bool(index.files),
                 is_unknown=index.is_partly_unknown,
                 severity=NOTE if is_late else REPAIRABLE,
+                is_expected=self._is_ours(),
             )
         )
 

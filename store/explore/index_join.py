@@ -77,10 +77,15 @@ class IndexJoin:
             at = order[np.searchsorted(expected[order], there[good])]
             self._look_at_times(_part(found, good), records.store_times[rows][at])
 
-    def result(self, root: str, *, has_files: bool, is_unknown: bool, severity: str) -> list[Finding]:
-        """Return what is wrong with the entries. `severity` is that of keys that are missing."""
+    def result(
+        self, root: str, *, has_files: bool, is_unknown: bool, severity: str, is_expected: bool = False
+    ) -> list[Finding]:
+        """Return what is wrong with the entries. `severity` is that of keys that are missing.
+
+        `is_expected`: who made the store writes an index always; a broker may be told not to.
+        """
         path = f"{root}/{filenames.INDEX}"
-        if not has_files:
+        if not has_files and not is_expected:
             if self.missing:
                 what = "there is no key index: messages are not found by key, and by id only slowly or not at all"
                 return [Finding(NOTE, filenames.INDEX, what, path)]

@@ -4,6 +4,7 @@ A damage is a function of a copy and of chance; `ALL` names each, with the store
 for (flag, born time and host, store host, reconsumeTimes, the text of a property) is left out: no check can see it.
 """
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -137,6 +138,14 @@ for _name in INDEX_UNIT.names or ():
 @named("basic", "an index slot")
 def _(path: Path, random: Random) -> None:
     flip(next((path / "index").iterdir()), 40 + random.randrange(100) * 4, 4, random)
+
+
+@named("demo", "an index slot of many")
+def _(path: Path, random: Random) -> None:
+    file = next((path / "index").iterdir())
+    data = file.read_bytes()
+    used = [slot for slot in range(1000) if data[40 + 4 * slot :][:4].strip(b"\0")]
+    change(file, 40 + 4 * random.choice(used), bytes(4))
 
 
 @named("basic", "an index file cut")
@@ -497,3 +506,18 @@ def _(path: Path, random: Random) -> None:
     with file.open("r+b") as opened:
         opened.seek(40 + 4 * 5_000_000 + 20 * random.randrange(1, 100))
         opened.write(b"\x11\x22\x33")
+
+
+@named("ours", "the whole key index missing")
+def _(path: Path, random: Random) -> None:
+    shutil.rmtree(path / "index")
+
+
+@named("timer", "a slot of the timer wheel")
+def _(path: Path, random: Random) -> None:
+    wheel = bytearray(gzip.decompress((path / "timerwheel.gz").read_bytes()))
+    slots = [at for at in range(0, len(wheel), 32) if wheel[at : at + 8].strip(b"\0")]
+    read_ms = int.from_bytes((path / "config/timercheck").read_bytes()[:8], "big")
+    waiting = [at for at in slots if int.from_bytes(wheel[at : at + 8], "big") >= read_ms // 1000]
+    wheel[random.choice(waiting) + 23] ^= 1 << random.randrange(8)
+    (path / "timerwheel").write_bytes(wheel)

@@ -1,5 +1,6 @@
 """A check finds every damage that is planted, says nothing of stores that are whole, and changes nothing."""
 
+import gzip
 import importlib.util
 import os
 import shutil
@@ -101,6 +102,12 @@ def test_a_planted_damage_is_found(name: str, pristine: Callable[[str], Path], t
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_store_that_rocketmq_closed_is_healthy(name: str, golden: Path) -> None:
     assert serious(check(golden / name)) == []
+
+
+def test_a_timer_with_its_wheel_is_healthy(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("timer")
+    (path / "timerwheel").write_bytes(gzip.decompress((path / "timerwheel.gz").read_bytes()))
+    assert serious(check(path)) == []
 
 
 @pytest.mark.parametrize("name", ["crashed", "livekill533"])

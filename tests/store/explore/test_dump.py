@@ -56,6 +56,7 @@ def test_records_stand_where_a_segments_dump_says(golden: Path) -> None:
         )
         assert data[row["bodyPosition"] :][: row["bodySize"]] == record.body
         assert row["crcMatches"]
+    assert dump(path, position=rows[5]["position"]).to_table().to_pylist() == rows[5:]
 
 
 def test_a_dump_begins_anywhere_and_tells_of_damage(tmp_store: Callable[[str], Path]) -> None:
