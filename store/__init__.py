@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk.files import parent_process_id
+    from rmq_spark.store.explore.checking import check
+    from rmq_spark.store.explore.dumping import DUMP_KINDS, dump
+    from rmq_spark.store.explore.new_store import create_store
+    from rmq_spark.store.explore.parquet_export import export_parquet
+    from rmq_spark.store.explore.parquet_import import import_parquet
+    from rmq_spark.store.explore.repair_plan import plan_repair
+    from rmq_spark.store.explore.repairing import repair
     from rmq_spark.store.explore.summary import GroupLag
     from rmq_spark.store.explore.summary_reader import StoreExplorer
     from rmq_spark.store.explore.summary_segment import segment_layout
@@ -74,6 +81,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "COPY_TIMES",
+    "DUMP_KINDS",
     "MESSAGE_COLUMNS",
     "SQL92",
     "TAG",
@@ -107,6 +115,7 @@ __all__ = [
     "abort_copies",
     "abort_sink",
     "bytes_text",
+    "check",
     "check_consumer_group",
     "check_epochs",
     "check_retrying_group",
@@ -116,11 +125,15 @@ __all__ = [
     "commit_copies",
     "commit_sink",
     "compile_filter",
+    "create_store",
+    "dump",
+    "export_parquet",
     "failed_column_type",
     "find_beginnings",
     "group_lag",
     "group_offsets",
     "groups",
+    "import_parquet",
     "is_filtered_again",
     "is_system_topic",
     "open_consumer",
@@ -129,10 +142,12 @@ __all__ = [
     "parent_process_id",
     "parse_tag_expression",
     "pending_transactions",
+    "plan_repair",
     "publish_last_offsets",
     "read_group_offsets",
     "read_stopped_queues",
     "refuse_missing_places",
+    "repair",
     "republish_dead_letters",
     "reset_offsets",
     "retry_topic_of",
@@ -156,6 +171,12 @@ _HOMES = {
     "check_retrying_group": "rmq_spark.store.delivery.retry_topics",
     "check_send_back_sink": "rmq_spark.store.delivery.send_back_sink",
     "commit_copies": "rmq_spark.store.delivery.send_back_sink",
+    "create_store": "rmq_spark.store.explore.new_store",
+    "dump": "rmq_spark.store.explore.dumping",
+    "export_parquet": "rmq_spark.store.explore.parquet_export",
+    "import_parquet": "rmq_spark.store.explore.parquet_import",
+    "plan_repair": "rmq_spark.store.explore.repair_plan",
+    "repair": "rmq_spark.store.explore.repairing",
     "failed_column_type": "rmq_spark.store.delivery.failed_rows",
     "refuse_missing_places": "rmq_spark.store.delivery.failed_rows",
     "COLUMNS": "rmq_spark.store.format.columns",
@@ -191,6 +212,8 @@ _HOMES = {
     "TaskStage": "rmq_spark.store.commit.sink",
     "Ticker": "rmq_spark.store.delivery.ticker",
     "abort_sink": "rmq_spark.store.commit.sink",
+    "DUMP_KINDS": "rmq_spark.store.explore.dumping",
+    "check": "rmq_spark.store.explore.checking",
     "check_consumer_group": "rmq_spark.store.group.group_name",
     "check_epochs": "rmq_spark.store.group.assignment",
     "check_sent_topic": "rmq_spark.store.format.filenames",

@@ -10,6 +10,7 @@ to come; what does not agree there, and small files that are being replaced, is 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import PurePath
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, RmqError, StoreChangedError, StorePathError
@@ -19,19 +20,21 @@ from rmq_spark.store.explore.ext_units import ExtUnits
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding, Findings
 from rmq_spark.store.explore.index_check import IndexLook, look_at_index
 from rmq_spark.store.explore.index_join import IndexJoin
+from rmq_spark.store.explore.late_units import look_again, odd_times
+from rmq_spark.store.explore.log_findings import of_error, of_faults, of_odd_files, of_record, of_unread
 from rmq_spark.store.explore.log_walk import LogBlock, LogFault, LogWalk, written_bytes
-from rmq_spark.store.explore.record_check import RecordCheck, RecordFault
+from rmq_spark.store.explore.record_check import RecordCheck
+from rmq_spark.store.explore.seen_log import Seen
 from rmq_spark.store.explore.side_check import look_at_side_files, look_at_small_files
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.explore.sound_topics import SoundTopics
 from rmq_spark.store.explore.timer_findings import look_at_timer
 from rmq_spark.store.explore.unit_join import UnitJoin, unreadable_queues
-from rmq_spark.store.explore.unit_verdicts import READ_AROUND, Seen, verdicts
+from rmq_spark.store.explore.unit_verdicts import verdicts
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
-from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.left_behind import how_left
@@ -49,7 +52,7 @@ _STATES = {Closing.CLEAN: "closed", Closing.LIVE: "live", Closing.CRASHED: "cras
 
 
 def check(
-    path: str,
+    path: str | PurePath,
     *,
     commit_log_path: str | None = None,
     progress: Progress | None = None,
@@ -69,9 +72,7 @@ def check(
 class _Check:
     """One check."""
 
-    def __init__(
-        self, root: str, folders: tuple[str, ...], progress: Progress, sleep: Callable[[float], None]
-    ) -> None:
+    def __init__(self, root: str, folders: tuple[str, ...], progress: Progress, sleep: Callable[[float], None]) -> None:
         self._root, self._progress, self._sleep = root, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
@@ -116,14 +117,15 @@ class _Check:
             folder_of=self._folder_of,
             begin=self._log.segments.begin,
             end=end,
+            newest_ms=self._tail.newest_ms,
         )
-        self._tell_faults(faults)
+        self._findings.extend(of_faults(self._log, faults))
         if self._is_live:
-            units.look_again(self._log, self._levels(), self._sleep)
+            look_again(units.joined, self._queues, self._log, self._levels(), self._sleep)
         told = list(verdicts(seen))
         self._findings.extend(told)
-        self._tell_tail(told)
-        self._findings.extend(units.odd_times())
+        self._tell_tail(told, unread)
+        self._findings.extend(odd_times(units.odd_delays, units.joined, self._queues))
         self._findings.extend(ext.odd_files())
         self._tell_index(index, keys, begin, end)
         self._looked.units = units.joined.ranges.count + seen.units
@@ -168,6 +170,14 @@ class _Check:
             held = None  # told with our own files
         return held.levels if isinstance(held, StoreSettings) else DEFAULT_DELAY_LEVELS
 
+    def _is_ours(self) -> bool:
+        """Say whether a writer of ours made the store."""
+        try:
+            held = read_settings(self._root)
+        except RmqError:
+            return False
+        return isinstance(held, StoreSettings) and bool(held.file_sizes)
+
     def _checkpoint(self) -> Checkpoint:
         return decode_checkpoint(files.read_small(files.join(self._root, filenames.CHECKPOINT)) or b"")
 
@@ -176,38 +186,15 @@ class _Check:
 
     def _look_at_files(self) -> set[QueueKey]:
         """List all files; return the queues whose files cannot be read as such."""
-        for odd in self._log.odd:
-            what = "a file in the folder of the commit log on which no broker starts"
-            step = "Move it away if it does not belong there, else restore it from a copy."
-            self._findings.add(
-                Finding(DAMAGE, filenames.COMMIT_LOG, what, odd.path, 0, odd.expected, odd.found, next_step=step)
-            )
+        self._findings.extend(of_odd_files(self._log.odd))
         try:
             self._queues = dict(self._topics.queues)
         except StorePathError as error:
             step = "Which one is the queue's topics.json says (queue.type)."
             self._findings.add(Finding(DAMAGE, filenames.CONSUME_QUEUE, str(error), self._root, next_step=step))
-        unread = set()
-        for key, fault in unreadable_queues(self._queues):
-            unread.add(key)
-            queue = self._queues[key]
-            is_batch = queue.layout is BATCH_UNIT
-            self._findings.add(
-                Finding(
-                    REPAIRABLE,
-                    filenames.BATCH_CONSUME_QUEUE if is_batch else filenames.CONSUME_QUEUE,
-                    f"the files of queue {key} cannot be read as such: {fault}",
-                    getattr(fault, "path", queue.run.folder),
-                    0,
-                    str(getattr(fault, "expected", "")),
-                    str(getattr(fault, "found", "")),
-                    key.topic,
-                    key.queue_id,
-                    next_step="No broker starts on it. rmq_spark.repair makes the queue anew from the log.",
-                    action="rebuild",
-                )
-            )
-        return unread
+        unread = dict(unreadable_queues(self._queues))
+        self._findings.extend(of_unread(self._queues[key], fault) for key, fault in unread.items())
+        return set(unread)
 
     def _find_end(self) -> None:
         """Find the log's end as a reader does; without one the walk ends where no more records come."""
@@ -225,7 +212,7 @@ class _Check:
                 for queue in self._queues.values():
                     queue.run.look()
             except DamageError as error:
-                self._findings.add(_of_error(error, filenames.COMMIT_LOG))
+                self._findings.add(replace(of_error(error, filenames.COMMIT_LOG), action="lost"))
                 return
 
     def _find_end_again(self, walk: LogWalk) -> None:
@@ -233,9 +220,7 @@ class _Check:
         if self._end is None and not walk.records:
             walk.place = self._log.segments.begin
 
-    def _walk(
-        self, walk: LogWalk, begin: int, units: UnitJoin, keys: IndexJoin
-    ) -> Iterator[LogFault]:
+    def _walk(self, walk: LogWalk, begin: int, units: UnitJoin, keys: IndexJoin) -> Iterator[LogFault]:
         end = self._end if self._end is not None else self._log.segments.end
         records = RecordCheck()
         for step in walk.run(begin, self._end):
@@ -245,60 +230,21 @@ class _Check:
             units.add(step.columns)
             keys.add(step.columns, step.begin, step.begin + len(step.whole.data))
             for fault in records.faults(step):
-                self._tell_record(step, fault)
+                self._findings.extend(of_record(self._log, fault))
             self._progress(walk.place - begin, max(end - begin, walk.place - begin))
+        self._progress(end - begin, end - begin)
 
-    def _tell_record(self, block: LogBlock, fault: RecordFault) -> None:
-        record = self._log.record_at(fault.place)
-        segment = self._log.segments.holding(fault.place)
-        if not isinstance(record, Record) or segment is None:
-            return
-        self._findings.add(
-            Finding(
-                DAMAGE,
-                filenames.COMMIT_LOG,
-                f"{fault.what} at physical offset {fault.place}",
-                segment.path,
-                fault.place - segment.begin + fault.position,
-                fault.expected,
-                fault.found,
-                record.topic.decode("utf-8", "replace"),
-                record.queue_id,
-                record.queue_offset,
-                record.queue_offset + 1,
-                1,
-                f"One message is not what was sent; those around it are whole. {READ_AROUND}",
-            )
-        )
-
-    def _tell_faults(self, faults: list[LogFault]) -> None:
-        for fault in faults:
-            segment = self._log.segments.holding(fault.begin)
-            size = fault.end - fault.begin
-            what = f"{size} bytes of the log, physical offsets [{fault.begin}, {fault.end}), are no records"
-            if not size:
-                what = "the filler at a segment's end: RocketMQ 5.3 ends the log there when it recovers"
-            path = segment.path if segment else self._log.segments.segments[0].path
-            position = fault.begin - segment.begin if segment else 0
-            self._findings.add(
-                Finding(
-                    DAMAGE,
-                    filenames.COMMIT_LOG,
-                    what,
-                    path,
-                    position,
-                    fault.expected,
-                    fault.found,
-                    next_step=READ_AROUND,
-                )
-            )
-
-    def _tell_tail(self, told: list[Finding]) -> None:
+    def _tell_tail(self, told: list[Finding], unread: set[QueueKey]) -> None:
         """Tell what a reader refuses, of queues of which nothing was told yet."""
         known = {(one.topic, one.queue_id) for one in told if one.severity != NOTE}
         for key, fault in self._tail.faults.items() if self._end is not None else ():
-            if (key.topic, key.queue_id) not in known and isinstance(fault, DamageError) and not self._is_live:
-                found = _of_error(fault, filenames.CONSUME_QUEUE)
+            if (
+                key not in unread
+                and (key.topic, key.queue_id) not in known
+                and isinstance(fault, DamageError)
+                and not self._is_live
+            ):
+                found = of_error(fault, filenames.CONSUME_QUEUE)
                 self._findings.add(replace(found, topic=key.topic, queue_id=key.queue_id))
 
     def _tell_index(self, index: IndexLook, keys: IndexJoin, begin: int, end: int) -> None:
@@ -312,13 +258,14 @@ class _Check:
                 if isinstance(step, LogBlock):
                     keys.add(step.columns, step.begin, step.begin + len(step.whole.data))
         self._findings.extend(index.findings)
-        is_late = self._is_live and keys.first_missing >= self._tail.first_unitless()
+        is_late = self._is_live and keys.first_missing >= last_indexed_place(self._root)
         self._findings.extend(
             keys.result(
                 self._root,
                 has_files=bool(index.files),
                 is_unknown=index.is_partly_unknown,
                 severity=NOTE if is_late else REPAIRABLE,
+                is_expected=self._is_ours(),
             )
         )
 
@@ -326,9 +273,7 @@ class _Check:
         for segment in self._log.segments.segments:
             if segment.end > end and (count := written_bytes(segment, end)):
                 what = f"{count} bytes behind the log's end that are not all zeros: nobody reads them"
-                self._findings.add(
-                    Finding(NOTE, filenames.COMMIT_LOG, what, segment.path, max(end - segment.begin, 0))
-                )
+                self._findings.add(Finding(NOTE, filenames.COMMIT_LOG, what, segment.path, max(end - segment.begin, 0)))
 
     def _again(self, look: Callable[[], "Iterator[Finding] | list[Finding]"]) -> None:
         """Keep what `look` finds; beside a live writer only what it finds again."""
@@ -348,14 +293,8 @@ class _Check:
             except StoreChangedError:
                 self._sleep(_WAIT_S * 2**attempt)
             except DamageError as error:
-                return [_of_error(error, "store")]
+                return [of_error(error, "store")]
         return []
-
-
-def _of_error(error: DamageError, area: str) -> Finding:
-    expected = "" if error.expected is None else str(error.expected)
-    found = "" if error.expected is None else str(error.found)
-    return Finding(DAMAGE, area, error.what, error.path, error.position, expected, found, next_step=error.next_step)
 
 
 def _count_files(folder: str) -> int:

@@ -40,8 +40,9 @@ def decode_config(name: str, data: bytes) -> Any:
         filenames.SUBSCRIPTION_GROUP_JSON: decode_groups_file,
         filenames.DELAY_OFFSET_JSON: decode_delay_offsets,
     }
-    decode = kinds.get(name, lambda text: fastjson.parse(text.decode()))
-    return decode(data)
+    if name in kinds:
+        return kinds[name](data)
+    return fastjson.parse(data.decode())
 
 
 def look_at_configs(root: str, queues: set[QueueKey], batch_queues: set[QueueKey], bounds: Bounds) -> list[Finding]:
@@ -83,6 +84,8 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
             values[one] = decode_config(name, data)
         except ValueError as error:
             faults[one] = getattr(error, "position", 0), str(error) if data else "an empty file"
+    if path not in values and path not in faults and path + BACKUP_SUFFIX in values:
+        faults[path] = 0, "no such file"  # a broker died between taking the old one away and the new one's name
     if path in faults:
         position, why = faults[path]
         backup_is_good = path + BACKUP_SUFFIX in values
@@ -165,9 +168,7 @@ def _odd_offsets(path: str, offsets: ConsumerOffsets, bounds: Bounds) -> Iterato
     for key, numbers in offsets.offsets.items():
         topic, separator, group = key.rpartition("@")
         if not separator or not topic or not group:
-            yield Finding(
-                DAMAGE, "config", "a key of the offsets", path, 0, "topic@group", repr(key), next_step=_EDIT
-            )
+            yield Finding(DAMAGE, "config", "a key of the offsets", path, 0, "topic@group", repr(key), next_step=_EDIT)
             continue
         for queue_id, offset in numbers.items():
             yield from _odd_offset(path, f"group {group}", QueueKey(topic, queue_id), offset, bounds)

@@ -102,9 +102,7 @@ class ExtUnits:
         return self._runs[key]
 
     def _folder(self, key: QueueKey) -> str:
-        return files.join(
-            self._root, filenames.queue_folder(key.topic, key.queue_id, filenames.CONSUME_QUEUE_EXT)
-        )
+        return files.join(self._root, filenames.queue_folder(key.topic, key.queue_id, filenames.CONSUME_QUEUE_EXT))
 
     @staticmethod
     def _unit(run: SegmentRun, position: int) -> UnitExt | NoUnit:

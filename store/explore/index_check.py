@@ -110,15 +110,13 @@ def _look_at_file(
             look.entries += len(units)
             places = units["physical_offset"]
             if len(units):
-                look.chunks.append(
-                    IndexChunk(path, shape, header, first, end, int(places.min()), int(places.max()))
-                )
+                look.chunks.append(IndexChunk(path, shape, header, first, end, int(places.min()), int(places.max())))
             fault = _link(units, first, newest, shape)
             if fault is not None:
-                number, expected, found = fault
+                number, newest_before, named = fault
                 what = "a unit of the index does not lead to the one before it in its slot"
                 at = shape.unit_position(number) + 16
-                look.findings.append(_finding(what, path, at, f"unit {expected}", f"unit {found}"))
+                look.findings.append(_finding(what, path, at, f"unit {newest_before}", f"unit {named}"))
         look.findings.extend(_slot_faults(file, shape, newest, last, is_live=is_live))
         look.bytes += shape.slot_count * INDEX_SLOT.itemsize
         if not is_live:
@@ -180,10 +178,10 @@ def _header_faults(
         yield _finding("the number of used slots of the index", path, 32, expected, found)
     ends = [read_units(file, shape, number, number + 1) for number in (1, header.next_unit - 1)]
     told = (header.begin_physical_offset, header.end_physical_offset)
-    found = tuple(int(units["physical_offset"][0]) if len(units) else -1 for units in ends)
-    if told != found:
+    held = tuple(int(units["physical_offset"][0]) if len(units) else -1 for units in ends)
+    if told != held:
         what = "the header of the index names other records than its first and its last unit"
-        yield _finding(what, path, 16, str(found), str(told))
+        yield _finding(what, path, 16, str(held), str(told))
     if header.next_unit < shape.unit_count:
         behind = read_units(file, shape, header.next_unit, header.next_unit + 1)
         if len(behind) and int(behind["physical_offset"][0]) > 0 and int(behind["key_hash"][0]) > 0:

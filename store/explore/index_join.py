@@ -58,6 +58,11 @@ class IndexJoin:
             self._look_at_times(found, records.store_times[rows])
             return
         expected, there = (places - begin) << 32 | hashes, (found.places - begin) << 32 | found.hashes
+        if len(expected) == len(there):  # the keys of one record may stand in any order
+            ours, theirs = np.argsort(expected, kind="stable"), np.argsort(there, kind="stable")
+            if (expected[ours] == there[theirs]).all():
+                self._look_at_times(_part(found, theirs), records.store_times[rows][ours])
+                return
         missing = ~np.isin(expected, there)
         if missing.any():
             self.missing += int(missing.sum())
@@ -72,10 +77,15 @@ class IndexJoin:
             at = order[np.searchsorted(expected[order], there[good])]
             self._look_at_times(_part(found, good), records.store_times[rows][at])
 
-    def result(self, root: str, *, has_files: bool, is_unknown: bool, severity: str) -> list[Finding]:
-        """Return what is wrong with the entries. `severity` is that of keys that are missing."""
+    def result(
+        self, root: str, *, has_files: bool, is_unknown: bool, severity: str, is_expected: bool = False
+    ) -> list[Finding]:
+        """Return what is wrong with the entries. `severity` is that of keys that are missing.
+
+        `is_expected`: who made the store writes an index always; a broker may be told not to.
+        """
         path = f"{root}/{filenames.INDEX}"
-        if not has_files:
+        if not has_files and not is_expected:
             if self.missing:
                 what = "there is no key index: messages are not found by key, and by id only slowly or not at all"
                 return [Finding(NOTE, filenames.INDEX, what, path)]
@@ -178,5 +188,3 @@ def _wrong(what: str, path: str, position: int, expected: str, found: str) -> Fi
     return Finding(
         REPAIRABLE, filenames.INDEX, what, path, position, expected, found, next_step=NEXT_STEP, action="rebuild"
     )
-
-

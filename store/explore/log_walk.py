@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import StoreChangedError
+from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.record import (
@@ -31,8 +32,8 @@ from rmq_spark.store.log.segments import Segment
 
 _BLOCK_BYTES = 8 << 20  # looked at together: bounds memory
 _WINDOW_BYTES = 1 << 20  # searched together for where the log goes on
-_PLACE_AT = int((RECORD_HEAD.fields or {})["physical_offset"][1])
-_MAGIC_AT = int((RECORD_HEAD.fields or {})["magic"][1])
+_PLACE_AT = field_position(RECORD_HEAD, "physical_offset")
+_MAGIC_AT = field_position(RECORD_HEAD, "magic")
 _MAGICS = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
 
 

@@ -4,14 +4,16 @@
 | --- | --- |
 | the body | its CRC in the head; an empty body has none |
 | all of a record with `__CRC32#` (enabledAppendPropCRC, 5.2) | that property |
-| properties | each part has a name and a separator |
+| properties | each part has a separator, and a name without control characters |
 | the topic | a name that a broker takes |
+| sysFlag | bits that mean something, and a kind of compression that there is |
 | the store time | a single record hours apart from both neighbours, which agree: no clock does that |
 
 Nothing vouches for flag, born time and host, store host, reconsumeTimes, the transaction's offset and the text of
 properties: but for records with `__CRC32#` a change there is not to be told from what was sent.
 """
 
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,16 +23,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.explore.log_walk import LogBlock
 from rmq_spark.store.format.filenames import check_topic_name
 from rmq_spark.store.format.heads import gather
 from rmq_spark.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from rmq_spark.store.format.record import BODY_CRC_MASK, RECORD_HEAD
+from rmq_spark.store.format.record import BODY_CRC_MASK, COMPRESSED, RECORD_HEAD
 
+_CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
+_KNOWN_FLAGS = 0x7FF  # see docs/FORMAT.md; MessageSysFlag (5.3)
+_COMPRESSIONS, _LAST_COMPRESSION = 0x700, 0x300
 CRC_PROPERTY = b"__CRC32#\x01"
 CRC_PROPERTY_BYTES = 20  # name, separator, ten digits in reverse, separator
-_CRC_AT = int((RECORD_HEAD.fields or {})["body_crc"][1])
-_TIME_AT = int((RECORD_HEAD.fields or {})["store_timestamp"][1])
+_CRC_AT = field_position(RECORD_HEAD, "body_crc")
+_FLAG_AT = field_position(RECORD_HEAD, "sys_flag")
+_TIME_AT = field_position(RECORD_HEAD, "store_timestamp")
+_SPACE = 32  # below it are control characters
 _FAR_MS = 600_000  # a record that is further from both its neighbours was never stored at that time
 
 
@@ -47,6 +55,7 @@ class RecordFault:
     what: str
     expected: str
     found: str
+    action: str = "leave"  # "keep": no repair minds it; "cut": a writer's recovery would end the log there
 
 
 class RecordCheck:
@@ -61,6 +70,7 @@ class RecordCheck:
         yield from _wrong_bodies(block)
         yield from _wrong_sums(block)
         yield from _wrong_properties(block)
+        yield from _wrong_flags(block)
         yield from self._wrong_topics(block)
         yield from self._odd_times(block)
 
@@ -106,7 +116,7 @@ class RecordCheck:
 
 def _wrong_bodies(block: LogBlock) -> Iterator[RecordFault]:
     whole = block.whole
-    view = memoryview(whole.data)
+    view = whole.data.data
     begins, ends = whole.body_begins.tolist(), whole.body_ends.tolist()
     crc32 = zlib.crc32
     found = np.array([crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)], np.int64)
@@ -120,6 +130,7 @@ def _wrong_bodies(block: LogBlock) -> Iterator[RecordFault]:
             "the CRC of a body",
             f"{told[row]:#010x}",
             f"{found[row]:#010x}",
+            "cut",
         )
 
 
@@ -135,10 +146,16 @@ def _wrong_sums(block: LogBlock) -> Iterator[RecordFault]:
     for row, text in zip(rows[has_sum].tolist(), tails[has_sum].tolist(), strict=True):
         digits = text[len(CRC_PROPERTY) :][:10]
         begin, end = int(whole.positions[row]), int(whole.ends[row]) - CRC_PROPERTY_BYTES
-        crc = zlib.crc32(memoryview(whole.data)[begin:end]) & BODY_CRC_MASK
+        crc = zlib.crc32(whole.data.data[begin:end]) & BODY_CRC_MASK
         if not digits.isdigit() or int(digits[::-1]) != crc:
             yield RecordFault(
-                block.begin + begin, row, end - begin, "the CRC of a record", f"{crc}", digits[::-1].decode("latin-1")
+                block.begin + begin,
+                row,
+                end - begin,
+                "the CRC of a record",
+                f"{crc}",
+                digits[::-1].decode("latin-1"),
+                "keep",
             )
 
 
@@ -149,11 +166,22 @@ def _wrong_properties(block: LogBlock) -> Iterator[RecordFault]:
         return
     for row, text in enumerate(texts.to_pylist()):
         for part in text.split(b"\x02"):
-            if part and part.find(b"\x01") <= 0:
+            name = part.partition(b"\x01")[0]
+            if part and (part.find(b"\x01") <= 0 or _CONTROLS.search(name)):
                 position = int(whole.text_begins[row] - whole.positions[row]) + text.find(part)
                 place = block.begin + int(whole.positions[row])
-                yield RecordFault(place, row, position, "a property of a record", "name, 0x01, value", repr(part[:40]))
+                yield RecordFault(
+                    place, row, position, "a property of a record", "name, 0x01, value", repr(part[:40]), "keep"
+                )
                 break
+
+
+def _wrong_flags(block: LogBlock) -> Iterator[RecordFault]:
+    flags = block.columns.sys_flags
+    is_wrong = (flags & ~_KNOWN_FLAGS != 0) | ((flags & COMPRESSED != 0) & (flags & _COMPRESSIONS > _LAST_COMPRESSION))
+    for row in np.flatnonzero(is_wrong).tolist():
+        expected, found = f"bits of {_KNOWN_FLAGS:#x}", f"{int(flags[row]) & 0xFFFFFFFF:#x}"
+        yield RecordFault(int(block.columns.places[row]), row, _FLAG_AT, "the sysFlag of a record", expected, found)
 
 
 def _are_regular(texts: pa.BinaryArray) -> bool:
@@ -169,8 +197,12 @@ def _are_regular(texts: pa.BinaryArray) -> bool:
         texts = pc.binary_join_element_wise(texts.filter(pa.array(given)), pa.scalar(b"", pa.binary()), b"\x02")
         return _are_regular(texts) if (lasts != PROPERTY_SEPARATOR).all() else False
     raw = raw[offsets[0] : offsets[-1]]
-    places = np.flatnonzero((raw - 1) < 2)  # 0 wraps to 255: two compares in one
-    kinds = raw[places]
+    controls = np.flatnonzero(raw < _SPACE)
+    kinds = raw[controls]
+    is_separator = (kinds == NAME_VALUE_SEPARATOR) | (kinds == PROPERTY_SEPARATOR)
+    if not is_separator.all():
+        return False
+    places = controls
     if len(kinds) % 2 or (kinds[0::2] != NAME_VALUE_SEPARATOR).any() or (kinds[1::2] != PROPERTY_SEPARATOR).any():
         return False
     begins = np.append(np.zeros(1, np.int64), places[1:-1:2] + 1) if len(places) else places

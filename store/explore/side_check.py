@@ -14,10 +14,12 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
+from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import (
     CHECKPOINT_FIELDS,
     CHECKPOINT_FILE_BYTES,
+    Checkpoint,
     decode_checkpoint,
 )
 from rmq_spark.store.format.holder_file import decode_holder
@@ -32,6 +34,7 @@ from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.settings_file import SETTINGS, read_settings
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
 
+_CHECKPOINT_STEP = "Recovery goes by it. rmq_spark.repair has a writer make it anew."
 _RECOVER = "The next writer sees to it; rmq_spark.repair does it now."
 
 
@@ -40,7 +43,9 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
     abort = files.join(root, filenames.ABORT)
     if closing is Closing.CRASHED:
         what = "the store was not closed in order: who wrote last died, or the power went"
-        yield Finding(REPAIRABLE, "store", what, abort, 0, "no such file", "abort", next_step=_RECOVER, action="recover")
+        yield Finding(
+            REPAIRABLE, "store", what, abort, 0, "no such file", "abort", next_step=_RECOVER, action="recover"
+        )
     elif closing is Closing.LIVE:
         what = "a broker or writer is at the store, or appended to it and did not close it"
         yield Finding(NOTE, "store", what, abort)
@@ -54,7 +59,7 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
 def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> Iterator[Finding]:
     path = files.join(root, filenames.CHECKPOINT)
     page = files.read_small(path)
-    step = "Recovery goes by it. rmq_spark.repair has a writer make it anew."
+    step = _CHECKPOINT_STEP
     if page is None or not page:
         if closing is Closing.CLEAN and newest_ms is not None and newest_ms >= 0:
             found = "no such file" if page is None else "an empty one"
@@ -66,23 +71,28 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
         yield _checkpoint("the length of the checkpoint", path, len(page), expected, str(len(page)), step)
     checkpoint = decode_checkpoint(page)
     for name in CHECKPOINT_FIELDS.names or ():
-        at = int((CHECKPOINT_FIELDS.fields or {})[name][1])
+        at = field_position(CHECKPOINT_FIELDS, name)
         value = getattr(checkpoint, name)
         if value < 0:
             yield _checkpoint(f"the field {name} of the checkpoint", path, at, "0 or more", str(value), step)
     if closing is Closing.CLEAN and newest_ms is not None:
-        for name in ("physic_msg_timestamp", "logics_msg_timestamp"):
-            value, at = getattr(checkpoint, name), int((CHECKPOINT_FIELDS.fields or {})[name][1])
-            if value > max(newest_ms, 0):
-                what = f"the field {name} of the checkpoint names a message that is not there"
-                yield _checkpoint(what, path, at, f"at most {max(newest_ms, 0)}", str(value), step)
-        if 0 < newest_ms != checkpoint.logics_msg_timestamp < newest_ms:
-            at = int((CHECKPOINT_FIELDS.fields or {})["logics_msg_timestamp"][1])
-            what = "the checkpoint of a store that was closed in order does not name the last message"
-            yield _checkpoint(what, path, at, str(newest_ms), str(checkpoint.logics_msg_timestamp), step)
+        yield from _compare_times(path, checkpoint, newest_ms)
     if page[CHECKPOINT_FIELDS.itemsize :].strip(b"\0"):
         what = "bytes behind the fields of the checkpoint, which nobody reads"
         yield Finding(NOTE, filenames.CHECKPOINT, what, path, CHECKPOINT_FIELDS.itemsize)
+
+
+def _compare_times(path: str, checkpoint: Checkpoint, newest_ms: int) -> Iterator[Finding]:
+    """Compare the times in the checkpoint of a store that was closed in order with that of its last message."""
+    for name in ("physic_msg_timestamp", "logics_msg_timestamp"):
+        value, at = getattr(checkpoint, name), field_position(CHECKPOINT_FIELDS, name)
+        if value > max(newest_ms, 0):
+            what = f"the field {name} of the checkpoint names a message that is not there"
+            yield _checkpoint(what, path, at, f"at most {max(newest_ms, 0)}", str(value), _CHECKPOINT_STEP)
+    if 0 < newest_ms != checkpoint.logics_msg_timestamp < newest_ms:
+        at = field_position(CHECKPOINT_FIELDS, "logics_msg_timestamp")
+        what = "the checkpoint of a store that was closed in order does not name the last message"
+        yield _checkpoint(what, path, at, str(newest_ms), str(checkpoint.logics_msg_timestamp), _CHECKPOINT_STEP)
 
 
 def _checkpoint(what: str, path: str, position: int, expected: str, found: str, step: str) -> Finding:

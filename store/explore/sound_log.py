@@ -27,21 +27,7 @@ def list_sound(*folders: str) -> tuple[SegmentRun, list[OddFile]]:
 
     An empty last file, which somebody is just making, is neither. A short segment is read as far as it goes.
     """
-    named: list[Segment] = []
-    odd = []
-    for folder in folders:
-        for name, is_folder in files.list_folder(folder):
-            path = files.join(folder, name)
-            if is_folder:
-                continue  # a broker passes folders over
-            begin = parse_segment_name(name)
-            if begin is None:
-                odd.append(OddFile(path, "a name of 20 digits", name))
-            elif (size := files.file_size(path)) >= 0:
-                named.append(Segment(begin, size, path))
-    named.sort(key=lambda segment: segment.begin)
-    if named and named[-1].size == 0:
-        named.pop()
+    named, odd = _named(folders)
     lengths = Counter(segment.size for segment in named if segment.size)
     usual = max(lengths, key=lambda size: (lengths[size], size)) if lengths else 0
     sound: list[Segment] = []
@@ -57,6 +43,26 @@ def list_sound(*folders: str) -> tuple[SegmentRun, list[OddFile]]:
         if segment.size:
             sound.append(Segment(segment.begin, min(segment.size, usual), segment.path))
     return SegmentRun(tuple(sound), usual), odd
+
+
+def _named(folders: tuple[str, ...]) -> tuple[list[Segment], list[OddFile]]:
+    """Return the files that are named as segments, in order, and the others."""
+    named: list[Segment] = []
+    odd = []
+    for folder in folders:
+        for name, is_folder in files.list_folder(folder):
+            path = files.join(folder, name)
+            if is_folder:
+                continue  # a broker passes folders over
+            begin = parse_segment_name(name)
+            if begin is None:
+                odd.append(OddFile(path, "a name of 20 digits", name))
+            elif (size := files.file_size(path)) >= 0:
+                named.append(Segment(begin, size, path))
+    named.sort(key=lambda segment: segment.begin)
+    if named and named[-1].size == 0:
+        named.pop()
+    return named, odd
 
 
 class SoundLog(CommitLog):

@@ -9,6 +9,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
+from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.record import RECORD_HEAD
@@ -21,7 +22,7 @@ _NEXT_STEP = (
     "Stop what delivers, and restore timerlog/, timerwheel and config/timercheck together from a copy. Without any of "
     "them all that waits is taken from its queue anew, and what is overdue is delivered again"
 )
-_UNIT_AT = {name: int(field[1]) for name, field in (TIMER_UNIT.fields or {}).items()}
+_UNIT_AT = {name: field_position(TIMER_UNIT, name) for name in TIMER_UNIT.names or ()}
 
 
 def look_at_timer(root: str, log: SoundLog, log_begin: int, log_end: int, queue_end: int | None) -> list[Finding]:
@@ -39,7 +40,7 @@ def look_at_timer(root: str, log: SoundLog, log_begin: int, log_end: int, queue_
     if timer_log.run.segments and check.log_position > end:
         path = files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)
         what = "the timer's check names a position behind the end of the timer log"
-        at = int((TIMER_CHECK.fields or {})["log_position"][1])
+        at = field_position(TIMER_CHECK, "log_position")
         found.append(_finding(what, path, at, f"at most {end}", str(check.log_position)))
     return found
 
@@ -57,7 +58,7 @@ def _look_at_check(root: str, queue_end: int | None) -> Iterator[Finding]:
         expected = f"{TIMER_CHECK_FILE_BYTES} bytes"
         yield _finding("the length of the timer's check", path, len(page), expected, str(len(page)))
     for name in ("read_time", "log_position", "queue_offset", "master_queue_offset"):
-        value, at = getattr(check, name), int((TIMER_CHECK.fields or {})[name][1])
+        value, at = getattr(check, name), field_position(TIMER_CHECK, name)
         most = queue_end if name == "queue_offset" else None
         if value < 0 or (most is not None and value > most):
             expected = "0 or more" if most is None else f"0 to {most}"
@@ -109,7 +110,7 @@ def _are_other_sizes(
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """Say of each unit whether the record that it names says of itself that it is another."""
     wrong = np.zeros(len(places), np.bool_)
-    place_at = int((RECORD_HEAD.fields or {})["physical_offset"][1])
+    place_at = field_position(RECORD_HEAD, "physical_offset")
     inside = np.flatnonzero((places >= log_begin) & (places + sizes <= log_end) & (places >= 0))
     for at in inside.tolist():
         head = log.bytes_at(int(places[at]), place_at + 8)
@@ -127,7 +128,9 @@ def _look_at_wheel(root: str, timer_log: TimerLog, log_end: int) -> Iterator[Fin
                 yield Finding(NOTE, _AREA, "there is no timer wheel: it is made anew from the timer log", path)
             return
     except DamageError as error:
-        yield Finding(REPAIRABLE, _AREA, error.what, path, 0, str(error.expected), str(error.found), next_step=_NEXT_STEP)
+        yield Finding(
+            REPAIRABLE, _AREA, error.what, path, 0, str(error.expected), str(error.found), next_step=_NEXT_STEP
+        )
         return
     read_ms = decode_timer_check(
         files.read_small(files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)) or b""
@@ -142,7 +145,7 @@ def _look_at_wheel(root: str, timer_log: TimerLog, log_end: int) -> Iterator[Fin
     for at in np.flatnonzero(wrong)[:1].tolist():
         slot = int(seconds[order[at]])
         yield _finding(
-            f"{int(np.count_nonzero(wrong))} slots of the timer wheel that name no unit of their second, the first here",
+            f"{int(np.count_nonzero(wrong))} slots of the timer wheel name no unit of their second, the first here",
             path,
             slot % SLOT_COUNT * TIMER_SLOT_BYTES,
             f"the position of a unit that is due in second {slot}",

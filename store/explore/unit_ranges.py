@@ -20,6 +20,11 @@ class UnitRanges:
         """Add units of a queue; numbers that were there before count once."""
         if not len(numbers):
             return
+        first, last = int(numbers[0]), int(numbers[-1])
+        if last - first + 1 == len(numbers) and (numbers[1:] > numbers[:-1]).all():  # mostly they follow each other
+            self.count += len(numbers)
+            self._add(key, first, last + 1)
+            return
         numbers = np.unique(numbers)
         self.count += len(numbers)
         edges = np.flatnonzero(np.diff(numbers) != 1) + 1

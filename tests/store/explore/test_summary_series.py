@@ -103,9 +103,15 @@ def test_tags_are_counted_as_the_messages_have_them(demo: StoreExplorer, topic: 
     assert tag_counts(demo, topic) == Counter(row["tags"] for row in rows_of(demo, topic))
 
 
-def test_tags_of_a_queue_with_an_extension_are_decoded(golden: Path) -> None:
-    with rmq_spark.open_reader(golden / "batchcq-cqext") as reader:
-        assert tag_counts(reader, "TopicE") == Counter(row["tags"] for row in rows_of(reader, "TopicE"))
+@pytest.mark.parametrize(
+    ("store", "topic"), [("batchcq-cqext", "TopicE"), ("demo", "clicks"), ("demo", "SCHEDULE_TOPIC_XXXX")]
+)
+def test_tags_are_decoded_where_a_unit_has_no_code_of_its_message(
+    golden: Path, store: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{SERIES}._NAMED_CODES", 0)  # what is counted by its code has no name then
+    with rmq_spark.open_reader(golden / store) as reader:
+        assert tag_counts(reader, topic) == Counter(row["tags"] for row in rows_of(reader, topic))
 
 
 def test_tags_with_one_hash_are_counted_together_and_all_named(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Findings of the log and of files as such: from what a walk met to words."""
+
+from collections.abc import Iterable, Iterator
+
+from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.explore.finding import DAMAGE, REPAIRABLE, Finding
+from rmq_spark.store.explore.log_walk import LogFault
+from rmq_spark.store.explore.record_check import RecordFault
+from rmq_spark.store.explore.seen_log import READ_AROUND, area_of
+from rmq_spark.store.explore.sound_log import OddFile, SoundLog
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.record import Record
+from rmq_spark.store.log.queues import ConsumeQueue
+
+
+def of_record(log: SoundLog, fault: RecordFault) -> Iterator[Finding]:
+    """Yield the finding of one record that is whole and yet not right."""
+    record, segment = log.record_at(fault.place), log.segments.holding(fault.place)
+    if isinstance(record, Record) and segment is not None:
+        yield Finding(
+            DAMAGE,
+            filenames.COMMIT_LOG,
+            f"{fault.what} at physical offset {fault.place}",
+            segment.path,
+            fault.place - segment.begin + fault.position,
+            fault.expected,
+            fault.found,
+            record.topic.decode("utf-8", "replace"),
+            record.queue_id,
+            record.queue_offset,
+            record.queue_offset + 1,
+            1,
+            f"One message is not what was sent; those around it are whole. {READ_AROUND}",
+            fault.action,
+        )
+
+
+def of_faults(log: SoundLog, faults: Iterable[LogFault]) -> Iterator[Finding]:
+    """Yield the findings of bytes of the log that are no records."""
+    for fault in faults:
+        segment, size = log.segments.holding(fault.begin), fault.end - fault.begin
+        what = f"{size} bytes of the log, physical offsets [{fault.begin}, {fault.end}), are no records"
+        if not size:
+            what = "the filler at a segment's end: RocketMQ 5.3 ends the log there when it recovers"
+        yield Finding(
+            DAMAGE,
+            filenames.COMMIT_LOG,
+            what,
+            segment.path if segment else log.segments.segments[0].path,
+            fault.begin - segment.begin if segment else 0,
+            fault.expected,
+            fault.found,
+            next_step=READ_AROUND,
+            action="cut" if size and fault.expected != "a segment" else "leave",
+        )
+
+
+def of_odd_files(odd_files: Iterable[OddFile]) -> Iterator[Finding]:
+    """Yield the findings of files in the log's folders on which no broker starts."""
+    for odd in odd_files:
+        what = "a file in the folder of the commit log on which no broker starts"
+        step = "Move it away if it does not belong there, else restore it from a copy."
+        yield Finding(DAMAGE, filenames.COMMIT_LOG, what, odd.path, 0, odd.expected, odd.found, next_step=step)
+
+
+def of_unread(queue: ConsumeQueue, fault: StoreError) -> Finding:
+    """Return the finding of a queue whose files cannot be read as such."""
+    is_cut = isinstance(fault, DamageError)
+    step = "rmq_spark.repair makes the queue anew from the log." if is_cut else "Move what does not belong there away."
+    return Finding(
+        REPAIRABLE,
+        area_of(queue),
+        f"the files of queue {queue.key} cannot be read as such: {fault}",
+        getattr(fault, "path", queue.run.folder),
+        0,
+        str(getattr(fault, "expected", "")),
+        str(getattr(fault, "found", "")),
+        queue.key.topic,
+        queue.key.queue_id,
+        next_step=f"No broker starts on it. {step}",
+        action="rebuild" if is_cut else "leave",
+    )
+
+
+def of_error(error: DamageError, area: str) -> Finding:
+    """Return what an error says as a finding."""
+    expected = "" if error.expected is None else str(error.expected)
+    found = "" if error.expected is None else str(error.found)
+    return Finding(DAMAGE, area, error.what, error.path, error.position, expected, found, next_step=error.next_step)

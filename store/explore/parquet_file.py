@@ -1,0 +1,165 @@
+"""A parquet file that is written whole or not at all, and one that is read: by our own files, not by Arrow's."""
+
+import contextlib
+import hashlib
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, ChangingFile, Disk
+from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.errors import OptionError
+
+_HASHED_BYTES = 8 << 20
+
+
+class ParquetTarget:
+    """A parquet file on its way: `path` is there once `finish` has returned, whole and on disk for good.
+
+    Until then it is `path` with a suffix. Used in `with`; what is not finished is taken away. What a kill
+    leaves the next export of that path writes over.
+    """
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self._path, self._temporary, self._disk = path, path + TEMPORARY_SUFFIX, Disk()
+        if files.file_size(self._temporary) >= 0:
+            self._disk.remove(self._temporary)
+        self._disk.create(self._temporary, 0)
+        self._sink = _Sink(self._disk.open(self._temporary))
+        self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd")
+        self._is_finished = False
+
+    def __enter__(self) -> "ParquetTarget":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_finished:
+            self._sink.drop()
+            with contextlib.suppress(pa.ArrowException, OSError):  # an end that goes nowhere
+                self._writer.close()
+            self._disk.remove(self._temporary)
+
+    def write(self, table: pa.Table) -> None:
+        """Write a table as one row group."""
+        self._writer.write_table(table, row_group_size=max(len(table), 1))
+
+    def finish(self) -> int:
+        """Give the file its name; return its length in bytes."""
+        self._writer.close()
+        size = self._sink.finish()
+        self._disk.put_in_place(self._temporary, self._path)
+        self._is_finished = True
+        return size
+
+
+class _Sink:
+    """Where Arrow writes."""
+
+    def __init__(self, file: ChangingFile) -> None:
+        self.closed = False  # Arrow asks
+        self._file, self._written, self._is_dropped = file, 0, False
+
+    def drop(self) -> None:
+        """Close the file; what Arrow still writes goes nowhere."""
+        self._is_dropped = True
+        self._file.close()
+
+    def finish(self) -> int:
+        """Sync and close; return the file's length."""
+        self._file.sync()
+        self._file.close()
+        return self._written
+
+    def write(self, data: Any) -> int:
+        """Write bytes behind the others."""
+        view = memoryview(data)
+        if not self._is_dropped:
+            self._file.write(self._written, view)
+        self._written += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Return how much was written."""
+        return self._written
+
+    def flush(self) -> None:
+        """Do nothing: every write is one of the file."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self.closed = True
+        self._file.close()
+
+
+class ParquetSource:
+    """A parquet file open for reading. Used in `with`. Raises OptionError for what is none."""
+
+    def __init__(self, path: str) -> None:
+        if files.is_folder(path) or files.file_size(path) < 0:
+            what = "is a folder" if files.is_folder(path) else "does not exist"
+            raise OptionError(f"{path} {what}. Give a parquet file, such as export_parquet writes.")
+        self.path = path
+        self._file = OpenFile(path)
+        try:
+            self.parquet = pq.ParquetFile(pa.PythonFile(_Reader(self._file), mode="r"))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            self._file.close()
+            raise OptionError(f"{path} is no parquet file: {error}. Nothing was sent.") from None
+
+    def __enter__(self) -> "ParquetSource":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.parquet.close()
+        self._file.close()
+
+    def digest(self) -> str:
+        """Return what names the content: 32 hex digits."""
+        hashed, at = hashlib.sha256(), 0
+        while data := self._file.read(at, _HASHED_BYTES):
+            hashed.update(data)
+            at += len(data)
+        return hashed.hexdigest()[:32]
+
+
+class _Reader:
+    """Where Arrow reads: a file by position."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self.closed = False
+        self._file, self._at = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Return bytes from where the reader stands."""
+        data = self._file.read(self._at, size if size >= 0 else self._file.size() - self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """Go to a position."""
+        self._at = (0, self._at, self._file.size())[whence] + position
+        return self._at
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the reader stands."""
+        return self._at
+
+    def close(self) -> None:
+        """Leave the file to who opened it."""
+        self.closed = True

@@ -1,0 +1,167 @@
+"""What is exported comes back by an import, each message once, whoever is killed in between."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rmq_spark
+from rmq_spark import OptionError, check, export_parquet, import_parquet
+from rmq_spark.store.explore import parquet_import
+from rmq_spark.store.units import QueueKey
+
+SAME = ["physicalTopic", "queueId", "queueOffset", "tags", "keys", "body", "flag", "reconsumeTimes"]
+
+
+def fill(path: Path, count: int = 500) -> None:
+    with rmq_spark.open_store(path, segment_bytes=1 << 16) as store:
+        store.create_topic("orders", 3)
+        store.send_many(
+            pa.table(
+                {
+                    "topic": [("orders", "bills")[number % 2] for number in range(count)],
+                    "body": [f"{number}".encode() * 9 for number in range(count)],
+                    "keys": [f"k{number}" for number in range(count)],
+                    "tags": [None if number % 5 else "t" for number in range(count)],
+                    "properties": pa.array(
+                        [[("region", "eu"), ("n", f"{number}")] for number in range(count)],
+                        pa.map_(pa.string(), pa.string()),
+                    ),
+                }
+            )
+        )
+
+
+def rows_of(path: Path, target: Path) -> list[dict[str, object]]:
+    export_parquet(path, target, overwrite=True)
+    rows = pq.read_table(target).to_pylist()
+    for row in rows:
+        row["properties"] = {name: value for name, value in row["properties"] if name != "UNIQ_KEY"}
+    return [{name: row[name] for name in [*SAME, "properties"]} for row in rows]
+
+
+def test_a_store_goes_to_parquet_and_back(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    told: list[tuple[int, int]] = []
+    exported = export_parquet(
+        tmp_path / "a", tmp_path / "x.parquet", row_group_rows=64, progress=lambda *step: told.append(step)
+    )
+    assert (exported.messages, exported.topics) == (500, ("bills", "orders"))
+    assert exported.bytes == (tmp_path / "x.parquet").stat().st_size
+    assert told[-1] == (500, 500)
+    held = pq.ParquetFile(tmp_path / "x.parquet")
+    assert max(held.metadata.row_group(one).num_rows for one in range(held.num_row_groups)) == 64
+    assert held.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert held.schema_arrow.names == list(rmq_spark.COLUMNS)
+    imported = import_parquet(tmp_path / "b", tmp_path / "x.parquet")
+    assert (imported.messages, imported.skipped, imported.topics) == (500, 0, ("bills", "orders"))
+    assert rows_of(tmp_path / "b", tmp_path / "2.parquet") == rows_of(tmp_path / "a", tmp_path / "1.parquet")
+    assert check(tmp_path / "b").is_healthy
+    ids = [pq.read_table(tmp_path / f"{number}.parquet", columns=["msgId"])["msgId"].to_pylist() for number in (1, 2)]
+    assert not set(ids[0]) & set(ids[1]), "copies have ids of their own"
+
+
+def test_an_import_is_once_and_goes_by_the_content_of_the_file_or_a_name(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 50)
+    export_parquet(tmp_path / "a", tmp_path / "x.parquet")
+    assert import_parquet(tmp_path / "b", tmp_path / "x.parquet").messages == 50
+    (tmp_path / "y.parquet").write_bytes((tmp_path / "x.parquet").read_bytes())
+    again = import_parquet(tmp_path / "b", tmp_path / "y.parquet")
+    assert (again.messages, again.skipped) == (0, 50)
+    assert import_parquet(tmp_path / "b", tmp_path / "x.parquet", name="once more").messages == 50
+
+
+@pytest.mark.parametrize("deadly", [0, 1, 2])
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_import_that_dies_goes_on_where_it_was(
+    deadly: int, behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "a", 300)
+    export_parquet(tmp_path / "a", tmp_path / "x.parquet", row_group_rows=50)
+    commit, calls = parquet_import.commit_staged, 0
+
+    def dying(*arguments: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == deadly + 1:
+            if behind:
+                commit(*arguments, **named)  # type: ignore[arg-type]
+            raise KeyboardInterrupt
+        return commit(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parquet_import, "_COMMIT_ROWS", 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(parquet_import, "commit_staged", dying)
+        with pytest.raises(KeyboardInterrupt):
+            import_parquet(tmp_path / "b", tmp_path / "x.parquet")
+    done = import_parquet(tmp_path / "b", tmp_path / "x.parquet")
+    assert done.skipped == 100 * (deadly + behind)
+    assert done.messages + done.skipped == 300
+    assert rows_of(tmp_path / "b", tmp_path / "2.parquet") == rows_of(tmp_path / "a", tmp_path / "1.parquet")
+
+
+def test_times_bounds_and_columns_choose_what_is_exported(golden: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.parquet"
+    columns = ["queueOffset", "storeTimestamp", "topic"]
+    export_parquet(golden / "demo", target, topics=["orders"], columns=columns)
+    whole = pq.read_table(target)
+    times = sorted(whole["storeTimestamp"].cast(pa.int64()).to_pylist())
+    begin_ms, end_ms = times[200] // 1000, times[700] // 1000
+    export_parquet(
+        golden / "demo", target, topics=["orders"], columns=columns, begin_ms=begin_ms, end_ms=end_ms, overwrite=True
+    )
+    part = sorted(pq.read_table(target)["storeTimestamp"].cast(pa.int64()).to_pylist())
+    assert part == [one for one in times if begin_ms <= one // 1000 < end_ms]
+    exported = export_parquet(golden / "demo", target, bounds={QueueKey("orders", 1): (3, 9)}, overwrite=True)
+    assert exported.messages == 6
+    assert pq.read_table(target)["queueOffset"].to_pylist() == [3, 4, 5, 6, 7, 8]
+
+
+def test_an_export_is_there_whole_or_not_at_all(
+    tmp_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_store("demo"), tmp_path / "x.parquet"
+    target.write_bytes(b"before")
+    with pytest.raises(OptionError, match="overwrite=True"):
+        export_parquet(path, target)
+
+    def die(done: int, total: int) -> None:
+        if done > 200:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_parquet(path, target, row_group_rows=100, overwrite=True, progress=die)
+    assert target.read_bytes() == b"before"
+    assert [one.name for one in tmp_path.glob("x.parquet*")] == ["x.parquet"]
+
+
+def test_files_of_others_are_imported_by_the_columns_of_the_sink(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["a", "b"], "value": [1, 2]}), tmp_path / "x.parquet")
+    with pytest.raises(OptionError, match="has no column topic"):
+        import_parquet(tmp_path / "s", tmp_path / "x.parquet")
+    assert import_parquet(tmp_path / "s", tmp_path / "x.parquet", topic="t").messages == 2
+    (tmp_path / "y").write_bytes(b"no parquet")
+    with pytest.raises(OptionError, match="is no parquet file"):
+        import_parquet(tmp_path / "s", tmp_path / "y")
+
+
+def test_a_topic_with_too_few_queues_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 30)
+    export_parquet(tmp_path / "a", tmp_path / "x.parquet", topics=["bills"])
+    rmq_spark.create_store(tmp_path / "b", topics={"bills": 1})
+    with pytest.raises(OptionError, match="keep_queues=False"):
+        import_parquet(tmp_path / "b", tmp_path / "x.parquet")
+    assert import_parquet(tmp_path / "b", tmp_path / "x.parquet", keep_queues=False).messages == 15
+
+
+def test_a_store_is_made_with_its_topics_and_one_that_is_there_stays(tmp_path: Path) -> None:
+    rmq_spark.create_store(tmp_path / "s", topics=["a", "b"], queues=2, segment_bytes=1 << 16)
+    with rmq_spark.open_store(tmp_path / "s") as store:
+        assert store.topics() == ["a", "b"]
+        store.send("a", b"x")
+    rmq_spark.create_store(tmp_path / "s", topics={"a": 7, "c": 1})
+    with rmq_spark.open_store(tmp_path / "s") as store:
+        assert {topic: len(store.bounds(topic)) for topic in store.topics()} == {"a": 2, "b": 2, "c": 1}
+    assert (tmp_path / "s/commitlog/00000000000000000000").stat().st_size == 1 << 16

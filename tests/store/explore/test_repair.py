@@ -1,0 +1,190 @@
+"""A repair makes anew what the log vouches for, loses nothing that was not accepted, and says what it leaves."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rmq_spark
+from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, check, plan_repair, repair
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.units import QueueKey
+
+Rows = dict[QueueKey, list[dict[str, object]]]
+
+
+def rows_of(path: Path) -> Rows:
+    found: Rows = {}
+    with StoreReader(str(path)) as reader:
+        reader.refresh()
+        for topic in reader.topics():
+            for key in reader.queues(topic):
+                held = reader.bounds(key)
+                batches = reader.read(key, held.min_offset, held.max_offset, ["queueOffset", "commitLogOffset", "body"])
+                found[key] = [row for batch in batches for row in batch.to_pylist()]
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def spoil(path: Path, position: int, count: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(position, position + count):
+        data[at] ^= 0x55
+    path.write_bytes(data)
+
+
+def _a_unit(path: Path) -> None:
+    spoil(path / "consumequeue/TopicR/0/00000000000000000000", 64)
+
+
+def _a_queue_gone(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue/TopicA")
+
+
+def _a_queue_cut(path: Path) -> None:
+    file = path / "consumequeue/TopicR/0/00000000000000001000"
+    file.write_bytes(file.read_bytes()[:333])
+
+
+def _keys(path: Path) -> None:
+    spoil(next((path / "index").iterdir()), 500, 300)
+
+
+def _checkpoint(path: Path) -> None:
+    (path / "checkpoint").unlink()
+
+
+def _all_derived(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue")
+    (path / "consumequeue").mkdir()
+    shutil.rmtree(path / "index")
+    (path / "checkpoint").write_bytes(bytes(100))
+
+
+@pytest.mark.parametrize("damage", [_a_unit, _a_queue_gone, _a_queue_cut, _keys, _checkpoint, _all_derived])
+def test_what_is_derived_is_made_anew_from_a_whole_log(
+    damage: Callable[[Path], None], tmp_store: Callable[[str], Path]
+) -> None:
+    path = tmp_store("basic")
+    before = rows_of(path)
+    damage(path)
+    plan = plan_repair(path)
+    assert not plan.is_empty
+    assert plan.messages_lost == 0
+    done = repair(plan)
+    assert done.report.is_healthy, done.report
+    assert rows_of(path) == before
+    assert plan_repair(path).is_empty
+
+
+@pytest.mark.parametrize("name", ["batchconsumequeue", "consumequeue_ext"])
+def test_queues_of_batches_and_with_extensions_are_made_anew(name: str, tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("batchcq-cqext")
+    before = rows_of(path)
+    spoil(next(one for one in (path / name).rglob("*") if one.is_file()), 4)
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+
+
+def test_after_a_crash_a_repair_does_what_the_next_writer_does(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("livekill533")
+    assert "recover" in {step.action for step in plan_repair(path).steps}
+    done = repair(path)
+    assert done.report.is_healthy
+    assert done.report.state == "closed"
+    assert sum(map(len, rows_of(path).values())) == 300
+
+
+def test_a_plan_changes_nothing(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("livekill533")
+    before = {one: (one.stat().st_mtime_ns, one.read_bytes()) for one in path.rglob("*") if one.is_file()}
+    plan = plan_repair(path)
+    assert plan.to_table().num_rows == len(plan.steps)
+    assert {one: (one.stat().st_mtime_ns, one.read_bytes()) for one in path.rglob("*") if one.is_file()} == before
+
+
+def test_damage_to_the_log_is_left_and_the_plan_says_how_to_read_around_it(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    spoil(path / "commitlog/00000000000000016384", 5150, 1200)
+    spoil(path / "consumequeue/TopicA/0/00000000000000000000", 4)
+    plan = plan_repair(path)
+    assert plan.is_empty
+    assert plan.messages_lost == 0
+    words = " ".join(step.what for step in plan.steps)
+    assert "failOnDataLoss" in words
+    assert "cannot be made anew while the log is damaged" in words
+    before = (path / "commitlog/00000000000000016384").read_bytes()
+    assert not repair(plan).steps
+    assert (path / "commitlog/00000000000000016384").read_bytes() == before
+
+
+def test_a_log_is_only_cut_where_that_was_asked_for_and_the_loss_was_accepted(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    before = rows_of(path)
+    spoil(path / "commitlog/00000000000000016384", 5100, 3)  # in the body of message 23 of TopicR
+    plan = plan_repair(path, cut_log=True)
+    kept = {key: [row for row in rows if row["commitLogOffset"] < 16384 + 5007] for key, rows in before.items()}
+    lost = sum(map(len, before.values())) - sum(map(len, kept.values()))
+    assert plan.messages_lost == lost > 0
+    with pytest.raises(OptionError, match=f"would lose {lost} messages"):
+        repair(plan)
+    assert rows_of(path).keys() == before.keys()
+    done = repair(plan, accept_loss=True)
+    assert done.messages_lost == lost
+    assert done.report.is_healthy
+    assert rows_of(path) == {key: rows for key, rows in kept.items() if rows}
+
+
+def test_a_config_file_comes_back_from_the_one_before_it(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    (path / "config/topics.json").write_bytes(b'{"topicConfigTable":{')
+    assert [step.action for step in plan_repair(path).steps] == ["restore"]
+    assert repair(path).report.is_healthy
+    assert (path / "config/topics.json").read_bytes() == (path / "config/topics.json.bak").read_bytes()
+
+
+def test_a_plan_that_is_not_true_any_more_is_refused(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    _a_unit(path)
+    plan = plan_repair(path)
+    os.utime(path / "checkpoint")
+    with pytest.raises(StoreChangedError, match="Plan again"):
+        repair(plan)
+
+
+def test_while_a_broker_holds_the_store_nothing_is_repaired(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    _a_unit(path)
+    plan = plan_repair(path)
+    lock = FileLock(str(path / "lock"))
+    assert lock.try_take()
+    try:
+        with pytest.raises(LockTimeoutError):
+            repair(plan, lock_timeout_ms=100)
+    finally:
+        lock.release()
+    assert not (path / "abort").exists()
+
+
+def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
+    tmp_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_store("basic")
+    before = rows_of(path)
+    _a_unit(path)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rmq_spark.store.log.recovery._take_over", die)
+        patched.setattr("rmq_spark.store.log.store_writer.prepare", die)
+        with pytest.raises(KeyboardInterrupt):
+            repair(path)
+    assert (path / "abort").exists()
+    assert not list((path / "consumequeue/TopicR/0").iterdir())
+    rmq_spark.close(path)
+    assert check(path).is_healthy
+    assert rows_of(path) == before
