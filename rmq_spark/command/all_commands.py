@@ -123,5 +123,5 @@ def run(words: Sequence[str]) -> int:
 
 def _read_no_more() -> None:
     """Let what is left of the output go nowhere: whoever read it has seen enough, as `head` does."""
-    if sys.stdout is sys.__stdout__:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())

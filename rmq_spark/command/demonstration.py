@@ -67,11 +67,11 @@ def _fill(path: Path) -> None:
         store.send_many(pa.table(orders), topic="orders")
         store.send("orders", "a reminder, in a minute", tags="reminder", delay_level=5)
         store.send("payments", "cash", keys="order-42", deliver_at_ms=Moment().convert("now+30s", None, None))
-    with rmq_spark.open_consumer(path, "billing") as consumer:
+    consumer = rmq_spark.open_consumer(path, "billing")
+    with consumer:
         for queue in consumer.queues("orders"):
             bounds = consumer.max_offset(queue)
             consumer.update_consume_offset(queue, bounds - bounds // 10)
         queue = consumer.queues("orders")[0]
         failed = consumer.pull(queue, consumer.min_offset(queue)).messages.slice(0, 1)
-    with rmq_spark.open_store(path) as store:
-        store.send_back(failed, "billing", delay_level=-1)
+        consumer.send_back(failed, delay_level=-1)

@@ -24,7 +24,7 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
 
     A producer may write any time: one that no date can say is its number of ms, as text.
     """
-    columns = {}
+    columns: dict[str, list[Any]] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         kind = str(field.type)
         if kind.startswith("timestamp["):

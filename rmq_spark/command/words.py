@@ -24,7 +24,8 @@ class Moment(click.ParamType):
             return value
         if value.isdecimal() and int(value) <= _LAST_MS:
             return int(value)
-        if shift := re.fullmatch(r"(?:now)?([+-])(\d{1,12})(ms|s|m|h|d)|now", value):
+        shift = re.fullmatch(r"(?:now)?([+-])(\d{1,12})(ms|s|m|h|d)|now", value)
+        if shift is not None:
             now_ms = time.time_ns() // 1_000_000  # noqa: TID251 - here the clock comes in
             shift_ms = int(shift[2]) * _UNITS_MS[shift[3]] if shift[1] else 0
             return max(0, now_ms - shift_ms if shift[1] == "-" else now_ms + shift_ms)
@@ -48,7 +49,7 @@ class Size(click.ParamType):
             return value
         size = re.fullmatch(r"(\d{1,18})([kmg]?)b?", value.lower())
         if size is None:
-            self.fail(f"{value!r} is no size: bytes, or such as 64k, 16m, 1g.", param, ctx)
+            raise click.BadParameter(f"{value!r} is no size: bytes, or such as 64k, 16m, 1g.", ctx, param)
         return int(size[1]) * _SIZES[size[2]]
 
 

@@ -26,8 +26,8 @@ from rmq_spark.store.format.record import (
     Torn,
     decode_record,
 )
-from rmq_spark.store.format.record_columns import NotWholeError, RecordColumns, split_records, walk_records
-from rmq_spark.store.format.whole_records import WholeRecords
+from rmq_spark.store.format.record_columns import RecordColumns, split_records, walk_records
+from rmq_spark.store.format.whole_records import NotWholeError, WholeRecords
 from rmq_spark.store.log.segments import Segment
 
 _BLOCK_BYTES = 8 << 20  # looked at together: bounds memory

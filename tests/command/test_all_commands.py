@@ -47,10 +47,8 @@ def test_the_help_is_one_screen(rmq: Rmq) -> None:
 
 
 def test_every_command_that_is_promised_is_there() -> None:
-    promised = (
-        "topics queues groups lag cat get send create reset dlq export import check repair close dump serve demo"
-    ).split()
-    assert sorted(COMMANDS) == sorted(promised)
+    promised = "topics queues groups lag cat get send create reset dlq export import check repair close dump serve demo"
+    assert " ".join(sorted(COMMANDS)) == " ".join(sorted(re.findall(r"\w+", promised)))
     assert all(FOLDER.joinpath(f"{one.module}.py").exists() for one in COMMANDS.values())
 
 
@@ -175,7 +173,7 @@ def test_the_command_uses_only_what_the_package_shows(path: Path) -> None:
         (("cat", "--help"), ("pyspark", "rich", "rmq_spark.store.log")),
         (
             ("topics", "{demo}"),
-            ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit", "pandas", "matplotlib"),
+            ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit", "matplotlib"),
         ),
         (("cat", "{demo}", "orders"), ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit")),
         (("lag", "{demo}", "billing"), ("pyspark", "rich", "pyarrow.parquet")),
