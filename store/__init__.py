@@ -163,6 +163,7 @@ __all__ = [
 
 # Where a name lives that is not defined here.
 _HOMES = {
+    **dict.fromkeys(("Suspended", "Suspension", "write_outcomes"), "rmq_spark.store.group.suspended"),
     **dict.fromkeys(
         ("SQL92", "TAG", "Expression", "RowFilter", "compile_filter", "is_filtered_again"),
         "rmq_spark.store.filter.row_filter",
@@ -203,8 +204,6 @@ _HOMES = {
     "SendResult": "rmq_spark.store.commit.message_store",
     "SinkSettings": "rmq_spark.store.commit.sink",
     "StagedFile": "rmq_spark.store.commit.staging",
-    "Suspended": "rmq_spark.store.group.suspended",
-    "Suspension": "rmq_spark.store.group.suspended",
     "StoreExplorer": "rmq_spark.store.explore.summary_reader",
     "StoreReader": "rmq_spark.store.log.store_reader",
     "TaskStage": "rmq_spark.store.commit.sink",
@@ -229,7 +228,6 @@ _HOMES = {
     "span_text": "rmq_spark.store.explore.summary_text",
     "serve_store": "rmq_spark.store.delivery.serving",
     "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
-    "write_outcomes": "rmq_spark.store.group.suspended",
 }
 
 

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import click
 
 import rmq_spark
-from rmq_spark.command.words import as_json as as_json_option
 from rmq_spark.command.words import commit_log_path as commit_log_path_option
 from rmq_spark.command.words import examples, store_path
 
@@ -25,7 +24,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     help="Append although the store lies on a network file system, where locks may not hold.",
 )
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged.")
-@as_json_option
+@click.option("--json", "as_json", is_flag=True, help="Log to stdout, an object a line.")
 def serve(path: str, commit_log_path: str | None, allow_network_store: bool, log_level: str, as_json: bool) -> None:
     """Deliver delayed messages of the store at PATH when they are due, until SIGTERM or SIGINT.
 
