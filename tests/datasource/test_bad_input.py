@@ -282,7 +282,9 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a strategy that leaves a queue out": lambda case: case.share(allocateStrategy=f"{STRATEGIES}:all_but_one"),
     "a strategy that raises": lambda case: case.share(allocateStrategy=f"{STRATEGIES}:failing"),
     "a second query of a group": beside(Case.join),
-    "another subscription in one group": beside(Case.share, assignment="shared", subscription='subscribe="payments"'),
+    "another subscription in one group": beside(
+        Case.share, assignment="shared", subscription='subscribe="payments" with %RETRY%billing'
+    ),
     "a group that is ahead of the checkpoint": group_ahead,
     "a group that stands beyond the end of its queue": then(
         lambda case: case.set_offsets(offsets_at(56)), lambda case: case.join(startingOffsets="group")
