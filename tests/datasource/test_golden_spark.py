@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 STORES = ("basic", "propcrc", "crashed", "preblank", "truncated-stale", "batchcq-cqext", "timer")
+WITHIN_S = 180
 BATCHES = 4  # at least; each takes its time
 
 
@@ -87,7 +88,7 @@ def test_a_stream_that_dies_and_starts_again_gives_every_row_once(
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(60)
+        assert query.awaitTermination(WITHIN_S), "does not come to an end"
 
     with pytest.raises(Exception, match="the sink dies"):
         start(dies_at=1)
