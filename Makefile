@@ -22,8 +22,9 @@ help: ## this list
 demo: setup ## stream a store that a real RocketMQ wrote to the console (under a minute)
 	@$(BIN)/python notebooks/demo.py
 
+# Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests
-	@$(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: setup ## style, format, types: all three, also when the first finds something
 	@echo "Lint: ruff check, ruff format, mypy ..."
