@@ -24,7 +24,8 @@ demo: setup ## stream a store that a real RocketMQ wrote to the console (under a
 
 # Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0 $(TESTS)
 
 lint: setup ## style, format, types: all three, also when the first finds something
 	@echo "Lint: ruff check, ruff format, mypy ..."
