@@ -25,6 +25,7 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WITHIN_S = 5
+TRIES = 3  # more, of what took longer
 SEGMENT_BYTES = 4096
 DYING_S = 5  # how long a query waits for another one of its group to be gone, before it is refused
 GROUP = "billing"
@@ -84,7 +85,7 @@ class Case:
         writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
         try:
-            assert query.awaitTermination(12 * WITHIN_S), "hangs"
+            assert query.awaitTermination(36 * WITHIN_S), "hangs"
         finally:
             query.stop()
 
@@ -320,13 +321,11 @@ def test_a_bad_input_is_answered_as_the_table_says(row: Situation, warm: "SparkS
     for part in row.parts:
         assert part in message, f"{part!r} is not in: {message}"
     assert not COMMAND.search(message), message
-    if seconds >= WITHIN_S:
-        # A busy machine: what is in order takes longer too, at this very moment.
-        good = Case(warm, tmp_path / "good")
-        good.build()
-        good.stream()
-        seconds -= time.monotonic() - good.began
-    assert seconds < WITHIN_S, f"took {seconds:.1f} s longer than a query without an error"
+    for number in range(TRIES):
+        if seconds >= WITHIN_S:  # a busy machine is so for a while, and what waits or hangs does so each time
+            began = time.monotonic()
+            seconds = min(seconds, provoke(row, Case(warm, tmp_path / f"again{number}", began))[1])
+    assert seconds < WITHIN_S, f"took {seconds:.1f} s, each time"
 
 
 def provoke(row: Situation, case: Case) -> tuple[str, float]:
