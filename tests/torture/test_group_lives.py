@@ -124,6 +124,7 @@ class Lives:
         if self.random.random() < 0.7:
             while self.look(when) == before:
                 assert time.monotonic() < most, f"no batch {when}: {self.text()}"
+                time.sleep(0.01)  # the driver needs the processor, too
             ends = time.monotonic() + self.random.uniform(0, 0.5)
         while (left := ends - time.monotonic()) > 0:
             self.look(when)
