@@ -21,7 +21,7 @@ PACKAGES = {
 SPARK_MODULES = (
     "=datasource datasource.source datasource.batch_reader datasource.stream_reader datasource.partition "
     "datasource.partition_reader datasource.batch_writer datasource.stream_writer datasource.commit_message "
-    "datasource.listening_sink"
+    "datasource.listening_sink datasource.pushed_filters"
 )
 
 # In both tables a name stands for itself and all below it, and after "=" for itself alone; the

@@ -213,7 +213,7 @@ def read_found(
     """
     found: set[tuple[QueueKey, int]] = set()
     parts = [(span, False) for span in answer.found]
-    for span, is_unknown in [*parts, *((span, True) for span in subtract(answer.unknown, answer.found))]:
+    for span, is_unknown in [*parts, *((span, True) for span in subtract_spans(answer.unknown, answer.found))]:
         for batch in read(*span, ("queueOffset", "storeTimestamp", *SOUGHT_COLUMNS)):
             rows = batch.filter(has_sought(batch, sought)) if is_unknown else batch
             times = rows.column("storeTimestamp").cast(pa.int64()).to_pylist()
@@ -223,7 +223,7 @@ def read_found(
     return sorted(found)
 
 
-def subtract(spans: Iterable[Span], taken: Collection[Span]) -> list[Span]:
+def subtract_spans(spans: Iterable[Span], taken: Collection[Span]) -> list[Span]:
     """Return what of the spans is in none of `taken`, none empty."""
     rest = list(spans)
     for cut in taken:
