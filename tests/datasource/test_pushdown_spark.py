@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         messages.append(
             SampleMessage(
                 topic,
-                random.randrange(3),
+                {"orders": random.randrange(2), "payments": 1}.get(topic, 0),
                 b"x",
                 tags=random.choice([None, "A", "B", "Aa", "BB"]),
                 keys=" ".join(words) or None,
@@ -62,7 +62,7 @@ def switched(spark: "SparkSession", state: str) -> Iterator[None]:
 
 def load(spark: "SparkSession", path: Path) -> "DataFrame":
     reader = spark.read.format("rmq").option("path", str(path)).option("columns", COLUMNS)
-    return reader.option("assign", '{"orders": [0, 1, 2], "payments": [0, 1, 2], "%RETRY%g": [0, 1, 2]}').load()
+    return reader.option("assign", '{"orders": [0, 1], "payments": [1], "%RETRY%g": [0]}').load()
 
 
 def keys_of(frame: "DataFrame") -> list[tuple[object, ...]]:
@@ -111,10 +111,9 @@ def condition(random: Random, message_ids: list[str]) -> str:
 def compare(spark: "SparkSession", path: Path, seeds: range) -> int:
     """Compare both ways for a random conjunction a seed; return how many gave rows, but not all."""
     with switched(spark, "false"):
-        plain = load(spark, path).cache()
-        every = keys_of(plain)
-        ids = [row.msgId for row in plain.select("msgId").collect()]
-    told = 0
+        rows = load(spark, path).collect()
+    plain = spark.createDataFrame(rows, load(spark, path).schema).coalesce(1).cache()
+    ids, told = [row.msgId for row in rows], 0
     for seed in seeds:
         random = Random(seed)
         text = random.choice([" and ", " and ", " or "]).join(
@@ -123,18 +122,18 @@ def compare(spark: "SparkSession", path: Path, seeds: range) -> int:
         expected = keys_of(plain.where(text))
         with switched(spark, "true"):
             assert keys_of(load(spark, path).where(text)) == expected, (seed, text)
-        told += 0 < len(expected) < len(every)
+        told += 0 < len(expected) < len(rows)
     plain.unpersist()
     return told
 
 
 def test_rows_are_the_same_with_pushdown_on_and_off(spark: "SparkSession", path: Path) -> None:
-    assert compare(spark, path, range(25)) > 5
+    assert compare(spark, path, range(10)) > 2
 
 
 @pytest.mark.torture
 def test_rows_are_the_same_with_pushdown_on_and_off_for_many_conditions(spark: "SparkSession", path: Path) -> None:
-    assert compare(spark, path, range(25, 225)) > 60
+    assert compare(spark, path, range(10, 210)) > 60
 
 
 def test_a_session_of_ours_pushes_conditions_down_and_asks_again_only_what_must_be(
@@ -143,11 +142,10 @@ def test_a_session_of_ours_pushes_conditions_down_and_asks_again_only_what_must_
     assert spark.conf.get(SWITCH) == "true"
     frame = load(spark, path).where("queueId = 1 and QUEUEOFFSET > 7 and tags = 'A' and topic = 'orders'")
     plan = frame._jdf.queryExecution().executedPlan().toString()
-    (condition,) = [line for line in plan.splitlines() if "Filter" in line]
-    assert "tags" in condition
-    assert "topic" in condition
-    assert "queueId" not in condition
-    assert "queueOffset" not in condition
+    asked = " ".join(line for line in plan.splitlines() if "Filter " in line and "tags" in line)
+    assert "topic" in asked
+    assert "queueId" not in asked
+    assert "queueOffset" not in asked
     assert {row.queueId for row in frame.collect()} == {1}
 
 
@@ -155,7 +153,7 @@ def test_a_session_in_which_pushdown_is_off_reads_plainly(spark: "SparkSession",
     with switched(spark, "false"):
         frame = load(spark, path).where("queueId = 1 and queueOffset > 7")
         plan = frame._jdf.queryExecution().executedPlan().toString()
-        assert any("Filter" in line and "queueOffset" in line for line in plan.splitlines())
+        assert any("Filter " in line and "queueOffset" in line for line in plan.splitlines())
         off = keys_of(frame)
     assert off == keys_of(load(spark, path).where("queueId = 1 and queueOffset > 7"))
     assert off
