@@ -51,14 +51,16 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.format store.log store.commit store.group store.delivery store.testing datasource group_listeners"
+        "=store store.format store.log store.commit store.group store.delivery store.testing datasource "
+        "group_listeners avro_bodies"
     ),
-    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming",
+    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming parsing avro_bodies",
     "hypothesis": "store.testing",
     "random": "store.testing",
     "ctypes": "store.disk",
     "fcntl": "store.disk",
-    "io": "store.disk store.testing",
+    "fastavro": "avro_bodies",
+    "io": "store.disk store.testing avro_bodies",
     "mmap": "store.disk",
     "os": "store.disk store.testing java spark_session",
     "shutil": "store.testing java",
@@ -71,7 +73,9 @@ ONLY = {
     "threading": "datasource group_listeners store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
-    "json": "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop",
+    "json": (
+        "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop avro_bodies"
+    ),
 }
 
 

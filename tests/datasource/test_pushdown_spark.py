@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.format.java import index_key_hash
+from rmq_spark.store.log.message_search import keys_of as keys_of_record
+from rmq_spark.store.testing.index_twin import IndexKey, write_one_by_one
+from rmq_spark.store.testing.row_twin import walk_records
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueKey
@@ -49,6 +54,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )
     build_store(path, messages, first_offsets={QueueKey("orders", 1): 7})
+    keys = [
+        IndexKey(index_key_hash(f"{record.topic.decode()}#{word}"), record.physical_offset, record.store_timestamp)
+        for record in walk_records(path)
+        for word in filter(None, keys_of_record(record))
+    ]
+    (path / "index").mkdir()
+    for number, data in enumerate(write_one_by_one(keys, IndexShape(50, 300))):
+        (path / "index" / f"{20240101000000000 + number}").write_bytes(data)
     return path
 
 
@@ -102,7 +115,7 @@ def condition(random: Random, message_ids: list[str]) -> str:
         f"msgId = {one_id}",
         f"msgId in ({one_id}, 'nothing', null)",
         f"lower(tags) = {word}",
-        f"array_contains(split(keys, ' '), {word})",
+        f"array_contains(split(keys, ' '), cast({word} as string))",
     ]
     text = random.choice(some)
     return f"not ({text})" if random.random() < 0.15 else text
