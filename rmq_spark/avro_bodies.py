@@ -66,7 +66,9 @@ def avro_decoder(schema: "str | Mapping[str, Any]") -> "Callable[[Column], Colum
         return decode_bodies(bodies, text, arrow_type)
 
     decode.__annotations__ = {"bodies": pa.Array, "return": pa.Array}
-    return arrow_udf(decode, answer)  # type: ignore[no-any-return]
+    untyped: Any = arrow_udf  # its overloads know no function of arrays
+    decoder: Callable[[Column], Column] = untyped(decode, answer)
+    return decoder
 
 
 def decode_bodies(bodies: pa.Array, schema: str, value_type: pa.DataType) -> pa.StructArray:
