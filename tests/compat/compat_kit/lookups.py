@@ -26,6 +26,34 @@ def key_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[s
     return lines
 
 
+def range_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return for which keys and ranges of time our reader finds other messages than the store classes did.
+
+    Theirs go by whole seconds since the begin of an index file, which they add to another begin for a file's first
+    key (IndexFile#selectPhyOffset). So what is theirs and was stored in the range must be ours, and what is ours and
+    not of the range's first second must be theirs, but for one message in each index file.
+    """
+    lines, index_files = [], len(list((store / "index").iterdir()))
+    with rmq_spark.open_reader(str(store)) as reader:
+        reader.refresh()
+        for answer in answers:
+            topic, key, missed = answer["topic"], answer["key"], 0
+            stored = _times(reader, topic, key)
+            for one in answer["ranges"]:
+                begin, end, theirs = one["begin"], one["end"], set(one["places"])
+                ours = _places(reader, topic, key, begin, end)
+                late = _places(reader, topic, key, begin + 1000, end)
+                missed = max(missed, len(late - theirs))
+                times = {place: stored[place] for place in theirs & stored.keys()}
+                if {
+                    place for place, time_ms in times.items() if begin <= time_ms <= end
+                } - ours or theirs - stored.keys():
+                    lines.append(f"{topic}#{key} in [{begin}, {end}]: {sorted(ours)}, theirs {sorted(theirs)}")
+            if missed > index_files:
+                lines.append(f"{topic}#{key}: {missed} that are in a range were not found by the store classes")
+    return lines
+
+
 def time_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return for which times our reader finds another queue offset than the store classes did, a line each.
 
@@ -120,9 +148,18 @@ def _are_other(ours: set[int], theirs: set[int]) -> bool:
     return ours != theirs if len(ours) < _MOST_HITS else not theirs or not theirs <= ours
 
 
-def _places(reader: StoreReader, topic: str, key: str) -> set[int]:
+def _places(reader: StoreReader, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> set[int]:
     places = set()
-    for queue, offset in reader.find_key(topic, key):
+    for queue, offset in reader.find_key(topic, key, begin_ms, end_ms):
         for batch in reader.read(queue, offset, offset + 1, ("commitLogOffset",)):
             places.update(batch.column(0).to_pylist())
     return places
+
+
+def _times(reader: StoreReader, topic: str, key: str) -> dict[int, int]:
+    """Return place and store time (ms) of each message with the key."""
+    found = {}
+    for queue, offset in reader.find_key(topic, key):
+        proof = reader.proof(queue, offset)
+        found[proof.physical_offset] = proof.store_time_ms
+    return found
