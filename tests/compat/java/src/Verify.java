@@ -283,12 +283,14 @@ final class Verify {
         MixAll.properties2Object(conf, broker);
         BrokerStatsManager stats = new BrokerStatsManager("compat", true);
         MessageArrivingListener listener = (topic, queueId, offset, tagsCode, time, bitMap, properties) -> { };
-        for (Constructor<?> c : DefaultMessageStore.class.getConstructors()) {
-            if (c.getParameterCount() == 5) {                                                          // 5.1 and later
-                return (DefaultMessageStore) c.newInstance(config, stats, listener, broker, topicConfigs(dir));
-            }
-            if (c.getParameterCount() == 4) {                                                          // 4.9.x
-                return (DefaultMessageStore) c.newInstance(config, stats, listener, broker);
+        synchronized (Verify.class) {                          // 5.3 fills a map of the class that is not for threads
+            for (Constructor<?> c : DefaultMessageStore.class.getConstructors()) {
+                if (c.getParameterCount() == 5) {                                                          // 5.1 and later
+                    return (DefaultMessageStore) c.newInstance(config, stats, listener, broker, topicConfigs(dir));
+                }
+                if (c.getParameterCount() == 4) {                                                          // 4.9.x
+                    return (DefaultMessageStore) c.newInstance(config, stats, listener, broker);
+                }
             }
         }
         throw new IllegalStateException("no known constructor");
