@@ -29,6 +29,7 @@ from rmq_spark.store.units import QueueKey
 _LOG = logging.getLogger("rmq_spark")
 _SAMPLE_RECORDS = 32  # of those that the index vouches for: are their keys in it?
 _SAMPLE_STEPS = 1000
+_MEASURED_MESSAGES = 10_000
 
 
 class Span(NamedTuple):
@@ -193,11 +194,21 @@ def log_reading_instead(answer: SearchAnswer, record_bytes: Callable[[QueueKey, 
     """Log what the index does not tell, why, and what it costs to read that, where it is more than files' ends."""
     if answer.why and answer.unknown:
         count = sum(span.end - span.begin for span in answer.unknown)
-        size = sum(record_bytes(*span) for span in answer.unknown)
+        size = sum(_about(span, record_bytes) for span in answer.unknown)
         shown = "; ".join(answer.why[:3]) + (f"; and {len(answer.why) - 3} more" if len(answer.why) > 3 else "")
         _LOG.warning(
-            "rmq: the key index does not tell of %d messages, which are read instead (%d bytes): %s", count, size, shown
+            "rmq: the key index does not tell of %d messages, which are read instead (about %d bytes): %s",
+            count,
+            size,
+            shown,
         )
+
+
+def _about(span: Span, record_bytes: Callable[[QueueKey, int, int], int]) -> int:
+    """Return about how long the records of a span are: of a long one only the first are looked at."""
+    queue, begin, end = span
+    measured = min(end, begin + _MEASURED_MESSAGES)
+    return record_bytes(queue, begin, measured) * (end - begin) // (measured - begin)
 
 
 def read_found(
