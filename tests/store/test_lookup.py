@@ -12,7 +12,7 @@ from rmq_spark.store.format import index_file
 from rmq_spark.store.format.index_file import IndexFileWriter, IndexHeader, IndexShape
 from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.properties import parse
-from rmq_spark.store.format.sought import Sought
+from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought
 from rmq_spark.store.log import index_reach, message_search
 from rmq_spark.store.log.message_search import Span
 from rmq_spark.store.testing.row_twin import walk_records
@@ -320,3 +320,25 @@ def test_the_id_of_an_inner_batch_finds_all_its_messages(golden: Path) -> None:
                 assert reader.find_message_id(properties["UNIQ_KEY"], [queue.topic]) == expected
                 found += 1
     assert found > 3
+
+
+@pytest.mark.parametrize("name", ["basic", "demo", "crashed", "timer", "broker497", "livekill533"])
+def test_every_key_and_id_of_a_broker_s_store_finds_all_messages_that_have_it(golden: Path, name: str) -> None:
+    """Retried, restored and committed messages among them; the index of a killed broker, too."""
+    with open_reader(str(golden / name)) as reader:
+        reader.refresh()
+        having: dict[tuple[str, str], list[tuple[QueueKey, int]]] = {}
+        for topic in reader.topics():
+            for queue in reader.queues(topic):
+                held = reader.bounds(queue)
+                for batch in reader.read(queue, held.min_offset, held.max_offset, ("queueOffset", *SOUGHT_COLUMNS)):
+                    for row in batch.to_pylist():
+                        own = row["msgId"] if row["msgId"] != row["offsetMsgId"] else ""
+                        for word in {own, *(row["keys"] or "").split(" ")} - {""}:
+                            having.setdefault((topic, word), []).append((queue, row["queueOffset"]))
+        chosen = sorted(having)[:: max(len(having) // 40, 1)]
+        assert chosen
+        for topic, word in chosen:
+            found = reader.find_key(topic, word)
+            # The id of a whole inner batch finds its messages, which do not carry it.
+            assert [hit for hit in found if hit in having[topic, word]] == sorted(having[topic, word]), (topic, word)
