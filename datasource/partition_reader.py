@@ -10,13 +10,14 @@ Invariants:
 import logging
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from rmq_spark.datasource.partition import Piece, RmqPartition
 from rmq_spark.datasource.planning import EXPIRED, Loss, refuse_losses
 from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.store import StoreReader, open_reader
+from rmq_spark.store import SOUGHT_COLUMNS, StoreReader, has_sought, open_reader
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
@@ -29,10 +30,16 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
     Raises StoreChangedError where this machine sees another store or none, DataLossError where messages expired
     meanwhile and failOnDataLoss is true, DamageError. Any number of tasks may read at once.
     """
+    sought, columns = partition.sought, settings.columns
+    if sought is not None:
+        settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *SOUGHT_COLUMNS))))
     with _Sight(partition, settings.read_mode) as sight:
         for piece in partition.pieces:
             _check_fence(partition, piece)
-            yield from _read_piece(sight, partition, piece, settings)
+            for batch in _read_piece(sight, partition, piece, settings):
+                rows = batch if sought is None else batch.filter(has_sought(batch, sought)).select(columns)
+                if rows.num_rows:
+                    yield rows
             # Not within: what was given to Spark counts only once the task has ended well.
             _check_fence(partition, piece)
 

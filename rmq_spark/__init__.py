@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmq_spark.consuming import consume
     from rmq_spark.datasource.listening import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
+    from rmq_spark.parsing import parse
     from rmq_spark.spark_session import register, session
     from rmq_spark.stop import stop_at_end
     from rmq_spark.store import (
@@ -82,6 +83,7 @@ __all__ = [
     "open_consumer",
     "open_reader",
     "open_store",
+    "parse",
     "pending_transactions",
     "register",
     "republish_dead_letters",
@@ -107,6 +109,7 @@ _HOMES = {
     "open_consumer": "rmq_spark.store",
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
+    "parse": "rmq_spark.parsing",
     "pending_transactions": "rmq_spark.store",
     "republish_dead_letters": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
+    from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought, has_sought
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
@@ -54,12 +55,14 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.query_group import GroupStep, GroupTerms, QueryGroup
     from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
+    from rmq_spark.store.log.message_search import SearchAnswer, Span, subtract_spans
     from rmq_spark.store.log.store_reader import StoreReader
 
 __all__ = [
     "COLUMNS",
     "COPY_TIMES",
     "MESSAGE_COLUMNS",
+    "SOUGHT_COLUMNS",
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
@@ -70,11 +73,14 @@ __all__ = [
     "PullConsumer",
     "QueryGroup",
     "Republished",
+    "SearchAnswer",
     "SendBackSettings",
     "SendBackTask",
     "SendBackTerms",
     "SendResult",
     "SinkSettings",
+    "Sought",
+    "Span",
     "StagedCopies",
     "StagedFile",
     "StoreReader",
@@ -97,6 +103,7 @@ __all__ = [
     "group_lag",
     "group_offsets",
     "groups",
+    "has_sought",
     "is_system_topic",
     "open_consumer",
     "open_reader",
@@ -111,12 +118,19 @@ __all__ = [
     "reset_offsets",
     "retry_topic_of",
     "serve_store",
+    "subtract_spans",
     "wait_for_arrival",
     "write_outcomes",
 ]
 
 # Where a name lives that is not defined here.
 _HOMES = {
+    "SOUGHT_COLUMNS": "rmq_spark.store.format.sought",
+    "SearchAnswer": "rmq_spark.store.log.message_search",
+    "Sought": "rmq_spark.store.format.sought",
+    "Span": "rmq_spark.store.log.message_search",
+    "has_sought": "rmq_spark.store.format.sought",
+    "subtract_spans": "rmq_spark.store.log.message_search",
     "SendBackSettings": "rmq_spark.store.delivery.send_back_sink",
     "SendBackTask": "rmq_spark.store.delivery.send_back_sink",
     "SendBackTerms": "rmq_spark.store.delivery.send_back",

@@ -21,7 +21,7 @@ PACKAGES = {
 SPARK_MODULES = (
     "=datasource datasource.source datasource.batch_reader datasource.stream_reader datasource.partition "
     "datasource.partition_reader datasource.batch_writer datasource.stream_writer datasource.commit_message "
-    "datasource.listening_sink"
+    "datasource.listening_sink datasource.pushed_filters"
 )
 
 # In both tables a name stands for itself and all below it, and after "=" for itself alone; the
@@ -51,14 +51,16 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.format store.log store.commit store.group store.delivery store.testing datasource group_listeners"
+        "=store store.format store.log store.commit store.group store.delivery store.testing datasource "
+        "group_listeners avro_bodies"
     ),
-    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming",
+    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming parsing avro_bodies",
     "hypothesis": "store.testing",
     "random": "store.testing",
     "ctypes": "store.disk",
     "fcntl": "store.disk",
-    "io": "store.disk store.testing",
+    "fastavro": "avro_bodies",
+    "io": "store.disk store.testing avro_bodies",
     "mmap": "store.disk",
     "os": "store.disk store.testing java spark_session",
     "shutil": "store.testing java",
@@ -71,7 +73,9 @@ ONLY = {
     "threading": "datasource group_listeners store.group store.testing",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
-    "json": "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop",
+    "json": (
+        "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop avro_bodies"
+    ),
 }
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.disk.mounts import is_remote
 from rmq_spark.store.errors import (
     DamageError,
@@ -22,14 +21,16 @@ from rmq_spark.store.errors import (
     StoreError,
 )
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.format.sought import Sought
 from rmq_spark.store.format.store_settings import StoreSettings
-from rmq_spark.store.log.chain import Closing, Left
+from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.lookup import Hit, IndexFolder, find_by_id, find_by_key, last_indexed_place
+from rmq_spark.store.log.how_left import how_left, read_checkpoint
+from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
+from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.range_reader import read_range
 from rmq_spark.store.log.settings_file import read_settings
@@ -37,7 +38,6 @@ from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
 from rmq_spark.store.log.topics import TopicTable
-from rmq_spark.store.log.watermark_file import is_at_work, read_watermark
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
@@ -63,10 +63,11 @@ class StoreReader:
         self._log = CommitLog(folders, mapped=mapped)
         self._topics = TopicTable(self.path)
         self._index = IndexFolder(self.path)
+        self._search = MessageSearch(self._index, self._log, self._readable, self._safe_until_ms)
         self._tail = LogTail(
             self._log,
-            self._left,
-            self._checkpoint,
+            lambda: how_left(self.path),
+            lambda: read_checkpoint(self.path),
             self._topics.may_exist,
             lambda: last_indexed_place(self.path),
         )
@@ -224,24 +225,32 @@ class StoreReader:
         return RecordProof(place, record.store_timestamp)
 
     def find_key(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[tuple[QueueKey, int]]:
-        """Return queue and queue offset of the topic's messages with this key, in order, as the index knows them.
+        """Return queue and queue offset of the topic's messages with this key, in order.
 
         A message counts by any of its KEYS or by its UNIQ_KEY, or those of the inner batch that it is in (the msgId
-        that its sender was told), and only if it was stored in [begin_ms, end_ms].
-        The index may be incomplete (a broker drops its newest file after a crash, or wrote none).
+        that its sender was told), and only if it was stored in [begin_ms, end_ms]. Where the index is missing, partial
+        or damaged messages are read instead, and the log says so.
         """
-        self.queues(topic)
-        hits = find_by_key(self._index, self._log, topic, key, begin_ms, end_ms)
-        return self._messages_with(hits, ("keys", "msgId"), key)
+        return self._messages_with(self.queues(topic), Sought(keys=(key,)), begin_ms, end_ms)
 
     def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
         """Return queue and queue offset of the message with this id, an offsetMsgId or a UNIQ_KEY, in these topics.
 
-        [] for an id that no message there has.
+        [] for an id that no message there has. Where the index does not tell, as `find_key`.
         """
         self._refuse_if_closed()
-        hits = find_by_id(self._index, self._log, message_id, topics)
-        return self._messages_with(hits, ("msgId", "offsetMsgId"), message_id)
+        queues = [queue for topic in sorted({*topics} & {*self.topics()}) for queue in self.queues(topic)]
+        return self._messages_with(queues, Sought(message_ids=(message_id,)), 0, 2**63 - 1)
+
+    def search(self, spans: Sequence[Span], sought: Sought) -> SearchAnswer:
+        """Return where in the spans, which are there and not empty, messages with one of the keys or ids lie.
+
+        What the answer calls unknown is to be read: the index does not tell of it, and the log says why.
+        """
+        self._refuse_if_closed()
+        answer = self._search.search(spans, sought)
+        log_reading_instead(answer, self.record_bytes)
+        return answer
 
     def read(
         self,
@@ -351,21 +360,19 @@ class StoreReader:
             unit += len(units)
         queue.run.close()
 
-    def _messages_with(self, hits: list[Hit], columns: tuple[str, str], wanted: str) -> list[tuple[QueueKey, int]]:
-        """Return the messages of the hits that really carry `wanted`, sorted, each once."""
-        found: set[tuple[QueueKey, int]] = set()
-        for key, begin, end, is_whole in hits:
-            held = self.bounds(key)
-            begin, end = max(begin, held.min_offset), min(end, held.max_offset)
-            if is_whole:
-                found.update((key, offset) for offset in range(begin, end))
-                continue
-            for batch in self.read(key, begin, end, ("queueOffset", *columns)):
-                offsets, first, second = (column.to_pylist() for column in batch.columns)
-                for offset, one, other in zip(offsets, first, second, strict=True):
-                    if wanted in (one or "").split(" ") or wanted == other:
-                        found.add((key, offset))
-        return sorted(found)
+    def _messages_with(
+        self, queues: Sequence[QueueKey], sought: Sought, begin_ms: int, end_ms: int
+    ) -> list[tuple[QueueKey, int]]:
+        """Return what is sought of these queues and was stored in [begin_ms, end_ms], sorted."""
+        bounds = {queue: self.bounds(queue) for queue in queues}
+        spans = [Span(queue, held.min_offset, held.max_offset) for queue, held in bounds.items()]
+        answer = self.search([span for span in spans if span.begin < span.end], sought)
+        return read_found(answer, sought, begin_ms, end_ms, self.read)
+
+    def _safe_until_ms(self) -> int | None:
+        """Return up to which store time the key index is safe after a crash, None where there was none."""
+        crashed = how_left(self.path).closing is Closing.CRASHED
+        return read_checkpoint(self.path).index_msg_timestamp if crashed else None
 
     def _no_topic(self, topic: str) -> str:
         known = sorted(self.topics(), key=filenames.is_system_topic)  # the user's own first
@@ -377,18 +384,3 @@ class StoreReader:
         if near:
             there = f"Did you mean {' or '.join(near)}? {there}"
         return f'no topic "{topic}" in the store at "{self.path}". {there}'
-
-    def _left(self) -> Left:
-        lock, abort = files.join(self.path, filenames.LOCK), files.join(self.path, filenames.ABORT)
-        if seems_locked(lock):
-            return Left(Closing.LIVE, files.modified_ms(lock), files.modified_ms(abort))
-        checkpoint_ms = files.modified_ms(files.join(self.path, filenames.CHECKPOINT))
-        lock_ms, started_ms = files.modified_ms(lock), files.modified_ms(abort)
-        clean = files.file_size(abort) < 0
-        if not clean and is_at_work(read_watermark(self.path)):
-            return Left(Closing.LIVE, lock_ms, started_ms)
-        return Left(Closing.CLEAN if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
-
-    def _checkpoint(self) -> Checkpoint:
-        page = files.read_small(files.join(self.path, filenames.CHECKPOINT))
-        return decode_checkpoint(page or b"")

@@ -1,0 +1,120 @@
+"""What of the planned ranges of a batch query is read, by its conditions, keys and ids; asks the driver's view.
+
+Everything here leaves out only what cannot pass: what is read too much, Spark or the task sorts out.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.pushdown import Pushdown
+from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.timestamps import show_time
+from rmq_spark.store import Sought, Span, StoreReader, subtract_spans
+from rmq_spark.store.units import QueueBounds
+
+_LOG = logging.getLogger("rmq_spark")
+# Store times of a queue may step back where a clock was set. By so much they may anywhere:
+STEP_BACK_MS = 1000
+_PROBES = 256  # messages in all whose times are looked at, to notice where they stepped back further
+_MEASURED_RANGES, _MEASURED_MESSAGES = 16, 32
+
+
+def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) -> list[QueueRange]:
+    """Return what of the ranges the conditions leave, in order, none empty; logs what that saves."""
+    left = pushdown.cut(ranges)
+    if pushdown.first_ms is not None or pushdown.last_ms is not None:
+        probes = max(_PROBES // max(len(left), 1), 4)
+        left = [part for one in left for part in _cut_by_time(view, one, pushdown, probes)]
+    if left and (pushdown.keys is not None or pushdown.message_ids is not None):
+        found, unknown = look_up(view, left, Sought(pushdown.keys or (), pushdown.message_ids or ()))
+        left = join_ranges([*found, *unknown])
+    if pushdown.used and _LOG.isEnabledFor(logging.INFO):
+        _log_saving(view, ranges, left, pushdown)
+    return left
+
+
+def look_up(view: StoreView, ranges: Sequence[QueueRange], sought: Sought) -> tuple[list[QueueRange], list[QueueRange]]:
+    """Return messages of the ranges that are sought, and those of which the key index does not tell; none in both."""
+    answer = view.store.search([Span(part.queue, part.begin, part.end) for part in ranges], sought)
+    unknown = subtract_spans(answer.unknown, answer.found)
+    return join_ranges([QueueRange(*span) for span in answer.found]), join_ranges([QueueRange(*s) for s in unknown])
+
+
+def join_ranges(ranges: Sequence[QueueRange]) -> list[QueueRange]:
+    """Return the same messages, sorted, in ranges as few as possible."""
+    joined: list[QueueRange] = []
+    for part in sorted(ranges, key=lambda part: (part.queue, part.begin)):
+        last = joined[-1] if joined else None
+        if last is not None and last.queue == part.queue and part.begin <= last.end:
+            joined[-1] = QueueRange(part.queue, last.begin, max(part.end, last.end))
+        else:
+            joined.append(part)
+    return joined
+
+
+def _cut_by_time(view: StoreView, part: QueueRange, pushdown: Pushdown, probes: int) -> list[QueueRange]:
+    """Return what of a range may have been stored between the first and the last ms, nothing if nothing can.
+
+    Found by binary search, which is right while times step back by at most STEP_BACK_MS. Where a look here and
+    there sees more, the whole range is read.
+    """
+    store, there = view.store, view.bounds[part.queue]
+    begin, end = part.begin, part.end
+    first_ms, last_ms = pushdown.first_ms, pushdown.last_ms
+    if first_ms is not None and last_ms is not None and first_ms > last_ms:
+        return []
+    if first_ms is not None:
+        begin = max(begin, _clip(store.offset_at_time(part.queue, first_ms - STEP_BACK_MS), there))
+    if last_ms is not None:
+        end = min(end, _clip(store.offset_at_time(part.queue, last_ms + STEP_BACK_MS + 1), there))
+    # Whatever is left out is looked at here and there.
+    for at in {*_spread(part.begin, min(begin, part.end), probes), *_spread(max(end, part.begin), part.end, probes)}:
+        time_ms = store.proof(part.queue, at).store_time_ms
+        if (first_ms is None or first_ms <= time_ms) and (last_ms is None or time_ms <= last_ms):
+            _LOG.warning(
+                "rmq: store times of queue %s are not in order: message %d was stored at %s. So conditions on "
+                "storeTimestamp choose no range there, and all of it is read",
+                part.queue,
+                at,
+                show_time(time_ms),
+            )
+            return [part]
+    return [QueueRange(part.queue, begin, end)] if begin < end else []
+
+
+def _clip(offset: int, there: QueueBounds) -> int:
+    return min(max(offset, there.min_offset), there.max_offset)
+
+
+def _spread(begin: int, end: int, count: int) -> list[int]:
+    """Return some numbers of [begin, end), both ends among them."""
+    if begin >= end:
+        return []
+    return sorted({begin + (end - 1 - begin) * number // max(count - 1, 1) for number in range(count)})
+
+
+def _log_saving(view: StoreView, before: Sequence[QueueRange], after: Sequence[QueueRange], pushdown: Pushdown) -> None:
+    counts = sum(part.count for part in before), sum(part.count for part in after)
+    mean = _mean_bytes(view.store, before)
+    _LOG.info(
+        "rmq: pushed down: %s. Reads %d of %d messages, about %d of %d bytes of the log, in %d of %d queues",
+        " and ".join(map(str, pushdown.used)),
+        counts[1],
+        counts[0],
+        round(counts[1] * mean),
+        round(counts[0] * mean),
+        len({part.queue for part in after}),
+        len({part.queue for part in before}),
+    )
+
+
+def _mean_bytes(store: StoreReader, ranges: Sequence[QueueRange]) -> float:
+    """Return about how long a record of the ranges is: a few are looked at, for to look at all would cost a read."""
+    count = size = 0
+    for part in ranges[:: max(len(ranges) // _MEASURED_RANGES, 1)]:
+        for begin in (part.begin, part.begin + part.count // 2, part.end - _MEASURED_MESSAGES):
+            begin = max(begin, part.begin)
+            end = min(begin + _MEASURED_MESSAGES, part.end)
+            count, size = count + end - begin, size + store.record_bytes(part.queue, begin, end)
+    return size / max(count, 1)
