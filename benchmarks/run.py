@@ -23,6 +23,7 @@ NAMES = {
     "memory": "anonymous memory of a reading task",
     "append": "columns to messages in a store, over memcpy; waits for the lock",
     "sink": "rows through Spark into a store, over a sink that discards",
+    "filter": "a filter that keeps one in a hundred, over no filter; bytes of the log that it touches",
     "group": "an idle member of a group, polled over waiting; its wake; publishing, over Spark's own commit",
 }
 
@@ -80,7 +81,7 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
         from appending import measure_appending
 
         yield from measure_appending(stores, messages, repeats)
-    if {"scan", "triggers", "open", "sink", "group"} & set(names):
+    if {"scan", "triggers", "open", "sink", "group", "filter"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats)
 
 
@@ -97,6 +98,10 @@ def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int,
             yield from measure_opening_in_spark(spark, stores, messages, repeats)
         if "scan" in names:
             yield from measure_scans(spark, stores, messages, repeats)
+        if "filter" in names:
+            from filtering import measure_filtering
+
+            yield from measure_filtering(stores, spark, messages, repeats)
         if "sink" in names:
             from sinking import measure_sinks
 

@@ -22,7 +22,7 @@ from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.unit_ext import to_address
-from rmq_spark.store.log import unit_scan
+from rmq_spark.store.log import commit_log, unit_scan
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import BuiltStore, build_store
 from rmq_spark.store.units import QueueKey
@@ -210,6 +210,19 @@ def test_a_filter_that_keeps_most_maps_the_log_as_a_read_without_one_does(large,
         tags = " || ".join(f"T{number}" for number in range(7))
         assert sum(batch.num_rows for batch in store.read(QUEUE, 0, 20_000, ["body"], tags=tags)) == 19_800
     assert any(how == "map" for how, _ in asked)
+
+
+def test_what_is_mapped_for_a_filter_is_bounded_however_far_apart_records_lie(large, asked, monkeypatch) -> None:
+    path, _ = large
+    monkeypatch.setattr(commit_log, "WINDOW_BYTES", 1 << 20)
+    with open_reader(path, read_mode="mmap") as store:
+        store.bounds(QUEUE)
+        asked.clear()
+        rows = sum(batch.num_rows for batch in store.read(QUEUE, 0, 20_000, ["body"], tags="T1"))
+        assert rows == sum(row["tags"] == "T1" for row in read(path, ["tags"]))
+    windows = [size for how, size in asked if how == "map"]
+    assert len(windows) > 20
+    assert max(windows) <= 1 << 20
 
 
 def test_a_filter_that_nothing_matches_touches_no_byte_of_the_log(large, asked) -> None:
