@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Expression,
         RowFilter,
         compile_filter,
-        is_filtered_again,
+        is_filtered_by_default,
     )
     from rmq_spark.store.filter.tag_expression import parse_tag_expression
     from rmq_spark.store.format.columns import COLUMNS
@@ -113,7 +113,7 @@ __all__ = [
     "group_lag",
     "group_offsets",
     "groups",
-    "is_filtered_again",
+    "is_filtered_by_default",
     "is_system_topic",
     "open_consumer",
     "open_reader",
@@ -157,7 +157,7 @@ _HOMES = {
     "Expression": "rmq_spark.store.filter.row_filter",
     "RowFilter": "rmq_spark.store.filter.row_filter",
     "compile_filter": "rmq_spark.store.filter.row_filter",
-    "is_filtered_again": "rmq_spark.store.filter.row_filter",
+    "is_filtered_by_default": "rmq_spark.store.filter.row_filter",
     "parse_tag_expression": "rmq_spark.store.filter.tag_expression",
     "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",

@@ -127,7 +127,7 @@ ONE_KIND = (
 )
 
 
-def is_filtered_again(topic: str) -> bool:
+def is_filtered_by_default(topic: str) -> bool:
     """Say whether an expression that is given for all topics applies to this one.
 
     A message that failed was wanted once. So RocketMQ's consumers subscribe to all of a retry topic
