@@ -9,6 +9,7 @@ from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.planning import Bounds, find_ahead
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.subscription import named_topics
 from rmq_spark.datasource.suspension import Hold
 from rmq_spark.store import GroupStep, GroupTerms, QueryGroup, find_beginnings
 from rmq_spark.store.errors import GroupConflictError
@@ -18,12 +19,17 @@ _LOG = logging.getLogger("rmq_spark")
 
 
 def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
-    """Return how the query takes part in its group."""
+    """Return how the query takes part in its group.
+
+    Members that share queues compare what they subscribe to, filters included: a message that one of them filters out
+    is lost to the others too. In RocketMQ such members overwrite each other's subscription at the broker.
+    """
+    filters = options.filters.describe(named_topics(options.subscription))
     return GroupTerms(
         group.group,
         "shared" if group.is_shared else "all",
         group.strategy,
-        str(options.subscription),
+        f"{options.subscription}, {filters}" if filters else str(options.subscription),
         options.query_name,
         group.commit,
         group.lease_timeout_ms,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_spark.datasource import values
+from rmq_spark.datasource import filters, values
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 
 BATCH, STREAM = "batch", "stream"
@@ -84,6 +84,11 @@ OPTIONS = (
            "body that grows beyond is an error, not a memory problem", "256m"),
     Option("readMode", "word", values.parse_words(*READ_MODES), "auto", "how files are read: mmap, pread (for "
            "network and FUSE mounts), or auto, which looks at the mount", "pread"),
+    Option("tags", "tags or JSON", filters.parse_tags, "*", "only messages with one of these tags, || between them; "
+           "for all topics, or by topic in JSON. Others are passed over by their queue's units, and not read from "
+           "the log", "A || B", alias="subExpression"),
+    Option("sql92", "SQL92 or JSON", filters.parse_sql92, "none", "only messages whose properties make this true; for "
+           "all topics, or by topic in JSON. A topic has tags or sql92, not both", "amount > 5 AND region = 'EU'"),
     Option("keys", "words", values.parse_search_words, "none", "only messages that have one of these keys (blanks "
            "separate them), found by the store's key index", "order-4711", (BATCH,)),
     Option("msgId", "words", values.parse_search_words, "none", "only messages with one of these ids (blanks separate "

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rmq_spark.datasource.filters import NO_FILTERS, Filters, make_filters
 from rmq_spark.datasource.group_options import (
     GroupOptions,
     build_group_options,
@@ -21,6 +22,7 @@ from rmq_spark.datasource.option_parsing import parse_given, strip_spark_options
 from rmq_spark.datasource.option_table import OPTIONS
 from rmq_spark.datasource.subscription import Assignment, Pattern, Subscription, Topics, WithRetry
 from rmq_spark.datasource.values import EARLIEST, GROUP, LATEST, Positions, Times
+from rmq_spark.store import TAG
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey
@@ -64,6 +66,7 @@ class ReadOptions:
     group: GroupOptions | None = None
     long_polling_ms: int = 0
     query_name: str = ""
+    filters: Filters = NO_FILTERS
 
     @property
     def names_group_as_start(self) -> bool:
@@ -173,6 +176,7 @@ def parse_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
         subscription=_subscription(found),
         limits=limits,
         group=build_group_options(found),
+        filters=make_filters(found.get("tags"), found.get("sql92")),
         query_name=_query_name(given) if "consumerGroup" in found else "",
         **fields,
     )
@@ -273,3 +277,9 @@ def _check_covered(options: ReadOptions) -> None:
                 topic in topics if topics is not None else read.covers(QueueKey(topic, 0))
             ):
                 raise OptionError(f"{name} names the topic {topic}, which {read} does not cover.")
+    for topic, expression in options.filters.topics:
+        if topic != options.retry_topic and not (
+            topic in topics if topics is not None else read.covers(QueueKey(topic, 0))
+        ):
+            name = "tags" if expression.kind == TAG else "sql92"
+            raise OptionError(f"{name} names the topic {topic}, which {read} does not cover.")

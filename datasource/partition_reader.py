@@ -1,7 +1,8 @@
 """The executor's side: from a planned partition to rows, and what happens when the store is not the planned one.
 
 Invariants:
-- rows come in queue order, each queue offset of the plan once, or an error says which are missing;
+- rows come in queue order, each queue offset of the plan once that the query's filter wants, or an error says which
+  are missing;
 - a store that is not the one the driver planned with never gives a row: its records do not lie where the proofs
   say;
 - what retention deleted between plan and read is loss of data, and failOnDataLoss decides.
@@ -17,7 +18,15 @@ import pyarrow as pa
 from rmq_spark.datasource.partition import Piece, RmqPartition
 from rmq_spark.datasource.planning import EXPIRED, Loss, refuse_losses
 from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.store import SOUGHT_COLUMNS, StoreReader, has_sought, open_reader
+from rmq_spark.store import (
+    SOUGHT_COLUMNS,
+    DecodeLimits,
+    RowFilter,
+    StoreReader,
+    compile_filter,
+    has_sought,
+    open_reader,
+)
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
@@ -30,13 +39,14 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
     Raises StoreChangedError where this machine sees another store or none, DataLossError where messages expired
     meanwhile and failOnDataLoss is true, DamageError. Any number of tasks may read at once.
     """
+    filters = {topic: compile_filter(settings.filters.of(topic)) for topic in {p.queue.topic for p in partition.pieces}}
     sought, columns = partition.sought, settings.columns
     if sought is not None:
         settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *SOUGHT_COLUMNS))))
     with _Sight(partition, settings.read_mode) as sight:
         for piece in partition.pieces:
             _check_fence(partition, piece)
-            for batch in _read_piece(sight, partition, piece, settings):
+            for batch in _read_piece(sight, partition, piece, settings, filters[piece.queue.topic]):
                 rows = batch if sought is None else batch.filter(has_sought(batch, sought)).select(columns)
                 if rows.num_rows:
                     yield rows
@@ -89,24 +99,20 @@ class _Sight:
 
 
 def _read_piece(
-    sight: _Sight, partition: RmqPartition, piece: Piece, settings: ReadSettings
+    sight: _Sight, partition: RmqPartition, piece: Piece, settings: ReadSettings, wanted: RowFilter | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield one piece. A file that goes away on the way is looked into once, then it is an error."""
     begin = piece.begin
     failed_at = None
+    limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
     while begin < piece.end:
         try:
             _check_proofs(sight.store, partition, piece, begin)
-            for batch in sight.store.read(
-                piece.queue,
-                begin,
-                piece.end,
-                settings.columns,
-                check_crc=settings.check_crc,
-                max_decompressed_bytes=settings.max_decompressed_bytes,
-            ):
-                begin += batch.num_rows
-                yield batch
+            # What a filter passes over counts as read: a second try goes on behind it.
+            for found in sight.store.read_on(piece.queue, begin, piece.end, settings.columns, limits, wanted):
+                begin = found.next_offset
+                if found.batch.num_rows:
+                    yield found.batch
             return
         except OffsetRangeError as error:
             if error.min_offset <= begin:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from rmq_spark.datasource.filters import NO_FILTERS, Filters
+
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
@@ -12,3 +14,4 @@ class ReadSettings:
     max_decompressed_bytes: int
     read_mode: str
     fail_on_data_loss: bool
+    filters: Filters = NO_FILTERS

@@ -118,6 +118,7 @@ def _read_settings(schema: StructType, options: ReadOptions) -> ReadSettings:
         options.max_decompressed_bytes,
         options.read_mode,
         options.fail_on_data_loss,
+        options.filters,
     )
 
 

@@ -124,3 +124,11 @@ class WithRetry:
 
 
 Subscription = Topics | Pattern | Assignment | WithRetry
+
+
+def named_topics(subscription: Subscription | None) -> tuple[str, ...] | None:
+    """Return the topics that a query names, None where a pattern finds them."""
+    chosen = subscription.chosen if isinstance(subscription, WithRetry) else subscription
+    if isinstance(chosen, Topics):
+        return chosen.names
+    return tuple({queue.topic for queue in chosen.queues}) if isinstance(chosen, Assignment) else None

@@ -214,7 +214,7 @@ def parse_assignment(text: str) -> tuple[QueueKey, ...]:
     """Return the queues of `{"TopicA": [0, 1]}`, sorted."""
     example = '{"TopicA": [0, 1]}'
     keys = []
-    for topic, numbers in _json_object(text, example).items():
+    for topic, numbers in parse_object(text, example).items():
         check_topic(topic)
         if not isinstance(numbers, list) or not numbers:
             raise Unacceptable(f"gives {topic} no list of queue ids. Accepted: {example}.")
@@ -242,7 +242,7 @@ def parse_positions(text: str, accepted: str = 'earliest, latest, {"TopicA": {"0
     if not text.strip().startswith("{"):
         raise Unacceptable(f"is none of: {accepted}.")
     queues = {}
-    for topic, offsets in _json_object(text, accepted).items():
+    for topic, offsets in parse_object(text, accepted).items():
         if topic == MARK:
             continue
         check_topic(topic)
@@ -265,7 +265,7 @@ def parse_times(text: str, now_ms: int) -> Times:
     example = '{"TopicA": "-10m"}, {"TopicA": {"0": 1700000000000}}'
     topics: dict[str, int] = {}
     queues: dict[QueueKey, int] = {}
-    for topic, value in _json_object(text, example).items():
+    for topic, value in parse_object(text, example).items():
         if topic == MARK:
             continue
         check_topic(topic)
@@ -301,7 +301,8 @@ def parse_time(text: str, now_ms: int) -> int:
     return max(0, round(moment.timestamp() * 1000))
 
 
-def _json_object(text: str, accepted: str) -> dict[str, Any]:
+def parse_object(text: str, accepted: str) -> dict[str, Any]:
+    """Return the members of an object in JSON; `accepted` is for errors."""
     try:
         value = json.loads(text)
     except ValueError as error:

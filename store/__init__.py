@@ -42,9 +42,19 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk.files import parent_process_id
+    from rmq_spark.store.filter.row_filter import (
+        SQL92,
+        TAG,
+        Expression,
+        RowFilter,
+        compile_filter,
+        is_filtered_by_default,
+    )
+    from rmq_spark.store.filter.tag_expression import parse_tag_expression
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
+    from rmq_spark.store.format.rows import DecodeLimits
     from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought, has_sought
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
@@ -63,9 +73,13 @@ __all__ = [
     "COPY_TIMES",
     "MESSAGE_COLUMNS",
     "SOUGHT_COLUMNS",
+    "SQL92",
+    "TAG",
     "CommitKey",
     "CommitOptions",
     "CommitTotals",
+    "DecodeLimits",
+    "Expression",
     "GroupStep",
     "GroupTerms",
     "MessageStore",
@@ -73,6 +87,7 @@ __all__ = [
     "PullConsumer",
     "QueryGroup",
     "Republished",
+    "RowFilter",
     "SearchAnswer",
     "SendBackSettings",
     "SendBackTask",
@@ -98,17 +113,20 @@ __all__ = [
     "close",
     "commit_copies",
     "commit_sink",
+    "compile_filter",
     "failed_column_type",
     "find_beginnings",
     "group_lag",
     "group_offsets",
     "groups",
     "has_sought",
+    "is_filtered_by_default",
     "is_system_topic",
     "open_consumer",
     "open_reader",
     "open_store",
     "parent_process_id",
+    "parse_tag_expression",
     "pending_transactions",
     "publish_last_offsets",
     "read_group_offsets",
@@ -147,6 +165,14 @@ _HOMES = {
     "CommitOptions": "rmq_spark.store.commit.commits",
     "CommitTotals": "rmq_spark.store.commit.commits",
     "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
+    "SQL92": "rmq_spark.store.filter.row_filter",
+    "TAG": "rmq_spark.store.filter.row_filter",
+    "DecodeLimits": "rmq_spark.store.format.rows",
+    "Expression": "rmq_spark.store.filter.row_filter",
+    "RowFilter": "rmq_spark.store.filter.row_filter",
+    "compile_filter": "rmq_spark.store.filter.row_filter",
+    "is_filtered_by_default": "rmq_spark.store.filter.row_filter",
+    "parse_tag_expression": "rmq_spark.store.filter.tag_expression",
     "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",
     "MessageStore": "rmq_spark.store.delivery.message_store",

@@ -31,6 +31,7 @@ SPARK_MODULES = (
 LAYERS = {
     "words": "store.errors store.units store.options",
     "format": "store.format",
+    "filter": "store.filter",
     "disk": "store.disk",
     "log": "store.log",
     "commit": "store.commit",
@@ -51,7 +52,7 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.format store.log store.commit store.group store.delivery store.testing datasource "
+        "=store store.format store.filter store.log store.commit store.group store.delivery store.testing datasource "
         "group_listeners avro_bodies"
     ),
     "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming parsing avro_bodies",
@@ -169,6 +170,8 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         ("rmq_spark.store.errors", "rmq_spark.store.format.record"),
         ("rmq_spark.store.format.record", "rmq_spark.store.disk"),
         ("rmq_spark.store.format.record", "os"),
+        ("rmq_spark.store.format.columns", "rmq_spark.store.filter.row_filter"),
+        ("rmq_spark.store.filter.row_filter", "rmq_spark.store.log.queues"),
         ("rmq_spark.store.disk.local_disk", "rmq_spark.store.log.end"),
         ("rmq_spark.store.disk.local_disk", "pyarrow"),
         ("rmq_spark.store.log.end", "rmq_spark.store"),

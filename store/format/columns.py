@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.format import properties
+from rmq_spark.store.format.chosen_rows import PropertyTest, choose_rows
 from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX
 from rmq_spark.store.format.heads import RecordRun
 from rmq_spark.store.format.java import decode_host
@@ -52,22 +53,49 @@ _FROM_PROPERTIES = ("tags", "keys", "properties", "msgId")
 
 
 def decode(
-    run: RecordRun, columns: Sequence[str], begin: int, end: int, limits: DecodeLimits
+    run: RecordRun,
+    columns: Sequence[str],
+    begin: int,
+    end: int,
+    limits: DecodeLimits,
+    test: PropertyTest | None = None,
+    *,
+    expects_all: bool = False,
 ) -> tuple[pa.RecordBatch, int]:
     """Return the messages of the run with queue offsets in [begin, end), and the next queue offset.
 
-    The next offset lies before `end` when decompressed bodies would have grown beyond their limit: go on from
-    there. Raises RecordFault for a record that is not what its unit promised.
+    With a `test` only those that it wants, which may be expected to be nearly all. The next offset lies before `end`
+    when decompressed bodies would have grown beyond their limit: go on from there. Raises RecordFault for a record that
+    is not what its unit promised.
     """
     asked = set(columns)
-    rows = Rows(
-        run, begin, end, limits, want_bodies="body" in asked, want_properties=not asked.isdisjoint(_FROM_PROPERTIES)
-    )
+    want_bodies, want_properties = "body" in asked, not asked.isdisjoint(_FROM_PROPERTIES)
+    rows: Rows | None
+    if test is None:
+        rows = Rows(run, begin, end, limits, want_bodies=want_bodies, want_properties=want_properties)
+    else:
+        rows = choose_rows(
+            run,
+            begin,
+            end,
+            limits,
+            test,
+            want_bodies=want_bodies,
+            want_properties=want_properties,
+            expects_all=expects_all,
+        )
+        if rows is None:
+            return empty_batch(columns), end
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([]))), rows.next_offset
     arrays = [_BUILDERS[name](rows) for name in columns]
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
     return pa.RecordBatch.from_arrays(arrays, schema=schema), rows.next_offset
+
+
+def empty_batch(columns: Sequence[str]) -> pa.RecordBatch:
+    """Return a batch of these columns without a message."""
+    return pa.RecordBatch.from_pylist([], schema=pa.schema([(name, COLUMNS[name]) for name in columns]))
 
 
 def _head_field(name: str) -> Callable[[Rows], pa.Array]:

@@ -91,6 +91,19 @@ class RecordRun:
             None if self.message_counts is None else self.message_counts[:count],
         )
 
+    def take(self, records: NDArray[np.intp]) -> "RecordRun":
+        """Return some records of the run, by their numbers, ascending."""
+        return RecordRun(
+            self.buffer,
+            self.positions[records],
+            self.sizes[records],
+            self.physical_offsets[records],
+            self.queue_offsets[records],
+            self.topic,
+            self.queue_id,
+            None if self.message_counts is None else self.message_counts[records],
+        )
+
 
 class RecordHeads:
     """The checked heads of a run. Raises RecordFault for the first record that is not as promised."""

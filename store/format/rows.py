@@ -88,6 +88,18 @@ class Rows:
         """Say whether every body lies where it was cut."""
         return self.heads.have_one_length and bool((self.heads.body_sizes == parts.body_size).all())
 
+    def keep(self, chosen: NDArray[np.bool_]) -> None:
+        """Leave out the messages of a run of batches that are not `chosen`; before anything was asked of the rows."""
+        assert self.record_of is not None
+        assert self._item_flags is not None
+        assert self._item_properties is not None
+        assert self.from_item is not None
+        self.body_begins, self.body_ends = self.body_begins[chosen], self.body_ends[chosen]
+        self._item_flags = self._item_flags[chosen]
+        self._item_properties = self._item_properties[0][chosen], self._item_properties[1][chosen]
+        self.from_item, self.record_of = self.from_item[chosen], self.record_of[chosen]
+        self.queue_offsets = self.queue_offsets[chosen]
+
     def field(self, name: str) -> NDArray[Any]:
         """Return a field of the record's head for every message."""
         if name == "flag" and self._item_flags is not None:

@@ -21,6 +21,7 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.host import host_name
 from rmq_spark.store.errors import OptionError, StoreError
+from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
 from rmq_spark.store.group.arrival_wait import wait_for_arrival
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
@@ -98,6 +99,7 @@ class PullConsumer:
         self._sender: MessageStore | None = None
         self._offset_file: OffsetFile | None = None
         self._offsets = OffsetMemory()
+        self._wanted: dict[str, RowFilter | None] = {}
         self._is_closed = False
 
     def __enter__(self) -> "PullConsumer":
@@ -152,13 +154,25 @@ class PullConsumer:
         self._look()
         return self._reader.offset_at_time(queue, time_ms, rule)
 
+    def subscribe(self, topic: str, tags: str | None = None, *, sql92: str | None = None) -> None:
+        """Have pulls from the topic give only messages that match: `tags`, as "A || B", or `sql92`, as "a > 5".
+
+        None and "*" want all, and a later call overrides an earlier one. The queues of other topics, of a retry topic
+        too, are not affected. It makes the consumer no member of its group. Raises OptionError for a wrong
+        expression and for both, NotFoundError. Source: DefaultLitePullConsumer#subscribe, MessageSelector (4.9, 5.3).
+        """
+        wanted = compile_filter(make_expression(tags=tags, sql92=sql92))
+        self.queues(topic)
+        self._wanted[topic] = wanted
+
     def pull(
         self, queue: QueueKey, offset: int, max_messages: int = PULL_MESSAGES, *, accept: Accept | None = None
     ) -> PullResult:
         """Pull up to `max_messages` from a queue offset on, and return at once; see `pull.pull`.
 
-        An offset outside the queue is answered by a status. `accept` says of an array of tags codes which are wanted.
-        Raises OptionError for what is no queue offset and for `max_messages` below 1, NotFoundError, DamageError.
+        An offset outside the queue is answered by a status. What `subscribe` said of the topic holds; `accept` says of
+        an array of tags codes which are wanted. Raises OptionError for what is no queue offset and for `max_messages`
+        below 1, NotFoundError, DamageError.
         """
         offset, max_messages = check_offset("pull", offset), check_whole("max_messages", max_messages, 1)
         self._deliver()
@@ -312,12 +326,14 @@ class PullConsumer:
             self._limits,
             accept,
             self._columns,
+            wanted=self._wanted.get(queue.topic),
             check_crc=self._check_crc,
             max_decompressed_bytes=self._max_decompressed_bytes,
         )
 
     def _has_wanted(self, queue: QueueKey, accept: Accept | None) -> Callable[[int, int], bool]:
-        return lambda begin, end: has_wanted(self._reader, queue, begin, end, accept)
+        wanted = self._wanted.get(queue.topic)
+        return lambda begin, end: has_wanted(self._reader, queue, begin, end, accept, wanted)
 
     def _check_queue(self, queue: QueueKey) -> None:
         """Raise NotFoundError for a queue that is not there: a slip of the finger must not be waited for."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, StoreChangedError
+from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.log.queues import ConsumeQueue, Units
@@ -78,15 +79,39 @@ class PullReader(StoreReader):
         return units
 
     def messages_of(
-        self, queue: QueueKey, units: Units, begin: int, columns: Sequence[str], limits: DecodeLimits
+        self,
+        queue: QueueKey,
+        units: Units,
+        begin: int,
+        columns: Sequence[str],
+        limits: DecodeLimits,
+        wanted: RowFilter | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages of these units, ascending, with queue offsets from `begin` on, as batches of the columns.
 
-        Raises DamageError for a unit that does not agree with its record or a record that does not decode,
-        StoreChangedError for files that are gone.
+        With a filter those that it wants. Raises DamageError for a unit that does not agree with its record or a
+        record that does not decode, StoreChangedError for files that are gone.
         """
         if len(units):
-            yield from decode_units(self._log, queue, units, begin, end_of(units), columns, limits)
+            end, is_scattered = end_of(units), wanted is not None
+            for found in decode_units(
+                self._log, queue, units, begin, end, columns, limits, wanted, is_scattered=is_scattered
+            ):
+                if found.batch.num_rows:
+                    yield found.batch
+
+    def which_match(self, queue: QueueKey, units: Units, wanted: RowFilter, limits: DecodeLimits) -> NDArray[np.bool_]:
+        """Say of each of these units, ascending, whether a message of its record is wanted, by the record's properties.
+
+        Raises DamageError and StoreChangedError as `messages_of`.
+        """
+        found = np.zeros(len(units), np.bool_)
+        if len(units):
+            first = int(units.queue_offsets[0])
+            for batch in self.messages_of(queue, units, first, ("queueOffset",), limits, wanted):
+                offsets = batch.column(0).to_numpy()
+                found[np.searchsorted(units.queue_offsets, offsets, side="right") - 1] = True
+        return found
 
     def are_gone(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Say of each place in the log, ascending, whether its segment is gone by now."""

@@ -31,6 +31,9 @@ from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 _COPY_BYTES = 16 << 20  # of one stretch where nothing is mapped: bounds memory
 _SPARSE = 32  # records that fill less than one part in so many of their stretch leave most pages untouched
 _GAP_BYTES = 64 << 10  # records nearer than this are copied together: a seek costs about as much
+_NEAR_BYTES = 4 << 10  # the same where files are local: what lies between is on the pages of one of the two anyway
+_READ_BYTES = 32 << 10  # of a mapped file are looked through in the time that one more read takes
+_FEW_READS = 16  # are done sooner than a window is mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class CommitLog:
 
     def __init__(self, folders: tuple[str, ...], *, mapped: bool) -> None:
         self._folders, self._mapped = folders, mapped
+        self._gap_bytes = _NEAR_BYTES if mapped else _GAP_BYTES
         self._file: OpenFile | None = None
         self._window: tuple[Segment, Window] | None = None
         self.segments = SegmentRun((), 0)
@@ -106,10 +110,17 @@ class CommitLog:
             return Torn(f"a record that says of itself that it lies at {found.physical_offset}")
         return found
 
-    def stretches(self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[Stretch]:
+    def stretches(
+        self,
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        *,
+        are_scattered: bool = False,
+    ) -> Iterator[Stretch]:
         """Cut ascending records into stretches that lie in one buffer each.
 
-        Raises DamageError for a record that crosses its segment's end or whose size no record can have.
+        Where they `are_scattered`, some of many, and lie far apart, what is between them is left alone. Raises
+        DamageError for a record that crosses its segment's end or whose size no record can have.
         """
         ends = physical_offsets + sizes
         first, count = 0, len(physical_offsets)
@@ -117,15 +128,19 @@ class CommitLog:
             segment = self._segment_of(int(physical_offsets[first]))
             begin = int(physical_offsets[first])
             room = WINDOW_BYTES if self._mapped else _COPY_BYTES
-            limit = max(min(segment.end, begin + room), int(ends[first]))
+            limit = max(segment.end if are_scattered else min(segment.end, begin + room), int(ends[first]))
             last = int(np.searchsorted(ends, limit, side="right"))
+            are_far = False
+            if are_scattered and last > first:
+                taken, are_far = self._scatter(physical_offsets[first:last], ends[first:last])
+                last = first + taken
             if last <= first or int(ends[first]) > segment.end:
                 raise self._bad_size(segment, begin, int(sizes[first]))
             chosen = slice(first, last)
             if int(sizes[chosen].min()) < MIN_RECORD_BYTES:
                 bad = first + int(np.argmin(sizes[chosen]))
                 raise self._bad_size(segment, int(physical_offsets[bad]), int(sizes[bad]))
-            if self._mapped:
+            if self._mapped and not are_far:
                 window = self._map(segment, begin, int(ends[last - 1]))
                 end = int(ends[last - 1])
                 if int(sizes[chosen].sum()) * _SPARSE > end - begin:
@@ -135,6 +150,20 @@ class CommitLog:
             else:
                 yield self._copy(segment, physical_offsets[chosen], sizes[chosen], first)
             first = last
+
+    def _scatter(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[int, bool]:
+        """Return how many of the records, all of one segment, make a stretch, and whether they lie far apart."""
+        gaps = begins[1:] - ends[:-1]
+        is_apart = gaps > self._gap_bytes
+        copied = np.cumsum(ends - begins)
+        copied[1:] += np.cumsum(np.where(is_apart, 0, gaps))
+        count = max(int(np.searchsorted(copied, _COPY_BYTES, side="right")), 1)
+        total, extent = int(copied[count - 1]), int(ends[count - 1] - begins[0])
+        reads = 1 + int(np.count_nonzero(is_apart[: count - 1]))
+        is_little = reads <= _FEW_READS and total <= reads * _GAP_BYTES
+        if not self._mapped or is_little or (total * 2 < extent and reads * _READ_BYTES <= extent):
+            return count, True
+        return max(int(np.searchsorted(ends[:count], begins[0] + WINDOW_BYTES, side="right")), 1), False
 
     def _segment_of(self, physical_offset: int) -> Segment:
         segment = self.segments.holding(physical_offset)
@@ -178,7 +207,7 @@ class CommitLog:
     ) -> Stretch:
         """Copy records that lie far apart without what is between them."""
         begins, ends = physical_offsets - segment.begin, physical_offsets - segment.begin + sizes
-        heads = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > _GAP_BYTES))
+        heads = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > self._gap_bytes))
         run_begins, run_ends = begins[heads], ends[np.append(heads[1:], len(ends)) - 1]
         run_sizes = run_ends - run_begins
         starts = np.cumsum(run_sizes) - run_sizes

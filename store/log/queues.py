@@ -6,6 +6,7 @@ batch consume queue (46 bytes, 5.x) a unit holds one or several messages and nam
 Source: ConsumeQueue, BatchConsumeQueue (5.3).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -42,13 +43,31 @@ class Units:
 
     def part(self, begin: int, end: int) -> "Units":
         """Return the units [begin, end) of these."""
+        return self.take(slice(begin, end))
+
+    def take(self, chosen: slice | NDArray[np.intp] | NDArray[np.bool_]) -> "Units":
+        """Return some of these units, in order: a slice, their numbers, or a mask."""
         counts = self.message_counts
         return Units(
-            self.physical_offsets[begin:end],
-            self.sizes[begin:end],
-            self.tags_codes[begin:end],
-            self.queue_offsets[begin:end],
-            None if counts is None else counts[begin:end],
+            self.physical_offsets[chosen],
+            self.sizes[chosen],
+            self.tags_codes[chosen],
+            self.queue_offsets[chosen],
+            None if counts is None else counts[chosen],
+        )
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Units]") -> "Units":
+        """Return the units of several parts, at least one, in one; all of one kind of queue."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = [part.message_counts for part in parts if part.message_counts is not None]
+        return cls(
+            np.concatenate([part.physical_offsets for part in parts]),
+            np.concatenate([part.sizes for part in parts]),
+            np.concatenate([part.tags_codes for part in parts]),
+            np.concatenate([part.queue_offsets for part in parts]),
+            np.concatenate(counts) if counts else None,
         )
 
 
@@ -56,6 +75,7 @@ class ConsumeQueue:
     """The plain queue. One thread at a time; see UnitRun for what is kept open."""
 
     layout = QUEUE_UNIT
+    are_batches = False  # whether a unit may hold several messages
 
     def __init__(self, key: QueueKey, folder: str) -> None:
         self.key = key
@@ -152,11 +172,16 @@ class ConsumeQueue:
         """Return the number of the unit that holds a queue offset below the queue's end."""
         return offset
 
+    def offset_behind(self, units: Units, unit: int) -> int:
+        """Return the queue offset behind units of this queue, some of those before number `unit`."""
+        return unit
+
 
 class BatchConsumeQueue(ConsumeQueue):
     """The queue of a topic with `queue.type=BatchCQ`: a unit may hold many messages."""
 
     layout = BATCH_UNIT
+    are_batches = True
 
     def read(self, begin: int, end: int) -> Units:
         """Return the units [begin, end), unit numbers; those past the last file are left out."""
@@ -193,3 +218,8 @@ class BatchConsumeQueue(ConsumeQueue):
             return bool(unit["base_offset"] > offset)
 
         return max(self.run.first_where(self.run.begin, end, beyond) - 1, self.run.begin)
+
+    def offset_behind(self, units: Units, unit: int) -> int:
+        """Return the queue offset behind units of this queue, the last of which has the number before `unit`."""
+        assert units.message_counts is not None
+        return int(units.queue_offsets[-1] + units.message_counts[-1])

@@ -20,6 +20,7 @@ from rmq_spark.store.errors import (
     StoreChangedError,
     StoreError,
 )
+from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.record import Record
@@ -28,11 +29,11 @@ from rmq_spark.store.format.sought import Sought
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.how_left import how_left, read_checkpoint
 from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
+from rmq_spark.store.log.left_behind import how_left, read_checkpoint
 from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
 from rmq_spark.store.log.queues import ConsumeQueue, Units
-from rmq_spark.store.log.range_reader import read_range
+from rmq_spark.store.log.range_reader import Read, read_range
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
@@ -259,16 +260,35 @@ class StoreReader:
         end: int,
         columns: Sequence[str],
         *,
+        tags: str | None = None,
+        sql92: str | None = None,
         check_crc: bool = False,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages with queue offsets [begin, end) in order, as batches of just these columns.
 
+        With `tags` ("A || B") or `sql92` ("a > 5") only those that match: what their units rule out is not touched.
         A batch has at most 32,768 records and about 16 MiB of the log. The range need not lie within the last
         `bounds`, only within what is there: a plan may have been made elsewhere. Raises OptionError for an
-        unknown column, OffsetRangeError for a range that is not there, DamageError, StoreChangedError; all rows
-        yielded before are right.
+        unknown column or a wrong expression, OffsetRangeError for a range that is not there, DamageError,
+        StoreChangedError; all rows yielded before are right.
         """
+        wanted = compile_filter(make_expression(tags=tags, sql92=sql92))
+        limits = DecodeLimits(check_crc, max_decompressed_bytes)
+        for found in self.read_on(queue, begin, end, columns, limits, wanted):
+            if found.batch.num_rows:
+                yield found.batch
+
+    def read_on(
+        self,
+        queue: QueueKey,
+        begin: int,
+        end: int,
+        columns: Sequence[str],
+        limits: DecodeLimits,
+        wanted: RowFilter | None,
+    ) -> Iterator[Read]:
+        """Yield what `read` yields, with how far it came: also where nothing was wanted for long, and at the end."""
         if isinstance(columns, str):
             raise OptionError(f'columns="{columns}" is a text. Give a list of names, such as ["{columns}"].')
         unknown = [name for name in columns if name not in COLUMNS]
@@ -277,9 +297,8 @@ class StoreReader:
         if begin >= end:
             return
         files_of, units_end = self._readable(queue, begin, end)
-        limits = DecodeLimits(check_crc, max_decompressed_bytes)
-        for batch in read_range(self._log, files_of, begin, end, units_end, columns, limits):
-            yield batch
+        for found in read_range(self._log, files_of, begin, end, units_end, columns, limits, wanted):
+            yield found
             self._refuse_if_closed()  # while the batch was at work: to go on would open files that nobody closes
 
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:

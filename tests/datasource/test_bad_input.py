@@ -207,7 +207,10 @@ def expire(case: Case) -> None:
 
 PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.read(startingOffset="earliest"),
-    "an option of a later version": lambda case: case.read(sql92="price > 10"),
+    "a wrong filter": lambda case: case.read(sql92="price >"),
+    "tags without a tag": lambda case: case.read(tags="||"),
+    "two filters for one topic": lambda case: case.read(tags="A", sql92="price > 10"),
+    "a filter for a topic that is not read": lambda case: case.read(tags='{"payments": "A"}'),
     "a value that is none of the words": lambda case: case.read(startingOffsets="earlyest"),
     "a value of a wrong type": lambda case: case.stream(maxOffsetsPerTrigger="many"),
     "a zero limit": lambda case: case.stream(maxOffsetsPerTrigger="0"),

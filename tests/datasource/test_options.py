@@ -108,11 +108,6 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_all(name, near) -> N
     assert all(option.name in message for option in OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["tags", "sql92"])
-def test_what_does_not_exist_yet_is_unknown(name) -> None:
-    assert f'unknown option "{name}"' in refusal(NEEDED | {name: "x"})
-
-
 def test_something_like_nothing_gets_no_suggestion() -> None:
     assert "Did you mean" not in refusal(NEEDED | {"zzzzzzzz": "x"})
 

@@ -163,8 +163,8 @@ class Interrupted:
     def proof(self, queue, offset):
         return self._store.proof(queue, offset)
 
-    def read(self, queue, begin, end, columns, **limits):
-        yield from self._store.read(queue, begin, min(end, begin + self._after), columns, **limits)
+    def read_on(self, queue, begin, end, columns, limits, wanted):
+        yield from self._store.read_on(queue, begin, min(end, begin + self._after), columns, limits, wanted)
         self._then()
         raise StoreChangedError("a file vanished")
 
