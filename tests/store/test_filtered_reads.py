@@ -296,6 +296,19 @@ def test_the_body_of_a_message_that_is_not_wanted_is_not_decoded(tmp_path, check
             list(store.read(QUEUE, 0, 3, ["body"], sql92="n = 1", check_crc=check_crc))
 
 
+def test_a_body_whose_tag_collides_is_not_decoded_either(tmp_path) -> None:
+    """What a unit lets through is decoded whole at once; where that fails, or not all match, without the others."""
+    bodies = {"Aa": zlib.compress(b"wanted"), "BB": b"no zlib at all"}
+    messages = [SampleMessage("orders", 0, bodies[tag], tags=tag, sys_flag=1) for tag in ("Aa", "BB", "Aa")]
+    path = str(build(tmp_path / "store", messages).path)
+    assert read(path, ["queueOffset", "body"], tags="Aa") == [
+        {"queueOffset": 0, "body": b"wanted"},
+        {"queueOffset": 2, "body": b"wanted"},
+    ]
+    with pytest.raises(DamageError, match="message 1 of queue orders/0"):
+        read(path, ["body"], tags="BB")
+
+
 def test_a_queue_with_a_hole_is_damage_where_nothing_is_wanted_too(tmp_path) -> None:
     path = tmp_path / "store"
     build(path, [SampleMessage("orders", 0, b"x", tags="C") for _ in range(20)])
