@@ -67,7 +67,8 @@ class RmqBatchReader(DataSourceReader):
         self, view: StoreView, ranges: list[QueueRange], sought: Sought | None = None
     ) -> list[InputPartition]:
         parts = pack_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
-        return [plan_partition(view, part, sought=sought) for part in parts]
+        tags = self._pushdown.tags
+        return [plan_partition(view, part, sought=sought, tags=tags) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
@@ -102,7 +103,11 @@ class RmqBatchReader(DataSourceReader):
 
 
 def plan_partition(
-    view: StoreView, ranges: list[QueueRange], fence: Fence | None = None, sought: Sought | None = None
+    view: StoreView,
+    ranges: list[QueueRange],
+    fence: Fence | None = None,
+    sought: Sought | None = None,
+    tags: tuple[str, ...] | None = None,
 ) -> InputPartition:
     """Return ranges of one queue as a partition, with proof of each one's first and last message."""
     pieces = []
@@ -110,7 +115,7 @@ def plan_partition(
         first = view.proof(part.queue, part.begin)
         last = first if part.count == 1 else view.proof(part.queue, part.end - 1)
         pieces.append(Piece(part.queue, part.begin, part.end, first, last))
-    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id(), fence, sought)
+    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id(), fence, sought, tags)
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:

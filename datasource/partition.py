@@ -33,7 +33,8 @@ class RmqPartition(InputPartition):
     """Some pieces of one queue, in order; nearly always one. Both paths are absolute.
 
     `store_id` is what our writers once named the store that was planned with, None for one that only brokers wrote.
-    With `sought` only messages that have one of these keys or ids are rows.
+    With `sought` only messages that have one of these keys or ids are rows, with `tags` only those that have one of
+    these tags: in queues of any topic, beside what the query's filters want.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RmqPartition(InputPartition):
         store_id: str | None = None,
         fence: Fence | None = None,
         sought: Sought | None = None,
+        tags: tuple[str, ...] | None = None,
     ) -> None:
         self.path = path
         self.commit_log_path = commit_log_path
@@ -51,13 +53,14 @@ class RmqPartition(InputPartition):
         self.store_id = store_id
         self.fence = fence
         self.sought = sought
+        self.tags = tags
 
     def __reduce__(self) -> tuple[object, ...]:
         flat = tuple(
             (*_key(piece.queue), piece.begin, piece.end, _flat(piece.first), _flat(piece.last)) for piece in self.pieces
         )
         fence, sought = self.fence and tuple(self.fence), self.sought and tuple(self.sought)
-        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id, fence, sought)
+        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id, fence, sought, self.tags)
 
 
 def _key(queue: QueueKey) -> tuple[str, int]:
@@ -77,7 +80,8 @@ def _unpickle(
     flat: tuple[_FlatPiece, ...],
     store_id: str | None,
     fence: tuple[str, str, int] | None,
-    sought: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
+    sought: tuple[tuple[str, ...], tuple[str, ...]] | None,
+    tags: tuple[str, ...] | None,
 ) -> RmqPartition:
     pieces = tuple(
         Piece(
@@ -89,4 +93,5 @@ def _unpickle(
         )
         for topic, queue_id, begin, end, first, last in flat
     )
-    return RmqPartition(path, commit_log_path, pieces, store_id, fence and Fence(*fence), sought and Sought(*sought))
+    held = None if fence is None else Fence(*fence)
+    return RmqPartition(path, commit_log_path, pieces, store_id, held, sought and Sought(*sought), tags)

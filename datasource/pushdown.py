@@ -4,6 +4,7 @@
     queueOffset              cuts ranges of queue offsets                          / answered exactly: not asked again
     topic                    as above, and asked again
     storeTimestamp           cuts by the messages' store times, a little generously, and is asked again
+    tags                     leaves out units by their tag's hash, then messages, in the tasks, and is asked again
     msgId, keys              are looked up in the key index, and asked again; so is every other condition
 
 No store and no Spark here: numbers in, numbers out. A condition that is not understood is left to Spark whole.
@@ -27,7 +28,7 @@ from rmq_spark.datasource.predicates import (
 )
 from rmq_spark.store.units import QueueKey
 
-MAX_LOOK_UPS = 1000  # values of one IN that are looked up: a longer list is left to Spark
+MAX_LOOK_UPS = 1000  # values of one IN that are looked up, or tags: a longer list is left to Spark
 _RETRY = "%RETRY%"
 _EXACT = {"queueId": int, "physicalTopic": str, "queueOffset": int}
 _KINDS = _EXACT | {"topic": str, "storeTimestamp": datetime, "keys": str, "msgId": str, "tags": str}
@@ -49,7 +50,7 @@ class Pushdown:
     last_ms: int | None = None
     keys: tuple[str, ...] | None = None
     message_ids: tuple[str, ...] | None = None
-    tags: frozenset[str] | None = None
+    tags: tuple[str, ...] | None = None
 
     def wants(self, queue: QueueKey) -> bool:
         """Say whether a message of the queue may pass, by what all its messages have in common."""
@@ -97,7 +98,7 @@ def plan_pushdown(predicates: Sequence[Predicate | None]) -> Pushdown:
             if values is None or (one.column in found and len(found[one.column]) <= len(values)):
                 continue
             found[one.column] = values
-        if one.op != "IsNotNull" and one.column != "tags":  # no unit is left out by its tag yet
+        if one.op != "IsNotNull":
             used.append(one)
     message_ids = found.get("msgId")
     return Pushdown(
@@ -109,7 +110,7 @@ def plan_pushdown(predicates: Sequence[Predicate | None]) -> Pushdown:
         min(last_ms, default=None),
         _words(found["keys"]) if "keys" in found and message_ids is None else None,
         message_ids,
-        frozenset(found["tags"]) if "tags" in found else None,
+        found.get("tags"),
     )
 
 

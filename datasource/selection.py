@@ -10,7 +10,7 @@ from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.pushdown import Pushdown
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import show_time
-from rmq_spark.store import Sought, Span, StoreReader, subtract_spans
+from rmq_spark.store import RowFilter, Sought, Span, StoreReader, only_tags, subtract_spans
 from rmq_spark.store.units import QueueBounds
 
 _LOG = logging.getLogger("rmq_spark")
@@ -18,6 +18,7 @@ _LOG = logging.getLogger("rmq_spark")
 STEP_BACK_MS = 1000
 _PROBES = 256  # messages in all whose times are looked at, to notice where they stepped back further
 _MEASURED_RANGES, _MEASURED_MESSAGES = 16, 32
+_SAMPLED_PLACES = 32  # where units are asked for their tags
 
 
 def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) -> list[QueueRange]:
@@ -96,10 +97,14 @@ def _spread(begin: int, end: int, count: int) -> list[int]:
 
 def _log_saving(view: StoreView, before: Sequence[QueueRange], after: Sequence[QueueRange], pushdown: Pushdown) -> None:
     counts = sum(part.count for part in before), sum(part.count for part in after)
-    mean = _mean_bytes(view.store, before)
+    mean, about = _mean_bytes(view.store, before), ""
+    if pushdown.tags is not None:
+        about, share = "about ", _wanted_share(view.store, after, only_tags(pushdown.tags))
+        counts = counts[0], round(counts[1] * share)
     _LOG.info(
-        "rmq: pushed down: %s. Reads %d of %d messages, about %d of %d bytes of the log, in %d of %d queues",
+        "rmq: pushed down: %s. Reads %s%d of %d messages, about %d of %d bytes of the log, in %d of %d queues",
         " and ".join(map(str, pushdown.used)),
+        about,
         counts[1],
         counts[0],
         round(counts[1] * mean),
@@ -118,3 +123,11 @@ def _mean_bytes(store: StoreReader, ranges: Sequence[QueueRange]) -> float:
             end = min(begin + _MEASURED_MESSAGES, part.end)
             count, size = count + end - begin, size + store.record_bytes(part.queue, begin, end)
     return size / max(count, 1)
+
+
+def _wanted_share(store: StoreReader, ranges: Sequence[QueueRange], wanted: RowFilter) -> float:
+    """Return about which part of the messages a filter wants, by a sample of their units: to ask all costs a read."""
+    asked = ranges[:: max(len(ranges) // _SAMPLED_PLACES, 1)]
+    places = max(_SAMPLED_PLACES // max(len(asked), 1), 1)
+    shares = [(part.count, store.wanted_share(part.queue, part.begin, part.end, wanted, places)) for part in asked]
+    return sum(count * share for count, share in shares) / max(sum(count for count, _ in shares), 1)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         RowFilter,
         compile_filter,
         is_filtered_by_default,
+        only_tags,
     )
     from rmq_spark.store.filter.tag_expression import parse_tag_expression
     from rmq_spark.store.format.columns import COLUMNS
@@ -122,6 +123,7 @@ __all__ = [
     "has_sought",
     "is_filtered_by_default",
     "is_system_topic",
+    "only_tags",
     "open_consumer",
     "open_reader",
     "open_store",
@@ -172,6 +174,7 @@ _HOMES = {
     "RowFilter": "rmq_spark.store.filter.row_filter",
     "compile_filter": "rmq_spark.store.filter.row_filter",
     "is_filtered_by_default": "rmq_spark.store.filter.row_filter",
+    "only_tags": "rmq_spark.store.filter.row_filter",
     "parse_tag_expression": "rmq_spark.store.filter.tag_expression",
     "GroupStep": "rmq_spark.store.group.query_group",
     "GroupTerms": "rmq_spark.store.group.query_group",
