@@ -101,6 +101,15 @@ def test_times_of_a_list_are_cut_at_both_ends_and_what_says_nothing_cuts_nothing
     assert times_where(Predicate("t", "EqualTo", AT + timedelta(microseconds=1))) == (MS + 1, MS), "no ms is that"
 
 
+def test_of_several_conditions_on_time_the_narrowest_count() -> None:
+    later = AT + timedelta(seconds=1)
+    bounds = [("storeTimestamp", "GreaterThanOrEqual", at) for at in (AT, later, AT)] + [
+        ("storeTimestamp", "LessThan", at + timedelta(hours=1)) for at in (later, AT, later)
+    ]
+    pushdown = plan(*bounds)
+    assert (pushdown.first_ms, pushdown.last_ms) == (MS + 1000, MS + 3_600_000 - 1)
+
+
 def plan(*some) -> Pushdown:
     return plan_pushdown([Predicate(*one) if one else None for one in some])
 
@@ -118,9 +127,20 @@ def test_only_what_is_answered_exactly_need_not_be_asked_again() -> None:
         ("body", "EqualTo", b"x"),
         ("queueId", "StringStartsWith", "1"),
         ("msgId", "IsNotNull"),
+        ("tags", "IsNotNull"),
+        ("tags", "In", ["A", None]),
+        ("tags", "EqualTo", "B", True),
     )
     assert pushdown.exact == {0, 2, 3}
-    assert [one.column for one in pushdown.used] == ["queueId", "topic", "physicalTopic", "storeTimestamp", "keys"]
+    assert [one.column for one in pushdown.used] == [
+        "queueId",
+        "topic",
+        "physicalTopic",
+        "storeTimestamp",
+        "keys",
+        "tags",
+    ]
+    assert pushdown.tags == ("A",)
 
 
 def test_retry_queues_hold_messages_of_any_topic() -> None:
