@@ -19,7 +19,9 @@ from pyspark.sql.datasource import (
 )
 
 from rmq_spark.datasource.batch_reader import RmqBatchReader
+from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import parse_options
+from rmq_spark.datasource.selection import join_ranges
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.store import SearchAnswer, Span, StoreReader
 from rmq_spark.store.errors import (
@@ -293,3 +295,11 @@ def test_a_file_that_goes_away_while_a_batch_is_planned_is_planned_again(store, 
     monkeypatch.setattr(StoreReader, "bounds", fail_once)
     assert read(store) == ALL
     assert len(calls) > 3
+
+
+def test_messages_that_were_found_twice_are_read_once() -> None:
+    orders, others = QueueKey("orders", 0), QueueKey("orders", 1)
+    found = [QueueRange(others, 0, 9), QueueRange(orders, 4, 5), QueueRange(orders, 3, 8), QueueRange(orders, 3, 4)]
+    assert join_ranges(found) == [QueueRange(orders, 3, 8), QueueRange(others, 0, 9)], (
+        "those of a batch lie in its range"
+    )
