@@ -91,6 +91,17 @@ def test_every_type_comes_out_as_it_went_in() -> None:
     assert found == {"value": ROW, "error": None}
 
 
+def test_a_decimal_of_more_digits_than_spark_has_is_bytes() -> None:
+    def record(precision: int) -> dict[str, object]:
+        price = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 2}
+        return {"type": "record", "name": "R", "fields": [{"name": "price", "type": price}]}
+
+    for precision, value in [(38, Decimal("1.23")), (39, b"\x7b")]:
+        assert decode(record(precision), encode(record(precision), {"price": Decimal("1.23")})) == [
+            {"value": {"price": value}, "error": None}
+        ]
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
