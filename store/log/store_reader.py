@@ -5,6 +5,7 @@ The layers below do the work; here they are put together, and names that a user 
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Self
 
 import pyarrow as pa
 
@@ -72,7 +73,7 @@ class StoreReader:
         self._min_units: dict[QueueKey, int] = {}
         self._looked = self._is_closed = False
 
-    def __enter__(self) -> "StoreReader":
+    def __enter__(self) -> Self:
         self._refuse_if_closed()
         return self
 
@@ -315,8 +316,6 @@ class StoreReader:
 
     def _unit_bounds(self, queue: ConsumeQueue) -> tuple[int, int]:
         """Return first and end unit that can be read, as of the last refresh."""
-        if not self._looked:
-            self.refresh()
         self._raise_fault(queue.key)
         end = self._tail.ends.get(queue.key, queue.run.begin)
         if queue.key not in self._min_units:
