@@ -140,6 +140,23 @@ def test_a_corrupt_body_fails_the_query_and_names_its_row(
             chosen.where(f"queueOffset = {corrupt}").collect()
 
 
+def test_options_are_sparks_own_for_what_is_behind_a_value_too(spark: "SparkSession") -> None:
+    frame = frame_of(spark, [(b'{"a":1} // a note', None), (b'{"a":/* one */1}', None), (b'{"a":1} // {\n2', None)])
+    for options, expected in [({"allowComments": "true"}, [1, 1, None]), ({}, [None, None, None])]:
+        parsed = parse(frame, "json", "a int", on_corrupt_record="null", options=options)
+        assert not isinstance(parsed, tuple)
+        assert [row.a for row in parsed.orderBy("queueOffset").select("value.a").collect()] == expected
+
+
+def test_columns_keep_names_that_sql_would_take_for_something_else(spark: "SparkSession") -> None:
+    frame = frame_of(spark, [(b"1", (1,))]).withColumnsRenamed({"topic": "from.where", "body": "the body"})
+    good, bad = parse(frame, "csv", "a int", on_corrupt_record="split", column="the body")
+    assert (good.columns, bad.columns) == (
+        ["from.where", "queueOffset", "value"],
+        ["from.where", "queueOffset", "the body", "error"],
+    )
+
+
 def test_a_stream_is_split_and_what_is_bad_goes_back_to_be_retried(spark: "SparkSession", tmp_path: Path) -> None:
     store = rmq_spark.open_store(tmp_path / "store", segment_bytes=1 << 20, message_delay_level="1s")
     for body in ("1,x", "oops", "2,y"):
