@@ -4,6 +4,7 @@ Everything here leaves out only what cannot pass: what is read too much, Spark o
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from rmq_spark.datasource.limits import QueueRange
@@ -18,6 +19,7 @@ _LOG = logging.getLogger("rmq_spark")
 STEP_BACK_MS = 1000
 _PROBES = 256  # messages in all whose times are looked at, to notice where they stepped back further
 _MEASURED_RANGES, _MEASURED_MESSAGES = 16, 32
+_NEAR_MESSAGES = 128  # between two that were found are read sooner than a range of its own is opened
 
 
 def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) -> list[QueueRange]:
@@ -35,10 +37,37 @@ def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) ->
 
 
 def look_up(view: StoreView, ranges: Sequence[QueueRange], sought: Sought) -> tuple[list[QueueRange], list[QueueRange]]:
-    """Return messages of the ranges that are sought, and those of which the key index does not tell; none in both."""
+    """Return messages of the ranges that are sought, and those that are to be read and compared; none in both.
+
+    Of these the key index does not tell, or they lie between messages that were found, near together.
+    """
     answer = view.store.search([Span(part.queue, part.begin, part.end) for part in ranges], sought)
     unknown = subtract_spans(answer.unknown, answer.found)
-    return join_ranges([QueueRange(*span) for span in answer.found]), join_ranges([QueueRange(*s) for s in unknown])
+    found = join_ranges([QueueRange(*span) for span in answer.found])
+    return _bridge(ranges, found, join_ranges([QueueRange(*span) for span in unknown]))
+
+
+def _bridge(
+    ranges: Sequence[QueueRange], found: list[QueueRange], unknown: list[QueueRange]
+) -> tuple[list[QueueRange], list[QueueRange]]:
+    """Return both with neighbours among the found made one that is to be compared, where nothing unknown is between.
+
+    Never across the end of a range: what is outside must not be read. And never within a queue of batches, all of
+    which is unknown: a batch may have been found by its own id, which its messages do not show.
+    """
+    planned = sorted((part.queue, part.begin) for part in ranges)
+    runs: list[list[QueueRange]] = []
+    before: tuple[bool, int] = False, -1
+    pieces = [(part, True) for part in found] + [(part, False) for part in unknown]
+    for part, is_found in sorted(pieces, key=lambda piece: (piece[0].queue, piece[0].begin)):
+        at = is_found, bisect_right(planned, (part.queue, part.begin))  # in which range it lies
+        if is_found and at == before and part.begin - runs[-1][-1].end <= _NEAR_MESSAGES:
+            runs[-1].append(part)
+        elif is_found:
+            runs.append([part])
+        before = at
+    bridged = [QueueRange(run[0].queue, run[0].begin, run[-1].end) for run in runs if len(run) > 1]
+    return [run[0] for run in runs if len(run) == 1], join_ranges([*unknown, *bridged])
 
 
 def join_ranges(ranges: Sequence[QueueRange]) -> list[QueueRange]:
