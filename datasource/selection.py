@@ -4,6 +4,8 @@ Everything here leaves out only what cannot pass: what is read too much, Spark o
 """
 
 import logging
+import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from rmq_spark.datasource.limits import QueueRange
@@ -19,6 +21,7 @@ STEP_BACK_MS = 1000
 _PROBES = 256  # messages in all whose times are looked at, to notice where they stepped back further
 _MEASURED_RANGES, _MEASURED_MESSAGES = 16, 32
 _SAMPLED_PLACES = 32  # where units are asked for their tags
+_NEAR_MESSAGES = 128  # between two that were found are read sooner than a range of its own is opened
 
 
 def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) -> list[QueueRange]:
@@ -36,10 +39,37 @@ def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) ->
 
 
 def look_up(view: StoreView, ranges: Sequence[QueueRange], sought: Sought) -> tuple[list[QueueRange], list[QueueRange]]:
-    """Return messages of the ranges that are sought, and those of which the key index does not tell; none in both."""
+    """Return messages of the ranges that are sought, and those that are to be read and compared; none in both.
+
+    Of these the key index does not tell, or they lie between messages that were found, near together.
+    """
     answer = view.store.search([Span(part.queue, part.begin, part.end) for part in ranges], sought)
     unknown = subtract_spans(answer.unknown, answer.found)
-    return join_ranges([QueueRange(*span) for span in answer.found]), join_ranges([QueueRange(*s) for s in unknown])
+    found = join_ranges([QueueRange(*span) for span in answer.found])
+    return _bridge(ranges, found, join_ranges([QueueRange(*span) for span in unknown]))
+
+
+def _bridge(
+    ranges: Sequence[QueueRange], found: list[QueueRange], unknown: list[QueueRange]
+) -> tuple[list[QueueRange], list[QueueRange]]:
+    """Return both with neighbours among the found made one that is to be compared, where nothing unknown is between.
+
+    Never across the end of a range: what is outside must not be read. And never within a queue of batches, all of
+    which is unknown: a batch may have been found by its own id, which its messages do not show.
+    """
+    planned = sorted((part.queue, part.begin) for part in ranges)
+    runs: list[list[QueueRange]] = []
+    before: tuple[bool, int] = False, -1
+    pieces = [(part, True) for part in found] + [(part, False) for part in unknown]
+    for part, is_found in sorted(pieces, key=lambda piece: (piece[0].queue, piece[0].begin)):
+        at = is_found, bisect_right(planned, (part.queue, part.begin))  # in which range it lies
+        if is_found and at == before and part.begin - runs[-1][-1].end <= _NEAR_MESSAGES:
+            runs[-1].append(part)
+        elif is_found:
+            runs.append([part])
+        before = at
+    bridged = [QueueRange(run[0].queue, run[0].begin, run[-1].end) for run in runs if len(run) > 1]
+    return [run[0] for run in runs if len(run) == 1], join_ranges([*unknown, *bridged])
 
 
 def join_ranges(ranges: Sequence[QueueRange]) -> list[QueueRange]:
@@ -101,17 +131,15 @@ def _log_saving(view: StoreView, before: Sequence[QueueRange], after: Sequence[Q
     if pushdown.tags is not None:
         about, share = "about ", _wanted_share(view.store, after, only_tags(pushdown.tags))
         counts = counts[0], round(counts[1] * share)
-    _LOG.info(
-        "rmq: pushed down: %s. Reads %s%d of %d messages, about %d of %d bytes of the log, in %d of %d queues",
-        " and ".join(map(str, pushdown.used)),
-        about,
-        counts[1],
-        counts[0],
-        round(counts[1] * mean),
-        round(counts[0] * mean),
-        len({part.queue for part in after}),
-        len({part.queue for part in before}),
+    queues = len({part.queue for part in after}), len({part.queue for part in before})
+    line = (
+        f"rmq: pushed down: {' and '.join(map(str, pushdown.used))}. Reads {about}{counts[1]} of {counts[0]} messages, "
+        f"about {round(counts[1] * mean)} of {round(counts[0] * mean)} bytes of the log, in {queues[0]} of {queues[1]} queues"
     )
+    if _LOG.hasHandlers():
+        _LOG.info(line)
+    else:  # Spark plans in a process of its own, where nobody has set up logging, and Python shows warnings only
+        print(line, file=sys.stderr)
 
 
 def _mean_bytes(store: StoreReader, ranges: Sequence[QueueRange]) -> float:

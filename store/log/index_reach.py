@@ -21,7 +21,7 @@ from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.index_file import INDEX_SLOT, INDEX_UNIT, ChainFault, IndexFile, IndexShape
 
-MAX_STEPS = 200_000  # of one walk: what has so many candidates is found sooner by reading the messages in order
+MAX_STEPS = 20_000  # of one walk: what has so many candidates is found sooner by reading the messages in order
 _SAMPLE_UNITS = 64
 
 

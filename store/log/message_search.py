@@ -8,7 +8,7 @@ Source: DefaultMessageStore#queryMessage, IndexService#queryOffset, MessageDecod
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +38,13 @@ class Span(NamedTuple):
     queue: QueueKey
     begin: int
     end: int
+
+
+class _Hit(NamedTuple):
+    """A record that is sought: the messages that it says it holds, and its physical offset."""
+
+    span: Span
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ class MessageSearch:
             for word in filter(None, words):
                 places = self._places(reaches, f"{topic}#{word}")
                 hits += [hit for place in places if (hit := self._by_word(place, topic, word)) is not None]
-        found = [part for hit in dict.fromkeys(hits) for part in _overlaps(hit, by_queue.get(hit.queue, ()))]
+        found = list(self._standing(dict.fromkeys(hits), by_queue))
         unknown = [part for span in spans for part in self._unknown(span, reaches)] if words else []
         why = tuple(reaches.faults)
         if not reaches.stamp:
@@ -102,14 +109,31 @@ class MessageSearch:
                 reaches.refuse(reach)
             yield from places or ()
 
-    def _by_word(self, place: int, topic: str, word: str) -> Span | None:
+    def _standing(self, hits: Iterable[_Hit], by_queue: Mapping[QueueKey, Sequence[Span]]) -> Iterator[Span]:
+        """Yield what of the spans are messages of these records.
+
+        A record that a truncation left behind the end of the log looks whole, and its queue offset may be another
+        message's by now. So only what the queue's unit names is believed.
+        """
+        looked: dict[QueueKey, tuple[ConsumeQueue, int]] = {}
+        for hit in hits:
+            key, spans = hit.span.queue, by_queue.get(hit.span.queue, ())
+            for part in _overlaps(hit.span, spans):
+                if key not in looked:
+                    looked[key] = self._queue_of(key, min(s.begin for s in spans), max(s.end for s in spans))
+                queue, units_end = looked[key]
+                unit = queue.unit_of(part.begin, units_end)
+                if hit.place in queue.read(unit, unit + 1).physical_offsets:
+                    yield part
+
+    def _by_word(self, place: int, topic: str, word: str) -> _Hit | None:
         """Return the messages of a record that carries the word, None for one that only has its hash."""
         record = self._log.record_at(place)
         if not isinstance(record, Record) or record.topic != topic.encode() or not _is_in_a_queue(record):
             return None
-        return _span_of(record) if word in keys_of(record) else None
+        return _Hit(_span_of(record), place) if word in keys_of(record) else None
 
-    def _by_offset_id(self, message_id: str) -> Span | None:
+    def _by_offset_id(self, message_id: str) -> _Hit | None:
         """Return the message at the place that an offsetMsgId names, None for a text that names none."""
         if not may_be_offset_message_id(message_id):
             return None
@@ -117,7 +141,9 @@ class MessageSearch:
         record = self._log.record_at(wanted.physical_offset)
         if not isinstance(record, Record) or not _is_in_a_queue(record):
             return None
-        return _span_of(record) if decode_host(record.store_host) == wanted.store_host else None
+        if decode_host(record.store_host) != wanted.store_host:
+            return None
+        return _Hit(_span_of(record), wanted.physical_offset)
 
     def _unknown(self, span: Span, reaches: Reaches) -> Iterator[Span]:
         """Yield what of a span the believed files do not vouch for."""

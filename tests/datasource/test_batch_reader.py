@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from rmq_spark.datasource import selection
 from rmq_spark.datasource.batch_reader import RmqBatchReader
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import parse_options
@@ -201,6 +202,24 @@ def test_found_messages_of_a_queue_are_one_task_however_scattered(store, monkeyp
     pieces = [[(piece.begin, piece.end) for piece in part.pieces] for part in partitions]
     assert pieces == [[(1, 3), (7, 9)], [(0, 1), (3, 4)]]
     assert rows_of(reader) == [(0, 1), (0, 2), (0, 7), (0, 8), (0, 3)]
+
+
+def test_found_messages_near_together_are_read_with_what_is_between_but_not_beyond_a_condition(
+    store, monkeypatch
+) -> None:
+    answer = SearchAnswer([Span(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)], [])
+    monkeypatch.setattr(StoreReader, "search", lambda *given: answer)
+    one, inside = EqualTo(("keys",), "k3"), Not(EqualTo(("queueOffset",), 5))
+    assert pushed(store, one, inside) == ([(0, n) for n in (1, 2, 3, 6, 7, 8)], [one])
+    assert read(store, keys="k3 k6") == [(0, 3), (0, 6)]  # between them others are compared, and so are they
+
+
+def test_found_messages_far_apart_are_read_alone(store, monkeypatch) -> None:
+    monkeypatch.setattr(selection, "_NEAR_MESSAGES", 0)
+    found = [Span(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)]
+    monkeypatch.setattr(StoreReader, "search", lambda *given: SearchAnswer(found, []))
+    one = EqualTo(("keys",), "k3")
+    assert pushed(store, one) == ([(0, n) for n in (1, 3, 6, 8)], [one])
 
 
 def pushed(path, *filters, **given):

@@ -1,5 +1,6 @@
 """Conditions on tags, the filters of options, and keys and ids that are looked up, all in one query of one plan."""
 
+import logging
 import pickle
 from pathlib import Path
 from random import Random
@@ -232,3 +233,9 @@ def test_the_log_says_about_how_much_is_read_for_its_tag(path, caplog) -> None:
         f"rmq: pushed down: tags = 'B'. Reads about {len(tagged)} of {len(everything)} messages, about "
     )
     assert of_batches.startswith("rmq: pushed down: tags = 'B'. Reads about 8 of 8 messages, "), "only messages tell"
+
+
+def test_who_has_set_up_no_logging_sees_the_line_on_standard_error(path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("rmq_spark"), "hasHandlers", lambda: False)
+    reader_of(path, COLUMNS, EqualTo(("tags",), "B"), assign='{"orders": [0, 1]}').partitions()
+    assert capsys.readouterr().err.startswith("rmq: pushed down: tags = 'B'. Reads about ")

@@ -342,3 +342,19 @@ def test_every_key_and_id_of_a_broker_s_store_finds_all_messages_that_have_it(go
             found = reader.find_key(topic, word)
             # The id of a whole inner batch finds its messages, which do not carry it.
             assert [hit for hit in found if hit in having[topic, word]] == sorted(having[topic, word]), (topic, word)
+
+
+def test_a_record_left_behind_the_log_is_not_taken_for_the_message_that_has_its_queue_offset_now(tmp_path) -> None:
+    build_store(tmp_path / "s", [SampleMessage("T", 0, b"x", keys=f"k{number}") for number in range(4)])
+    *_, second, _third, last = walk_records(tmp_path / "s")
+    (segment,) = (tmp_path / "s" / "commitlog").iterdir()
+    content, place = bytearray(segment.read_bytes()), last.physical_offset + last.total_size + 40
+    # What a broker's truncation leaves behind the end: a whole record of a queue offset that was given again.
+    stale = bytearray(content[second.physical_offset : second.physical_offset + second.total_size])
+    stale[28:36] = place.to_bytes(8, "big")
+    content[place : place + len(stale)] = stale
+    segment.write_bytes(content)
+    with open_reader(tmp_path / "s") as store:
+        offset_id = next(store.read(QUEUE, 1, 2, ["offsetMsgId"])).column(0)[0].as_py()
+        assert store.find_message_id(offset_id, ["T"]) == [(QUEUE, 1)]
+        assert store.find_message_id(f"{offset_id[:16]}{place:016X}", ["T"]) == []
