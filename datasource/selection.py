@@ -33,7 +33,7 @@ def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) ->
     if left and (pushdown.keys is not None or pushdown.message_ids is not None):
         found, unknown = look_up(view, left, Sought(pushdown.keys or (), pushdown.message_ids or ()))
         left = join_ranges([*found, *unknown])
-    if pushdown.used and _LOG.isEnabledFor(logging.INFO):
+    if pushdown.used and (_LOG.isEnabledFor(logging.INFO) or not _LOG.hasHandlers()):
         _log_saving(view, ranges, left, pushdown)
     return left
 
@@ -131,10 +131,10 @@ def _log_saving(view: StoreView, before: Sequence[QueueRange], after: Sequence[Q
     if pushdown.tags is not None:
         about, share = "about ", _wanted_share(view.store, after, only_tags(pushdown.tags))
         counts = counts[0], round(counts[1] * share)
-    queues = len({part.queue for part in after}), len({part.queue for part in before})
+    read, there = len({part.queue for part in after}), len({part.queue for part in before})
     line = (
         f"rmq: pushed down: {' and '.join(map(str, pushdown.used))}. Reads {about}{counts[1]} of {counts[0]} messages, "
-        f"about {round(counts[1] * mean)} of {round(counts[0] * mean)} bytes of the log, in {queues[0]} of {queues[1]} queues"
+        f"about {round(counts[1] * mean)} of {round(counts[0] * mean)} bytes of the log, in {read} of {there} queues"
     )
     if _LOG.hasHandlers():
         _LOG.info(line)
