@@ -1,7 +1,9 @@
 # Every target makes .venv ready by itself (.ci/setup), from a shell with no environment activated.
 # Another Python: make PYTHON=python3.12 test. Some tests: make test TESTS=tests/store
+# How many at a time: make test JOBS=4. Each has a Spark of its own; 0 is one after the other, in this process.
 
 TESTS ?=
+JOBS ?= 2
 BIN := .venv/bin
 export PYTHON
 export PYTHONUNBUFFERED := 1
@@ -25,8 +27,10 @@ notebooks: setup ## run every notebook from top to bottom, without a browser (a 
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
 	@$(BIN)/python -P -m pytest -m notebooks -rs -s -o faulthandler_timeout=900 $(or $(TESTS),tests/test_notebooks.py)
 
+# Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests
-	@$(BIN)/python -P -m pytest $(TESTS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0 $(TESTS)
 
 lint: setup ## style, format, types: all three, also when the first finds something
 	@echo "Lint: ruff check, ruff format, mypy ..."

@@ -24,6 +24,8 @@ NAMES = {
     "append": "columns to messages in a store, over memcpy; waits for the lock",
     "deliver": "a tick where a million messages wait, over a thousand; how late they are",
     "sink": "rows through Spark into a store, over a sink that discards",
+    "seek": "seeks by time and key in a hundred times the messages; the end of a topic by a condition",
+    "filter": "a filter that keeps one in a hundred, over no filter; bytes of the log that it touches",
     "group": "an idle member of a group, polled over waiting; its wake; publishing, over Spark's own commit",
 }
 
@@ -85,7 +87,11 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
         from delivering import measure_delivering
 
         yield from measure_delivering(stores, messages, max(repeats, 5))
-    if {"scan", "triggers", "open", "sink", "group"} & set(names):
+    if "seek" in names:
+        from seeking import measure_seeking
+
+        yield from measure_seeking(stores, messages, repeats)
+    if {"scan", "triggers", "open", "sink", "group", "seek", "filter"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats)
 
 
@@ -100,8 +106,16 @@ def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int,
     try:
         if "open" in names:
             yield from measure_opening_in_spark(spark, stores, messages, repeats)
+        if "seek" in names:
+            from seeking import measure_pushdown
+
+            yield from measure_pushdown(spark, stores, messages, repeats)
         if "scan" in names:
             yield from measure_scans(spark, stores, messages, repeats)
+        if "filter" in names:
+            from filtering import measure_filtering
+
+            yield from measure_filtering(stores, spark, messages, repeats)
         if "sink" in names:
             from sinking import measure_sinks
 

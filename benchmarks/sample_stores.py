@@ -29,30 +29,32 @@ class Shape:
     queues: int = 4
     interleave: str = "batch"
     segment_bytes: int = 1 << 30
+    messages_per_ms: int = 100
 
     def name(self) -> str:
         """Return a folder name that says all of it."""
-        return f"{self.messages}-in-{self.queues}-by-{self.interleave}-{self.segment_bytes >> 10}k"
+        pace = "" if self.messages_per_ms == 100 else f"-{self.messages_per_ms}-a-ms"
+        return f"{self.messages}-in-{self.queues}-by-{self.interleave}-{self.segment_bytes >> 10}k{pace}"
 
 
 class SampleStores:
     """Stores in `folder`, made when they are first asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         sources = [inspect.getsource(module) for module in (record, sample_store, uniform_records)]
         self._make = f"{zlib.crc32(''.join(sources).encode()):08x}"
 
     def path(self, shape: Shape) -> Path:
         """Return the store of that shape. Raises OSError where its disk has no room for it."""
-        path = self._folder / f"{shape.name()}-{self._make}"
+        path = self.folder / f"{shape.name()}-{self._make}"
         if path.exists():
             return path
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         needed = shape.messages * RECORD_BYTES
-        if shutil.disk_usage(self._folder).free < needed + (1 << 30):
-            raise OSError(f"{self._folder} has no room for {needed >> 20} MiB: name another folder with --data")
-        print(f"building {path.name} in {self._folder} ...", flush=True)
+        if shutil.disk_usage(self.folder).free < needed + (1 << 30):
+            raise OSError(f"{self.folder} has no room for {needed >> 20} MiB: name another folder with --data")
+        print(f"building {path.name} in {self.folder} ...", flush=True)
         building = path.with_suffix(".building")
         shutil.rmtree(building, ignore_errors=True)
         build_uniform_store(
@@ -63,6 +65,7 @@ class SampleStores:
             body_bytes=BODY_BYTES,
             interleave=shape.interleave,
             segment_bytes=shape.segment_bytes,
+            messages_per_ms=shape.messages_per_ms,
         )
         building.rename(path)
         return path
@@ -85,7 +88,7 @@ class SampleStores:
 
     def scratch(self, name: str) -> Path:
         """Return an empty folder for what one measurement writes."""
-        path = self._folder / "scratch" / name
+        path = self.folder / "scratch" / name
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path

@@ -14,11 +14,15 @@ from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.datasource.partition import Fence, Piece, RmqPartition
 from rmq_spark.datasource.partition_reader import read_partition
 from rmq_spark.datasource.planning import Loss, clip_ranges, find_ahead, refuse_losses, resolve_positions
+from rmq_spark.datasource.pushdown import Pushdown
+from rmq_spark.datasource.pushed_filters import PushedFilters
+from rmq_spark.datasource.selection import look_up, select
 from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.datasource.splitting import join_offsets, split_ranges
+from rmq_spark.datasource.splitting import pack_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import find_ends, find_starts
 from rmq_spark.datasource.values import EARLIEST, LATEST
+from rmq_spark.store import Sought
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -33,6 +37,12 @@ class RmqBatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, settings: ReadSettings) -> None:
         self._options = options
         self._settings = settings
+        self._pushdown = Pushdown()
+        # Not a method: see PushedFilters.
+        self.pushFilters = PushedFilters(self._push)  # type: ignore[method-assign]
+
+    def _push(self, pushdown: Pushdown) -> None:
+        self._pushdown = pushdown
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_settings": self._settings}
@@ -46,11 +56,19 @@ class RmqBatchReader(DataSourceReader):
 
     def _plan(self, view: StoreView) -> list[InputPartition]:
         view.look()
-        ranges = self._ranges(view)
-        if self._options.keys is not None or self._options.message_ids is not None:
-            return self._found_partitions(view, ranges)
-        pieces = split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
-        return [plan_partition(view, [piece]) for piece in pieces]
+        ranges, options = select(view, self._ranges(view), self._pushdown), self._options
+        if options.keys is None and options.message_ids is None:
+            return self._partitions_of(view, ranges)
+        sought = Sought(options.keys or (), options.message_ids or ())
+        found, unknown = look_up(view, ranges, sought)
+        return [*self._partitions_of(view, found), *self._partitions_of(view, unknown, sought)]
+
+    def _partitions_of(
+        self, view: StoreView, ranges: list[QueueRange], sought: Sought | None = None
+    ) -> list[InputPartition]:
+        parts = pack_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
+        tags = self._pushdown.tags
+        return [plan_partition(view, part, sought=sought, tags=tags) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
@@ -83,35 +101,21 @@ class RmqBatchReader(DataSourceReader):
         report_losses(ahead, options.fail_on_data_loss)
         return begins | {loss.queue: loss.begin for loss in ahead}
 
-    def _found_partitions(self, view: StoreView, ranges: list[QueueRange]) -> list[InputPartition]:
-        """Return a partition for each queue that has messages with the wanted keys or ids in its range."""
-        found: dict[QueueKey, set[int]] = {}
-        topics = sorted({part.queue.topic for part in ranges})
-        hits: list[tuple[QueueKey, int]] = []
-        for key in self._options.keys or ():
-            for topic in topics:
-                hits += view.store.find_key(topic, key)
-        for message_id in self._options.message_ids or ():
-            hits += view.store.find_message_id(message_id, topics)
-        for queue, offset in hits:
-            found.setdefault(queue, set()).add(offset)
-        partitions = []
-        for part in ranges:
-            offsets = sorted(offset for offset in found.get(part.queue, ()) if part.begin <= offset < part.end)
-            pieces = [QueueRange(part.queue, begin, end) for begin, end in join_offsets(offsets)]
-            if pieces:
-                partitions.append(plan_partition(view, pieces))
-        return partitions
 
-
-def plan_partition(view: StoreView, ranges: list[QueueRange], fence: Fence | None = None) -> InputPartition:
+def plan_partition(
+    view: StoreView,
+    ranges: list[QueueRange],
+    fence: Fence | None = None,
+    sought: Sought | None = None,
+    tags: tuple[str, ...] | None = None,
+) -> InputPartition:
     """Return ranges of one queue as a partition, with proof of each one's first and last message."""
     pieces = []
     for part in ranges:
         first = view.proof(part.queue, part.begin)
         last = first if part.count == 1 else view.proof(part.queue, part.end - 1)
         pieces.append(Piece(part.queue, part.begin, part.end, first, last))
-    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id(), fence)
+    return RmqPartition(view.path, view.commit_log_path, tuple(pieces), view.store.store_id(), fence, sought, tags)
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from rmq_spark.datasource.values import Unacceptable, check_topic, parse_object
-from rmq_spark.store import SQL92, TAG, Expression, compile_filter, is_filtered_again, parse_tag_expression
+from rmq_spark.store import SQL92, TAG, Expression, compile_filter, is_filtered_by_default, parse_tag_expression
 from rmq_spark.store.errors import OptionError
 
 _TAGS_EXAMPLE = '"A || B", "*", {"TopicA": "A || B"}'
@@ -80,7 +80,7 @@ class Filters:
         That for all does not apply to retry topics: what is there was wanted once.
         """
         own = next((expression for name, expression in self.topics if name == topic), None)
-        return own if own is not None or not is_filtered_again(topic) else self.for_all
+        return own if own is not None or not is_filtered_by_default(topic) else self.for_all
 
     @property
     def topic_names(self) -> tuple[str, ...]:

@@ -138,6 +138,10 @@ class History:
         """Return what counts for a batch that begins at the queue offset `begin`."""
         return History(self.resume) if self.counts_from_resume and begin < self.resume else self
 
+    def says_something(self) -> bool:
+        """Say whether anything is known but where the queue was to go on."""
+        return bool(self.attempts or self.sent or self.pending)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
@@ -304,6 +308,8 @@ class _QueueRun:
     def __init__(self, queue: QueueKey, history: History | None, begin: int) -> None:
         self.queue, self.history, self._begin = queue, (history or History()).of_batch(begin), begin
         self.was_stopped = history is not None
+        # Rows that are asked for again are, too, where a later batch of this query begins at the other one's place.
+        self._is_anew = history is not None and history.says_something() and not self.history.says_something()
         self.resume: int | None = None
         self.end = 0
         self._suspend_ms = 0
@@ -342,7 +348,11 @@ class _QueueRun:
             known = {offset: count for offset, count in self.history.attempts.items() if offset >= self.resume}
             attempts, dead = known | self._attempts, frozenset(self._dead)
             return QueueOutcome(self.queue, self.resume, self._suspend_ms, attempts, gone, dead, self._error)
-        if not self.was_stopped or (self.end <= self.history.resume and not self.history.is_repeated):
+        is_before = self.end <= self.history.resume
+        if is_before and (self._is_anew or (self.history.is_repeated and not gone)):
+            # The place stays: who stopped there may come back, and goes back to it. Another try says the same again.
+            return QueueOutcome(self.queue, self.history.resume)
+        if not self.was_stopped or (is_before and not self.history.is_repeated):
             return None
         return QueueOutcome(self.queue, self.end, sent=gone) if gone else QueueOutcome(self.queue)
 

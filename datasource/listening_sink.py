@@ -177,9 +177,9 @@ def history_of(one: Suspension, key: CommitKey, *, is_settled: bool, is_shared: 
     """
     sent, pending = (one.sent | one.dead, frozenset[int]()) if is_settled else (one.sent, one.dead)
     is_repeated = (one.query_id, one.batch_id) == (key.query_id, key.batch_id)
-    # A queue that is handed over begins where its last member stood, which may be before the place where it goes on.
-    is_handed_over = is_shared and one.query_id != key.query_id
-    return History(one.resume, one.attempts, sent, pending, not (is_repeated or is_handed_over), is_repeated)
+    # A queue that is handed over, or back, begins where the group stands, which may be before the place where it goes
+    # on. Nobody reads a shared queue anew but by a reset, which forgets what is known of it.
+    return History(one.resume, one.attempts, sent, pending, not (is_repeated or is_shared), is_repeated)
 
 
 def suspensions(outcomes: Sequence[QueueOutcome], now_ms: int) -> Mapping[QueueKey, Suspension | None]:

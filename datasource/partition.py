@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from rmq_spark.store import Sought
 from rmq_spark.store.units import QueueKey, RecordProof
 
 
@@ -32,6 +33,8 @@ class RmqPartition(InputPartition):
     """Some pieces of one queue, in order; nearly always one. Both paths are absolute.
 
     `store_id` is what our writers once named the store that was planned with, None for one that only brokers wrote.
+    With `sought` only messages that have one of these keys or ids are rows, with `tags` only those that have one of
+    these tags: in queues of any topic, beside what the query's filters want.
     """
 
     def __init__(
@@ -41,18 +44,23 @@ class RmqPartition(InputPartition):
         pieces: tuple[Piece, ...],
         store_id: str | None = None,
         fence: Fence | None = None,
+        sought: Sought | None = None,
+        tags: tuple[str, ...] | None = None,
     ) -> None:
         self.path = path
         self.commit_log_path = commit_log_path
         self.pieces = pieces
         self.store_id = store_id
         self.fence = fence
+        self.sought = sought
+        self.tags = tags
 
     def __reduce__(self) -> tuple[object, ...]:
         flat = tuple(
             (*_key(piece.queue), piece.begin, piece.end, _flat(piece.first), _flat(piece.last)) for piece in self.pieces
         )
-        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id, self.fence and tuple(self.fence))
+        fence, sought = self.fence and tuple(self.fence), self.sought and tuple(self.sought)
+        return _unpickle, (self.path, self.commit_log_path, flat, self.store_id, fence, sought, self.tags)
 
 
 def _key(queue: QueueKey) -> tuple[str, int]:
@@ -72,6 +80,8 @@ def _unpickle(
     flat: tuple[_FlatPiece, ...],
     store_id: str | None,
     fence: tuple[str, str, int] | None,
+    sought: tuple[tuple[str, ...], tuple[str, ...]] | None,
+    tags: tuple[str, ...] | None,
 ) -> RmqPartition:
     pieces = tuple(
         Piece(
@@ -83,4 +93,5 @@ def _unpickle(
         )
         for topic, queue_id, begin, end, first, last in flat
     )
-    return RmqPartition(path, commit_log_path, pieces, store_id, fence and Fence(*fence))
+    held = None if fence is None else Fence(*fence)
+    return RmqPartition(path, commit_log_path, pieces, store_id, held, sought and Sought(*sought), tags)

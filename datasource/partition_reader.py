@@ -1,8 +1,8 @@
 """The executor's side: from a planned partition to rows, and what happens when the store is not the planned one.
 
 Invariants:
-- rows come in queue order, each queue offset of the plan once that the query's filter wants, or an error says which
-  are missing;
+- rows come in queue order, each queue offset of the plan once that the query's filter and the plan's tags want, or an
+  error says which are missing;
 - a store that is not the one the driver planned with never gives a row: its records do not lie where the proofs
   say;
 - what retention deleted between plan and read is loss of data, and failOnDataLoss decides.
@@ -11,13 +11,23 @@ Invariants:
 import logging
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from rmq_spark.datasource.partition import Piece, RmqPartition
 from rmq_spark.datasource.planning import EXPIRED, Loss, refuse_losses
 from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.store import DecodeLimits, RowFilter, StoreReader, compile_filter, open_reader
+from rmq_spark.store import (
+    SOUGHT_COLUMNS,
+    DecodeLimits,
+    RowFilter,
+    StoreReader,
+    compile_filter,
+    has_sought,
+    only_tags,
+    open_reader,
+)
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
@@ -30,13 +40,24 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
     Raises StoreChangedError where this machine sees another store or none, DataLossError where messages expired
     meanwhile and failOnDataLoss is true, DamageError. Any number of tasks may read at once.
     """
-    filters = {topic: compile_filter(settings.filters.of(topic)) for topic in {p.queue.topic for p in partition.pieces}}
+    filters = {topic: _filter_of(topic, partition, settings) for topic in {p.queue.topic for p in partition.pieces}}
+    sought, columns = partition.sought, settings.columns
+    if sought is not None:
+        settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *SOUGHT_COLUMNS))))
     with _Sight(partition, settings.read_mode) as sight:
         for piece in partition.pieces:
             _check_fence(partition, piece)
-            yield from _read_piece(sight, partition, piece, settings, filters[piece.queue.topic])
+            for batch in _read_piece(sight, partition, piece, settings, filters[piece.queue.topic]):
+                rows = batch if sought is None else batch.filter(has_sought(batch, sought)).select(columns)
+                if rows.num_rows:
+                    yield rows
             # Not within: what was given to Spark counts only once the task has ended well.
             _check_fence(partition, piece)
+
+
+def _filter_of(topic: str, partition: RmqPartition, settings: ReadSettings) -> RowFilter | None:
+    wanted = compile_filter(settings.filters.of(topic))
+    return wanted if partition.tags is None else only_tags(partition.tags, wanted)
 
 
 def _check_fence(partition: RmqPartition, piece: Piece) -> None:

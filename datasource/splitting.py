@@ -3,9 +3,11 @@
 Follows KafkaOffsetRangeCalculator#getRanges (Spark 4.x), but for the rounding of `count * i / parts`.
 """
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from rmq_spark.datasource.limits import QueueRange
+
+_SHORT = 10_000  # messages: more are worth a task of their own
 
 
 def split_ranges(
@@ -46,12 +48,29 @@ def _parts(count: int, total: int, wanted: int) -> int:
     return max((2 * count * wanted + total) // (2 * total), 1)
 
 
-def join_offsets(found: list[int]) -> list[tuple[int, int]]:
-    """Return sorted queue offsets as half-open ranges, each as long as possible."""
-    ranges: list[tuple[int, int]] = []
-    for offset in found:
-        if ranges and ranges[-1][1] == offset:
-            ranges[-1] = (ranges[-1][0], offset + 1)
-        else:
-            ranges.append((offset, offset + 1))
-    return ranges
+def pack_ranges(
+    ranges: list[QueueRange], max_records: int | None = None, min_partitions: int | None = None
+) -> list[list[QueueRange]]:
+    """Return the ranges, in order, as tasks: each some pieces of one queue that cover what they are made of exactly.
+
+    Ranges are cut as `split_ranges` does. But where a queue has several, short ones are put together, as many as
+    `max_records` allows: a task costs more than to read them.
+    """
+    alone: list[QueueRange] = []
+    packs: list[list[QueueRange]] = []
+    for _, group in groupby((part for part in ranges if part.count > 0), key=lambda part: part.queue):
+        parts = list(group)
+        is_scattered = len(parts) > 1
+        short = [part for part in parts if is_scattered and part.count <= _SHORT]
+        alone += [part for part in parts if not is_scattered or part.count > _SHORT]
+        room = 0
+        for part in short:
+            for piece in split(part, -(-part.count // max_records) if max_records else 1):
+                if piece.count > room:
+                    packs.append([])
+                    room = max_records or sum(one.count for one in short)
+                packs[-1].append(piece)
+                room -= piece.count
+    wanted = None if min_partitions is None else max(min_partitions - len(packs), 1)
+    packs += [[piece] for piece in split_ranges(alone, max_records, wanted)]
+    return sorted(packs, key=lambda pack: (pack[0].queue, pack[0].begin))

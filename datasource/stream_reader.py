@@ -59,12 +59,13 @@ from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.suspension import held_queues
 from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.values import LATEST, MARK
-from rmq_spark.store import Ticker, parent_process_id, wait_for_arrival
+from rmq_spark.store import parent_process_id, wait_for_arrival
 from rmq_spark.store.errors import RmqError, StoreChangedError
 from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
     from rmq_spark.datasource.group_share import GroupShare
+    from rmq_spark.store import Ticker
 
 _GROUP_LOOK_MS = 50.0  # between two looks at the consumer group while a trigger waits for a message
 _COUNTED = ', counted under "@".lost in the offset of this batch'
@@ -92,7 +93,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._group = _group_share(options, self._view)
         # Only who takes part in a group was asked to write to the store: such a query delivers what waited there.
         log_path = self._view.commit_log_path
-        self._ticker = None if self._group is None else Ticker(self._view.path, commit_log_path=log_path)
+        self._ticker = None if self._group is None else _ticker_of(self._view.path, log_path)
         self._next_due_ms: int | None = None  # when the first message that waits is to be delivered
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: where the queues ended
         self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when it began
@@ -353,6 +354,12 @@ def _group_share(options: ReadOptions, view: StoreView) -> "GroupShare | None":
     from rmq_spark.datasource.group_share import GroupShare  # half of the engine, which no other query needs
 
     return GroupShare(options, group, view)
+
+
+def _ticker_of(path: str, commit_log_path: str | None) -> "Ticker":
+    from rmq_spark.store import Ticker  # it writes: half of the engine, which few queries need
+
+    return Ticker(path, commit_log_path=commit_log_path)
 
 
 class RefusedStream(DataSourceStreamReader):

@@ -120,7 +120,7 @@ class WithRetry:
         return sorted({*found, *retries})
 
     def __str__(self) -> str:
-        return f"{self.chosen}, {self.retry_topic}"
+        return f"{self.chosen} with {self.retry_topic}"
 
 
 Subscription = Topics | Pattern | Assignment | WithRetry

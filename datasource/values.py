@@ -304,7 +304,9 @@ def parse_time(text: str, now_ms: int) -> int:
 def parse_object(text: str, accepted: str) -> dict[str, Any]:
     """Return the members of an object in JSON; `accepted` is for errors."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_members)
+    except Unacceptable:
+        raise
     except ValueError as error:
         raise Unacceptable(f"is no JSON: {error}. Accepted: {accepted}.") from None
     except RecursionError:
@@ -312,6 +314,14 @@ def parse_object(text: str, accepted: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unacceptable(f"is no JSON object. Accepted: {accepted}.")
     return value
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of an object, each named once: of two Python's reader would take the last, without a word."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise Unacceptable(f"names {_shown(name)} twice.")
+    return dict(pairs)
 
 
 def _queue_id(value: object, accepted: str) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmq_spark.consuming import consume
     from rmq_spark.datasource.listening import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
+    from rmq_spark.parsing import parse
     from rmq_spark.plots import (
         plot_delay,
         plot_lag,
@@ -105,6 +106,7 @@ __all__ = [
     "open_consumer",
     "open_reader",
     "open_store",
+    "parse",
     "pending_transactions",
     "plan_repair",
     "plot_delay",
@@ -147,6 +149,7 @@ _HOMES = {
     "open_consumer": "rmq_spark.store",
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
+    "parse": "rmq_spark.parsing",
     "pending_transactions": "rmq_spark.store",
     "plot_delay": "rmq_spark.plots",
     "plot_lag": "rmq_spark.plots",

@@ -60,10 +60,11 @@ def session(
 
     For scripts and notebooks on one machine. It works from a shell without an activated
     environment, because Python workers run this interpreter unless PYSPARK_PYTHON is set. A local
-    master listens on the loopback address only, and there is no web UI; `conf` (names and values as
-    Spark takes them) overrides both. Where something else starts Spark, take its session and call
-    `register`. Queries of the session publish their group's offsets when they end (`GroupOffsetListener`); a process
-    that ends just after it stopped one waits for that, up to 10 s.
+    master listens on the loopback address only, there is no web UI, and conditions of batch queries are pushed
+    down to sources that are written in Python; `conf` (names and values as Spark takes them) overrides all three.
+    Where something else starts Spark, take its session and call `register`. Queries of the session publish their
+    group's offsets when they end (`GroupOffsetListener`); a process that ends just after it stopped one waits for
+    that, up to 10 s.
 
     Raises OptionError when a new session would find no Java, or one older than 17.
     """
@@ -71,7 +72,7 @@ def session(
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    settings = {"spark.ui.enabled": "false"}
+    settings = {"spark.ui.enabled": "false", "spark.sql.python.filterPushdown.enabled": "true"}
     if master.startswith(_LOCAL_MASTERS):
         # Without it Spark looks for an outside address first, and warns when it finds two.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -60,13 +60,15 @@ if TYPE_CHECKING:
         Expression,
         RowFilter,
         compile_filter,
-        is_filtered_again,
+        is_filtered_by_default,
+        only_tags,
     )
     from rmq_spark.store.filter.tag_expression import parse_tag_expression
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
     from rmq_spark.store.format.rows import DecodeLimits
+    from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought, has_sought
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.query_group import GroupStep, GroupTerms, QueryGroup
     from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
+    from rmq_spark.store.log.message_search import SearchAnswer, Span, subtract_spans
     from rmq_spark.store.log.store_reader import StoreReader
 
 __all__ = [
@@ -83,6 +86,7 @@ __all__ = [
     "COPY_TIMES",
     "DUMP_KINDS",
     "MESSAGE_COLUMNS",
+    "SOUGHT_COLUMNS",
     "SQL92",
     "TAG",
     "CommitKey",
@@ -99,11 +103,14 @@ __all__ = [
     "QueryGroup",
     "Republished",
     "RowFilter",
+    "SearchAnswer",
     "SendBackSettings",
     "SendBackTask",
     "SendBackTerms",
     "SendResult",
     "SinkSettings",
+    "Sought",
+    "Span",
     "StagedCopies",
     "StagedFile",
     "StoreExplorer",
@@ -133,9 +140,11 @@ __all__ = [
     "group_lag",
     "group_offsets",
     "groups",
+    "has_sought",
     "import_parquet",
-    "is_filtered_again",
+    "is_filtered_by_default",
     "is_system_topic",
+    "only_tags",
     "open_consumer",
     "open_reader",
     "open_store",
@@ -156,79 +165,66 @@ __all__ = [
     "span_text",
     "stored_delays",
     "stored_over_time",
+    "subtract_spans",
     "tag_counts",
     "wait_for_arrival",
     "write_outcomes",
 ]
 
-# Where a name lives that is not defined here.
-_HOMES = {
-    **dict.fromkeys(("Suspended", "Suspension", "write_outcomes"), "rmq_spark.store.group.suspended"),
-    **dict.fromkeys(
-        ("SQL92", "TAG", "Expression", "RowFilter", "compile_filter", "is_filtered_again"),
-        "rmq_spark.store.filter.row_filter",
+# Where the names live that are not defined here.
+_MODULES = {
+    "commit.commits": "CommitOptions CommitTotals",
+    "commit.keys": "CommitKey",
+    "commit.message_store": "SendResult",
+    "commit.outbox": "OutboxSettings",
+    "commit.sink": "abort_sink commit_sink SinkSettings TaskStage",
+    "commit.staging": "StagedFile",
+    "delivery.dead_letters": "republish_dead_letters Republished",
+    "delivery.failed_rows": "COPY_TIMES failed_column_type refuse_missing_places",
+    "delivery.half_messages": "pending_transactions",
+    "delivery.message_store": "MessageStore",
+    "delivery.pull_consumer": "PullConsumer",
+    "delivery.retry_topics": "check_retrying_group retry_topic_of",
+    "delivery.send_back": "SendBackTerms",
+    "delivery.send_back_sink": (
+        "abort_copies check_send_back_sink commit_copies SendBackSettings SendBackTask StagedCopies"
     ),
-    **dict.fromkeys(
-        ("SendBackSettings", "SendBackTask", "StagedCopies", "abort_copies", "check_send_back_sink", "commit_copies"),
-        "rmq_spark.store.delivery.send_back_sink",
-    ),
-    **dict.fromkeys(("group_lag", "group_offsets", "groups", "reset_offsets"), "rmq_spark.store.group.admin"),
-    **dict.fromkeys(("stored_delays", "stored_over_time", "tag_counts"), "rmq_spark.store.explore.summary_series"),
-    "SendBackTerms": "rmq_spark.store.delivery.send_back",
-    "check_retrying_group": "rmq_spark.store.delivery.retry_topics",
-    "create_store": "rmq_spark.store.explore.new_store",
-    "dump": "rmq_spark.store.explore.dumping",
-    "export_parquet": "rmq_spark.store.explore.parquet_export",
-    "import_parquet": "rmq_spark.store.explore.parquet_import",
-    "plan_repair": "rmq_spark.store.explore.repair_plan",
-    "repair": "rmq_spark.store.explore.repairing",
-    "failed_column_type": "rmq_spark.store.delivery.failed_rows",
-    "refuse_missing_places": "rmq_spark.store.delivery.failed_rows",
-    "COLUMNS": "rmq_spark.store.format.columns",
-    "COPY_TIMES": "rmq_spark.store.delivery.failed_rows",
-    "CommitKey": "rmq_spark.store.commit.keys",
-    "CommitOptions": "rmq_spark.store.commit.commits",
-    "CommitTotals": "rmq_spark.store.commit.commits",
-    "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
-    "GroupLag": "rmq_spark.store.explore.summary",
-    "DecodeLimits": "rmq_spark.store.format.rows",
-    "parse_tag_expression": "rmq_spark.store.filter.tag_expression",
-    "GroupStep": "rmq_spark.store.group.query_group",
-    "GroupTerms": "rmq_spark.store.group.query_group",
-    "MessageStore": "rmq_spark.store.delivery.message_store",
-    "OutboxSettings": "rmq_spark.store.commit.outbox",
-    "PullConsumer": "rmq_spark.store.delivery.pull_consumer",
-    "Republished": "rmq_spark.store.delivery.dead_letters",
-    "republish_dead_letters": "rmq_spark.store.delivery.dead_letters",
-    "QueryGroup": "rmq_spark.store.group.query_group",
-    "SendResult": "rmq_spark.store.commit.message_store",
-    "SinkSettings": "rmq_spark.store.commit.sink",
-    "StagedFile": "rmq_spark.store.commit.staging",
-    "StoreExplorer": "rmq_spark.store.explore.summary_reader",
-    "StoreReader": "rmq_spark.store.log.store_reader",
-    "TaskStage": "rmq_spark.store.commit.sink",
-    "Ticker": "rmq_spark.store.delivery.ticker",
-    "abort_sink": "rmq_spark.store.commit.sink",
-    "DUMP_KINDS": "rmq_spark.store.explore.dumping",
-    "check": "rmq_spark.store.explore.checking",
-    "check_consumer_group": "rmq_spark.store.group.group_name",
-    "check_epochs": "rmq_spark.store.group.assignment",
-    "check_sent_topic": "rmq_spark.store.format.filenames",
-    "commit_sink": "rmq_spark.store.commit.sink",
-    "find_beginnings": "rmq_spark.store.group.beginnings",
-    "is_system_topic": "rmq_spark.store.format.filenames",
-    "parent_process_id": "rmq_spark.store.disk.files",
-    "pending_transactions": "rmq_spark.store.delivery.half_messages",
-    "publish_last_offsets": "rmq_spark.store.group.last_words",
-    "read_group_offsets": "rmq_spark.store.group.offset_file",
-    "read_stopped_queues": "rmq_spark.store.delivery.stopped_queues",
-    "retry_topic_of": "rmq_spark.store.delivery.retry_topics",
-    "bytes_text": "rmq_spark.store.explore.summary_text",
-    "segment_layout": "rmq_spark.store.explore.summary_segment",
-    "span_text": "rmq_spark.store.explore.summary_text",
-    "serve_store": "rmq_spark.store.delivery.serving",
-    "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
+    "delivery.serving": "serve_store",
+    "delivery.stopped_queues": "read_stopped_queues",
+    "delivery.ticker": "Ticker",
+    "disk.files": "parent_process_id",
+    "explore.checking": "check",
+    "explore.dumping": "dump DUMP_KINDS",
+    "explore.new_store": "create_store",
+    "explore.parquet_export": "export_parquet",
+    "explore.parquet_import": "import_parquet",
+    "explore.repair_plan": "plan_repair",
+    "explore.repairing": "repair",
+    "explore.summary": "GroupLag",
+    "explore.summary_reader": "StoreExplorer",
+    "explore.summary_segment": "segment_layout",
+    "explore.summary_series": "stored_delays stored_over_time tag_counts",
+    "explore.summary_text": "bytes_text span_text",
+    "filter.row_filter": "compile_filter Expression is_filtered_by_default only_tags RowFilter SQL92 TAG",
+    "filter.tag_expression": "parse_tag_expression",
+    "format.columns": "COLUMNS",
+    "format.encoding": "MESSAGE_COLUMNS",
+    "format.filenames": "check_sent_topic is_system_topic",
+    "format.rows": "DecodeLimits",
+    "format.sought": "has_sought Sought SOUGHT_COLUMNS",
+    "group.admin": "group_lag group_offsets groups reset_offsets",
+    "group.arrival_wait": "wait_for_arrival",
+    "group.assignment": "check_epochs",
+    "group.beginnings": "find_beginnings",
+    "group.group_name": "check_consumer_group",
+    "group.last_words": "publish_last_offsets",
+    "group.offset_file": "read_group_offsets",
+    "group.query_group": "GroupStep GroupTerms QueryGroup",
+    "group.suspended": "Suspended Suspension write_outcomes",
+    "log.message_search": "SearchAnswer Span subtract_spans",
+    "log.store_reader": "StoreReader",
 }
+_HOMES = {name: f"rmq_spark.store.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def open_reader(

@@ -1,5 +1,6 @@
 """Fixtures that every test may use. One Spark for the whole run: starting it takes seconds."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from rmq_spark.store.disk.system_calls import SystemCalls
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -16,6 +19,41 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 
 settings.register_profile("usual", deadline=None)  # a busy machine is no bug
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In parallel runs put files with Spark first: who begins a long one as the last is left alone with it."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("spark")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
+def _sync_file(calls: SystemCalls, descriptor: int) -> None:
+    os.fstat(descriptor)  # what is no file is an error still
+
+
+def _sync_folder(calls: SystemCalls, path: str) -> None:
+    os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+
+
+@pytest.fixture(scope="session")
+def is_long_run(request: pytest.FixtureRequest) -> bool:
+    """Whether it is one of the runs that take their time."""
+    return any(item.get_closest_marker(name) for item in request.session.items for name in ("torture", "compat"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_syncs(request: pytest.FixtureRequest, is_long_run: bool) -> Iterator[None]:
+    """Have syncs in this process wait for no disk: only a power cut shows them, and the crash disk plays those.
+
+    They are real in the tests of the disk itself, in the long runs, and in every process that a test starts.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_long_run and request.path.parent.name != "disk":
+            patch.setattr(SystemCalls, "sync", _sync_file)
+            patch.setattr(SystemCalls, "_sync_new", _sync_file)
+            patch.setattr(SystemCalls, "sync_folder", _sync_folder)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +72,37 @@ def tmp_store(tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
+def _data_from(descriptor: int, at: int) -> int:
+    """Return where the next data of a file begin, -1 where from `at` on all is hole."""
+    try:
+        return os.lseek(descriptor, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return -1
+
+
+def _copy_data(source: str, target: str) -> str:
+    with open(source, "rb") as old, open(target, "wb") as new:
+        new.truncate(os.fstat(old.fileno()).st_size)
+        at = 0
+        while (at := _data_from(old.fileno(), at)) >= 0:
+            end = os.lseek(old.fileno(), at, os.SEEK_HOLE)
+            os.pwrite(new.fileno(), os.pread(old.fileno(), end - at, at), at)
+            at = end
+    return target
+
+
+@pytest.fixture(scope="session")
+def copy_store() -> Callable[[Path, Path], Path]:
+    """A function that copies a store and leaves its holes: an index file alone has 400 MB of them."""
+
+    def copy(store: Path, target: Path) -> Path:
+        return Path(shutil.copytree(store, target, copy_function=_copy_data, dirs_exist_ok=True))
+
+    return copy
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """Spark with the source registered, for tests marked `spark`. Do not stop it."""
@@ -48,6 +117,8 @@ def spark() -> Iterator["SparkSession"]:
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "ERROR",
             "spark.sql.session.timeZone": "UTC",
+            # A run ends before it is worth to compile twice, and its rows are few.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
     )
     yield session

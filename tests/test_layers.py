@@ -21,7 +21,7 @@ PACKAGES = {
 SPARK_MODULES = (
     "=datasource datasource.source datasource.batch_reader datasource.stream_reader datasource.partition "
     "datasource.partition_reader datasource.batch_writer datasource.stream_writer datasource.commit_message "
-    "datasource.listening_sink"
+    "datasource.listening_sink datasource.pushed_filters"
 )
 
 # In both tables a name stands for itself and all below it, and after "=" for itself alone; the
@@ -54,14 +54,15 @@ ONLY = {
     "numpy": "store",
     "pyarrow": (
         "=store store.format store.filter store.log store.commit store.group store.delivery store.explore "
-        "store.testing datasource group_listeners command"
+        "store.testing datasource group_listeners command avro_bodies"
     ),
-    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming",
+    "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming parsing avro_bodies",
     "hypothesis": "store.testing",
     "random": "store.testing",
     "ctypes": "store.disk",
     "fcntl": "store.disk",
-    "io": "store.disk store.testing",
+    "fastavro": "avro_bodies",
+    "io": "store.disk store.testing avro_bodies",
     "mmap": "store.disk",
     "os": "store.disk store.testing java spark_session command.message_output command.all_commands",
     "shutil": "store.testing java command.health",
@@ -76,7 +77,7 @@ ONLY = {
     "concurrent": "store.commit.read_ahead",
     "json": (
         "store.format store.commit store.group store.delivery store.explore store.testing datasource group_listeners "
-        "stop command"
+        "stop command avro_bodies"
     ),
     "matplotlib": "plots",
 }

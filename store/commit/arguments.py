@@ -41,6 +41,7 @@ assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
 _KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins them as a client does
 _SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
 _SCHEMA_WITH_KEYS_AS_LISTS = pa.schema(list({**MESSAGE_TYPES, "keys": _KEYS_AS_LISTS}.items()))
+_WHOLE = ("queueId", "flag", "delayLevel")
 _TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # a text that is no UTF-8 is a ValueError
 
@@ -142,10 +143,13 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
         time_ms = row["deliverTimestamp"]
         if time_ms is not None:
             check_number("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
+        for name in _WHOLE:  # Arrow cuts a fraction off
+            if isinstance(row[name], float) and not row[name].is_integer():
+                raise ValueError(f"{name}: {row[name]!r} is no whole number")
         return pa.RecordBatch.from_pylist([row], schema=schema)
     except _NOT_ARROW as error:
         raise OptionError(
-            f"no message: {_wrong_field(row, schema)}{error}. {_TYPES_ARE} Nothing was appended."
+            f"no message: {_wrong_field(row, schema)}{str(error).removesuffix('.')}. {_TYPES_ARE} Nothing was appended."
         ) from None
 
 

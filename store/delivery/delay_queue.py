@@ -11,6 +11,7 @@ a level are as late, so the first one that is not due ends the look.
 | no record, damage, REAL_TOPIC or REAL_QID missing or bad | passed over for good, with a line in the log |
 | REAL_TOPIC is the topic of half messages | discarded, with a line in the log |
 | an offset before the first unit, or behind the last | the first, or the last, counts |
+| a note behind the last unit | delayOffset.json alone counts: the log is an older copy |
 
 The properties of what is delivered are those that waited, byte by byte, but for the CRC of the record that waited.
 
@@ -122,9 +123,10 @@ class DelayQueues:
             level.queue.run.look()
             level.end = section.next_offset(SCHEDULE_TOPIC, level.queue.key.queue_id)
             known = _progress(level.number, held, note)
-            level.next = self._corrected(level, known)
+            level.is_overstated = note.get(note_key(level.number), 0) > level.end
+            # A note of another log, longer than this copy of it, says nothing of what was stored here since.
+            level.next = self._corrected(level, _progress(level.number, held, {}) if level.is_overstated else known)
             level.idle_at = level.next if level.next >= level.end else -1
-            level.is_overstated = note.get(note_key(level.number), 0) > level.next
             level.queue.run.close()
             if level.next != held.get(level.number, 0):
                 corrected[level.number] = level.next

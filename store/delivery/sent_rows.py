@@ -73,9 +73,10 @@ class SentRows:
 
         Raises DamageError, and StoreError for files of a newer release.
         """
-        held = read_side_file(self._path(".json"), _WHAT, _NEXT_STEP, _build_file)
         intent = self._intents.read(self.query_id)
-        row = self._ledger.read(self.query_id)  # last: what an intent promised is in the ledger when the intent goes
+        row = self._ledger.read(self.query_id)  # then: what an intent promised is in the ledger when the intent goes
+        # Last: it knows the commit that these two name, or more than one has come since, which the commit refuses.
+        held = read_side_file(self._path(".json"), _WHAT, _NEXT_STEP, _build_file)
         last, batch_id = NO_COMMIT, -1
         if row is not None:
             last, batch_id = row.batch_id, row.note.get(_BATCH, -1)

@@ -75,6 +75,7 @@ def serve(
     """Deliver what is due until `is_stopped`; return what was. `sleep` takes seconds, `now_ms` is since the epoch."""
     served, report = Served(), _Report(now_ms())
     due_ms: int | None = None
+    first_ms: int | None = None  # when the first message is due that is left, if it is known
     while not is_stopped():
         tick = ticker.tick(now_ms())
         over_ms = now_ms()
@@ -83,9 +84,13 @@ def serve(
             served.messages += tick.delivered
             served.ticks += 1
             served.latest_ms = max(served.latest_ms, late_ms)
-            report.add(tick.delivered, late_ms)
+            report.add(tick.delivered, None if first_ms is None else max(over_ms - first_ms, 0))
         report.write(over_ms)
         due_ms = tick.next_due_ms
+        if due_ms is None or due_ms > over_ms:
+            first_ms = due_ms
+        elif tick.delivered:
+            first_ms = None  # more is due, since whenever
         if tick.problem is not None:
             served.problems += 1
             # What it could not deliver keeps nobody else's messages waiting.
@@ -132,16 +137,21 @@ class _Report:
 
     def __init__(self, now_ms: int) -> None:
         self._written_ms = now_ms - REPORT_MS
-        self._messages = self._late_ms = 0
+        self._messages, self._late_ms, self._is_sure = 0, 0, True
 
-    def add(self, messages: int, late_ms: int) -> None:
+    def add(self, messages: int, late_ms: int | None) -> None:
+        """Add messages of which the last came so late; None: that is not known."""
         self._messages += messages
-        self._late_ms = max(self._late_ms, late_ms)
+        self._late_ms = max(self._late_ms, late_ms or 0)
+        self._is_sure = self._is_sure and late_ms is not None
 
     def write(self, now_ms: int | None) -> None:
         """Write what there is, if the last line is old enough; None: whatever its age."""
         if not self._messages or (now_ms is not None and now_ms - self._written_ms < REPORT_MS):
             return
-        _LOG.info("rmq: delivered %d messages, the last within %d ms of its time", self._messages, self._late_ms)
+        if self._is_sure:
+            _LOG.info("rmq: delivered %d messages, the last within %d ms of its time", self._messages, self._late_ms)
+        else:
+            _LOG.info("rmq: delivered %d messages; some may have been due before", self._messages)
         self._written_ms = self._written_ms if now_ms is None else now_ms
-        self._messages = self._late_ms = 0
+        self._messages, self._late_ms, self._is_sure = 0, 0, True

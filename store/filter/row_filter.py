@@ -9,7 +9,7 @@ in its place. SQL92 is asked of properties alone.
 Source: ExpressionMessageFilter (a broker's), PullAPIWrapper#processPullResult (a client's), 4.9 and 5.3.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.tag_expression import parse_tag_expression
 from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS
 from rmq_spark.store.format.unit_ext import MAX_ADDRESS
 
@@ -50,12 +51,11 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A compiled expression. Any number of threads may ask it at once.
+    """A compiled expression, or several. Any number of threads may ask it at once.
 
     `codes` are the hashes of the wanted tags, None where units cannot be asked.
     """
 
-    expression: Expression
     codes: frozenset[int] | None
     _test: _PropertyTest
 
@@ -94,6 +94,19 @@ class _TagTest:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _BothTests:
+    tests: tuple[_PropertyTest, _PropertyTest]
+
+    @property
+    def property_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for test in self.tests for name in test.property_names))
+
+    def matches(self, columns: Mapping[str, Any], count: int) -> NDArray[np.bool_]:
+        one, other = self.tests
+        return one.matches(columns, count) & other.matches(columns, count)
+
+
 def compile_filter(expression: Expression | None) -> RowFilter | None:
     """Return the filter of an expression, None for one that wants every message.
 
@@ -104,9 +117,20 @@ def compile_filter(expression: Expression | None) -> RowFilter | None:
     if expression.kind == SQL92:
         from rmq_spark.store.filter.sql92_filter import compile_sql92  # a parser that few queries need
 
-        return RowFilter(expression, None, compile_sql92(expression.text))
+        return RowFilter(None, compile_sql92(expression.text))
     tags = parse_tag_expression(expression.text)
-    return None if tags.tags is None else RowFilter(expression, tags.codes, _TagTest(tags.values))
+    return None if tags.tags is None else RowFilter(tags.codes, _TagTest(tags.values))
+
+
+def only_tags(tags: Collection[str], wanted: RowFilter | None = None) -> RowFilter:
+    """Return the filter that wants what `wanted` does, if its message has one of the tags.
+
+    Tags are texts as they are, blanks and `||` included; "" is a tag that is there, and empty.
+    """
+    codes, test = frozenset(map(string_hash, tags)), _TagTest(pa.array(sorted(tags), pa.string()))
+    if wanted is None:
+        return RowFilter(codes, test)
+    return RowFilter(codes if wanted.codes is None else codes & wanted.codes, _BothTests((test, wanted)))
 
 
 def make_expression(*, tags: str | None = None, sql92: str | None = None) -> Expression | None:
@@ -127,7 +151,7 @@ ONE_KIND = (
 )
 
 
-def is_filtered_again(topic: str) -> bool:
+def is_filtered_by_default(topic: str) -> bool:
     """Say whether an expression that is given for all topics applies to this one.
 
     A message that failed was wanted once. So RocketMQ's consumers subscribe to all of a retry topic

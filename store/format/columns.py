@@ -59,11 +59,14 @@ def decode(
     end: int,
     limits: DecodeLimits,
     test: PropertyTest | None = None,
+    *,
+    expects_all: bool = False,
 ) -> tuple[pa.RecordBatch, int]:
     """Return the messages of the run with queue offsets in [begin, end), and the next queue offset.
 
-    With a `test` only those that it wants. The next offset lies before `end` when decompressed bodies would have grown
-    beyond their limit: go on from there. Raises RecordFault for a record that is not what its unit promised.
+    With a `test` only those that it wants, which may be expected to be nearly all. The next offset lies before `end`
+    when decompressed bodies would have grown beyond their limit: go on from there. Raises RecordFault for a record that
+    is not what its unit promised.
     """
     asked = set(columns)
     want_bodies, want_properties = "body" in asked, not asked.isdisjoint(_FROM_PROPERTIES)
@@ -71,7 +74,16 @@ def decode(
     if test is None:
         rows = Rows(run, begin, end, limits, want_bodies=want_bodies, want_properties=want_properties)
     else:
-        rows = choose_rows(run, begin, end, limits, test, want_bodies=want_bodies, want_properties=want_properties)
+        rows = choose_rows(
+            run,
+            begin,
+            end,
+            limits,
+            test,
+            want_bodies=want_bodies,
+            want_properties=want_properties,
+            expects_all=expects_all,
+        )
         if rows is None:
             return empty_batch(columns), end
     if not columns:

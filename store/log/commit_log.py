@@ -32,7 +32,8 @@ _COPY_BYTES = 16 << 20  # of one stretch where nothing is mapped: bounds memory
 _SPARSE = 32  # records that fill less than one part in so many of their stretch leave most pages untouched
 _GAP_BYTES = 64 << 10  # records nearer than this are copied together: a seek costs about as much
 _NEAR_BYTES = 4 << 10  # the same where files are local: what lies between is on the pages of one of the two anyway
-_LITTLE_BYTES = 1 << 20  # are copied sooner than mapped
+_READ_BYTES = 32 << 10  # of a mapped file are looked through in the time that one more read takes
+_FEW_READS = 16  # are done sooner than a window is mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,8 @@ class CommitLog:
     ) -> Iterator[Stretch]:
         """Cut ascending records into stretches that lie in one buffer each.
 
-        Where they `are_scattered`, some of many, and fill less than half of the log from the first to the last, what
-        lies between them is left alone. Raises DamageError for a record that crosses its segment's end or whose size
-        no record can have.
+        Where they `are_scattered`, some of many, and lie far apart, what is between them is left alone. Raises
+        DamageError for a record that crosses its segment's end or whose size no record can have.
         """
         ends = physical_offsets + sizes
         first, count = 0, len(physical_offsets)
@@ -154,13 +154,16 @@ class CommitLog:
     def _scatter(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[int, bool]:
         """Return how many of the records, all of one segment, make a stretch, and whether they lie far apart."""
         gaps = begins[1:] - ends[:-1]
-        between = np.where(gaps > self._gap_bytes, 0, gaps)
+        is_apart = gaps > self._gap_bytes
         copied = np.cumsum(ends - begins)
-        copied[1:] += np.cumsum(between)
+        copied[1:] += np.cumsum(np.where(is_apart, 0, gaps))
         count = max(int(np.searchsorted(copied, _COPY_BYTES, side="right")), 1)
-        total = int(copied[count - 1])
-        are_far = total <= _LITTLE_BYTES or total * 2 < int(ends[count - 1] - begins[0])
-        return count, are_far
+        total, extent = int(copied[count - 1]), int(ends[count - 1] - begins[0])
+        reads = 1 + int(np.count_nonzero(is_apart[: count - 1]))
+        is_little = reads <= _FEW_READS and total <= reads * _GAP_BYTES
+        if not self._mapped or is_little or (total * 2 < extent and reads * _READ_BYTES <= extent):
+            return count, True
+        return max(int(np.searchsorted(ends[:count], begins[0] + WINDOW_BYTES, side="right")), 1), False
 
     def _segment_of(self, physical_offset: int) -> Segment:
         segment = self.segments.holding(physical_offset)

@@ -24,3 +24,9 @@ def how_left(path: str) -> Left:
 def read_checkpoint(path: str) -> Checkpoint:
     """Return what the checkpoint of the store at `path` says; an empty one where there is none."""
     return decode_checkpoint(files.read_small(files.join(path, filenames.CHECKPOINT)) or b"")
+
+
+def index_safe_until_ms(path: str) -> int | None:
+    """Return up to which store time the key index of the store at `path` is safe after a crash, None without one."""
+    crashed = how_left(path).closing is Closing.CRASHED
+    return read_checkpoint(path).index_msg_timestamp if crashed else None

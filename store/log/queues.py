@@ -6,7 +6,7 @@ batch consume queue (46 bytes, 5.x) a unit holds one or several messages and nam
 Source: ConsumeQueue, BatchConsumeQueue (5.3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,7 @@ from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import batch_unit
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT, is_blank_fill
+from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.unit_run import UnitRun
 from rmq_spark.store.units import QueueKey
 
@@ -146,6 +147,12 @@ class ConsumeQueue:
                 f"the last unit before those of queue {self.key}", path, position, expected, (place, size)
             )
 
+    def refuse_wrong_begin(self, first: int, end: int, log_begin: int, record_at: Callable[[int], object]) -> None:
+        """Raise DamageError if the first readable unit, if there is one, begins at no offset that its queue may have.
+
+        `record_at` gives the record at a physical offset. A plain queue's units have their offsets from where they are.
+        """
+
     def end_for(self, offset: int) -> int:
         """Return a number after written units that reaches up to `offset`, or all there is of them."""
         return offset if offset > self.run.begin and self.is_written(offset - 1) else self.search_written_end()
@@ -197,6 +204,18 @@ class BatchConsumeQueue(ConsumeQueue):
     def are_written(self, units: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return for each unit whether somebody has written it whole."""
         return batch_unit.is_written(units)
+
+    def refuse_wrong_begin(self, first: int, end: int, log_begin: int, record_at: Callable[[int], object]) -> None:
+        """Raise DamageError if the first unit of [first, end) does not begin at its record's queue offset."""
+        units = self.read(first, min(first + 1, end))
+        record = record_at(int(units.physical_offsets[0])) if len(units) else None
+        if not isinstance(record, Record):
+            return
+        # Where the log has lost nothing yet, neither has the queue.
+        base, expected = int(units.queue_offsets[0]), record.queue_offset if log_begin else 0
+        if base != expected:
+            path, position = self.run.path_of(first)
+            raise DamageError(f"base offset of the first unit of {self.key}", path, position, expected, base)
 
     def end_for(self, offset: int) -> int:
         """Return the number after the last written unit: where an offset lies must be searched for anyway."""

@@ -98,7 +98,7 @@ def decode_units(
                 part.message_counts,
             )
             try:
-                batch, next_offset = decode(run, columns, begin, end, limits, wanted)
+                batch, next_offset = decode(run, columns, begin, end, limits, wanted, expects_all=is_scattered)
             except RecordFault as fault:
                 stretch.check()
                 raise _damage(log, queue, part, fault) from fault

@@ -31,7 +31,7 @@ from rmq_spark.store.format.record import (
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
-from rmq_spark.store.log.lookup import last_indexed_place
+from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable

@@ -3,12 +3,10 @@
 The layers below do the work; here they are put together, and names that a user typed meet what is there.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.disk import files
@@ -26,21 +24,23 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.format.sought import Sought
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.left_behind import how_left, read_checkpoint
-from rmq_spark.store.log.lookup import Hit, IndexFolder, find_by_id, find_by_key, last_indexed_place
-from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
+from rmq_spark.store.log.left_behind import how_left, index_safe_until_ms, read_checkpoint
+from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
+from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import Read, read_range
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
-from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.log.topics import TopicTable, describe_missing_topic
+from rmq_spark.store.log.unit_survey import UnitSurvey
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
-_FEW_UNITS, _MANY_UNITS = 1 << 7, 1 << 16  # whose sizes are read at once
 _FEW_RECORDS = 2048  # appended since the last look: fewer are walked one by one to learn whose they are
 
 
@@ -62,6 +62,7 @@ class StoreReader:
         self._log = CommitLog(folders, mapped=mapped)
         self._topics = TopicTable(self.path)
         self._index = IndexFolder(self.path)
+        self._search = MessageSearch(self._index, self._log, self._readable, lambda: index_safe_until_ms(self.path))
         self._tail = LogTail(
             self._log,
             lambda: how_left(self.path),
@@ -112,7 +113,7 @@ class StoreReader:
             )
         found = sorted({*self._topics.queues_of(topic), *(key for key in self._tail.faults if key.topic == topic)})
         if not found:
-            raise NotFoundError(self._no_topic(topic))
+            raise NotFoundError(describe_missing_topic(topic, self.topics(), self.path))
         return found
 
     def refresh(self) -> bool:
@@ -197,17 +198,15 @@ class StoreReader:
 
     def record_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
         """Return the bytes of the records that begin in the queue offsets [begin, end), as they lie in the log."""
-        return sum(int(sizes.sum()) for _, sizes in self._sizes(queue, begin, end))
+        return self._survey(queue, begin, end).record_bytes() if begin < end else 0
 
     def offset_within_bytes(self, queue: QueueKey, begin: int, end: int, max_bytes: int) -> int:
         """Return the largest offset up to `end` such that the records from `begin` to it take at most `max_bytes`."""
-        left = max_bytes
-        for offsets, sizes in self._sizes(queue, begin, end):
-            total = np.cumsum(sizes)
-            if int(total[-1]) > left:
-                return max(begin, int(offsets[int(np.searchsorted(total, left, side="right"))]))
-            left -= int(total[-1])
-        return end
+        return self._survey(queue, begin, end).offset_within_bytes(max_bytes) if begin < end else end
+
+    def wanted_share(self, queue: QueueKey, begin: int, end: int, wanted: RowFilter, places: int) -> float:
+        """Return about which part of the messages [begin, end), not none, a filter lets by, see `UnitSurvey`."""
+        return self._survey(queue, begin, end).wanted_share(wanted, places)
 
     def proof(self, queue: QueueKey, offset: int) -> RecordProof:
         """Return where the message of a queue offset lies and when it was stored."""
@@ -223,24 +222,32 @@ class StoreReader:
         return RecordProof(place, record.store_timestamp)
 
     def find_key(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[tuple[QueueKey, int]]:
-        """Return queue and queue offset of the topic's messages with this key, in order, as the index knows them.
+        """Return queue and queue offset of the topic's messages with this key, in order.
 
         A message counts by any of its KEYS or by its UNIQ_KEY, or those of the inner batch that it is in (the msgId
-        that its sender was told), and only if it was stored in [begin_ms, end_ms].
-        The index may be incomplete (a broker drops its newest file after a crash, or wrote none).
+        that its sender was told), and only if it was stored in [begin_ms, end_ms]. Where the index is missing, partial
+        or damaged messages are read instead, and the log says so.
         """
-        self.queues(topic)
-        hits = find_by_key(self._index, self._log, topic, key, begin_ms, end_ms)
-        return self._messages_with(hits, ("keys", "msgId"), key)
+        return self._messages_with(self.queues(topic), Sought(keys=(key,)), begin_ms, end_ms)
 
     def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
         """Return queue and queue offset of the message with this id, an offsetMsgId or a UNIQ_KEY, in these topics.
 
-        [] for an id that no message there has.
+        [] for an id that no message there has. Where the index does not tell, as `find_key`.
         """
         self._refuse_if_closed()
-        hits = find_by_id(self._index, self._log, message_id, topics)
-        return self._messages_with(hits, ("msgId", "offsetMsgId"), message_id)
+        queues = [queue for topic in sorted({*topics} & {*self.topics()}) for queue in self.queues(topic)]
+        return self._messages_with(queues, Sought(message_ids=(message_id,)), 0, 2**63 - 1)
+
+    def search(self, spans: Sequence[Span], sought: Sought) -> SearchAnswer:
+        """Return where in the spans, which are there and not empty, messages with one of the keys or ids lie.
+
+        What the answer calls unknown is to be read: the index does not tell of it, and the log says why.
+        """
+        self._refuse_if_closed()
+        answer = self._search.search(spans, sought)
+        log_reading_instead(answer, self.record_bytes)
+        return answer
 
     def read(
         self,
@@ -309,28 +316,14 @@ class StoreReader:
 
     def _unit_bounds(self, queue: ConsumeQueue) -> tuple[int, int]:
         """Return first and end unit that can be read, as of the last refresh."""
-        if not self._looked:
-            self.refresh()
         self._raise_fault(queue.key)
         end = self._tail.ends.get(queue.key, queue.run.begin)
         if queue.key not in self._min_units:
             first = queue.first_from(self._log.segments.begin, end)
             queue.refuse_hole_before(first, self._log.segments.begin)
-            self._refuse_wrong_begin(queue, queue.read(first, min(first + 1, end)), first)
+            queue.refuse_wrong_begin(first, end, self._log.segments.begin, self._log.record_at)
             self._min_units[queue.key] = first
         return self._min_units[queue.key], end
-
-    def _refuse_wrong_begin(self, queue: ConsumeQueue, units: Units, first: int) -> None:
-        """Raise DamageError if the first unit of a batch queue does not begin at its record's queue offset."""
-        if units.message_counts is None or not len(units):
-            return
-        record = self._log.record_at(int(units.physical_offsets[0]))
-        base = int(units.queue_offsets[0])
-        # Where the log has lost nothing yet, neither has the queue.
-        expected = record.queue_offset if isinstance(record, Record) and self._log.segments.begin else 0
-        if isinstance(record, Record) and base != expected:
-            path, position = queue.run.path_of(first)
-            raise DamageError(f"base offset of the first unit of {queue.key}", path, position, expected, base)
 
     def _raise_fault(self, key: QueueKey) -> None:
         if not self._looked:
@@ -351,46 +344,15 @@ class StoreReader:
             raise OffsetRangeError(str(key), begin, end, held.min_offset, held.max_offset)
         return queue, units_end
 
-    def _sizes(
-        self, key: QueueKey, begin: int, end: int
-    ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-        """Yield queue offsets and record sizes of [begin, end), a few and then many at a time: a limit may be near."""
-        if begin >= end:
-            return
+    def _survey(self, key: QueueKey, begin: int, end: int) -> UnitSurvey:
         queue, units_end = self._readable(key, begin, end)
-        unit, last = queue.unit_of(begin, units_end), queue.unit_of(end - 1, units_end) + 1
-        step = _FEW_UNITS
-        while unit < last:
-            units = queue.read(unit, min(unit + step, last))
-            step = min(step * 8, _MANY_UNITS)
-            # A batch that the range begins inside of was counted where its first message was.
-            yield units.queue_offsets, np.where(units.queue_offsets < begin, 0, units.sizes)
-            unit += len(units)
-        queue.run.close()
+        return UnitSurvey(queue, begin, end, units_end)
 
-    def _messages_with(self, hits: list[Hit], columns: tuple[str, str], wanted: str) -> list[tuple[QueueKey, int]]:
-        """Return the messages of the hits that really carry `wanted`, sorted, each once."""
-        found: set[tuple[QueueKey, int]] = set()
-        for key, begin, end, is_whole in hits:
-            held = self.bounds(key)
-            begin, end = max(begin, held.min_offset), min(end, held.max_offset)
-            if is_whole:
-                found.update((key, offset) for offset in range(begin, end))
-                continue
-            for batch in self.read(key, begin, end, ("queueOffset", *columns)):
-                offsets, first, second = (column.to_pylist() for column in batch.columns)
-                for offset, one, other in zip(offsets, first, second, strict=True):
-                    if wanted in (one or "").split(" ") or wanted == other:
-                        found.add((key, offset))
-        return sorted(found)
-
-    def _no_topic(self, topic: str) -> str:
-        known = sorted(self.topics(), key=filenames.is_system_topic)  # the user's own first
-        near = difflib.get_close_matches(topic, known, 3)
-        shown = known[:12]
-        there = (
-            f"Topics there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}." if shown else "It has none."
-        )
-        if near:
-            there = f"Did you mean {' or '.join(near)}? {there}"
-        return f'no topic "{topic}" in the store at "{self.path}". {there}'
+    def _messages_with(
+        self, queues: Sequence[QueueKey], sought: Sought, begin_ms: int, end_ms: int
+    ) -> list[tuple[QueueKey, int]]:
+        """Return what is sought of these queues and was stored in [begin_ms, end_ms], sorted."""
+        bounds = {queue: self.bounds(queue) for queue in queues}
+        spans = [Span(queue, held.min_offset, held.max_offset) for queue, held in bounds.items()]
+        answer = self.search([span for span in spans if span.begin < span.end], sought)
+        return read_found(answer, sought, begin_ms, end_ms, self.read)

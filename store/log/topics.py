@@ -4,8 +4,9 @@ Empty queues that only topics.json knows count too. A folder whose name is no qu
 ConsumeQueueStore#load does (5.3).
 """
 
+import difflib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmq_spark.store.disk import files
@@ -191,3 +192,14 @@ class TopicTable:
         self._look_once()
         queue_ids = {*self._ids.get(topic, ()), *range(self._count(topic))}
         return [QueueKey(topic, queue_id) for queue_id in sorted(queue_ids)]
+
+
+def describe_missing_topic(topic: str, known: Iterable[str], path: str) -> str:
+    """Return the text of an error for a topic that the store at `path` does not have: with others that it has."""
+    names = sorted(known, key=filenames.is_system_topic)  # the user's own first
+    near = difflib.get_close_matches(topic, names, 3)
+    shown = names[:12]
+    there = f"Topics there: {', '.join(shown)}{' …' if len(names) > len(shown) else ''}." if shown else "It has none."
+    if near:
+        there = f"Did you mean {' or '.join(near)}? {there}"
+    return f'no topic "{topic}" in the store at "{path}". {there}'

@@ -16,7 +16,7 @@ import rmq_spark
 from rmq_spark.store.units import QueueKey
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 60
+WITHIN_S = 180
 LEVELS = "1s 2s 1h"
 
 # Makes an extra package look as if it were not installed.

@@ -162,5 +162,7 @@ def test_what_one_leaves_waiting_the_other_delivers_once(java: Java, tmp_path: P
             time.sleep(0.2)
         (seen,) = client("pull", topic=f"%RETRY%{OURS}", group="looks")
         assert seen["reconsumeTimes"] == 1
+        client.program.kill()  # to stop takes them ten seconds
+        broker.kill()
     shared.check()
     check_trail(shared, OURS)

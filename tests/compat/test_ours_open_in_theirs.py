@@ -1,12 +1,13 @@
 """RocketMQ's store classes open what we wrote: no recovery, every message, every column, every look-up."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 from compat_kit import our_stores
-from compat_kit.lookups import key_differences, time_differences
+from compat_kit.lookups import key_differences, range_differences, time_differences
 from compat_kit.rocketmq import Line, Request, Verifier
 from compat_kit.rows import bound_differences, count, differences, our_bounds, our_rows, their_rows
 
@@ -123,6 +124,27 @@ def test_every_store_that_we_leave_in_order_is_whole(
         message_count += count(our_rows(store))
     assert not problems, "\n".join(f"{name}: {line}" for name, lines in problems.items() for line in lines)
     print(f"{verifier.java.version}: {message_count} messages in {len(stores)} stores")
+
+
+def test_keys_are_found_within_times_in_index_files_that_roll_over(
+    tmp_path: Path, verifier: Verifier, copied: Callable[[Path], Path]
+) -> None:
+    store, random = tmp_path / "store", Random(6)
+    for part in range(6):
+        with our_stores.open_small(store) as writer:
+            for topic, queues in our_stores.TOPICS.items():
+                writer.create_topic(topic, queues)
+            numbers = range(part * 80 + 1, part * 80 + 80)
+            writer.send_many(our_stores.table(our_stores.message(number, random) for number in numbers))
+        time.sleep(0.8)  # the index counts seconds
+    assert len(list((store / "index").iterdir())) > 1
+    times = sorted(row["storeTimestamp"] for rows in our_rows(store).values() for row in rows)
+    ends = [times[0] - 5000, *times[:: len(times) // 5], times[-1], times[-1] + 5000]
+    ranges = [(begin, end) for begin in ends for end in ends if begin <= end]
+    (report,) = verifier.verify([Request(copied(store), SMALL, keys=60, ranges=ranges)])
+    assert key_differences(store, report["keys"]) == []
+    assert range_differences(store, report["keys"]) == []
+    assert sum(len(one["places"]) for answer in report["keys"] for one in answer["ranges"]) > 100
 
 
 def test_a_long_topic_is_read_by_5(

@@ -67,6 +67,8 @@ def played(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         assert notes.problems(store) == [], f"round {number}, after us"
     with Broker(java, store, **CONF) as broker, Client(broker) as client:
         yield store, notes, client
+        client.program.kill()  # nobody looks at what these leave, and to stop takes them ten seconds
+        broker.kill()
 
 
 def test_every_message_is_there_once_in_order_for_all_readers(

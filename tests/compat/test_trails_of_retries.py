@@ -62,9 +62,11 @@ def fail_theirs(java: Java, path: Path) -> None:
     """Have a real consumer fail `FAILURES` times, and another time beyond its limit."""
     with Broker(java, path, **CONF) as broker, Client(broker) as client:
         client("produce", topic=TOPIC, text="hello", queueId=0, tags="A", keys="k1 k2", properties={"x": "y"})
+        # Of a topic that the broker makes for the first failure the consumer learns half a minute later.
+        client("create-topic", topic=f"%RETRY%{THEIRS}", queues=1)
         client(
-            "push", topic=TOPIC, group=THEIRS, count=1, timeoutMs=60_000, failTimes=FAILURES + 1,
-            maxReconsumeTimes=FAILURES, body=True,
+            "push", topic=TOPIC, group=THEIRS, count=FAILURES + 1, countFailed=True, timeoutMs=90_000,
+            failTimes=FAILURES + 1, maxReconsumeTimes=FAILURES, body=True,
         )  # fmt: skip
 
 

@@ -1,17 +1,30 @@
 """A batch query's plan and rows, in this process, on stores made to measure."""
 
 import pickle
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 
+from rmq_spark.datasource import selection
 from rmq_spark.datasource.batch_reader import RmqBatchReader
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import parse_options
+from rmq_spark.datasource.selection import join_ranges
 from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.store import StoreReader
+from rmq_spark.store import SearchAnswer, Span, StoreReader
 from rmq_spark.store.errors import (
     DataLossError,
     NotFoundError,
@@ -30,7 +43,7 @@ FIRST_MS = 1_600_000_000_000
 @pytest.fixture
 def store(tmp_path):
     """Topic orders: queue 0 has the offsets 0 to 9 stored every ms, queue 1 has 4 to 5, queue 2 none."""
-    messages = [SampleMessage("orders", 0, b"x", store_timestamp=FIRST_MS + n) for n in range(10)]
+    messages = [SampleMessage("orders", 0, b"x", keys=f"k{n}", store_timestamp=FIRST_MS + n) for n in range(10)]
     messages += [SampleMessage("orders", 1, b"x", store_timestamp=FIRST_MS + 100 + n) for n in range(2)]
     build_store(tmp_path / "store", messages, first_offsets={QueueKey("orders", 1): 4}, empty_topics={"orders": 3})
     return tmp_path / "store"
@@ -173,23 +186,120 @@ def test_ids_are_found_by_producer_s_and_by_broker_s() -> None:
     assert found(msgId="7F00000100002A9F0000000000000001") == []
 
 
-def test_found_messages_of_a_queue_are_one_task_however_scattered(store) -> None:
-    reader = reader_of(store, keys="x")
-    hits = [(QueueKey("orders", 0), offset) for offset in (7, 1, 2, 8, 9)]
+def test_keys_and_ids_are_found_without_an_index_too(store) -> None:
+    assert read(store, keys="nothing") == []
+    assert read(store, keys="k3 k5") == [(0, 3), (0, 5)]
+    (partition,) = reader_of(store, keys="k3").partitions()[:1]
+    assert [(piece.begin, piece.end) for piece in partition.pieces] == [(0, 10)]
 
-    class Index:
-        @staticmethod
-        def find_key(topic, key):
-            return hits
 
-        @staticmethod
-        def store_id():
-            return None
+def test_found_messages_of_a_queue_are_one_task_however_scattered(store, monkeypatch) -> None:
+    found = [Span(QueueKey("orders", 0), offset, offset + 1) for offset in (7, 1, 2, 8)]
+    answer = SearchAnswer(found, [Span(QueueKey("orders", 0), 0, 4)])
+    monkeypatch.setattr(StoreReader, "search", lambda *given: answer)
+    reader = reader_of(store, keys="k3")
+    partitions = reader.partitions()
+    pieces = [[(piece.begin, piece.end) for piece in part.pieces] for part in partitions]
+    assert pieces == [[(1, 3), (7, 9)], [(0, 1), (3, 4)]]
+    assert rows_of(reader) == [(0, 1), (0, 2), (0, 7), (0, 8), (0, 3)]
 
-    view = SimpleNamespace(path=str(store), commit_log_path=None, store=Index, proof=lambda queue, offset: None)
-    (partition,) = reader._found_partitions(view, [QueueRange(QueueKey("orders", 0), 0, 9)])
-    assert [(piece.begin, piece.end) for piece in partition.pieces] == [(1, 3), (7, 9)]
-    assert [batch["queueOffset"].to_pylist() for batch in reader.read(partition)] == [[1, 2], [7, 8]]
+
+def test_found_messages_near_together_are_read_with_what_is_between_but_not_beyond_a_condition(
+    store, monkeypatch
+) -> None:
+    answer = SearchAnswer([Span(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)], [])
+    monkeypatch.setattr(StoreReader, "search", lambda *given: answer)
+    one, inside = EqualTo(("keys",), "k3"), Not(EqualTo(("queueOffset",), 5))
+    assert pushed(store, one, inside) == ([(0, n) for n in (1, 2, 3, 6, 7, 8)], [one])
+    assert read(store, keys="k3 k6") == [(0, 3), (0, 6)]  # between them others are compared, and so are they
+
+
+def test_found_messages_far_apart_are_read_alone(store, monkeypatch) -> None:
+    monkeypatch.setattr(selection, "_NEAR_MESSAGES", 0)
+    found = [Span(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)]
+    monkeypatch.setattr(StoreReader, "search", lambda *given: SearchAnswer(found, []))
+    one = EqualTo(("keys",), "k3")
+    assert pushed(store, one) == ([(0, n) for n in (1, 3, 6, 8)], [one])
+
+
+def pushed(path, *filters, **given):
+    """Return the rows that are read, and the filters that Spark is to ask again."""
+    reader = reader_of(path, **given)
+    assert reader.pushFilters.__func__ is DataSourceReader.pushFilters
+    left = list(reader.pushFilters(list(filters)))
+    assert all(any(one is other for other in filters) for one in left)
+    return rows_of(reader), left
+
+
+def at(ms, us=0):
+    return datetime.fromtimestamp((FIRST_MS + ms) // 1000, UTC) + timedelta(
+        milliseconds=(FIRST_MS + ms) % 1000, microseconds=us
+    )
+
+
+def test_conditions_choose_queues_and_offsets(store) -> None:
+    assert pushed(store, EqualTo(("queueId",), 1)) == ([(1, 4), (1, 5)], [])
+    assert pushed(store, Not(EqualTo(("queueId",), 1)), In(("queueOffset",), (2, 3, 7, 99, None)))[0] == [
+        (0, 2),
+        (0, 3),
+        (0, 7),
+    ]
+    assert pushed(store, EqualTo(("topic",), "other"))[0] == []
+    nested = EqualTo(("queueId", "x"), 1)
+    assert pushed(store, nested) == (ALL, [nested])
+    assert pushed(store, GreaterThan(("queueOffset",), 5), startingOffsets='{"orders": {"0": 7}}') == (
+        [(0, 7), (0, 8), (0, 9)],
+        [],
+    )
+
+
+def test_conditions_on_time_cut_a_second_beyond_both_ends_and_are_asked_again(tmp_path) -> None:
+    times = [0, 0, 5000, 5001, 10_000, 20_000]
+    build_store(tmp_path, [SampleMessage("orders", 0, b"x", store_timestamp=FIRST_MS + ms) for ms in times])
+    late, early = GreaterThan(("storeTimestamp",), at(5000)), LessThanOrEqual(("storeTimestamp",), at(9000))
+    assert pushed(tmp_path, late) == ([(0, n) for n in (2, 3, 4, 5)], [late])
+    assert pushed(tmp_path, early)[0] == [(0, n) for n in (0, 1, 2, 3, 4)]
+    assert pushed(tmp_path, late, early)[0] == [(0, n) for n in (2, 3, 4)]
+    assert pushed(tmp_path, EqualTo(("storeTimestamp",), at(5000, us=1)))[0] == []
+    assert pushed(tmp_path, LessThan(("storeTimestamp",), at(-5000)))[0] == []
+    assert pushed(tmp_path, GreaterThan(("storeTimestamp",), at(10**9)))[0] == []
+
+
+def test_a_clock_that_was_set_back_loses_no_message(tmp_path, caplog) -> None:
+    times = [*range(0, 3_600_000, 60_000), *range(1_800_000, 7_200_000, 60_000)]
+    build_store(tmp_path, [SampleMessage("orders", 0, b"x", store_timestamp=FIRST_MS + ms) for ms in times])
+    for minute in range(-5, 125, 7):
+        wanted = [(0, n) for n, ms in enumerate(times) if minute * 60_000 <= ms <= (minute + 5) * 60_000]
+        between = (
+            GreaterThanOrEqual(("storeTimestamp",), at(minute * 60_000)),
+            LessThanOrEqual(("storeTimestamp",), at((minute + 5) * 60_000)),
+        )
+        assert set(wanted) <= set(pushed(tmp_path, *between)[0]), minute
+    assert "store times of queue orders/0 are not in order" in caplog.text
+
+
+def test_keys_and_ids_in_conditions_are_looked_up_and_what_the_index_does_not_tell_is_read(store) -> None:
+    one = EqualTo(("keys",), "k1")
+    rows, left = pushed(GOLDEN / "basic", one, subscribePattern=".*")
+    assert left == [one]
+    assert (0, 0) in rows
+    assert len(rows) < len(read(GOLDEN / "basic", subscribePattern=".*"))
+    assert pushed(store, one)[0] == ALL, "it has no index"
+    by_place = EqualTo(("msgId",), "7F00000100002A9F0000000000000000")
+    assert pushed(GOLDEN / "basic", by_place, subscribePattern=".*")[0] == [(0, 0)]
+
+
+def test_what_was_pushed_and_what_it_saves_is_in_the_log(store, caplog) -> None:
+    caplog.set_level("INFO", "rmq_spark")
+    pushed(store, EqualTo(("queueId",), 1), IsNotNull(("queueId",)), GreaterThan(("queueOffset",), 4))
+    (record,) = caplog.records
+    assert record.message.startswith(
+        "rmq: pushed down: queueId = 1 and queueOffset > 4. Reads 1 of 12 messages, about "
+    )
+    assert record.message.endswith(" bytes of the log, in 1 of 2 queues")
+    caplog.clear()
+    pushed(store, IsNotNull(("tags",)))
+    assert not caplog.records, "nothing was saved"
 
 
 def test_a_file_that_goes_away_while_a_batch_is_planned_is_planned_again(store, monkeypatch) -> None:
@@ -204,3 +314,11 @@ def test_a_file_that_goes_away_while_a_batch_is_planned_is_planned_again(store, 
     monkeypatch.setattr(StoreReader, "bounds", fail_once)
     assert read(store) == ALL
     assert len(calls) > 3
+
+
+def test_messages_that_were_found_twice_are_read_once() -> None:
+    orders, others = QueueKey("orders", 0), QueueKey("orders", 1)
+    found = [QueueRange(others, 0, 9), QueueRange(orders, 4, 5), QueueRange(orders, 3, 8), QueueRange(orders, 3, 4)]
+    assert join_ranges(found) == [QueueRange(orders, 3, 8), QueueRange(others, 0, 9)], (
+        "those of a batch lie in its range"
+    )

@@ -37,6 +37,11 @@ def test_a_text_is_for_all_topics_but_those_of_retries(name: str) -> None:
     assert parse({}).filters == Filters()
 
 
+def test_a_topic_that_json_names_twice_is_refused() -> None:
+    assert 'names "orders" twice.' in refusal({"tags": '{"orders": "A", "orders": "B"}'})
+    assert 'names "0" twice.' in refusal({"startingOffsets": '{"orders": {"0": 1, "0": 2}}'})
+
+
 def test_json_is_by_topic() -> None:
     filters = parse({"tags": '{"orders": "A || B", "payments": "*"}'}).filters
     assert filters.of("orders") == Expression(TAG, "A || B")

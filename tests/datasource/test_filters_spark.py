@@ -55,6 +55,8 @@ def test_a_batch_query_gives_what_matches(spark: "SparkSession", path: str) -> N
     by_topic = load(subExpression='{"orders": "BB"}', sql92='{"payments": "amount > 37 AND TAGS <> \'B\'"}')
     assert bodies(by_topic) == numbers("orders", "BB") | {("payments", 38), ("payments", 39)}
     assert load(tags="nobody").count() == 0
+    both = load(tags='{"orders": "A || Aa"}', sql92='{"payments": "amount > 36"}', columns="topic,body,tags")
+    assert bodies(both.where("tags in ('Aa', 'BB')")) == numbers("orders", "Aa") | {("payments", 38), ("payments", 39)}
     with pytest.raises(Exception, match=r"(?s)sql92, .*amount >\n.*\^"):
         load(sql92="amount >")
 

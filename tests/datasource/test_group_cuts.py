@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import rmq_spark
@@ -18,28 +19,32 @@ from rmq_spark.store import GroupTerms, QueryGroup
 from rmq_spark.store.errors import DataLossError
 from rmq_spark.store.units import QueueBounds, QueueKey
 
+CopyStore = Callable[[Path, Path], Path]
 GROUP = {"consumerGroup": "billing"}
 MODES = {"all": GROUP | {"startingOffsets": "group"}, "shared": GROUP | {"assignment": "shared"}}
 CARELESS = {"failOnDataLoss": "false"}
 QUEUE = QueueKey("orders", 0)
 
 
+def batch(count: int, body: str) -> pa.Table:
+    return pa.table({"topic": ["orders"] * count, "body": [body] * count, "queueId": pa.array([0] * count, pa.int32())})
+
+
 class RestoredStore:
     """A store of the topic orders, of one queue, that had 41 messages and is restored from a copy with 25 of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path, self._copy = folder / "store", folder / "copy"
+    def __init__(self, folder: Path, copy_store: CopyStore) -> None:
+        self.path, self._copy, self._copy_store = folder / "store", folder / "copy", copy_store
         with rmq_spark.open_store(self.path, segment_bytes=1 << 16) as store:
             store.create_topic("orders", 1)
         self.append(25)
         self.set_group(10)
-        shutil.copytree(self.path, self._copy)
+        copy_store(self.path, self._copy)
         self.append(16)
 
     def append(self, count: int) -> None:
         with rmq_spark.open_store(self.path) as store:
-            for _ in range(count):
-                store.send("orders", "x", queue_id=0)
+            store.send_many(batch(count, "x"))
 
     def set_group(self, offset: int) -> None:
         """Set the group's offset as a tool of RocketMQ does."""
@@ -49,15 +54,15 @@ class RestoredStore:
 
     def restore(self) -> None:
         shutil.rmtree(self.path)
-        shutil.copytree(self._copy, self.path)
+        self._copy_store(self._copy, self.path)
 
     def group_offset(self) -> int:
         return rmq_spark.group_offsets(self.path, "billing")["orders"][0]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RestoredStore:
-    return RestoredStore(tmp_path)
+def store(tmp_path: Path, copy_store: CopyStore) -> RestoredStore:
+    return RestoredStore(tmp_path, copy_store)
 
 
 @pytest.fixture
@@ -112,8 +117,7 @@ def test_a_query_that_fails_for_what_retention_deleted_leaves_the_group_where_it
     query = join(**MODES[mode], maxOffsetsPerTrigger="2")
     query.trigger()
     with rmq_spark.open_store(store.path) as messages:
-        for _ in range(300):
-            messages.send("orders", "x" * 500, queue_id=0)
+        messages.send_many(batch(300, "x" * 500))
         messages.expire(max_bytes=1 << 16)
     with pytest.raises(DataLossError, match="retention has deleted"):
         join(query.committed, **MODES[mode]).plan()

@@ -86,7 +86,7 @@ def test_a_queue_of_another_member_that_vanished_is_a_loss_to_who_had_it_before(
     query = start(store, **SUBSCRIBED, **KINDS[2])
     query.drain()
     mine = start(store, query.committed, **SUBSCRIBED, **KINDS[2], allocateStrategy='config:{"orders": [0]}')
-    subscribed = 'subscribePattern="orders|payments", %RETRY%billing'
+    subscribed = 'subscribePattern="orders|payments" with %RETRY%billing'
     terms = GroupTerms("billing", "shared", payments["allocateStrategy"], subscribed)
     other = QueryGroup(str(store), terms)
     other.step([QueueKey("payments", 0)], {}, None)

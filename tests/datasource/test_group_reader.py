@@ -270,7 +270,8 @@ def test_a_queue_that_came_back_goes_on_where_the_other_left_it(grow, join) -> N
     assert sorted(row for batch in first.drain() for row in batch) == [(0, 1), (1, 3)]
 
 
-def test_members_of_different_subscriptions_are_refused(store, join) -> None:
+def test_members_of_different_subscriptions_are_refused(store, join, monkeypatch) -> None:
+    monkeypatch.setattr("rmq_spark.store.group.membership.DYING_MS", 100)
     store.append("payments", 0, 1)
     join(store.path, **SHARED).trigger()
     with pytest.raises(GroupConflictError, match=r'subscription is subscribe="orders,payments"'):

@@ -353,6 +353,17 @@ def test_who_begins_before_a_stopped_queue_goes_on_gets_all_of_its_rows(
     assert len(outcomes) == 1, "the stopped queue goes on"
 
 
+def test_a_batch_that_ends_before_the_place_of_rows_asked_for_again_forgets_all_but_the_place() -> None:
+    left = [QueueOutcome(ONE, 3)]
+    for history, expected in [
+        (History(3, {3: 2}, frozenset({4}), counts_from_resume=True), left),
+        (History(3, pending=frozenset({2}), counts_from_resume=True), left),
+        (History(3, is_repeated=True), left),  # another try of that batch
+        (History(3, counts_from_resume=True), []),  # the next batch: there is nothing to forget any more
+    ]:
+        assert orderly(lambda rows, context: SUCCESS, messages(3), {ONE: history}) == ([], expected)
+
+
 def test_a_batch_that_is_repeated_forgets_no_dead_letter_behind_its_end() -> None:
     gone = frozenset({2, 3})
     for history, expected in [

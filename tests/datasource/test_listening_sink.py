@@ -16,7 +16,7 @@ STOPPED = Suspension(5, 0, {5: 2}, frozenset({2}), frozenset({4}), 3, "query", 7
         (CommitKey("query", 7), False, False, True),
         (CommitKey("query", 7), True, False, True),
         (CommitKey("query", 8), False, True, False),
-        (CommitKey("query", 8), True, True, False),
+        (CommitKey("query", 8), True, False, False),
         (CommitKey("other", 7), False, True, False),
         (CommitKey("other", 7), True, False, False),
     ],
@@ -24,7 +24,7 @@ STOPPED = Suspension(5, 0, {5: 2}, frozenset({2}), frozenset({4}), 3, "query", 7
 @pytest.mark.parametrize(
     ("is_settled", "sent", "pending"), [(True, {2, 4}, set()), (False, {2}, {4})], ids=["settled", "not settled"]
 )
-def test_who_repeats_a_batch_or_takes_a_queue_over_is_told_all_and_who_begins_anew_only_from_the_stop_on(
+def test_who_repeats_a_batch_or_shares_a_queue_is_told_all_and_who_begins_anew_only_from_the_stop_on(
     key: CommitKey,
     is_shared: bool,
     counts_from_resume: bool,

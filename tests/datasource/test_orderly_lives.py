@@ -26,7 +26,7 @@ from rmq_spark.datasource.stream_reader import RmqStreamReader
 from rmq_spark.store import CommitKey, publish_last_offsets
 from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.group.suspended import read_suspended
+from rmq_spark.store.group.suspended import Suspension, read_suspended, write_outcomes
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.units import QueueKey
 
@@ -295,6 +295,21 @@ def test_a_query_that_reads_the_group_anew_gets_the_dead_letters_of_another_one(
     life.committed, life.planned, life.batch_id, life.query_id = '{"@": {"v": 1}}', None, 0, "another"
     life.settle()
     assert sorted(life.given) == [(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)]
+    life.stop()
+
+
+@pytest.mark.parametrize("most", ["9", "3"], ids=["batches end at the place", "batches end before it"])
+def test_so_it_does_where_a_batch_of_it_begins_where_the_other_one_stopped(tmp_path: Path, most: str) -> None:
+    life = make_life(tmp_path / "store", 1, model="orderly", batch_size=1, max_times=2, fail_chance=0.0)
+    life.dying, life.most = False, most
+    queue, stopped = QueueKey("orders", 2), Suspension(3, 0, {3: 1, 5: 2}, frozenset({5}), frozenset({4}))
+    write_outcomes(str(life.path), "g", CommitKey("another", 6), {queue: stopped})
+    life.run(1)
+    assert (2, 3) not in life.given
+    kept = read_suspended(str(life.path), "g").queues[queue]
+    assert (kept.resume, kept.attempts, kept.sent, kept.dead) == (3, {}, set(), set())
+    life.settle()
+    assert set(life.given) == {(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)}
     life.stop()
 
 

@@ -171,7 +171,10 @@ def test_a_subscription_that_names_it_already_reads_it_once(sender: Sender, star
     assert query.drain() == [[(0, 0), (0, 1)]]
 
 
-def test_the_members_of_a_group_must_agree_on_it(sender: Sender, start: Callable) -> None:
+def test_the_members_of_a_group_must_agree_on_it(
+    sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.group.membership.DYING_MS", 100)
     shared = GROUP | {"assignment": "shared"}
     start(sender.path, **shared).drain()
     with pytest.raises(Exception, match="%RETRY%billing"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-WITHIN_S = 60
+WITHIN_S = 180
 MESSAGES = 12
 GROUP = "billing"
 PLACE = ["commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes"]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SEGMENT_BYTES = 1 << 13
-WITHIN_S = 60
+WITHIN_S = 180
 
 
 @dataclass(frozen=True)

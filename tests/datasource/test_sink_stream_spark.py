@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-WITHIN_S = 60
+WITHIN_S = 180
 MESSAGES = 20
 ROWS_A_BATCH = 8
 LAST = 2  # batch, which takes the rest

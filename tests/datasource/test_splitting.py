@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.splitting import join_offsets, split, split_ranges
+from rmq_spark.datasource.selection import join_ranges
+from rmq_spark.datasource.splitting import pack_ranges, split, split_ranges
 from rmq_spark.store.units import QueueKey
 
 # No deadline: a busy machine is no bug. The same examples every time.
@@ -74,8 +75,24 @@ def test_pieces_of_one_range_differ_by_one_at_most(count, parts) -> None:
 
 
 @usual
-@given(st.sets(st.integers(0, 60)))
-def test_offsets_are_joined_into_the_longest_ranges(found) -> None:
-    ranges = join_offsets(sorted(found))
-    assert {offset for begin, end in ranges for offset in range(begin, end)} == found
-    assert all(one[1] < other[0] for one, other in pairwise(ranges))
+@given(
+    st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 60)), max_size=4),
+    st.none() | st.integers(1, 9),
+    st.none() | st.integers(1, 9),
+)
+def test_scattered_pieces_are_put_together_and_cover_the_same(found, most, least) -> None:
+    parts = [QueueRange(QueueKey("orders", n), one, one + 1) for n, ones in found.items() for one in sorted(ones)]
+    joined = join_ranges(parts)
+    assert all(one.queue != other.queue or one.end < other.begin for one, other in pairwise(joined))
+    packs = pack_ranges(joined, most, least)
+    read = [(piece.queue, offset) for pack in packs for piece in pack for offset in range(piece.begin, piece.end)]
+    assert sorted(read) == sorted((part.queue, part.begin) for part in parts)
+    assert all(len({piece.queue for piece in pack}) == 1 for pack in packs)
+    assert all(one.end <= other.begin for pack in packs for one, other in pairwise(pack))
+    assert all(sum(piece.count for piece in pack) <= most for pack in packs if most)
+
+
+def test_a_queue_in_few_short_pieces_is_one_task_and_long_ones_are_tasks_by_themselves() -> None:
+    key = QueueKey("orders", 0)
+    ranges = [QueueRange(key, *one) for one in ((0, 5), (7, 9), (10, 20_010), (20_020, 20_021))]
+    assert pack_ranges(ranges) == [[ranges[0], ranges[1], ranges[3]], [ranges[2]]]

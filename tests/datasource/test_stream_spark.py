@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 Grow = Callable[..., "GrowingStore"]
 NOW = {"availableNow": True}
-WITHIN_S = 60
+WITHIN_S = 180
 
 
 class Sink:

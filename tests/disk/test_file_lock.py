@@ -122,7 +122,10 @@ def test_a_lock_that_nobody_holds_on_to_is_released(path: Path) -> None:
 
 
 def test_a_probe_tells_shared_locks_from_exclusive_ones_byte_by_byte(path: Path) -> None:
-    shared, exclusive = BrokerLock(str(path)), FileLock(str(path), 1)
+    class Shared(FileLock):  # a BrokerLock has a lease besides, and who opens the file to write waits 45 s for that
+        _kind, _access = fcntl.F_RDLCK, os.O_RDONLY
+
+    shared, exclusive = Shared(str(path)), FileLock(str(path), 1)
     assert shared.try_take()
     assert exclusive.try_take()
     assert is_locked(str(path))
@@ -131,6 +134,11 @@ def test_a_probe_tells_shared_locks_from_exclusive_ones_byte_by_byte(path: Path)
     assert not is_locked(str(path), 2)
     shared.release()
     exclusive.release()
+    broker = BrokerLock(str(path))
+    assert broker.try_take()
+    assert is_locked(str(path))
+    assert not is_locked(str(path), exclusively=True), "a broker's lock is one of the shared ones"
+    broker.release()
 
 
 def test_a_lock_that_cannot_be_asked_for_is_no_free_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.unit_ext import to_address
-from rmq_spark.store.log import unit_scan
+from rmq_spark.store.log import commit_log, unit_scan
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import BuiltStore, build_store
 from rmq_spark.store.units import QueueKey
@@ -212,6 +212,19 @@ def test_a_filter_that_keeps_most_maps_the_log_as_a_read_without_one_does(large,
     assert any(how == "map" for how, _ in asked)
 
 
+def test_what_is_mapped_for_a_filter_is_bounded_however_far_apart_records_lie(large, asked, monkeypatch) -> None:
+    path, _ = large
+    monkeypatch.setattr(commit_log, "WINDOW_BYTES", 1 << 20)
+    with open_reader(path, read_mode="mmap") as store:
+        store.bounds(QUEUE)
+        asked.clear()
+        rows = sum(batch.num_rows for batch in store.read(QUEUE, 0, 20_000, ["body"], tags="T1"))
+        assert rows == sum(row["tags"] == "T1" for row in read(path, ["tags"]))
+    windows = [size for how, size in asked if how == "map"]
+    assert len(windows) > 20
+    assert max(windows) <= 1 << 20
+
+
 def test_a_filter_that_nothing_matches_touches_no_byte_of_the_log(large, asked) -> None:
     path, _ = large
     with open_reader(path) as store:
@@ -281,6 +294,19 @@ def test_the_body_of_a_message_that_is_not_wanted_is_not_decoded(tmp_path, check
         assert [row["body"] for batch in batches for row in batch.to_pylist()] == [b"one", b"three"]
         with pytest.raises(DamageError, match="message 1 of queue orders/0"):
             list(store.read(QUEUE, 0, 3, ["body"], sql92="n = 1", check_crc=check_crc))
+
+
+def test_a_body_whose_tag_collides_is_not_decoded_either(tmp_path) -> None:
+    """What a unit lets through is decoded whole at once; where that fails, or not all match, without the others."""
+    bodies = {"Aa": zlib.compress(b"wanted"), "BB": b"no zlib at all"}
+    messages = [SampleMessage("orders", 0, bodies[tag], tags=tag, sys_flag=1) for tag in ("Aa", "BB", "Aa")]
+    path = str(build(tmp_path / "store", messages).path)
+    assert read(path, ["queueOffset", "body"], tags="Aa") == [
+        {"queueOffset": 0, "body": b"wanted"},
+        {"queueOffset": 2, "body": b"wanted"},
+    ]
+    with pytest.raises(DamageError, match="message 1 of queue orders/0"):
+        read(path, ["body"], tags="BB")
 
 
 def test_a_queue_with_a_hole_is_damage_where_nothing_is_wanted_too(tmp_path) -> None:

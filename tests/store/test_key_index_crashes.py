@@ -17,8 +17,9 @@ from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.changes import Changes
 from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.index_reach import IndexFolder, Reach
 from rmq_spark.store.log.key_index import KeyIndex
-from rmq_spark.store.log.lookup import IndexFolder, find_by_key
+from rmq_spark.store.log.message_search import keys_of as keys_of_record
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.index_twin import IndexKey, key_columns, read_index, write_one_by_one
 from rmq_spark.store.testing.sample_message import SampleMessage
@@ -327,10 +328,17 @@ def test_every_key_is_found_after_a_crash_a_repair_and_the_rest_of_the_log(
         assert index.repair(state)
         put(index, keys, skip_known=True)
         lookup = IndexFolder(str(root))
-        assert len(find_by_key(lookup, log, "T", "all", 0, 2**62)) == 60
+        files = lookup.look(None).files
+
+        def records_of(key: str, files: Sequence[Reach] = files) -> list[Record]:
+            places = [place for reach in files for place in reach.places(index_key_hash(f"T#{key}")) or []]
+            records = [record for record in map(log.record_at, places) if isinstance(record, Record)]
+            return [record for record in records if key in keys_of_record(record)]
+
+        assert len(records_of("all")) == 60
         for number in range(60):
-            (hit,) = find_by_key(lookup, log, "T", f"k{number}", 0, 2**62)
-            assert (hit.queue.queue_id, hit.begin, hit.end) == (number % 2, number // 2, number // 2 + 1)
+            (hit,) = records_of(f"k{number}")
+            assert (hit.queue_id, hit.queue_offset) == (number % 2, number // 2)
         lookup.close()
     log.close()
 

@@ -170,7 +170,7 @@ def seed() -> int:
 
 def test_readers_beside_an_appending_process_see_each_message_once(tmp_path: Path, seed: int) -> None:
     side_by_side = SideBySide(tmp_path, seed)
-    side_by_side.append(28, seed)
+    side_by_side.append(10, seed)
     assert_faultless(seed, side_by_side.end())
 
 

@@ -1,4 +1,4 @@
-"""Messages by key: many keys for one look at the index, which grows meanwhile."""
+"""Messages by key and id: what the index tells, and what is read because it does not tell, or must not be believed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,9 @@ from rmq_spark.store.format import index_file
 from rmq_spark.store.format.index_file import IndexFileWriter, IndexHeader, IndexShape
 from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.properties import parse
+from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought
+from rmq_spark.store.log import index_reach, message_search
+from rmq_spark.store.log.message_search import Span
 from rmq_spark.store.testing.row_twin import walk_records
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -38,6 +41,11 @@ class GrowingIndex:
         """Return the path of an index file: they are numbered from 0."""
         return self.path / "index" / f"{20240101000000000 + number}"
 
+    def skip(self, count: int) -> None:
+        """Leave out the next messages: the broker ran without an index."""
+        done = sum(IndexFileWriter(buffer, SHAPE).header.next_unit - 1 for buffer in self._buffers)
+        del self._records[done : done + count]
+
     def know(self, count: int) -> None:
         """Add the keys of the first `count` messages that are not there yet, in place as a broker does."""
         done = sum(IndexFileWriter(buffer, SHAPE).header.next_unit - 1 for buffer in self._buffers)
@@ -47,10 +55,24 @@ class GrowingIndex:
                 self._buffers.append(np.zeros(SHAPE.file_bytes, np.uint8))
                 self._writer = IndexFileWriter(self._buffers[-1], SHAPE, before)
             record = self._records[number]
-            assert self._writer.put(index_key_hash(f"T#k{number}"), record.physical_offset, record.store_timestamp)
+            (word,) = filter(None, message_search.keys_of(record))
+            assert self._writer.put(index_key_hash(f"T#{word}"), record.physical_offset, record.store_timestamp)
         for number, buffer in enumerate(self._buffers):
             with self.file(number).open("r+b" if self.file(number).exists() else "wb") as file:
                 file.write(buffer.tobytes())
+
+
+def put_keys(store: Path, shape: IndexShape) -> None:
+    """Write the index that a broker would have written, in one file."""
+    buffer = np.zeros(shape.file_bytes, np.uint8)
+    writer = IndexFileWriter(buffer, shape)
+    for record in walk_records(store):
+        for word in filter(None, message_search.keys_of(record)):
+            assert writer.put(
+                index_key_hash(f"{record.topic.decode()}#{word}"), record.physical_offset, record.store_timestamp
+            )
+    (store / "index").mkdir()
+    (store / "index" / f"{20240101000000000}").write_bytes(buffer.tobytes())
 
 
 @pytest.fixture
@@ -64,11 +86,25 @@ def reader(index: GrowingIndex) -> Iterator[StoreReader]:
         yield reader
 
 
+ALL = list(range(COUNT))
+SPAN = Span(QUEUE, 0, COUNT)
+
+
 def found(reader: StoreReader) -> list[int]:
     """Return the messages that their own key leads to; no key leads to another's."""
     hits = {number: reader.find_key("T", f"k{number}") for number in range(COUNT)}
     assert all(hit in ([], [(QUEUE, number)]) for number, hit in hits.items())
     return [number for number, hit in hits.items() if hit]
+
+
+def unknown(reader: StoreReader, key: str = "k7") -> list[int]:
+    """Return the messages of which the index does not tell whether they have the key."""
+    answer = reader.search([SPAN], Sought(keys=(key,)))
+    return [number for span in answer.unknown for number in range(span.begin, span.end)]
+
+
+def why(reader: StoreReader, key: str = "k7") -> str:
+    return "; ".join(reader.search([SPAN], Sought(keys=(key,))).why)
 
 
 def test_many_keys_open_each_index_file_once_and_learn_its_shape_once(
@@ -79,29 +115,195 @@ def test_many_keys_open_each_index_file_once_and_learn_its_shape_once(
     init, learn = files.OpenFile.__init__, index_file.learn_shape
     monkeypatch.setattr(files.OpenFile, "__init__", lambda self, path: (opened.append(path), init(self, path))[1])
     monkeypatch.setattr(index_file, "learn_shape", lambda *given: (learned.append(1), learn(*given))[1])
-    assert found(reader) == list(range(35))
+    assert found(reader) == ALL
     assert [path for path in opened if "/index/" in path] == [str(index.file(0)), str(index.file(1))]
     assert len(learned) == 2
+
+
+@pytest.mark.parametrize(
+    ("known", "read"),
+    [
+        (0, ALL),
+        (1, ALL),
+        (19, [0, *range(18, COUNT)]),
+        (20, [0, *range(19, COUNT)]),
+        (30, [0, 19, 20, *range(29, COUNT)]),
+        (40, [0, 19, 20, 39]),
+    ],
+)
+def test_what_the_index_does_not_hold_yet_is_read_and_so_are_the_ends_of_its_files(
+    index: GrowingIndex, reader: StoreReader, known: int, read: list[int]
+) -> None:
+    """The keys of a file's first and last message may go on in a file that is gone."""
+    index.know(known)
+    assert unknown(reader) == read
+    assert found(reader) == ALL
 
 
 def test_keys_that_come_meanwhile_are_found_in_old_and_new_files(index: GrowingIndex, reader: StoreReader) -> None:
     for count in (0, 1, 2, 19, 20, 21, 40):
         index.know(count)
-        assert found(reader) == list(range(count)), count
+        assert found(reader) == ALL, count
 
 
-def test_keys_of_a_file_that_retention_took_are_not_found(index: GrowingIndex, reader: StoreReader) -> None:
+def test_messages_of_an_index_file_that_is_gone_are_read(index: GrowingIndex, reader: StoreReader) -> None:
     index.know(40)
-    assert len(found(reader)) == 40
+    assert unknown(reader) == [0, 19, 20, 39]
     index.file(0).unlink()
-    assert found(reader) == list(range(20, 40))
+    assert unknown(reader) == [*range(21), 39]
+    assert found(reader) == ALL
+
+
+def test_without_an_index_all_is_read_and_the_log_says_so(
+    index: GrowingIndex, reader: StoreReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reader.find_key("T", "k7") == [(QUEUE, 7)]
+    (record,) = caplog.records
+    assert "40 messages, which are read instead (" in record.message
+    assert record.message.endswith("the store has no index file")
+
+
+def test_nothing_is_logged_where_only_the_ends_of_files_are_read(
+    index: GrowingIndex, reader: StoreReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    index.know(40)
+    assert reader.find_key("T", "k7") == [(QUEUE, 7)]
+    assert not caplog.records
+
+
+def corrupt(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+UNITS = SHAPE.unit_position(0)
+
+
+@pytest.mark.parametrize(
+    ("position", "data", "told"),
+    [
+        (0, bytes(40), ""),  # a header of zeros: an empty file
+        (16, (12).to_bytes(8, "big"), "the header says"),  # where it begins
+        (24, (1 << 40).to_bytes(8, "big"), "the header says"),  # where it ends
+        (36, (5).to_bytes(4, "big"), "the header says"),  # how many units
+        (UNITS + 20 * 9, bytes(20), "unit 9"),
+        (UNITS + 20 * 9 + 16, (9).to_bytes(4, "big"), "unit 9"),  # a chain that goes in circles
+        (40, bytes(4 * SHAPE.slot_count), "unit 1 "),
+        (UNITS, b"\xff" * 20 * 21, "the header says"),
+    ],
+)
+def test_a_damaged_file_is_not_believed_and_its_messages_are_read(
+    index: GrowingIndex, tmp_path: Path, position: int, data: bytes, told: str
+) -> None:
+    index.know(40)
+    corrupt(index.file(0), position, data)
+    with open_reader(str(index.path)) as reader:
+        assert unknown(reader) == [*range(21), 39]
+        assert told in why(reader)
+        assert found(reader) == ALL
+
+
+def test_a_file_that_was_cut_is_not_believed(index: GrowingIndex) -> None:
+    index.know(40)
+    with index.file(1).open("r+b") as file:
+        file.truncate(SHAPE.file_bytes - 100)
+    with open_reader(str(index.path)) as reader:
+        assert unknown(reader) == [0, *range(19, 40)]
+        assert found(reader) == ALL
+
+
+def test_a_chain_that_breaks_where_no_sample_was_taken_is_met_by_the_keys_that_need_it(
+    index: GrowingIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_reach, "_SAMPLE_UNITS", 2)
+    monkeypatch.setattr(index_file, "_SAMPLE_UNITS", 2)
+    monkeypatch.setattr(message_search, "_SAMPLE_RECORDS", 0)
+    index.know(40)
+    corrupt(index.file(0), UNITS + 20 * 9, bytes(20))
+    with open_reader(str(index.path)) as reader:
+        assert found(reader) == ALL
+        told = {number: why(reader, f"k{number}") for number in range(COUNT)}
+    assert any("unit 9 has the hash 0" in one for one in told.values())
+    assert not all(told.values()), "keys of other slots need no unit 9"
+
+
+def test_a_time_without_an_index_in_the_middle_of_a_file_is_noticed(index: GrowingIndex) -> None:
+    """A broker that is started without messageIndexEnable, and later with it again, goes on in the same file."""
+    index.know(8)
+    index.skip(10)
+    index.know(20)
+    with open_reader(str(index.path)) as reader:
+        assert unknown(reader) == ALL
+        assert "it was off for a while" in why(reader)
+        assert found(reader) == ALL
+
+
+def test_after_a_crash_only_what_the_checkpoint_vouches_for_is_believed(index: GrowingIndex) -> None:
+    index.know(40)
+    (index.path / "abort").write_bytes(b"")
+    with open_reader(str(index.path)) as reader:
+        assert "the store was not closed" in why(reader)
+        assert unknown(reader) == ALL
+        assert found(reader) == ALL
 
 
 def test_index_files_that_were_closed_are_opened_again(index: GrowingIndex, reader: StoreReader) -> None:
     index.know(10)
-    assert len(found(reader)) == 10
+    assert len(found(reader)) == COUNT
     reader._index.close()
-    assert len(found(reader)) == 10
+    assert len(found(reader)) == COUNT
+
+
+def test_of_keys_with_one_hash_only_the_one_that_is_sought_is_found(tmp_path: Path) -> None:
+    content = [SampleMessage("T", 0, b"x", keys=key) for key in ("Aa", "BB", "Aa x", "x BB", "AaAa", "BBBB")]
+    build_store(tmp_path, content)
+    put_keys(tmp_path, SHAPE)
+    with open_reader(str(tmp_path)) as reader:
+        assert index_key_hash("T#Aa") == index_key_hash("T#BB")
+        assert [offset for _, offset in reader.find_key("T", "Aa")] == [0, 2]
+        assert [offset for _, offset in reader.find_key("T", "BB")] == [1, 3]
+        assert reader.find_key("T", "A") == reader.find_key("T", "") == []
+        assert [offset for _, offset in reader.find_key("T", "x")] == [2, 3]
+
+
+def test_times_clip_what_is_found_to_the_millisecond_in_every_file(index: GrowingIndex, reader: StoreReader) -> None:
+    index.know(40)
+    times = [reader.proof(QUEUE, number).store_time_ms for number in range(COUNT)]
+    for number in range(COUNT):
+        key, stored = f"k{number}", times[number]
+        assert reader.find_key("T", key, stored, stored) == [(QUEUE, number)]
+        assert reader.find_key("T", key, stored + 1) == reader.find_key("T", key, 0, stored - 1) == []
+
+
+def test_keys_of_a_retried_message_are_found_in_the_topic_that_it_lies_in(tmp_path: Path) -> None:
+    retry = SampleMessage("%RETRY%g", 0, b"x", keys="k", properties={"RETRY_TOPIC": "T"})
+    build_store(tmp_path, [SampleMessage("T", 0, b"x", keys="k"), retry])
+    put_keys(tmp_path, SHAPE)
+    with open_reader(str(tmp_path)) as reader:
+        assert reader.find_key("T", "k") == [(QUEUE, 0)]
+        assert reader.find_key("%RETRY%g", "k") == [(QueueKey("%RETRY%g", 0), 0)]
+
+
+def test_words_and_ids_are_told_apart_in_messages_that_are_read(tmp_path: Path) -> None:
+    content = [
+        SampleMessage("T", 0, b"x", keys="a b"),
+        SampleMessage("T", 0, b"x", keys="a", properties={"UNIQ_KEY": "U1"}),
+        SampleMessage("T", 0, b"x"),
+        SampleMessage("T", 0, b"x", keys="U1"),
+    ]
+    build_store(tmp_path, content)
+    with open_reader(str(tmp_path)) as reader:
+        (rows,) = reader.read(QUEUE, 0, 4, ("msgId", "offsetMsgId"))
+        place = rows.column("offsetMsgId").to_pylist()[2]
+        assert [offset for _, offset in reader.find_key("T", "a")] == [0, 1]
+        assert [offset for _, offset in reader.find_key("T", "b")] == [0]
+        assert reader.find_key("T", "a b") == reader.find_key("T", place) == []
+        assert [offset for _, offset in reader.find_key("T", "U1")] == [1, 3]
+        assert [offset for _, offset in reader.find_message_id("U1", ["T"])] == [1]
+        assert [offset for _, offset in reader.find_message_id(place, ["T"])] == [2]
+        assert [offset for _, offset in reader.find_message_id(place.lower(), ["T"])] == [2]
+        assert reader.find_message_id(place, ["other"]) == []
 
 
 def test_the_id_of_an_inner_batch_finds_all_its_messages(golden: Path) -> None:
@@ -118,3 +320,41 @@ def test_the_id_of_an_inner_batch_finds_all_its_messages(golden: Path) -> None:
                 assert reader.find_message_id(properties["UNIQ_KEY"], [queue.topic]) == expected
                 found += 1
     assert found > 3
+
+
+@pytest.mark.parametrize("name", ["basic", "demo", "crashed", "timer", "broker497", "livekill533"])
+def test_every_key_and_id_of_a_broker_s_store_finds_all_messages_that_have_it(golden: Path, name: str) -> None:
+    """Retried, restored and committed messages among them; the index of a killed broker, too."""
+    with open_reader(str(golden / name)) as reader:
+        reader.refresh()
+        having: dict[tuple[str, str], list[tuple[QueueKey, int]]] = {}
+        for topic in reader.topics():
+            for queue in reader.queues(topic):
+                held = reader.bounds(queue)
+                for batch in reader.read(queue, held.min_offset, held.max_offset, ("queueOffset", *SOUGHT_COLUMNS)):
+                    for row in batch.to_pylist():
+                        own = row["msgId"] if row["msgId"] != row["offsetMsgId"] else ""
+                        for word in {own, *(row["keys"] or "").split(" ")} - {""}:
+                            having.setdefault((topic, word), []).append((queue, row["queueOffset"]))
+        chosen = sorted(having)[:: max(len(having) // 40, 1)]
+        assert chosen
+        for topic, word in chosen:
+            found = reader.find_key(topic, word)
+            # The id of a whole inner batch finds its messages, which do not carry it.
+            assert [hit for hit in found if hit in having[topic, word]] == sorted(having[topic, word]), (topic, word)
+
+
+def test_a_record_left_behind_the_log_is_not_taken_for_the_message_that_has_its_queue_offset_now(tmp_path) -> None:
+    build_store(tmp_path / "s", [SampleMessage("T", 0, b"x", keys=f"k{number}") for number in range(4)])
+    *_, second, _third, last = walk_records(tmp_path / "s")
+    (segment,) = (tmp_path / "s" / "commitlog").iterdir()
+    content, place = bytearray(segment.read_bytes()), last.physical_offset + last.total_size + 40
+    # What a broker's truncation leaves behind the end: a whole record of a queue offset that was given again.
+    stale = bytearray(content[second.physical_offset : second.physical_offset + second.total_size])
+    stale[28:36] = place.to_bytes(8, "big")
+    content[place : place + len(stale)] = stale
+    segment.write_bytes(content)
+    with open_reader(tmp_path / "s") as store:
+        offset_id = next(store.read(QUEUE, 1, 2, ["offsetMsgId"])).column(0)[0].as_py()
+        assert store.find_message_id(offset_id, ["T"]) == [(QUEUE, 1)]
+        assert store.find_message_id(f"{offset_id[:16]}{place:016X}", ["T"]) == []

@@ -342,7 +342,9 @@ def test_a_broker_is_named_from_abort_and_not_waited_for(root: Path, tmp_path: P
         assert 1_000 <= slept_ms < 1_100
 
 
-@pytest.mark.parametrize("abort", [None, b"", b"1", str(os.getpid()).encode(), b"4194305", b"junk"])
+@pytest.mark.parametrize(
+    "abort", [None, b"", b"1", pytest.param(str(os.getpid()).encode(), id="of this process"), b"4194305", b"junk"]
+)
 def test_a_broker_that_abort_does_not_name_is_a_broker(root: Path, abort: bytes | None) -> None:
     if abort is not None:
         (root / "abort").write_bytes(abort)

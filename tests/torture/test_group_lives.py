@@ -124,6 +124,7 @@ class Lives:
         if self.random.random() < 0.7:
             while self.look(when) == before:
                 assert time.monotonic() < most, f"no batch {when}: {self.text()}"
+                time.sleep(0.01)  # the driver needs the processor, too
             ends = time.monotonic() + self.random.uniform(0, 0.5)
         while (left := ends - time.monotonic()) > 0:
             self.look(when)
@@ -196,15 +197,15 @@ def run_lives(start: Start, folder: Path, seed: int, *, deaths: int, stops_a_lif
 
 
 @pytest.mark.kills
-def test_a_groups_query_that_is_stopped_and_killed_ten_times_loses_and_doubles_nothing(
+def test_a_groups_query_that_is_stopped_and_killed_four_times_loses_and_doubles_nothing(
     start: Start, tmp_path: Path
 ) -> None:
-    run_lives(start, tmp_path, Random().randrange(2**32), deaths=10, stops_a_life=1, keep_share=1.0)
+    run_lives(start, tmp_path, Random().randrange(2**32), deaths=4, stops_a_life=1, keep_share=1.0)
 
 
 @pytest.mark.kills
 def test_a_group_goes_on_without_its_querys_checkpoint_and_loses_nothing(start: Start, tmp_path: Path) -> None:
-    run_lives(start, tmp_path, Random().randrange(2**32), deaths=5, stops_a_life=2, keep_share=0.5)
+    run_lives(start, tmp_path, Random().randrange(2**32), deaths=3, stops_a_life=2, keep_share=0.5)
 
 
 @pytest.mark.torture

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -194,13 +194,14 @@ class Request:
     """A store that the real store classes are to open, which changes it: give them a copy.
 
     `conf` has what files do not say: index shapes. `times` and `keys`: about how many of the times of a queue and of
-    the keys in the store are looked up.
+    the keys in the store are looked up; keys also by each of the `ranges` of store times, in ms, both ends in them.
     """
 
     store: Path
     conf: Mapping[str, object] = field(default_factory=dict)
     times: int = 0
     keys: int = 0
+    ranges: Sequence[tuple[int, int]] = ()
 
 
 class Verifier:
@@ -231,6 +232,7 @@ class Verifier:
         for number, one in enumerate(waiting):
             conf = {name: _text(value) for name, value in one.conf.items()}
             line = {"id": number, "store": str(one.store), "conf": conf, "times": one.times, "keys": one.keys}
+            line["ranges"] = [list(times) for times in one.ranges]
             self._program.write(line)
         found = {}
         for _ in waiting:

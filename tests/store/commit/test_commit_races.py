@@ -86,7 +86,7 @@ class Process:
 
     def step(self) -> None:
         self._go.release()
-        assert self._paused.acquire(timeout=60)
+        assert self._paused.acquire(timeout=180)
         if self.error is not None:
             raise self.error
 

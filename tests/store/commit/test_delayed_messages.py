@@ -222,6 +222,18 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, wrong: Any) -> None:
             store.send("T", b"a", delay_level="3s")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("field", "column"), [("delay_level", "delayLevel"), ("queue_id", "queueId"), ("flag", "flag")]
+)
+@pytest.mark.parametrize("wrong", [1.5, float("inf"), float("nan")])
+def test_a_number_with_a_fraction_is_refused_and_not_cut(tmp_path: Path, field: str, column: str, wrong: float) -> None:
+    with (
+        open_store(tmp_path) as store,
+        pytest.raises(OptionError, match=rf"^no message: .*{column}: .*[^.]\. Types are"),
+    ):
+        store.send("T", b"a", **{field: wrong})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns", None])
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
 def test_times_of_any_unit_and_zone_mean_the_same(tmp_path: Path, unit: str | None, zone: str) -> None:

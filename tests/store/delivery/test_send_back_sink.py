@@ -10,6 +10,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store.commit.commits import CommitOptions
+from rmq_spark.store.commit.intents import Intent, Intents
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.outbox import OutboxSettings
 from rmq_spark.store.delivery.failed_rows import COPY_TIMES
@@ -274,6 +275,22 @@ def test_two_drivers_at_one_batch_send_no_row_back_twice(query: Query) -> None:
     assert query.run(0, [1, 2]) == 1
     assert query.sent() == once(0, 1, 2)
     assert not list((query.path / "rmq" / "staging").iterdir())
+
+
+def test_a_task_that_looks_while_another_driver_commits_knows_its_rows_or_none_of_it(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, read = query.stage(0, [0, 1]), Intents.read
+
+    def commit_first(self: Intents, query_id: str) -> Intent | None:
+        monkeypatch.setattr(Intents, "read", read)
+        commit_copies(query.settings(), CommitKey("q", 0), first)
+        return read(self, query_id)
+
+    monkeypatch.setattr(Intents, "read", commit_first)
+    second = query.stage(0, [1, 2])
+    assert commit_copies(query.settings(), CommitKey("q", 0), second).rows == 1
+    assert query.sent() == once(0, 1, 2)
 
 
 def test_a_commit_that_is_under_way_is_waited_for(query: Query) -> None:

@@ -65,6 +65,23 @@ def test_lateness_counts_from_when_the_first_message_was_due_to_when_all_were_th
     assert bench.run().latest_ms == 20
 
 
+@pytest.mark.parametrize(
+    ("answers", "line"),
+    [
+        ([Tick(0, 1_050), Tick(3, None), Tick()], "delivered 3 messages, the last within 20 ms of its time"),
+        ([Tick(3, None), Tick()], "delivered 3 messages; some may have been due before"),
+        ([Tick(0, 1_000), Tick(3, None), Tick()], "delivered 3 messages; some may have been due before"),
+        ([Tick(0, 1_050), Tick(0, 1_070), Tick(3, None), Tick()], "delivered 3 messages, the last within 40 ms"),
+    ],
+)
+def test_how_late_messages_are_is_said_where_it_was_known_when_they_are_due(
+    answers: list[Tick | Exception], line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rmq_spark")
+    Bench(answers, stops_at_ms=1_200, tick_ms=20).run()
+    assert line in caplog.text
+
+
 def test_a_tick_that_runs_is_finished_and_none_begun_after_the_word_to_stop() -> None:
     bench = Bench([Tick(4, 1_000)], stops_at_ms=1_001, tick_ms=10)
     assert bench.run().messages == 4

@@ -42,7 +42,7 @@ def test_processes_that_tick_deliver_each_message_once(tmp_path: Path) -> None:
             store.send("T", f"{number:03d}", queue_id=number % 2, delay_level=1 + number % 2)
             if number == MESSAGES // 2:
                 workers[0].kill()
-    delivered = [int(worker.communicate("\n", timeout=60)[0]) for worker in workers[1:]]
+    delivered = [int(worker.communicate("\n", timeout=180)[0]) for worker in workers[1:]]
     workers[0].communicate()
     last = Ticker(str(path)).tick(wall_clock_ms())
     assert last.problem is None

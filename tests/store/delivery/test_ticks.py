@@ -418,6 +418,27 @@ def test_a_broken_file_of_offsets_is_no_hindrance_to_who_writes(kit: "Kit", wait
     assert kit.tick().delivered == 2
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["with delayOffset.json", "without"])
+def test_what_is_stored_in_an_older_copy_of_the_log_is_delivered_whatever_our_own_note_says(
+    kit: "Kit", wait: Wait, is_told: bool
+) -> None:
+    """`rmq/`, and maybe delayOffset.json, are newer than what was restored."""
+    kit.put(wait(1, "old"))
+    kit.now_ms += 1000
+    kit.tick()
+    path = Path(kit.root, "rmq/ledger/rmq%3Adelivery.json")
+    path.write_text(path.read_text().replace('"level.1": 1', '"level.1": 9'))
+    if is_told:
+        _write_offsets(kit, b'{"offsetTable":{1:9}}')
+    kit.put(wait(1, "new"), wait(1, "newer"))
+    kit.now_ms += 1000
+    assert kit.tick() == Tick(2, None)
+    assert kit.messages() == {0: ["old", "new", "newer"]}
+    assert kit.offsets() == {1: 3}
+    assert (row := kit.ledger()) is not None
+    assert row.note["level.1"] == 3
+
+
 def test_a_note_behind_the_queue_is_corrected_for_good(kit: "Kit", wait: Wait) -> None:
     kit.put(*(wait(1, f"{number}") for number in range(4)))
     kit.now_ms += 1000

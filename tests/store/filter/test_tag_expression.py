@@ -13,7 +13,7 @@ from rmq_spark.store.filter.row_filter import (
     Expression,
     RowFilter,
     compile_filter,
-    is_filtered_again,
+    is_filtered_by_default,
     make_expression,
 )
 from rmq_spark.store.filter.tag_expression import parse_tag_expression
@@ -129,8 +129,8 @@ def test_units_are_not_asked_where_they_hold_no_hash() -> None:
 
 
 def test_an_expression_for_all_topics_is_not_for_retries() -> None:
-    assert is_filtered_again("orders")
-    assert not is_filtered_again("%RETRY%billing")
+    assert is_filtered_by_default("orders")
+    assert not is_filtered_by_default("%RETRY%billing")
 
 
 def test_a_subscription_has_one_kind_of_expression() -> None:

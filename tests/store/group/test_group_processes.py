@@ -20,7 +20,7 @@ from rmq_spark.store.group.claims import read_claims
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.units import QueueKey
 
-LIMIT_SECONDS = 60  # ends a hang
+LIMIT_SECONDS = 180  # ends a hang
 
 MEMBER = """
 import json, os, sys, time

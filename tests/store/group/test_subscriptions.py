@@ -10,6 +10,7 @@ from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.group.pull_consumer import PullConsumer
 from rmq_spark.store.group.pull_limits import PullLimits
+from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.group.pull_status import GetMessageStatus, PullStatus
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import QUEUE_FILE_BYTES, build_store
@@ -105,6 +106,20 @@ def test_pulling_on_and_on_gives_every_message_that_matches(consumer: PullConsum
             seen += offsets(found)
             at = found.next_begin_offset
         assert (seen, at) == (expected, MESSAGES)
+
+
+def test_sql92_is_asked_of_no_more_records_than_fill_the_pull(consumer: PullConsumer, monkeypatch) -> None:
+    asked: list[int] = []
+    real = PullReader.which_match
+
+    def counted(self, queue, units, wanted, limits):
+        asked.append(len(units))
+        return real(self, queue, units, wanted, limits)
+
+    monkeypatch.setattr(PullReader, "which_match", counted)
+    consumer.subscribe("T", sql92="n >= 3")
+    assert offsets(consumer.pull(QUEUE, 0, 4)) == [3, 4, 5, 6]
+    assert asked == [64]
 
 
 def test_a_subscription_is_one_topic_s_and_the_last_one_counts(consumer: PullConsumer) -> None:

@@ -200,21 +200,35 @@ final class Verify {
         int wanted = (int) Math.min(Harness.number(options, "keys", 0), all.size());
         for (int i = 0; i < wanted; i++) {
             String[] key = all.get((int) ((long) i * all.size() / wanted));
-            QueryMessageResult result = store.queryMessage(key[0], key[1], 64, 0, Long.MAX_VALUE);
-            TreeSet<Long> places = new TreeSet<>();
-            for (ByteBuffer raw : result.getMessageBufferList()) {
-                MessageExt found = MessageDecoder.decode(raw, false);
-                boolean carries = found != null && found.getTopic().equals(key[0])
-                    && (key[1].equals(found.getProperty("UNIQ_KEY"))
-                    || found.getKeys() != null && Arrays.asList(found.getKeys().split(" ")).contains(key[1]));
-                if (carries) {                                 // hashes collide: the record decides, as in a client
-                    places.add(found.getCommitLogOffset());
+            List<Object> ranges = new ArrayList<>();
+            if (options.has("ranges")) {
+                for (JsonElement one : options.getAsJsonArray("ranges")) {
+                    long begin = one.getAsJsonArray().get(0).getAsLong();
+                    long end = one.getAsJsonArray().get(1).getAsLong();
+                    ranges.add(Harness.fields("begin", begin, "end", end, "places", find(store, key, begin, end)));
                 }
             }
-            result.release();
-            answers.add(Harness.fields("topic", key[0], "key", key[1], "places", places));
+            answers.add(Harness.fields("topic", key[0], "key", key[1], "places", find(store, key, 0, Long.MAX_VALUE),
+                "ranges", ranges));
         }
         return answers;
+    }
+
+    /** Where the store's index says that messages with a key are which were stored between two times. */
+    private static TreeSet<Long> find(MessageStore store, String[] key, long begin, long end) throws Exception {
+        QueryMessageResult result = store.queryMessage(key[0], key[1], 64, begin, end);
+        TreeSet<Long> places = new TreeSet<>();
+        for (ByteBuffer raw : result.getMessageBufferList()) {
+            MessageExt found = MessageDecoder.decode(raw, false);
+            boolean carries = found != null && found.getTopic().equals(key[0])
+                && (key[1].equals(found.getProperty("UNIQ_KEY"))
+                || found.getKeys() != null && Arrays.asList(found.getKeys().split(" ")).contains(key[1]));
+            if (carries) {                                 // hashes collide: the record decides, as in a client
+                places.add(found.getCommitLogOffset());
+            }
+        }
+        result.release();
+        return places;
     }
 
     /** Timestamps around some of those that occur, and where the store says they are. */
@@ -269,12 +283,14 @@ final class Verify {
         MixAll.properties2Object(conf, broker);
         BrokerStatsManager stats = new BrokerStatsManager("compat", true);
         MessageArrivingListener listener = (topic, queueId, offset, tagsCode, time, bitMap, properties) -> { };
-        for (Constructor<?> c : DefaultMessageStore.class.getConstructors()) {
-            if (c.getParameterCount() == 5) {                                                          // 5.1 and later
-                return (DefaultMessageStore) c.newInstance(config, stats, listener, broker, topicConfigs(dir));
-            }
-            if (c.getParameterCount() == 4) {                                                          // 4.9.x
-                return (DefaultMessageStore) c.newInstance(config, stats, listener, broker);
+        synchronized (Verify.class) {                          // 5.3 fills a map of the class that is not for threads
+            for (Constructor<?> c : DefaultMessageStore.class.getConstructors()) {
+                if (c.getParameterCount() == 5) {                                                          // 5.1 and later
+                    return (DefaultMessageStore) c.newInstance(config, stats, listener, broker, topicConfigs(dir));
+                }
+                if (c.getParameterCount() == 4) {                                                          // 4.9.x
+                    return (DefaultMessageStore) c.newInstance(config, stats, listener, broker);
+                }
             }
         }
         throw new IllegalStateException("no known constructor");
