@@ -1,6 +1,5 @@
-"""docs/OPTIONS.md says what the table of options says, and the README names no option that is not in it."""
+"""docs/OPTIONS.md says what the tables of options say. Other pages: tests/test_guides.py."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -65,31 +64,3 @@ def test_the_document_lists_the_columns_that_are_written_with_their_types() -> N
 def test_the_document_lists_the_default_columns() -> None:
     listed = DOCUMENT.split("## Which columns")[1].split(": ", 1)[1].split(".", 1)[0]
     assert tuple(listed.replace("\n", " ").split(", ")) == DEFAULT_COLUMNS
-
-
-def test_the_readme_names_only_options_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Options")[1].split("\n## ")[0]
-    named = {
-        name
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`(\w+)`", line[: line.index(" | ")])
-    }
-    assert named <= {option.name for option in OPTIONS}
-    assert len(named) > 10
-
-
-def test_the_readme_names_only_options_for_groups_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Consumer groups")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    named = {name for line in lines for name in re.findall(r"`(\w+)", line[: line.index(" | ")])}
-    assert named <= {option.name for option in OPTIONS}
-    assert len(named) > 5
-
-
-def test_the_readme_names_only_options_of_the_sink_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Writing")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    named = {name for line in lines for name in re.findall(r"`(\w+)`", line[: line.index(" | ")])}
-    assert named <= {option.name for option in SINK_OPTIONS}
-    assert len(named) > 5
