@@ -3,7 +3,7 @@
 | file in a store | module |
 | --- | --- |
 | `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_columns`, `record_cut`, `rows`, |
-| | `columns`, `ragged` |
+| | `columns`, `ragged`; of some: `chosen_rows`, `sought` |
 | records copied for another queue | `whole_records`, `rebuilt_records`, `record_keys` |
 | properties text in a record | `properties`, `shaped_properties`; changed: `property_edits` |
 | compressed body of a record | `body_codec` |

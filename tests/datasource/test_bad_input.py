@@ -323,8 +323,8 @@ def provoke(row: Situation, case: Case) -> str:
     return ours
 
 
-def test_group_offsets_that_are_half_written_are_taken_from_their_backup(warm: "SparkSession", tmp_path: Path) -> None:
-    case = Case(warm, tmp_path)
+def test_group_offsets_that_are_half_written_are_taken_from_their_backup(spark: "SparkSession", tmp_path: Path) -> None:
+    case = Case(spark, tmp_path)
     case.build()
     case.set_offsets(offsets_at(30)[:20])
     case.set_offsets(offsets_at(25), "consumerOffset.json.bak")
