@@ -76,8 +76,15 @@ def head_times(log: CommitLog, places: Numbers, sizes: Numbers) -> tuple[Numbers
 
     In any order, and of any queues. Only heads are read. Raises StoreChangedError for files that are gone.
     """
+    places, first, which = np.unique(places, return_index=True, return_inverse=True)  # a queue's first may be its last
+    born, stored = _unique_head_times(log, places, sizes[first])
+    return born[which], stored[which]
+
+
+def _unique_head_times(log: CommitLog, places: Numbers, sizes: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the same of places that are sorted, none twice."""
     born, stored = np.full(len(places), NO_TIME, np.int64), np.full(len(places), NO_TIME, np.int64)
-    order = np.argsort(places, kind="stable")
+    order = np.arange(len(places))
     order = order[(sizes[order] >= MIN_RECORD_BYTES) & (places[order] >= log.segments.begin)]
     order = order[places[order] + sizes[order] <= log.segments.end]
     keep = np.append(True, places[order][1:] >= (places[order] + sizes[order])[:-1])[: len(order)]

@@ -296,3 +296,11 @@ def test_a_hex_dump_has_positions_bytes_and_text() -> None:
     lines = hex_dump(bytes(range(60, 80)), first=16).split("\n")
     assert lines[0] == "00000010  3c 3d 3e 3f 40 41 42 43 44 45 46 47 48 49 4a 4b  <=>?@ABCDEFGHIJK"
     assert lines[1] == f"00000020  {'4c 4d 4e 4f':<47}  LMNO"
+
+
+def test_the_first_message_of_a_queue_may_be_its_last(tmp_path: Path) -> None:
+    with rmq_spark.open_store(tmp_path / "store", queues=1) as store:
+        store.send("orders", "the only one")
+    with rmq_spark.open_reader(tmp_path / "store") as reader:
+        topic = reader.topic("orders")
+    assert topic.first_ms == topic.last_ms is not None
