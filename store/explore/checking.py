@@ -37,8 +37,8 @@ from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing
-from rmq_spark.store.log.left_behind import how_left
 from rmq_spark.store.log.index_reach import last_indexed_place
+from rmq_spark.store.log.left_behind import how_left
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
