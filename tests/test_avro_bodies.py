@@ -5,7 +5,6 @@ import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
-import fastavro
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_type
@@ -13,6 +12,8 @@ from pyspark.sql.types import StructType
 
 from rmq_spark.avro_bodies import _Types, avro_decoder, decode_bodies
 from rmq_spark.store.errors import OptionError
+
+fastavro = pytest.importorskip("fastavro", reason="the extra avro is not installed")
 
 ORDER = {
     "type": "record",

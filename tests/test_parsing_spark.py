@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fastavro
 import pytest
 
 import rmq_spark
@@ -14,6 +13,8 @@ from rmq_spark.parsing import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+fastavro = pytest.importorskip("fastavro", reason="the extra avro is not installed")
 
 pytestmark = pytest.mark.spark
 
