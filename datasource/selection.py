@@ -4,11 +4,11 @@ Everything here leaves out only what cannot pass: what is read too much, Spark o
 """
 
 import logging
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 
 from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.notices import is_heard, tell
 from rmq_spark.datasource.pushdown import Pushdown
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import show_time
@@ -33,7 +33,7 @@ def select(view: StoreView, ranges: Sequence[QueueRange], pushdown: Pushdown) ->
     if left and (pushdown.keys is not None or pushdown.message_ids is not None):
         found, unknown = look_up(view, left, Sought(pushdown.keys or (), pushdown.message_ids or ()))
         left = join_ranges([*found, *unknown])
-    if pushdown.used and (_LOG.isEnabledFor(logging.INFO) or not _LOG.hasHandlers()):
+    if pushdown.used and is_heard():
         _log_saving(view, ranges, left, pushdown)
     return left
 
@@ -136,10 +136,7 @@ def _log_saving(view: StoreView, before: Sequence[QueueRange], after: Sequence[Q
         f"rmq: pushed down: {' and '.join(map(str, pushdown.used))}. Reads {about}{counts[1]} of {counts[0]} messages, "
         f"about {round(counts[1] * mean)} of {round(counts[0] * mean)} bytes of the log, in {read} of {there} queues"
     )
-    if _LOG.hasHandlers():
-        _LOG.info(line)
-    else:  # Spark plans in a process of its own, where nobody has set up logging, and Python shows warnings only
-        print(line, file=sys.stderr)
+    tell(line)  # Spark plans in a process of its own, where mostly nobody has set up logging
 
 
 def _mean_bytes(store: StoreReader, ranges: Sequence[QueueRange]) -> float:

@@ -2,13 +2,13 @@
 
 import json
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from rmq_spark.datasource.notices import tell
 from rmq_spark.store import CommitKey, group_lag, publish_last_offsets
 from rmq_spark.store.errors import NotFoundError, RmqError
 from rmq_spark.store.units import QueueKey
@@ -124,11 +124,7 @@ class GroupLagListener(_Listener):
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:
-    line = _lag_line(group, table)
-    if _LOG.hasHandlers():
-        _LOG.info(line)
-    else:  # Python itself shows warnings only then, and who adds the listener wants to see something
-        print(line, file=sys.stderr)
+    tell(_lag_line(group, table))  # who adds the listener wants to see something, without a log too
 
 
 def _lag_line(group: str, table: "pa.Table") -> str:

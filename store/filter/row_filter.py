@@ -11,7 +11,7 @@ Source: ExpressionMessageFilter (a broker's), PullAPIWrapper#processPullResult (
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.tag_expression import parse_tag_expression
+from rmq_spark.store.format.chosen_rows import PropertyTest
 from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS
@@ -27,15 +28,6 @@ from rmq_spark.store.format.unit_ext import MAX_ADDRESS
 
 TAG, SQL92 = "TAG", "SQL92"  # RocketMQ's names (ExpressionType)
 _FEW_CODES = 8  # from more on one search is cheaper than a comparison each
-
-
-class _PropertyTest(Protocol):
-    """What is asked of messages: by `property_names`, for the columns of which `matches` returns a mask."""
-
-    @property
-    def property_names(self) -> tuple[str, ...]: ...
-
-    def matches(self, columns: Mapping[str, Any], count: int) -> NDArray[np.bool_]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class RowFilter:
     """
 
     codes: frozenset[int] | None
-    _test: _PropertyTest
+    _test: PropertyTest
 
     @property
     def property_names(self) -> tuple[str, ...]:
@@ -96,7 +88,7 @@ class _TagTest:
 
 @dataclass(frozen=True, slots=True)
 class _BothTests:
-    tests: tuple[_PropertyTest, _PropertyTest]
+    tests: tuple[PropertyTest, PropertyTest]
 
     @property
     def property_names(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The units of a range, as many as make a batch: all of them, or those whose messages may be wanted.
 
 Units cost 20 bytes a message, and a filter over tags is asked of them alone. So a few wanted messages among many are
-found without a look at the commit log. Every unit is held against the one before it, wanted or not: a queue that was
-damaged is not taken for one in which nothing is wanted.
+found without a look at the commit log. Units that are read together are each held against the one before, wanted or
+not: a queue that was damaged is mostly not taken for one in which nothing is wanted.
 """
 
 import numpy as np

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from compat_kit import our_stores
+from compat_kit.dispatch import await_units
 from compat_kit.rocketmq import Broker, Client, Java
 
 import rmq_spark
@@ -126,6 +127,7 @@ def shared(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sha
         for number, row in enumerate(messages(THEIRS, 2)):
             fields = {name: value for name, value in row.items() if value is not None and name != "body"}
             client("produce", topic=TOPIC, text=f"theirs {number}", queueId=number % QUEUES, **fields)
+        await_units(store, TOPIC, OURS + THEIRS)
         yield Shared(store, java, client)
 
 

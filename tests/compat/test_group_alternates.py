@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from compat_kit import our_stores
+from compat_kit.dispatch import await_units, queue_ends
 from compat_kit.rocketmq import Broker, Client, Java
 from compat_kit.writers import QUEUES, TOPIC
 from pyspark.sql.types import StructType
@@ -55,10 +56,12 @@ class Shared:
                 writer.send(TOPIC, self.sent[-1], queue_id=number % QUEUES)
 
     def they_send(self, client: Client, name: str) -> None:
-        """Append by a producer."""
+        """Append by a producer, and wait until consumers can see it."""
+        before = sum(self.ends().values())
         for number in range(COUNT):
             self.sent.append(f"{name} {number}")
             client("produce", topic=TOPIC, text=self.sent[-1], queueId=number % QUEUES)
+        await_units(self.path, TOPIC, before + COUNT)
 
     def waiting(self) -> list[str]:
         """Return what nobody was delivered yet."""
@@ -71,9 +74,7 @@ class Shared:
 
     def ends(self) -> dict[int, int]:
         """Return where the queues end."""
-        with rmq_spark.open_reader(str(self.path)) as reader:
-            reader.refresh()
-            return {queue.queue_id: reader.bounds(queue).max_offset for queue in reader.queues(TOPIC)}
+        return queue_ends(self.path, TOPIC)
 
     def consume(self, client: Client, how: str) -> None:
         """Have the real consumer take what waits, and commit it."""

@@ -1,0 +1,27 @@
+"""What a broker was sent, once it has units: it answers a send before it has dispatched the message."""
+
+import time
+from pathlib import Path
+
+import rmq_spark
+
+LIMIT_SECONDS = 60
+
+
+def queue_ends(store: Path, topic: str) -> dict[int, int]:
+    """Return where the queues of a topic end, as our reader sees them now."""
+    with rmq_spark.open_reader(str(store)) as reader:
+        reader.refresh()
+        return {queue.queue_id: reader.bounds(queue).max_offset for queue in reader.queues(topic)}
+
+
+def await_units(store: Path, topic: str, count: int) -> None:
+    """Wait until the queues of a topic have so many units in all.
+
+    Raises:
+        AssertionError: they do not, after a minute, or have more.
+    """
+    give_up = time.monotonic() + LIMIT_SECONDS
+    while (found := sum(queue_ends(store, topic).values())) < count and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert found == count, f"{found} units in the queues of {topic}, not {count}"
