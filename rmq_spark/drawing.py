@@ -184,7 +184,12 @@ def legend(ax: "Axes", count: int, is_stacked: bool = False) -> None:
     """Name the series, beside the picture where there are several; of a stack the topmost first."""
     if count > 1:
         made = ax.legend(
-            reverse=is_stacked, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize="small"
+            reverse=is_stacked,
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1),
+            frameon=False,
+            fontsize="small",
+            handleheight=1.3 if is_stacked else None,  # room for a hatch
         )
         _take_as_it_is(made)
 

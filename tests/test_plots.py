@@ -99,13 +99,15 @@ def test_names_of_any_length_and_kind_are_named_and_fit(tmp_path: Path) -> None:
     inside(rmq_spark.plot_queue_skew(tmp_path / "store", names[0]))
 
 
-def test_every_picture_is_drawn_where_it_is_told_from_a_path_or_a_reader(golden: Path) -> None:
+def test_every_picture_is_drawn_where_it_is_told_from_a_path_or_a_reader_and_writes_nothing(golden: Path) -> None:
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in (golden / "demo").rglob("*")}
     _, grid = plt.subplots(2, 4)
     with rmq_spark.open_reader(golden / "demo") as reader:
         for ax, (name, plot) in zip(grid.flat, PLOTS.items(), strict=False):
             store = golden / "demo" if name == "lag" else reader
             assert plot(store, ax=ax) is ax
         assert reader.topics()  # the caller's reader stays open
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in (golden / "demo").rglob("*")} == before
     assert len(plt.get_fignums()) == 1
 
 
