@@ -1,7 +1,7 @@
 """What pictures have in common: axes, colours, legends, and names from a store as matplotlib takes them as they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for those who see no colour, and for print
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-_OTHERS = "#999999"
+_OTHERS, _YELLOW = "#999999", "#F0E442"
 _NAME_HEAD, _NAME_TAIL = 24, 15  # of a long name: names of one team often differ in their ends only
 _TITLE_CHARS = 75  # in one line
 _LEGEND_BELOW_INCHES = 0.55  # room for the axis' own labels
@@ -86,18 +86,34 @@ def title(ax: "Axes", first: str, *more: str) -> None:
 
 
 def largest(series: dict[str, list[float]], join: Any = sum) -> list[tuple[str, list[float]]]:
-    """Return the series in the order of what they come to, the smallest of more than MAX_SERIES joined."""
-    ordered = sorted(series.items(), key=lambda one: -sum(one[1]))
+    """Return the series in the order of what they come to, the smallest of more than MAX_SERIES joined.
+
+    NaN is where a series has no value.
+    """
+    ordered = sorted(series.items(), key=lambda one: -sum(_known(one[1])))
     if len(ordered) <= MAX_SERIES:
         return ordered
     rest = [values for _, values in ordered[MAX_SERIES - 1 :]]
-    joined = [join(values) for values in zip(*rest, strict=True)]
+    joined = [join(known) if (known := _known(values)) else math.nan for values in zip(*rest, strict=True)]
     return [*ordered[: MAX_SERIES - 1], (f"{len(rest)} others", joined)]
 
 
 def colours(drawn: Sequence[tuple[str, Any]]) -> list[str]:
-    """Return a colour for each series, grey for the one that `largest` joined: no topic has a space in its name."""
-    return [_OTHERS if name.endswith(" others") else colour for (name, _), colour in zip(drawn, COLOURS, strict=False)]
+    """Return a colour for each series, grey for the one that `largest` joined: no topic has a space in its name.
+
+    Black, the last one, is yellow where the caller's style draws on a dark ground.
+    """
+    from matplotlib import rcParams
+    from matplotlib.colors import to_rgb
+
+    is_dark = sum(to_rgb(rcParams["axes.facecolor"])) < 1.5
+    told_apart = (*COLOURS[:-1], _YELLOW) if is_dark else COLOURS
+    named = zip(drawn, told_apart, strict=False)
+    return [_OTHERS if name.endswith(" others") else colour for (name, _), colour in named]
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def moment(time_ms: float) -> datetime:

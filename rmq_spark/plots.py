@@ -6,11 +6,13 @@ Nothing on disk is changed. Colours are those of Okabe and Ito, which colour-bli
 imported when something is drawn: without it each function raises ModuleNotFoundError with the pip command.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from math import isnan, nan
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmq_spark import drawing
 from rmq_spark.drawing import MAX_SERIES, shown_name
@@ -162,47 +164,48 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
     return ax
 
 
-def plot_lag(samples: Iterable[GroupLag], *, what: str = "messages", ax: "Axes | None" = None) -> "Axes":
+def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", ax: "Axes | None" = None) -> "Axes":
     """Draw how far groups were behind over time, from what `reader.lag()` gave at several moments.
 
     A line for each queue of one group that has up to seven of them, else for each topic, or for each of several groups.
     `what` is "messages", "bytes" or "seconds" (how long ago the next unread message was stored: of several queues, the
-    longest). A queue of which nothing is known counts as 0.
+    longest). Queues at whose offset there are no messages any more, or none yet, count as 0; the title says how many.
     """
     column = {"messages": "lagMessages", "bytes": "lagBytes", "seconds": "secondsBehind"}
     _refuse_other("what", what, tuple(column))
     ax = drawing.axes(ax)
-    taken = sorted(samples, key=lambda sample: sample.at_ms)
-    rows = [(sample.at_ms, row) for sample in taken for row in sample.to_arrow().to_pylist()]
-    groups = sorted({row["group"] for _, row in rows})
+    taken = [samples] if isinstance(samples, GroupLag) else sorted(samples, key=lambda sample: sample.at_ms)
+    # By moment and queue: of two samples in one ms the second one counts, and not both.
+    rows = {
+        (sample.at_ms, row["group"], row["topic"], row["queueId"]): row
+        for sample in taken
+        for row in sample.to_arrow().to_pylist()
+    }
+    groups = sorted({group for _, group, _, _ in rows})
     if not groups:
         return drawing.nothing(ax, "no lag was sampled")
-    by_queue = len({(row["topic"], row["queueId"]) for _, row in rows}) <= MAX_SERIES
-
-    def line_of(row: dict[str, Any]) -> str:
-        if len(groups) > 1:
-            return str(row["group"])
-        return f"{row['topic']}/{row['queueId']}" if by_queue else str(row["topic"])
-
+    by_queue = len({key[2:] for key in rows}) <= MAX_SERIES
     lines: dict[str, dict[int, float]] = {}
-    for at_ms, row in rows:
-        line, value = lines.setdefault(line_of(row), {}), row[column[what]] or 0
-        held = line.get(at_ms, 0)
-        line[at_ms] = max(held, value) if what == "seconds" else held + value
-    moments = sorted({sample.at_ms for sample in taken})
     join = max if what == "seconds" else sum
-    drawn = drawing.largest({name: [line.get(at, 0) for at in moments] for name, line in lines.items()}, join)
-    for (name, values), colour, marker, style in zip(
-        drawn, drawing.colours(drawn), drawing.MARKERS, drawing.STYLES, strict=False
-    ):
-        times = [drawing.moment(at) for at in moments]
-        look = {"marker": marker, "markersize": 4} if len(times) <= _MARKED else {"linestyle": style}
-        ax.plot(times, values, color=colour, lw=1.5, label=shown_name(name), **look)
+    for (at_ms, group, topic, queue_id), row in rows.items():
+        name = group if len(groups) > 1 else f"{topic}/{queue_id}" if by_queue else topic
+        line = lines.setdefault(name, {})
+        line[at_ms] = join((line.get(at_ms, 0), row[column[what]] or 0))
+    moments = sorted({sample.at_ms for sample in taken})
+    drawn = drawing.largest({name: [line.get(at, nan) for at in moments] for name, line in lines.items()}, join)
+    looks = zip(drawn, drawing.colours(drawn), drawing.MARKERS, drawing.STYLES, strict=False)
+    for (name, values), colour, marker, style in looks:
+        known = [(drawing.moment(at), value) for at, value in zip(moments, values, strict=True) if not isnan(value)]
+        look = {"marker": marker, "markersize": 4} if len(moments) <= _MARKED else {"linestyle": style}
+        ax.plot(*zip(*known, strict=True), color=colour, lw=1.5, label=shown_name(name), **look)
     if len(moments) == 1:
         ax.set_xlim(drawing.moment(moments[0] - _AROUND_ONE_MS), drawing.moment(moments[0] + _AROUND_ONE_MS))
     drawing.time_axis(ax, "time (UTC)")
     drawing.count_axis(ax, what)
-    drawing.title(ax, f"lag of {shown_name(groups[0]) if len(groups) == 1 else f'{len(groups)} groups'} ({what})")
+    odd = Counter({key[1:]: row["state"] for key, row in rows.items()}.values())  # as of the last moment of each queue
+    more = [f"{count_text(odd[state], 'queue')} {state}" for state in ("ahead", "gone") if odd[state]]
+    of = shown_name(groups[0]) if len(groups) == 1 else f"{len(groups)} groups"
+    drawing.title(ax, f"lag of {of} ({what})", *more)
     drawing.legend(ax, len(drawn))
     return ax
 
@@ -229,7 +232,7 @@ def plot_delay(store: Store, topics: str | Sequence[str] | None = None, *, ax: "
     least = min(int(delays.delays_ms[0]) for _, delays in drawn)
     most = max(int(delays.delays_ms[-1]) for _, delays in drawn)
     drawing.spans_axis(ax, least, most)
-    for (topic, delays), colour, marker in zip(drawn, drawing.COLOURS, drawing.MARKERS, strict=False):
+    for (topic, delays), colour, marker in zip(drawn, drawing.colours(drawn), drawing.MARKERS, strict=False):
         within = (delays.messages.cumsum() / delays.messages.sum() * 100).tolist()
         first, last = ax.get_xlim()
         times = [first, int(delays.delays_ms[0]), *delays.delays_ms.tolist(), last]

@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import rmq_spark
+from rmq_spark.store import GroupLag
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.explore.summary_units import SampleSize
+from rmq_spark.store.group.lag import LAG
 from rmq_spark.store.testing.sample_message import BORN_MS, SampleMessage
 from rmq_spark.store.testing.sample_store import build_store, build_uniform_store
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 matplotlib.use("Agg")
 plt = pytest.importorskip("matplotlib.pyplot")
+to_rgb = pytest.importorskip("matplotlib.colors").to_rgb
 
 PLOTS: dict[str, Callable[..., Any]] = {
     "over time": rmq_spark.plot_over_time,
@@ -210,6 +214,41 @@ def test_lines_of_lag_have_what_the_samples_have(golden: Path) -> None:
     with rmq_spark.open_reader(golden / "demo") as reader:
         groups = rmq_spark.plot_lag([reader.lag()], what="seconds")
     assert {line.get_label() for line in groups.lines} == {"CID_RMQ_SYS_TRANS", "audit", "billing", "reporting"}
+
+
+def lag_at(golden: Path, at_ms: int, group: str, messages: int | None, state: str = "ok") -> GroupLag:
+    """Return the lag of a group in one queue."""
+    (row, *_) = lag_rows(golden)
+    row |= {"group": group, "lagMessages": messages, "state": state}
+    return GroupLag("store", group, at_ms, pa.Table.from_pylist([row], LAG))
+
+
+def lag_rows(golden: Path) -> list[dict[str, Any]]:
+    with rmq_spark.open_reader(golden / "demo") as reader:
+        rows: list[dict[str, Any]] = reader.lag("reporting").to_arrow().to_pylist()
+    return rows
+
+
+def test_a_line_of_lag_has_points_where_it_was_sampled_and_each_once(golden: Path) -> None:
+    taken = [("a", 1000, 5), ("a", 1000, 6), ("b", 1001, 7), ("a", 2000, 8)]
+    ax = rmq_spark.plot_lag([lag_at(golden, at_ms, group, messages) for group, at_ms, messages in taken])
+    assert {line.get_label(): list(line.get_ydata()) for line in ax.lines} == {"a": [6, 8], "b": [7]}
+    ax = rmq_spark.plot_lag(lag_at(golden, 1000, "a", 5))  # one moment, as reader.lag() gives it
+    assert ax.lines[0].get_ydata().tolist() == [5]
+
+
+def test_a_queue_that_is_gone_is_no_lag_and_is_in_the_title(golden: Path) -> None:
+    ax = rmq_spark.plot_lag([lag_at(golden, 1000, "a", 9), lag_at(golden, 2000, "a", None, "gone")])
+    assert ax.lines[0].get_ydata().tolist() == [9, 0]
+    assert "1 queue gone" in ax.get_title()
+    assert "gone" not in rmq_spark.plot_lag(lag_at(golden, 1000, "a", 9)).get_title()
+
+
+def test_every_line_is_seen_on_a_dark_ground(tmp_path: Path) -> None:
+    build_store(tmp_path / "store", [SampleMessage(f"T{number}") for number in range(7)])
+    with plt.style.context("dark_background"):
+        ax = rmq_spark.plot_delay(tmp_path / "store")
+    assert all(sum(to_rgb(line.get_color())) > 0.9 for line in ax.lines)
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
