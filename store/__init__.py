@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.explore.summary_reader import StoreExplorer
     from rmq_spark.store.explore.summary_segment import segment_layout
     from rmq_spark.store.explore.summary_series import stored_delays, stored_over_time, tag_counts
-    from rmq_spark.store.explore.summary_text import bytes_text, span_text
+    from rmq_spark.store.explore.summary_text import bytes_text, count_text, span_text
     from rmq_spark.store.filter.row_filter import (
         SQL92,
         TAG,
@@ -132,6 +132,7 @@ __all__ = [
     "commit_copies",
     "commit_sink",
     "compile_filter",
+    "count_text",
     "create_store",
     "dump",
     "export_parquet",
@@ -204,7 +205,7 @@ _MODULES = {
     "explore.summary_reader": "StoreExplorer",
     "explore.summary_segment": "segment_layout",
     "explore.summary_series": "stored_delays stored_over_time tag_counts",
-    "explore.summary_text": "bytes_text span_text",
+    "explore.summary_text": "bytes_text count_text span_text",
     "filter.row_filter": "compile_filter Expression is_filtered_by_default only_tags RowFilter SQL92 TAG",
     "filter.tag_expression": "parse_tag_expression",
     "format.columns": "COLUMNS",

@@ -79,7 +79,7 @@ ONLY = {
         "store.format store.commit store.group store.delivery store.explore store.testing datasource group_listeners "
         "stop command avro_bodies"
     ),
-    "matplotlib": "plots",
+    "matplotlib": "plots drawing",
 }
 
 

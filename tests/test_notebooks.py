@@ -22,6 +22,9 @@ FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 BARE = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
 
+# A JVM that lives for a minute does not earn what its second compiler costs: 30 s become 17. No notebook has it, for
+# who copies from one may want to run for days.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CELL_WITHIN_S = 300  # a cell, however busy the machine is
 PICTURES = {"01": 3, "02": 1, "03": 1, "04": 2, "05": 6, "06": 2}  # that each notebook draws
 
@@ -85,6 +88,7 @@ def test_a_notebook_runs_from_top_to_bottom(notebook: Path, monkeypatch: pytest.
     for name in os.environ.keys() - BARE.keys() - {"PYTHONPATH"}:
         monkeypatch.delenv(name)
     read = nbformat.read(notebook, 4)
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JAVA)
     begun = time.monotonic()
     nbclient.NotebookClient(read, timeout=CELL_WITHIN_S, resources={"metadata": {"path": str(FOLDER)}}).execute()
     print(f"{notebook.name}: {time.monotonic() - begun:.0f} s")

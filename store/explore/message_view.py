@@ -1,6 +1,7 @@
 """One message as a value: where it lies, all of its properties, and its body as text, JSON or hex."""
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from rmq_spark.store.format.columns import COLUMNS
 SHOWN_CHARS = 4000  # of a body
 SHOWN_HEX_BYTES = 512
 _HEX_ROW_BYTES = 16
+_JSON_CHARS = 1 << 20  # longer ones are shown as the text that they are
+# What no text has but bytes do, and what a terminal would obey.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_LINE_BREAKS_TOO = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,7 +75,8 @@ class Message:
     def readable_body(self) -> tuple[str, str, int]:
         """Return what kind the body is (JSON, text, bytes), as much of it as is to be read, and how much more there is.
 
-        JSON is indented; bytes are a hex dump. What is left out is counted in characters, of bytes in bytes.
+        JSON is indented, its numbers and names are as they were sent; bytes are a hex dump. What is left out is counted
+        in characters, of bytes in bytes.
         """
         if not self.body:
             return "nothing", "", 0
@@ -77,17 +84,18 @@ class Message:
             text = self.body.decode()
         except UnicodeDecodeError:
             text = "\0"
-        if not all(char.isprintable() or char in "\n\r\t" for char in text):
+        if _CONTROLS.search(text):
             return "bytes", self.hex(SHOWN_HEX_BYTES), max(0, len(self.body) - SHOWN_HEX_BYTES)
         kind = "text"
-        if text.lstrip()[:1] in ("{", "["):
+        if text.lstrip()[:1] in ("{", "[") and len(text) <= _JSON_CHARS:
             with suppress(ValueError, RecursionError):  # it may only begin like it
-                text, kind = json.dumps(json.loads(text), indent=2, ensure_ascii=False), "JSON"
+                json.loads(text)
+                text, kind = _indented(text), "JSON"
         return kind, text[:SHOWN_CHARS], max(0, len(text) - SHOWN_CHARS)
 
     def __repr__(self) -> str:
         kind, text, left = self.readable_body()
-        named = "".join(f"\n  {name} = {value}" for name, value in self.properties.items())
+        named = "".join(f"\n  {_in_a_line(name)} = {_in_a_line(value)}" for name, value in self.properties.items())
         more = f"\n… and {left:,} more" if left else ""
         return (
             f"message {self.message_id} of {self.topic}\n"
@@ -129,6 +137,40 @@ def message_of(table: pa.Table) -> Message:
         sys_flag=row["sysFlag"],
         table=table,
     )
+
+
+def _indented(text: str) -> str:
+    """Return JSON in lines and indented. Nothing is computed: a number keeps its digits, a name may be there twice."""
+    parts: list[str] = []
+    depth, last = 0, ""
+    for token in _JSON_TOKENS.findall(text):
+        if token in ("}", "]"):
+            depth -= 1
+        if (
+            (last in ("{", "[") and token not in ("}", "]"))
+            or last == ","
+            or (token in ("}", "]") and last not in "{[")
+        ):
+            parts.append("\n" + "  " * depth)
+        parts.append(_readable(token) if token[0] == '"' else token)
+        if token == ":":
+            parts.append(" ")
+        elif token in ("{", "["):
+            depth += 1
+        last = token
+    return "".join(parts)
+
+
+def _readable(quoted: str) -> str:
+    """Return a string of JSON with the characters that it says by number, but for those that no text has."""
+    text = json.dumps(json.loads(quoted), ensure_ascii=False)
+    is_text = not _CONTROLS.search(text) and not any("\ud800" <= char <= "\udfff" for char in text)
+    return text if is_text else quoted
+
+
+def _in_a_line(text: str) -> str:
+    """Return a text with what would break a line, or what a terminal obeys, written out."""
+    return _LINE_BREAKS_TOO.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def hex_dump(data: bytes, first: int = 0) -> str:

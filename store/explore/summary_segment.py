@@ -24,19 +24,23 @@ UNWRITTEN = "zeros behind the end"  # not written yet
 _READ_UNITS = 1 << 20
 _WALKED_RECORDS = 1 << 14  # without a unit, to find where the filler begins
 _STALE_BYTES = 64 << 20  # of the tail are looked at
+_CELL_BYTES = 2  # at least
+_NEXT_TO_NOTHING = 16  # so small a part of a segment would be a few cells of its picture
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """One segment, [begin, end) in physical offsets, cut into cells of equal size.
+    """One segment, [begin, end) in physical offsets; [begin, shown_end) of it is cut into cells of equal size.
 
     `cells` has for each the index in `names` of what takes most of it; `sizes` are the bytes of each name in the whole
-    segment. `record_begins` are the physical offsets at which records that have units begin.
+    segment. `record_begins` are the physical offsets at which records that have units begin. Behind `shown_end`, which
+    is `end` unless next to nothing was written yet, there are zeros.
     """
 
     path: str
     begin: int
     end: int
+    shown_end: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     cells: NDArray[np.int64]
@@ -58,28 +62,36 @@ def segment_layout(reader: StoreExplorer, physical_offset: int | None, cell_coun
         extents[OTHER_TOPICS] = _in_order(
             np.concatenate([places for places, _ in rest]), np.concatenate([sizes for _, sizes in rest])
         )
-    edges = np.linspace(segment.begin, segment.end, cell_count + 1)
+    written_end = min(max(reader.log_end, segment.begin), segment.end)
+    stale = _stale_extents(segment, written_end)
+    shown_end = _shown_end(segment, max([written_end, *(last for _, last in stale)]), cell_count)
+    # Behind the cells one more, for what is not shown.
+    edges = np.append(np.linspace(segment.begin, shown_end, cell_count + 1), segment.end)
     covered = {name: _covered(places, sizes, edges) for name, (places, sizes) in extents.items()}
     none = np.zeros(0, np.int64)
     places, sizes = _in_order(
         np.concatenate([none, *(places for places, _ in extents.values())]),
         np.concatenate([none, *(sizes for _, sizes in extents.values())]),
     )
-    written_end = min(max(reader.log_end, segment.begin), segment.end)
     filler = _filler_begin(reader, segment, int(places[-1] + sizes[-1]) if len(places) else segment.begin)
-    taken = np.sum(list(covered.values()), axis=0) if covered else np.zeros(cell_count)
+    taken = np.sum(list(covered.values()), axis=0) if covered else np.zeros(cell_count + 1)
     live = _overlap(edges, segment.begin, min(filler, written_end))
     covered[NO_UNIT] = live - taken
     covered[BLANK_FILLER] = _overlap(edges, filler, written_end)
-    stale = _stale(segment, written_end, edges)
-    covered[STALE] = stale
-    covered[UNWRITTEN] = _overlap(edges, written_end, segment.end) - stale
+    covered[STALE] = sum((_overlap(edges, *extent) for extent in stale), np.zeros(cell_count + 1))
+    covered[UNWRITTEN] = _overlap(edges, written_end, segment.end) - covered[STALE]
     totals = {name: round(float(cells.sum())) for name, cells in covered.items()}
     kept = [name for name, total in totals.items() if total > 0]
-    cells = np.argmax(np.array([covered[name] for name in kept]), axis=0)
-    return SegmentLayout(
-        segment.path, segment.begin, segment.end, tuple(kept), tuple(totals[name] for name in kept), cells, places
-    )
+    cells = np.argmax(np.array([covered[name][:cell_count] for name in kept]), axis=0)
+    sizes_kept = tuple(totals[name] for name in kept)
+    return SegmentLayout(segment.path, segment.begin, segment.end, shown_end, tuple(kept), sizes_kept, cells, places)
+
+
+def _shown_end(segment: Segment, used_end: int, cell_count: int) -> int:
+    """Return up to where a segment is worth a picture: its end, or twice what is used where that is next to nothing."""
+    used = max(used_end - segment.begin, _CELL_BYTES * cell_count)
+    shown: int = 1 << (2 * used - 1).bit_length()  # a round number of KiB or MiB
+    return segment.begin + shown if shown <= segment.size // _NEXT_TO_NOTHING else segment.end
 
 
 def _segment(reader: StoreExplorer, physical_offset: int | None) -> Segment:
@@ -153,13 +165,13 @@ def _filler_begin(reader: StoreExplorer, segment: Segment, place: int) -> int:
     return segment.end
 
 
-def _stale(segment: Segment, written_end: int, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how many bytes of each cell behind the end stand between others that are not zero."""
-    found = np.zeros(len(edges) - 1)
+def _stale_extents(segment: Segment, written_end: int) -> list[tuple[int, int]]:
+    """Return where bytes that are not zero stand behind the end, [begin, end) in physical offsets."""
+    found = []
     begin = written_end - segment.begin
     for first, last in files.data_extents(segment.path, begin, min(segment.size, begin + _STALE_BYTES)):
         with files.OpenFile(segment.path) as file:
             there = np.flatnonzero(np.frombuffer(file.read(first, last - first), np.uint8))
         # From the first byte that is not zero to the last: zeros are in every record.
-        found += _overlap(edges, segment.begin + first + int(there[0]), segment.begin + first + int(there[-1]) + 1)
+        found.append((segment.begin + first + int(there[0]), segment.begin + first + int(there[-1]) + 1))
     return found

@@ -50,12 +50,26 @@ class Delays:
 
     delays_ms: NDArray[np.int64]
     messages: Floats
+    is_exact: bool
 
     def quantile(self, part: float) -> float:
         """Return the delay that this part of all messages stays within, ms."""
         reached = np.cumsum(self.messages)
         at = int(np.searchsorted(reached, part * reached[-1]))
         return float(self.delays_ms[min(at, len(self.delays_ms) - 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class TagCounts:
+    """How many messages have each tag, None for those without one, the most frequent first.
+
+    Of very many tags the rare ones are not named: `rare_tags` is how many these are, in `rare_messages` messages.
+    """
+
+    messages: dict[str | None, float]
+    rare_tags: int
+    rare_messages: float
+    is_exact: bool
 
 
 class _CodeCounts:
@@ -78,24 +92,27 @@ class _CodeCounts:
                 places.extend((queue, int(sample.units.queue_offsets[row])) for row in sorted(set(rows)))
 
     def by_name(self, reader: StoreExplorer) -> Iterator[tuple[str | None, float]]:
-        """Yield tags and how many messages have them, the most frequent first; what is rare beyond counting, as one."""
-        ordered = sorted(self._counts.items(), key=lambda one: -one[1])
-        for code, count in ordered[:_NAMED_CODES]:
+        """Yield tags and how many messages have them, the most frequent first, without the rare ones."""
+        for code, count in self._ordered()[:_NAMED_CODES]:
             names = {_tag_at(reader, queue, offset) for queue, offset in self._places[code]}
             yield next(iter(names)) if len(names) == 1 else " / ".join(sorted(str(one) for one in names)), count
-        if len(ordered) > _NAMED_CODES:
-            rest = ordered[_NAMED_CODES:]
-            yield f"{len(rest)} others", sum(count for _, count in rest)
+
+    def rare(self) -> list[float]:
+        """Return how many messages have each of the rare tags."""
+        return [count for _, count in self._ordered()[_NAMED_CODES:]]
+
+    def _ordered(self) -> list[tuple[int, float]]:
+        return sorted(self._counts.items(), key=lambda one: -one[1])
 
 
 def chosen_topics(reader: StoreExplorer, topics: str | Sequence[str] | None) -> list[str]:
-    """Return the topics that are meant: those named, or all that are not RocketMQ's own.
+    """Return the topics that are meant, each once: those named, or all that are not RocketMQ's own.
 
     Raises NotFoundError, which names others, for one that is not there.
     """
     if topics is None:
         return [topic for topic in reader.topics() if not filenames.is_system_topic(topic)]
-    named = [topics] if isinstance(topics, str) else list(topics)
+    named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
     for topic in named:
         reader.queues(topic)
     return named
@@ -132,41 +149,46 @@ def stored_over_time(
 def stored_delays(reader: StoreExplorer, topics: str | Sequence[str] | None) -> Delays | None:
     """Return how long messages took from birth to store; None if there is no message. Heads alone are read."""
     reader.refresh()
-    delays, messages = [], []
+    delays, messages, is_exact = [], [], True
     for _, sample in _samples(reader, chosen_topics(reader, topics)):
         born, stored = reader.times_of(sample.units)
         good = stored != NO_TIME
         delays.append((stored - born)[good])
         messages.append(sample.messages[good])
+        is_exact &= sample.is_whole
     all_delays, all_messages = np.concatenate(delays or [[]]), np.concatenate(messages or [[]])
     if not len(all_delays):
         return None
     order = np.argsort(all_delays, kind="stable")
-    return Delays(all_delays[order].astype(np.int64), all_messages[order])
+    return Delays(all_delays[order].astype(np.int64), all_messages[order], is_exact)
 
 
-def tag_counts(reader: StoreExplorer, topic: str) -> dict[str | None, float]:
-    """Return how many messages have each tag, None for those without one, the most frequent first.
+def tag_counts(reader: StoreExplorer, topic: str) -> TagCounts:
+    """Return how many messages have each tag.
 
     Counted by the units' tags codes (Java hashes); a few messages of each say the name, and tags that share a code
-    are counted together, as "AaAa / BBBB". Where units hold something else messages are decoded.
+    are counted together, as "AaAa / BBBB". Where units hold something else messages are decoded, the latest of many.
     """
     reader.refresh()
     counts: dict[str | None, float] = {}
-    codes = _CodeCounts()
+    codes, is_exact = _CodeCounts(), True
     for queue in reader.queues(topic):
         sample = reader.sample(queue, _TAG_SIZE)
         if not len(sample.units):
             continue
         is_other = sample.units.message_counts is not None or topic in filenames.WAITING_TOPICS
         if is_other or int(sample.units.tags_codes.min()) <= MAX_ADDRESS:
-            for tag, count in _decoded_tags(reader, queue).items():
+            decoded, is_whole = _decoded_tags(reader, queue)
+            for tag, count in decoded.items():
                 counts[tag] = counts.get(tag, 0) + count
         else:
+            is_whole = sample.is_whole
             codes.add(queue, sample)
+        is_exact &= is_whole
     for tag, count in codes.by_name(reader):
         counts[tag] = counts.get(tag, 0) + count
-    return dict(sorted(counts.items(), key=lambda one: -one[1]))
+    rare = codes.rare()
+    return TagCounts(dict(sorted(counts.items(), key=lambda one: -one[1])), len(rare), sum(rare), is_exact)
 
 
 def _samples(reader: StoreExplorer, topics: Sequence[str]) -> list[tuple[QueueKey, UnitSample]]:
@@ -207,7 +229,8 @@ def _tag_at(reader: StoreExplorer, queue: QueueKey, offset: int) -> str | None:
     return tag
 
 
-def _decoded_tags(reader: StoreExplorer, queue: QueueKey) -> dict[str | None, float]:
+def _decoded_tags(reader: StoreExplorer, queue: QueueKey) -> tuple[dict[str | None, float], bool]:
+    """Return tags and how many messages of a queue have them, and whether all were looked at."""
     bounds = reader.bounds(queue)
     begin = max(bounds.min_offset, bounds.max_offset - _DECODED_TAGS)
     counts: dict[str | None, float] = {}
@@ -215,4 +238,4 @@ def _decoded_tags(reader: StoreExplorer, queue: QueueKey) -> dict[str | None, fl
         for one in batch["tags"].value_counts().to_pylist():
             counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
     share = (bounds.max_offset - bounds.min_offset) / max(1, bounds.max_offset - begin)
-    return {tag: count * share for tag, count in counts.items()}
+    return {tag: count * share for tag, count in counts.items()}, begin == bounds.min_offset

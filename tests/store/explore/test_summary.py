@@ -11,7 +11,7 @@ import pytest
 import rmq_spark
 from rmq_spark.store import StoreExplorer
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreError
-from rmq_spark.store.explore.message_view import hex_dump
+from rmq_spark.store.explore.message_view import _indented, hex_dump
 from rmq_spark.store.explore.summary import as_pandas
 from rmq_spark.store.explore.summary_text import bytes_text, count_text, span_text, time_text
 from rmq_spark.store.testing.sample_message import BORN_MS, SampleMessage
@@ -237,6 +237,15 @@ class TestMessage:
             ("é\n".encode(), "text", "é\n"),
             (b"{no json", "text", "{no json"),
             (b"[1,2]", "JSON", "[\n  1,\n  2\n]"),
+            ("已付　100\u00a0元 👩\u200d💻\ufeff".encode(), "text", "已付　100\u00a0元 👩\u200d💻\ufeff"),
+            (b"\x1b[31mred", "bytes", hex_dump(b"\x1b[31mred")),
+            ("\x9b31mred".encode(), "bytes", hex_dump("\x9b31mred".encode())),
+            (b'{"a":1.10,"a":{},"b":[],"c":1e400}', "JSON", '{\n  "a": 1.10,\n  "a": {},\n  "b": [],\n  "c": 1e400\n}'),
+            (
+                b'["\\u4e2d", "\\ud800", "\\u009b", "{\\""]',
+                "JSON",
+                '[\n  "中",\n  "\\ud800",\n  "\\u009b",\n  "{\\""\n]',
+            ),
             (b"\x00\x01A", "bytes", hex_dump(b"\x00\x01A")),
             (b"\xff\xfe", "bytes", hex_dump(b"\xff\xfe")),
             (b"[" * 100_000, "text", "[" * 4000),
@@ -250,6 +259,23 @@ class TestMessage:
         assert (found_kind, text) == (kind, shown)
         assert left == (len(body) - 4000 if len(body) > 4000 else 0)
         html_of(message)
+
+    def test_json_is_shown_as_python_indents_it(self, demo: StoreExplorer) -> None:
+        deep = {"a": [1, {"b": [[], {}, [None, True]]}, "x, y: [z]"], "c": {"d": -0.5e-7, "é": '"\\\n'}}
+        assert _indented(json.dumps(deep)) == json.dumps(deep, indent=2, ensure_ascii=False)
+
+    def test_a_huge_body_is_not_taken_apart_to_be_shown(self, tmp_path: Path) -> None:
+        body = b"[" + b"1," * 600_000 + b"1]"
+        build_store(tmp_path / "store", [SampleMessage("orders", body=body)], segment_bytes=1 << 21)
+        with rmq_spark.open_reader(tmp_path / "store") as reader:
+            message = reader.message(QueueKey("orders", 0), 0)
+        assert message.readable_body() == ("text", body[:4000].decode(), len(body) - 4000)
+        assert len(html_of(message).text) < 6000
+
+    def test_a_property_that_a_terminal_would_obey_is_written_out(self, tmp_path: Path) -> None:
+        build_store(tmp_path / "store", [SampleMessage("orders", properties={"a": "\x1b[2J\nb = c"})])
+        with rmq_spark.open_reader(tmp_path / "store") as reader:
+            assert "a = \\x1b[2J\\nb = c" in repr(reader.message(QueueKey("orders", 0), 0))
 
     def test_a_time_beyond_all_dates_is_shown_as_a_number(self, tmp_path: Path) -> None:
         build_store(tmp_path / "store", [SampleMessage("orders", born_timestamp=2**53)])

@@ -64,6 +64,18 @@ def test_many_topics_are_told_apart_up_to_a_few(tmp_path: Path) -> None:
     assert begins == set(layout.names)
 
 
+def test_of_a_segment_with_next_to_nothing_in_it_the_beginning_is_shown(tmp_path: Path) -> None:
+    messages = [SampleMessage("orders", body=bytes(1000)) for _ in range(9)]
+    build_store(tmp_path / "store", messages, segment_bytes=1 << 30)
+    with rmq_spark.open_reader(tmp_path / "store") as reader:
+        layout = segment_layout(reader, None, 64)
+        used = reader.log_end
+    assert (layout.end, layout.shown_end) == (1 << 30, 32 << 10)
+    assert sum(layout.sizes) == 1 << 30
+    assert layout.names == ("orders", UNWRITTEN)
+    assert abs((layout.cells == 0).sum() * layout.shown_end / 64 - used) < 512
+
+
 def test_a_store_without_records_and_a_wrong_place_are_errors(golden: Path, tmp_path: Path) -> None:
     with rmq_spark.open_store(tmp_path / "store") as store:
         store.create_topic("orders")

@@ -93,14 +93,14 @@ def test_a_store_without_messages_has_no_series(tmp_path: Path) -> None:
     with rmq_spark.open_reader(tmp_path / "store") as reader:
         assert stored_over_time(reader, None, "messages", 60) is None
         assert stored_delays(reader, "orders") is None
-        assert tag_counts(reader, "orders") == {}
+        assert tag_counts(reader, "orders").messages == {}
         with pytest.raises(NotFoundError, match="orders"):
             stored_over_time(reader, "order", "messages", 60)
 
 
 @pytest.mark.parametrize("topic", ["orders", "payments", "clicks", "SCHEDULE_TOPIC_XXXX"])
 def test_tags_are_counted_as_the_messages_have_them(demo: StoreExplorer, topic: str) -> None:
-    assert tag_counts(demo, topic) == Counter(row["tags"] for row in rows_of(demo, topic))
+    assert tag_counts(demo, topic).messages == Counter(row["tags"] for row in rows_of(demo, topic))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_tags_are_decoded_where_a_unit_has_no_code_of_its_message(
 ) -> None:
     monkeypatch.setattr(f"{SERIES}._NAMED_CODES", 0)  # what is counted by its code has no name then
     with rmq_spark.open_reader(golden / store) as reader:
-        assert tag_counts(reader, topic) == Counter(row["tags"] for row in rows_of(reader, topic))
+        assert tag_counts(reader, topic).messages == Counter(row["tags"] for row in rows_of(reader, topic))
 
 
 def test_tags_with_one_hash_are_counted_together_and_all_named(tmp_path: Path) -> None:
     tags = ["Aa", "BB", None, "Aa", None, "C"]
     build_store(tmp_path / "store", [SampleMessage("orders", queue_id=at % 2, tags=tag) for at, tag in enumerate(tags)])
     with rmq_spark.open_reader(tmp_path / "store") as reader:
-        assert tag_counts(reader, "orders") == {"Aa / BB": 3, None: 2, "C": 1}
+        assert tag_counts(reader, "orders").messages == {"Aa / BB": 3, None: 2, "C": 1}
 
 
 def test_rare_tags_beyond_counting_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +126,32 @@ def test_rare_tags_beyond_counting_are_one(tmp_path: Path, monkeypatch: pytest.M
     build_store(tmp_path / "store", [SampleMessage("orders", tags=f"T{min(at, 9)}") for at in range(15)])
     with rmq_spark.open_reader(tmp_path / "store") as reader:
         counts = tag_counts(reader, "orders")
-    assert counts.pop("7 others") == 7
-    assert (sum(counts.values()), counts["T9"]) == (8, 6)
+    assert (counts.rare_tags, counts.rare_messages) == (7, 7)
+    assert (sum(counts.messages.values()), counts.messages["T9"]) == (8, 6)
+    assert counts.is_exact
+
+
+def test_what_is_counted_in_a_sample_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_uniform_store(tmp_path / "store", topic="orders", queue_count=2, message_count=20_000, body_bytes=10)
+    with rmq_spark.open_reader(tmp_path / "store") as reader:
+        delays = stored_delays(reader, "orders")
+        assert delays is not None
+        assert delays.is_exact
+        assert tag_counts(reader, "orders").is_exact
+        monkeypatch.setattr(f"{SERIES}._HEADS", 1000)
+        monkeypatch.setattr(f"{SERIES}._TAG_SIZE", SampleSize(100, 10, 10))
+        delays, tags = stored_delays(reader, "orders"), tag_counts(reader, "orders")
+        assert delays is not None
+        assert not delays.is_exact
+        assert not tags.is_exact
+        assert sum(tags.messages.values()) == delays.messages.sum() == 20_000
+
+
+def test_a_topic_that_is_named_twice_is_counted_once(demo: StoreExplorer) -> None:
+    series, delays = stored_over_time(demo, ["clicks", "clicks"], "messages", 60), stored_delays(demo, ["clicks"] * 2)
+    assert series is not None
+    assert delays is not None
+    assert series.values["clicks"].sum() == delays.messages.sum() == 16
 
 
 @pytest.mark.parametrize("topic", ["orders", "payments", "invoices"])
