@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.message_store import SendResult
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
-    from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.commit.staged_file import StagedFile
     from rmq_spark.store.delivery.dead_letters import Republished, republish_dead_letters
     from rmq_spark.store.delivery.failed_rows import COPY_TIMES, failed_column_type, refuse_missing_places
     from rmq_spark.store.delivery.half_messages import pending_transactions
@@ -179,7 +179,7 @@ _MODULES = {
     "commit.message_store": "SendResult",
     "commit.outbox": "OutboxSettings",
     "commit.sink": "abort_sink commit_sink SinkSettings TaskStage",
-    "commit.staging": "StagedFile",
+    "commit.staged_file": "StagedFile",
     "delivery.dead_letters": "republish_dead_letters Republished",
     "delivery.failed_rows": "COPY_TIMES failed_column_type refuse_missing_places",
     "delivery.half_messages": "pending_transactions",

@@ -15,12 +15,23 @@ from rmq_spark.command.tables import show
 from rmq_spark.command.words import TIMES, begin_time, end_time, examples, reading, writing
 
 _PREFIX = "%DLQ%"
-_READ = ["topic", "queueOffset", "reconsumeTimes", "storeTimestamp", "tags", "keys", "body", "properties", "msgId"]
-_ERROR = "CONSUME_ERROR"
+_READ = [
+    "physicalTopic",
+    "queueId",
+    "queueOffset",
+    "reconsumeTimes",
+    "storeTimestamp",
+    "tags",
+    "keys",
+    "body",
+    "properties",
+    "msgId",
+]
+_ERROR, _CAME_FROM = "CONSUME_ERROR", "RETRY_TOPIC"
 _LIST_EXAMPLES = examples("rmq dlq list store", "rmq dlq list store billing -n 20")
 _REPUBLISH_EXAMPLES = examples(
     "rmq dlq republish store billing",
-    "rmq dlq republish store billing --key order-42 --progress order-42",
+    "rmq dlq republish store billing --topic orders --key order-42 --progress order-42",
     "rmq dlq republish store billing --from now-1d --to-topic orders-again",
 )
 
@@ -41,21 +52,30 @@ def list_(path: str, commit_log_path: str | None, as_json: bool, group: str | No
     --offset N` shows one whole.
     """
     with waiting("reading"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-        store.refresh()
         if group is not None:
+            _refuse_unknown(store, path, commit_log_path, group)
             rows, count = _letters(store, _PREFIX + group, limit)
         else:
+            store.refresh()
             found = [store.topic(topic) for topic in store.topics() if topic.startswith(_PREFIX)]
             rows = [_group_row(one) for one in found if one.messages]
     if group is None:
         names: tuple[str, ...] = ("group", "messages", "bytes", "firstTimestamp", "lastTimestamp")
         show(rows, names, as_json=as_json, nothing="No dead letters.", spared=("firstTimestamp", "bytes"))
         return
-    names = ("queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error", "body")
+    several = ("queueId",) if any(row["queueId"] for row in rows) else ()
+    names = (*several, "queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error", "body")
     spared = ("reconsumeTimes", "tags", "storeTimestamp")
     show(rows, names, as_json=as_json, nothing=f"{group} has no dead letters.", spared=spared)
     if count > len(rows) and not as_json:
         say(f"These are the last {len(rows)} of {count:,}. --limit {count} shows all.")
+
+
+def _refuse_unknown(store: Any, path: str, commit_log_path: str | None, group: str) -> None:
+    """Raise NotFoundError for a group of which there is no trace: its name has a typing error."""
+    store.refresh()
+    if _PREFIX + group not in store.topics():
+        rmq_spark.group_lag(path, group, commit_log_path=commit_log_path)
 
 
 def _group_row(topic: Any) -> dict[str, Any]:
@@ -79,8 +99,14 @@ def _letters(store: Any, topic: str, limit: int) -> tuple[list[dict[str, Any]], 
         held = store.bounds(queue)
         count += held.max_offset - held.min_offset
         for batch in store.read(queue, max(held.min_offset, held.max_offset - limit), held.max_offset, _READ):
-            rows += [{**row, "error": row["properties"].get(_ERROR)} for row in rows_of(batch)]
+            rows += [_letter(row) for row in rows_of(batch)]
     return rows[-limit:], count
+
+
+def _letter(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the topic that the message came from, as `cat` has it of one that is tried again."""
+    held = row["properties"]
+    return {"topic": held.get(_CAME_FROM, row["physicalTopic"]), **row, "error": held.get(_ERROR)}
 
 
 @dlq.command(
@@ -89,6 +115,7 @@ def _letters(store: Any, topic: str, limit: int) -> tuple[list[dict[str, Any]], 
 )
 @writing
 @click.argument("group")
+@click.option("--topic", "topics", multiple=True, help="Only those that came from it. May be given repeatedly.")
 @click.option("--tags", multiple=True, help="Only those with this tag. May be given repeatedly.")
 @click.option("--key", help="Only those with this key.")
 @begin_time
@@ -103,6 +130,7 @@ def republish(
     lock_timeout_s: float,
     as_json: bool,
     group: str,
+    topics: tuple[str, ...],
     tags: tuple[str, ...],
     key: str | None,
     begin_ms: int | None,
@@ -116,10 +144,12 @@ def republish(
     --progress of their own to look at it.
     """
     with waiting("sending"):
+        with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+            _refuse_unknown(store, path, commit_log_path, group)
         done = rmq_spark.republish_dead_letters(
             path,
             group,
-            _chooser(tags, key, begin_ms, end_ms),
+            _chooser(topics, tags, key, begin_ms, end_ms),
             topic=to_topic,
             progress=name,
             commit_log_path=commit_log_path,
@@ -132,9 +162,13 @@ def republish(
         say(f"{done.sent:,} sent, {done.passed_over:,} passed over. The next call goes on at {done.next_offset}.")
 
 
-def _chooser(tags: tuple[str, ...], key: str | None, begin_ms: int | None, end_ms: int | None) -> Any:
+def _chooser(
+    topics: tuple[str, ...], tags: tuple[str, ...], key: str | None, begin_ms: int | None, end_ms: int | None
+) -> Any:
     """Return the filter that the options make together; None for all."""
     wanted = []
+    if topics:
+        wanted.append(pc.map_lookup(pc.field("properties"), _CAME_FROM, "first").isin(list(topics)))
     if tags:
         wanted.append(pc.field("tags").isin(list(tags)))
     if key is not None:

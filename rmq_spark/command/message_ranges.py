@@ -1,7 +1,7 @@
 """Which messages `rmq cat` prints: the queues of topics, where each begins, and in which order they come."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -23,7 +23,7 @@ class Beginning(NamedTuple):
 
 
 class MessageRanges:
-    """Messages of topics, each once. `chosen_count`: how many there were to look at in the last round."""
+    """Messages of topics, each once. `note` is called with (looked at, to look at) of a round, in messages."""
 
     def __init__(
         self,
@@ -36,7 +36,9 @@ class MessageRanges:
         self._store, self._topics, self._queue_ids, self._filters = store, topics, queue_ids, filters
         self._at_once = min(_AT_ONCE, max(limit, _LEAST_AT_ONCE)) if limit else _AT_ONCE
         self._next: dict[Any, int] = {}
-        self.chosen_count = 0
+        self._limit = None if any(filters.values()) else limit  # with a filter nobody knows how many that takes
+        self._looked_count = self._chosen_count = 0
+        self.note: Callable[[int, int], None] = lambda done, total: None
 
     def rounds(
         self, names: Sequence[str], begin: Beginning, end_ms: int | None, *, follow: bool
@@ -47,7 +49,9 @@ class MessageRanges:
         ranges = self._first_ranges(begin, end_ms)
         while True:
             self._next |= {queue: end for queue, (_, end) in ranges.items()}
-            self.chosen_count = sum(end - begin for begin, end in ranges.values())
+            self._looked_count, self._chosen_count = 0, sum(end - begin for begin, end in ranges.values())
+            if self._limit is not None:
+                self._chosen_count = min(self._chosen_count, self._limit)
             at_once = max(_LEAST_AT_ONCE, self._at_once // max(1, len(ranges)))
             yield merge({queue: self._read(queue, *ranges[queue], columns, at_once) for queue in ranges})
             if not follow:
@@ -114,5 +118,8 @@ class MessageRanges:
         """Yield a queue's messages, few at first: somebody may want no more."""
         count = min(_FIRST_AT_ONCE, at_once)
         while begin < end:
-            yield from self._store.read(queue, begin, min(begin + count, end), columns, **self._filters)
-            begin, count = begin + count, min(count * 4, at_once)
+            stop = min(begin + count, end)
+            yield from self._store.read(queue, begin, stop, columns, **self._filters)
+            self._looked_count += stop - begin
+            self.note(min(self._looked_count, self._chosen_count), self._chosen_count)
+            begin, count = stop, min(count * 4, at_once)

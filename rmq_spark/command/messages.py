@@ -1,13 +1,16 @@
 """`rmq cat`: messages in the order in which they were stored, and those that come. It changes nothing."""
 
-from collections.abc import Callable, Iterator
+import os
+import stat
+import sys
+from contextlib import ExitStack
 from itertools import chain
-from typing import Any
+from typing import IO
 
 import click
 
 import rmq_spark
-from rmq_spark.command.message_output import FORMATS, Output, open_output
+from rmq_spark.command.message_output import FORMATS, open_output
 from rmq_spark.command.message_ranges import Beginning, MessageRanges
 from rmq_spark.command.output import say
 from rmq_spark.command.progress import progress
@@ -69,35 +72,33 @@ def cat(
         raise click.UsageError("--follow has no end, and --to is one. Leave one of them out.")
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} are two formats. Give one of them.")
-    is_file = output not in (None, "-")
     form = form or ("json" if as_json else "text")
     names = _names(columns or DEFAULT_COLUMNS)
     filters = {"tags": tags, "sql92": sql92}
-    with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+    is_seen = output in (None, "-") and not _is_file(sys.stdout)
+    with ExitStack() as shown, rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
         ranges = MessageRanges(store, topics, queue_ids, filters, limit)
         begin = Beginning(begin_ms, offset, last)
         with open_output(form, output, names, is_endless=follow, is_plain=columns is not None) as out:
-            found = ranges.rounds(names, begin, end_ms, follow=follow)
-            if is_file:
-                with progress("writing", "messages") as note:
-                    _copy(found, names, out, limit, lambda done: note(done, limit or ranges.chosen_count))
-            else:
-                _copy(found, names, out, limit, lambda done: None)
-    if is_file:
+            if not (is_seen and follow):  # who follows knows that it waits
+                ranges.note = shown.enter_context(progress("reading", "messages"))
+            for table in chain.from_iterable(ranges.rounds(names, begin, end_ms, follow=follow)):
+                if is_seen:
+                    shown.close()  # messages are to be seen from here on, maybe on the same terminal
+                out.write((table if limit is None else table.slice(0, limit - out.messages)).select(names))
+                if limit is not None and out.messages >= limit:
+                    break
+    if output not in (None, "-"):
         say(f"{out.messages:,} messages are in {output}.")
     elif not out.messages and form == "text":
         say("No message.")
 
 
-def _copy(
-    found: Iterator[Iterator[Any]], names: list[str], out: Output, limit: int | None, note: Callable[[int], None]
-) -> None:
-    """Write tables until there is none, or there were `limit` messages."""
-    for table in chain.from_iterable(found):
-        out.write((table if limit is None else table.slice(0, limit - out.messages)).select(names))
-        note(out.messages)
-        if limit is not None and out.messages >= limit:
-            return
+def _is_file(stream: IO[str]) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:  # it is none of the system's
+        return False
 
 
 def _names(columns: str) -> list[str]:

@@ -10,7 +10,6 @@ when it reads it (`read_chunks`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from rmq_spark.store.commit.keys import STAGING, make_folders, side_path
 from rmq_spark.store.commit.row_slices import add_topics, merge_records, named_topics, slice_records, split_records
 from rmq_spark.store.commit.side_file import digest_text
 from rmq_spark.store.commit.staged_batch import SCHEMA, VERSION, from_batch, to_batch, version_of
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import ChangingFile, Disk
 from rmq_spark.store.disk.files import OpenFile
@@ -35,27 +35,6 @@ _NEXT_STEP = (
     "restore the file."
 )
 _DIGESTS = 1 << 64  # digests of parts add up modulo this
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """What a task tells the commit of its file. Small, and it pickles: it travels in Spark's commit message.
-
-    `name` is the path below `rmq/staging/`. A task without rows has no file: `file_bytes` is 0 then.
-    """
-
-    name: str
-    rows: int
-    bytes: int  # of the records: what the log will grow by, fillers aside
-    digest: int  # of the rows as their user gave them, 0 .. 2^64-1
-    topics: Mapping[str, int] = field(default_factory=dict)  # what `row_slices.named_topics` says of its rows
-    largest_bytes: int = 0  # the longest record
-    file_bytes: int = 0  # length of the file
-
-
-def staged_path(root: str, name: str) -> str:
-    """Return the path of a staged file in the store at `root`."""
-    return side_path(root, STAGING, name)
 
 
 def total_digest(staged: Sequence[StagedFile]) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.commit.keys import LEDGER, STAGING, side_path
 from rmq_spark.store.commit.ledger import Ledger
-from rmq_spark.store.commit.staging import check_staged
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
@@ -159,6 +158,10 @@ def _look_at_intents(root: str, closing: Closing) -> Iterator[Finding]:
             yield Finding(
                 REPAIRABLE, SIDE_FOLDER, what, path, messages=intent.rows, next_step=_RECOVER, action="recover"
             )
+        from rmq_spark.store.commit.staging import (
+            check_staged,  # with it comes all that appends, and it is rarely asked
+        )
+
         for file in intent.files:
             try:
                 check_staged(root, file)

@@ -1,6 +1,7 @@
 """The command as a whole: its help, its exit statuses, what it loads."""
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -165,29 +166,42 @@ def test_the_command_uses_only_what_the_package_shows(path: Path) -> None:
             assert node.attr in rmq_spark.__all__, f"{path.name}: rmq_spark.{node.attr}"
 
 
-# What costs as much as all of the rest, and what a command that looks has no use for.
+# What a command that looks has no use for: what costs as much as all of the rest, and what only writers need.
+WRITERS = ("rmq_spark.store.format.encoding", "rmq_spark.store.log.section", "rmq_spark.store.log.retention")
+NO_USE = ("pyspark", "rich", "pyarrow.parquet", "matplotlib", "pandas", *WRITERS)
+
+
 @pytest.mark.parametrize(
-    ("words", "without"),
+    ("words", "without", "most"),
     [
-        (("--help",), ("pyspark", "numpy", "pyarrow", "rich", "rmq_spark.store.log")),
-        (("cat", "--help"), ("pyspark", "rich", "rmq_spark.store.log")),
-        (
-            ("topics", "{demo}"),
-            ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit", "matplotlib"),
-        ),
-        (("cat", "{demo}", "orders"), ("pyspark", "rich", "pyarrow.parquet", "rmq_spark.store.commit")),
-        (("lag", "{demo}", "billing"), ("pyspark", "rich", "pyarrow.parquet")),
-        (("check", "{demo}"), ("pyspark", "rich", "pyarrow.parquet")),
-        (("demo", "--json"), ("pyspark", "rich", "pyarrow.parquet")),
+        (("--help",), (*NO_USE, "numpy", "pyarrow", "rmq_spark.store.log"), 12),
+        (("cat", "--help"), (*NO_USE, "rmq_spark.store.log"), 24),
+        (("topics", "{demo}"), (*NO_USE, "rmq_spark.store.commit"), 90),
+        (("queues", "{demo}", "orders"), (*NO_USE, "rmq_spark.store.commit"), 90),
+        (("groups", "{demo}"), NO_USE, 105),
+        (("lag", "{demo}", "billing"), NO_USE, 105),
+        (("cat", "{demo}", "orders", "-n", "1"), (*NO_USE, "rmq_spark.store.commit"), 95),
+        (("get", "{demo}", "--key", "O-1010"), (*NO_USE, "rmq_spark.store.commit"), 95),
+        (("dump", "{demo}/checkpoint"), NO_USE, 75),
+        (("dlq", "list", "{demo}"), (*NO_USE, "rmq_spark.store.commit"), 90),
+        (("check", "{demo}"), NO_USE, 130),
+        (("demo", "--json"), ("pyspark", "rich", "pyarrow.parquet"), 190),
     ],
 )
 def test_a_command_loads_nothing_that_it_has_no_use_for(
-    demo: Path, tmp_path: Path, words: tuple[str, ...], without: tuple[str, ...]
+    demo: Path, tmp_path: Path, words: tuple[str, ...], without: tuple[str, ...], most: int
 ) -> None:
+    """A start takes as long as what it loads: a bound of our modules, and of others' only those that are needed."""
     code = (
-        "import sys\nfrom rmq_spark.command.all_commands import run\n"
-        f"run(sys.argv[1:])\nprint([name for name in {without} if name in sys.modules], file=sys.stderr)"
+        "import json, sys\nfrom rmq_spark.command import main\nsys.argv[0] = 'rmq'\ntry:\n    main()\nfinally:\n"
+        "    print(json.dumps([name for name, loaded in sys.modules.items() if loaded]), file=sys.stderr)"
     )
     command = [sys.executable, "-P", "-c", code, *(word.format(demo=demo) for word in words)]
     ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert ran.stderr.splitlines()[-1] == "[]", ran.stderr
+    loaded = json.loads(ran.stderr.splitlines()[-1])
+    assert [name for name in without if name in loaded] == []
+    others = {name.partition(".")[0] for name in loaded} - {*sys.stdlib_module_names, "__main__", "rmq_spark"}
+    others = {name for name in others if not name.startswith(("_", "cython_runtime"))}  # of the environment, or in C
+    assert others <= {"click", "numpy", "pyarrow"}
+    ours = [name for name in loaded if name.startswith("rmq_spark")]
+    assert len(ours) <= most, f"{len(ours)} modules of ours"

@@ -1,7 +1,8 @@
 """`rmq cat --format` and `--output`: what a file has, and when it is there."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,52 @@ def test_a_file_stays_as_it_was_until_the_new_one_is_whole(
     assert rmq("cat", demo, "orders", "--json", "-o", path).status == 0
     assert len(json.loads(path.read_text())) == 1170
     assert [one.name for one in tmp_path.iterdir()] == ["orders.json"]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the bar was told, that it ended, and when lines were written."""
+    told: list[Any] = []
+
+    @contextmanager
+    def progress(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: told.append((done, total))
+        told.append("end")
+
+    monkeypatch.setattr("rmq_spark.command.messages.progress", progress)
+    monkeypatch.setattr("rmq_spark.command.message_output._Text.put", lambda out, table: told.append("lines"))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "total"),
+    [((), 1170), (("--tags", "nothing-has-it"), 1170), (("--tags", "paid", "--last", 9), None)],
+)
+def test_the_bar_of_a_file_goes_to_its_end(
+    rmq: Rmq, demo: Path, tmp_path: Path, events: list[Any], words: tuple[object, ...], total: int | None
+) -> None:
+    assert rmq("cat", demo, "orders", "-o", tmp_path / "f", *words).status == 0
+    told = [event for event in events if isinstance(event, tuple)]
+    assert told == sorted(told)
+    assert {of for _, of in told} == {total or told[0][1]}
+    assert told[-1][0] == told[-1][1]
+    assert events[-1] == "end"
+
+
+def test_the_bar_of_a_file_ends_at_the_limit(rmq: Rmq, demo: Path, tmp_path: Path, events: list[Any]) -> None:
+    assert rmq("cat", demo, "orders", "-o", tmp_path / "f", "--limit", 1000).status == 0
+    told = [event for event in events if isinstance(event, tuple)]
+    assert {of for _, of in told} == {1000}
+    assert 0 < told[-1][0] <= 1000
+
+
+def test_the_bar_is_gone_when_there_is_something_to_read(rmq: Rmq, demo: Path, events: list[Any]) -> None:
+    assert rmq("cat", demo, "orders", "--tags", "paid").status == 0
+    assert events.index("end") < events.index("lines")
+    assert events.count("end") == 1
+    events.clear()
+    rmq("cat", demo, "orders", "--follow", "--limit", 1)
+    assert events == ["lines"]
 
 
 def test_a_folder_that_is_not_there_or_a_device_is_refused(rmq: Rmq, demo: Path, tmp_path: Path) -> None:

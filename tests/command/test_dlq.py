@@ -36,14 +36,28 @@ def test_groups_with_dead_letters_are_listed(rmq: Rmq, failed: Path) -> None:
 def test_the_dead_letters_of_a_group_are_listed_the_newest_last(rmq: Rmq, failed: Path) -> None:
     rows = rmq("dlq", "list", failed, "billing", "--json").rows
     assert [row["body"] for row in rows] == [f"body {number}" for number in range(6)]
+    assert {(row["topic"], row["physicalTopic"], row["queueId"]) for row in rows} == {("orders", "%DLQ%billing", 0)}
     ran = rmq("dlq", "list", failed, "billing", "--limit", 2)
-    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["4", "5"]
+    assert [line.split()[:2] for line in ran.out.splitlines()[1:]] == [["4", "orders"], ["5", "orders"]]
     assert "the last 2 of 6" in ran.err
 
 
 def test_no_dead_letter_is_no_error(rmq: Rmq, demo: Path) -> None:
     ran = rmq("dlq", "list", demo, "reporting")
     assert (ran.status, ran.out, ran.err) == (0, "", "reporting has no dead letters.\n")
+
+
+def test_a_group_that_nobody_knows_is_an_error(rmq: Rmq, demo: Path, store: Path) -> None:
+    for ran in (rmq("dlq", "list", demo, "auditt"), rmq("dlq", "republish", store, "auditt")):
+        assert (ran.status, ran.out) == (1, "")
+        assert 'no consumer group "auditt"' in ran.err
+
+
+def test_those_from_one_topic_are_sent_again(rmq: Rmq, failed: Path) -> None:
+    (row,) = rmq("dlq", "republish", failed, "billing", "--topic", "payments", "--progress", "no", "--json").rows
+    assert (row["sent"], row["passedOver"]) == (0, 6)
+    (row,) = rmq("dlq", "republish", failed, "billing", "--topic", "orders", "--tags", "b", "--json").rows
+    assert (row["sent"], row["passedOver"]) == (3, 3)
 
 
 def test_what_is_chosen_is_sent_again_once(rmq: Rmq, failed: Path) -> None:
