@@ -246,7 +246,7 @@ def words_of_the_code() -> str:
 
 
 def test_errors_are_found_by_words_that_our_code_says() -> None:
-    _, ours = tables(section(ERRORS, "By the text of an error"))
+    _, ours, _ = tables(section(ERRORS, "By the text of an error"))
     assert ours[0] == ["the message says", "class", "what to do"]
     walked = [cells for _, rows in tables(ERRORS.read_text().split("## What happens when\n")[1]) for cells in rows]
     for says, kind, what in ours[1]:
@@ -260,13 +260,13 @@ def test_errors_are_found_by_words_that_our_code_says() -> None:
 
 
 def test_every_class_of_error_is_found_by_some_text() -> None:
-    _, ours = tables(section(ERRORS, "By the text of an error"))
+    _, ours, _ = tables(section(ERRORS, "By the text of an error"))
     classes = {name for name in rmq_spark.__all__ if name.endswith("Error")} - {"RmqError", "StoreError"}
     assert {names(kind)[0] for _, kind, _ in ours[1]} == classes
 
 
 def test_errors_of_spark_have_spark_s_names() -> None:
-    spark, _ = tables(section(ERRORS, "By the text of an error"))
+    spark, *_ = tables(section(ERRORS, "By the text of an error"))
     (jar,) = (Path(pyspark.__path__[0]) / "jars").glob("spark-common-utils_*.jar")
     with zipfile.ZipFile(jar) as opened:
         known = set(json.loads(opened.read("error/error-conditions.json")))
@@ -275,6 +275,14 @@ def test_errors_of_spark_have_spark_s_names() -> None:
     )
     named = {name for says, *_ in spark[1] for name in names(says)}
     assert {name for name in named - known if not name.startswith(("rmq_spark", "PYSPARK_"))} == WORDS_OF_SPARK
+
+
+def test_what_the_command_and_missing_extras_say_is_in_the_code() -> None:
+    *_, others = tables(section(ERRORS, "By the text of an error"))
+    assert others[0] == ["it says", "because", "what to do"]
+    for says, *_ in others[1]:
+        for words in names(says):
+            assert words in words_of_the_code(), f"nothing says {words!r}"
 
 
 @pytest.mark.spark
