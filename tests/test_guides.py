@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyspark
 import pytest
+from pyspark.sql.streaming import StreamingQueryListener, StreamingQueryManager
 
 import rmq_spark
 from rmq_spark.datasource.option_table import OPTIONS, Option
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-GUIDE, ROCKETMQ, OPERATIONS, ERRORS = (
-    ROOT / "docs" / f"{name}.md" for name in ("GUIDE", "ROCKETMQ", "OPERATIONS", "ERRORS")
+GUIDE, ROCKETMQ, OPERATIONS, OPTIONS_PAGE, ERRORS = (
+    ROOT / "docs" / f"{name}.md" for name in ("GUIDE", "ROCKETMQ", "OPERATIONS", "OPTIONS", "ERRORS")
 )
 PAGES = (README, GUIDE, ROCKETMQ, OPERATIONS)
+PAGES_WITH_LINKS = (*PAGES, *(ROOT / "docs" / f"{name}.md" for name in ("OPTIONS", "ERRORS", "PROGRAMS", "COMMAND")))
 BLOCK = re.compile(r"(<!-- not run: .*?-->\s*)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 QUERIES = {("batch", "stream"): "streaming and batch", ("stream",): "streaming", ("batch",): "batch"}
 # Errors of PySpark itself, and words that the JVM has in no list.
@@ -40,9 +42,9 @@ WORDS_OF_SPARK = {
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
-def run(page: Path) -> dict[str, object]:
-    """Run the page's examples in their order; return what they left."""
-    namespace: dict[str, object] = {"__name__": page.stem}
+def run(page: Path, **given: object) -> dict[str, object]:
+    """Run the page's examples in their order, with the names that are given; return what they left."""
+    namespace: dict[str, object] = {"__name__": page.stem, "rmq_spark": rmq_spark, **given}
     for reason, language, code in BLOCK.findall(page.read_text()):
         if language == "python" and not reason:
             exec(compile(code, page.name, "exec"), namespace)
@@ -85,22 +87,49 @@ def test_the_guide_s_examples_run_in_order(
     assert waiting == 1, "the one that was cancelled waits for another try"
 
 
-def test_the_examples_of_operations_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_the_examples_of_the_options_run_in_order(
+    spark: "SparkSession",
+    tmp_store: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listeners: list[StreamingQueryListener] = []
+    add = StreamingQueryManager.addListener
+    monkeypatch.setattr(
+        StreamingQueryManager, "addListener", lambda self, listener: (listeners.append(listener), add(self, listener))
+    )
+    store = str(tmp_store("demo"))
+    messages = (
+        spark.readStream.format("rmq").options(subscribe="orders", startingOffsets="earliest", columns="*").load(store)
+    )
+    left = run(OPTIONS_PAGE, spark=spark, store=store, messages=messages, checkpoint=str(tmp_path / "checkpoint"))
+    left["query"].awaitTermination()  # type: ignore[attr-defined]
+    for listener in listeners:  # the session is everybody's
+        spark.streams.removeListener(listener)
+    assert len(listeners) == 1
+    for _ in range(2):
+        left["write"](spark.createDataFrame([("once",)], "body string"), 0)  # type: ignore[operator]
+    assert left["orders"].count() == 1171, "of the topic, and the one that was written once"  # type: ignore[attr-defined]
+    with rmq_spark.open_reader(store) as reader:
+        waiting = {queue.queue_id: reader.bounds(queue).max_offset for queue in reader.queues("SCHEDULE_TOPIC_XXXX")}
+    assert waiting[2] == 6 + 72, "all that were cancelled wait for another try"
+
+
+def test_the_examples_of_operations_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    settings = Path(str(run(OPERATIONS)["store"])) / "rmq" / "settings.json"
+    left = run(OPERATIONS)
+    settings = Path(str(left["store"])) / "rmq" / "settings.json"
     assert str(72 * 3_600_000) in settings.read_text(), "the limit is kept"
+    printed = capsys.readouterr().out
+    assert "not healthy (0 damage, 1 repairable" in printed
+    assert "rebuild: queue payments/0" in printed
+    assert printed.endswith("True\n"), "the repair made it whole"
 
 
-@each_page
-def test_code_is_fenced_and_run_or_says_why_not(page: Path) -> None:
-    text = page.read_text()
-    for reason, language, code in BLOCK.findall(text):
-        assert reason or language in ("python", "text"), f"{page.name}: put `<!-- not run: reason -->` before\n{code}"
-    prose = BLOCK.sub("", text)
-    assert not re.search(r"^ {4}\S", prose, re.MULTILINE), f"{page.name}: fence code that is indented"
-
-
-@each_page
+@pytest.mark.parametrize("page", PAGES_WITH_LINKS, ids=lambda path: path.name)
 def test_a_link_to_a_section_leads_to_one(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
         heads = re.findall(r"^#+ (.+)$", (page.parent / target if target else page).read_text(), re.MULTILINE)
@@ -123,12 +152,11 @@ def test_a_name_of_rmq_spark_that_a_page_has_exists(page: Path) -> None:
 
 
 def test_a_subcommand_that_is_named_exists() -> None:
-    text = "\n".join(page.read_text() for page in (*PAGES, ERRORS))
+    text = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md")) + README.read_text()
     named = set(re.findall(r"(?:`|^)rmq ([a-z]+)(?: [a-z]+)? [A-Z]", text, re.MULTILINE))
-    folder = ROOT / "rmq_spark" / "command"
-    if not folder.is_dir():
-        pytest.skip("this tree has the command serve alone")
-    listed = set(re.findall(r'^    "([a-z]+)": _Listed', (folder / "all_commands.py").read_text(), re.MULTILINE))
+    listing = (ROOT / "rmq_spark" / "command" / "all_commands.py").read_text()
+    listed = set(re.findall(r'^    "([a-z]+)": _Listed', listing, re.MULTILINE))
+    assert len(listed) > 15
     assert named <= listed
 
 
@@ -218,7 +246,7 @@ def words_of_the_code() -> str:
 
 
 def test_errors_are_found_by_words_that_our_code_says() -> None:
-    _, ours = tables(section(ERRORS, "By the text of an error"))
+    _, ours, _ = tables(section(ERRORS, "By the text of an error"))
     assert ours[0] == ["the message says", "class", "what to do"]
     walked = [cells for _, rows in tables(ERRORS.read_text().split("## What happens when\n")[1]) for cells in rows]
     for says, kind, what in ours[1]:
@@ -232,13 +260,13 @@ def test_errors_are_found_by_words_that_our_code_says() -> None:
 
 
 def test_every_class_of_error_is_found_by_some_text() -> None:
-    _, ours = tables(section(ERRORS, "By the text of an error"))
+    _, ours, _ = tables(section(ERRORS, "By the text of an error"))
     classes = {name for name in rmq_spark.__all__ if name.endswith("Error")} - {"RmqError", "StoreError"}
     assert {names(kind)[0] for _, kind, _ in ours[1]} == classes
 
 
 def test_errors_of_spark_have_spark_s_names() -> None:
-    spark, _ = tables(section(ERRORS, "By the text of an error"))
+    spark, *_ = tables(section(ERRORS, "By the text of an error"))
     (jar,) = (Path(pyspark.__path__[0]) / "jars").glob("spark-common-utils_*.jar")
     with zipfile.ZipFile(jar) as opened:
         known = set(json.loads(opened.read("error/error-conditions.json")))
@@ -247,6 +275,14 @@ def test_errors_of_spark_have_spark_s_names() -> None:
     )
     named = {name for says, *_ in spark[1] for name in names(says)}
     assert {name for name in named - known if not name.startswith(("rmq_spark", "PYSPARK_"))} == WORDS_OF_SPARK
+
+
+def test_what_the_command_and_missing_extras_say_is_in_the_code() -> None:
+    *_, others = tables(section(ERRORS, "By the text of an error"))
+    assert others[0] == ["it says", "because", "what to do"]
+    for says, *_ in others[1]:
+        for words in names(says):
+            assert words in words_of_the_code(), f"nothing says {words!r}"
 
 
 @pytest.mark.spark
