@@ -82,22 +82,19 @@ def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
 
     A part is at most 1 MiB. Bytes that are zero may be among them.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with OpenFile(path) as file:
         at = begin
         while at < end:
             try:
-                at = os.lseek(descriptor, at, os.SEEK_DATA)
+                at = os.lseek(file.descriptor, at, os.SEEK_DATA)
             except OSError:
                 return  # nothing but a hole is left
-            until = min(os.lseek(descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
+            until = min(os.lseek(file.descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
             if at >= until:
                 return
-            if os.pread(descriptor, until - at, at).strip(b"\0"):
+            if os.pread(file.descriptor, until - at, at).strip(b"\0"):
                 yield at, until
             at = until
-    finally:
-        os.close(descriptor)
 
 
 def free_bytes(path: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import DamageError, RmqError, StoreChangedError, StorePathError
+from rmq_spark.store.errors import DamageError, RmqError, StoreChangedError, StoreError, StorePathError
 from rmq_spark.store.explore.check_report import CheckReport, Looked
 from rmq_spark.store.explore.config_check import look_at_configs
 from rmq_spark.store.explore.ext_units import ExtUnits
@@ -21,8 +21,9 @@ from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding, F
 from rmq_spark.store.explore.index_check import IndexLook, look_at_index
 from rmq_spark.store.explore.index_join import IndexJoin
 from rmq_spark.store.explore.late_units import look_again, odd_times
-from rmq_spark.store.explore.log_findings import of_error, of_faults, of_odd_files, of_record, of_unread
+from rmq_spark.store.explore.log_findings import of_error, of_faults, of_odd_files, of_record
 from rmq_spark.store.explore.log_walk import LogBlock, LogFault, LogWalk, written_bytes
+from rmq_spark.store.explore.queue_files import keep_numbers, odd_lengths, of_unread
 from rmq_spark.store.explore.record_check import RecordCheck
 from rmq_spark.store.explore.seen_log import Seen
 from rmq_spark.store.explore.side_check import look_at_side_files, look_at_small_files
@@ -83,6 +84,7 @@ class _Check:
             self._log, lambda: self._left, self._checkpoint, self._topics.may_exist, lambda: last_indexed_place(root)
         )
         self._end: int | None = None
+        self._odd_queues: list[Finding] = []
 
     def run(self) -> CheckReport:
         """Do it all."""
@@ -123,10 +125,10 @@ class _Check:
         if self._is_live:
             look_again(units.joined, self._queues, self._log, self._levels(), self._sleep)
         told = list(verdicts(seen))
-        self._findings.extend(told)
         self._tell_tail(told, unread)
-        self._findings.extend(odd_times(units.odd_delays, units.joined, self._queues))
-        self._findings.extend(ext.odd_files())
+        of_queues = [*self._odd_queues, *told, *odd_times(units.odd_delays, units.joined, self._queues)]
+        may_begin_anew = units.has_records if begin else lambda key: True
+        self._findings.extend(keep_numbers([*of_queues, *ext.odd_files()], may_begin_anew))
         self._tell_index(index, keys, begin, end)
         self._looked.units = units.joined.ranges.count + seen.units
         bounds = units.bounds_of
@@ -179,7 +181,11 @@ class _Check:
         return isinstance(held, StoreSettings) and bool(held.file_sizes)
 
     def _checkpoint(self) -> Checkpoint:
-        return decode_checkpoint(files.read_small(files.join(self._root, filenames.CHECKPOINT)) or b"")
+        path = files.join(self._root, filenames.CHECKPOINT)
+        try:
+            return decode_checkpoint(files.read_small(path) or b"")
+        except StorePathError:
+            return Checkpoint()  # told with the small files
 
     def _folder_of(self, key: QueueKey) -> str:
         return files.join(self._root, filenames.CONSUME_QUEUE, key.topic, str(key.queue_id))
@@ -193,7 +199,8 @@ class _Check:
             step = "Which one is the queue's topics.json says (queue.type)."
             self._findings.add(Finding(DAMAGE, filenames.CONSUME_QUEUE, str(error), self._root, next_step=step))
         unread = dict(unreadable_queues(self._queues))
-        self._findings.extend(of_unread(self._queues[key], fault) for key, fault in unread.items())
+        self._odd_queues = [of_unread(self._queues[key], fault) for key, fault in unread.items()]
+        self._odd_queues += odd_lengths(self._queues, unread)
         return set(unread)
 
     def _find_end(self) -> None:
@@ -265,7 +272,7 @@ class _Check:
                 has_files=bool(index.files),
                 is_unknown=index.is_partly_unknown,
                 severity=NOTE if is_late else REPAIRABLE,
-                is_expected=self._is_ours(),
+                is_expected=self._is_ours() or files.is_folder(files.join(self._root, filenames.INDEX)),
             )
         )
 
@@ -292,8 +299,8 @@ class _Check:
                 return list(look())
             except StoreChangedError:
                 self._sleep(_WAIT_S * 2**attempt)
-            except DamageError as error:
-                return [of_error(error, "store")]
+            except StoreError as error:
+                return [of_error(error, "store", self._root)]
         return []
 
 

@@ -1,10 +1,11 @@
 """The files in `config/` looked at: whether each can be read, and whether what it says fits the queues."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import OptionError
+from rmq_spark.store.errors import OptionError, StorePathError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.format import fastjson, filenames
 from rmq_spark.store.format.config_json import (
@@ -28,7 +29,19 @@ _MEANING = {
     filenames.CONSUMER_OFFSET_JSON: "how far each group has come",
     filenames.SUBSCRIPTION_GROUP_JSON: "which groups there are",
     filenames.DELAY_OFFSET_JSON: "up to where each delay level was delivered",
+    filenames.COMPACTION_POSITION: "how far compaction has come in each queue",
 }
+_TABLES = {
+    filenames.TOPICS_JSON: "topicConfigTable",
+    filenames.CONSUMER_OFFSET_JSON: "offsetTable",
+    filenames.SUBSCRIPTION_GROUP_JSON: "subscriptionGroupTable",
+    filenames.DELAY_OFFSET_JSON: "offsetTable",
+}
+_BESIDE_TOPICS = {
+    filenames.CONSUMER_OFFSET_JSON,
+    filenames.SUBSCRIPTION_GROUP_JSON,
+}  # written by brokers, not by stores
+_NAME_FIELDS = {filenames.TOPICS_JSON: "topicName", filenames.SUBSCRIPTION_GROUP_JSON: "groupName"}
 Bounds = Callable[[QueueKey], tuple[int, int] | None]  # least and next queue offset, None for a queue without files
 
 
@@ -40,15 +53,18 @@ def decode_config(name: str, data: bytes) -> Any:
         filenames.SUBSCRIPTION_GROUP_JSON: decode_groups_file,
         filenames.DELAY_OFFSET_JSON: decode_delay_offsets,
     }
-    if name in kinds:
-        return kinds[name](data)
-    return fastjson.parse(data.decode())
+    whole = fastjson.parse(data.decode())
+    if name not in kinds:
+        return whole
+    if isinstance(whole, dict) and _TABLES[name] not in whole:
+        raise ValueError(f"no {_TABLES[name]}: a reader would take that for an empty one")
+    return kinds[name](data)
 
 
 def look_at_configs(root: str, queues: set[QueueKey], batch_queues: set[QueueKey], bounds: Bounds) -> list[Finding]:
     """Return what is wrong in `config/`. `queues` are those with a folder, `batch_queues` those of 46-byte units."""
     folder = files.join(root, filenames.CONFIG)
-    names = [name for name, is_folder in files.list_folder(folder) if not is_folder]
+    names = [name for name, _ in files.list_folder(folder)]
     mains = {name.removesuffix(BACKUP_SUFFIX) for name in names if _is_json(name.removesuffix(BACKUP_SUFFIX))}
     found: list[Finding] = []
     read: dict[str, Any] = {}
@@ -57,9 +73,18 @@ def look_at_configs(root: str, queues: set[QueueKey], batch_queues: set[QueueKey
         found += findings
         if value is not None:
             read[name] = value
+    compaction = files.join(root, filenames.COMPACTION)
+    if files.list_folder(compaction):
+        found += _look_at_pair(compaction, filenames.COMPACTION_POSITION)[1]
     path = files.join(folder, "")
+    if queues and filenames.TOPICS_JSON not in mains and mains & _BESIDE_TOPICS:
+        what = "there is no topics.json beside the other files: a broker serves no topic, whatever queues there are"
+        found.append(Finding(DAMAGE, "config", what, path + filenames.TOPICS_JSON, 0, "JSON", "none", next_step=_EDIT))
+    found += [one for name in _NAME_FIELDS if name in read for one in _odd_names(path + name, name)]
     if isinstance(topics := read.get(filenames.TOPICS_JSON), TopicsFile):
         found += _odd_topics(path + filenames.TOPICS_JSON, topics.topics, queues, batch_queues)
+        newer = sorted({key.topic for key in queues} - set(topics.topics))
+        found = [_with_newer(one, newer) if one.path == path + filenames.TOPICS_JSON else one for one in found]
     if isinstance(offsets := read.get(filenames.CONSUMER_OFFSET_JSON), ConsumerOffsets):
         found += _odd_offsets(path + filenames.CONSUMER_OFFSET_JSON, offsets, bounds)
     if isinstance(delays := read.get(filenames.DELAY_OFFSET_JSON), DelayOffsets):
@@ -77,11 +102,13 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
     faults: dict[str, tuple[int, str]] = {}
     values: dict[str, Any] = {}
     for one in (path, path + BACKUP_SUFFIX):
-        data = files.read_small(one)
-        if data is None:
-            continue
+        data: bytes | None = None
         try:
-            values[one] = decode_config(name, data)
+            data = files.read_small(one)
+            if data is not None:
+                values[one] = decode_config(name, data)
+        except StorePathError as error:
+            faults[one] = 0, "a folder" if files.is_folder(one) else str(error)
         except ValueError as error:
             faults[one] = getattr(error, "position", 0), str(error) if data else "an empty file"
     if path not in values and path not in faults and path + BACKUP_SUFFIX in values:
@@ -104,7 +131,7 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
             "JSON as a broker writes it",
             why,
             next_step=step,
-            action="restore" if backup_is_good else "leave",
+            action="restore" if backup_is_good and not files.is_folder(path) else "leave",
         )
         return values.get(path + BACKUP_SUFFIX), [finding]
     found = []
@@ -120,6 +147,28 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
     return values.get(path, values.get(path + BACKUP_SUFFIX)), found
 
 
+def _with_newer(one: Finding, newer: list[str]) -> Finding:
+    """Return the finding of a topics.json for which its `.bak` counts, with the topics that are not in that."""
+    if one.action != "restore" or not newer:
+        return one
+    shown = ", ".join(newer[:5]) + (" …" if len(newer) > 5 else "")
+    return replace(one, next_step=f"{one.next_step} Not in it, and added by that with the queues on disk: {shown}.")
+
+
+def _odd_names(path: str, name: str) -> Iterator[Finding]:
+    """Yield entries of topics or groups that call themselves otherwise than their key does."""
+    try:
+        whole = fastjson.parse((files.read_small(path) or b"{}").decode())
+    except (ValueError, StorePathError):
+        return  # told
+    table = whole.get(_TABLES[name]) if isinstance(whole, dict) else None
+    for key, entry in table.items() if isinstance(table, dict) else ():
+        said = entry.get(_NAME_FIELDS[name], key) if isinstance(entry, dict) else key
+        if said != key:
+            what = f"an entry whose {_NAME_FIELDS[name]} is not its key"
+            yield Finding(DAMAGE, "config", what, path, 0, repr(key), repr(said), next_step=_EDIT)
+
+
 def _odd_topics(
     path: str, topics: Mapping[str, TopicConfig], queues: set[QueueKey], batch_queues: set[QueueKey]
 ) -> Iterator[Finding]:
@@ -128,9 +177,6 @@ def _odd_topics(
         if min(counts) < 0 or max(counts) > MAX_QUEUES:
             what = f"the number of queues of topic {name}"
             yield Finding(DAMAGE, "config", what, path, 0, f"0 to {MAX_QUEUES}", str(counts), name, next_step=_EDIT)
-        if name != config.name:
-            found = repr(config.name)
-            yield Finding(DAMAGE, "config", "the name of a topic", path, 0, repr(name), found, name, next_step=_EDIT)
         if not 0 <= config.perm <= 15:
             what = f"what may be done with topic {name} (perm)"
             yield Finding(DAMAGE, "config", what, path, 0, "0 to 15", str(config.perm), name, next_step=_EDIT)
@@ -167,7 +213,7 @@ def _is_name(name: str) -> bool:
 def _odd_offsets(path: str, offsets: ConsumerOffsets, bounds: Bounds) -> Iterator[Finding]:
     for key, numbers in offsets.offsets.items():
         topic, separator, group = key.rpartition("@")
-        if not separator or not topic or not group:
+        if not separator or not topic or not group or not key.isprintable():
             yield Finding(DAMAGE, "config", "a key of the offsets", path, 0, "topic@group", repr(key), next_step=_EDIT)
             continue
         for queue_id, offset in numbers.items():

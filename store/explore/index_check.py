@@ -7,6 +7,7 @@ harm (a look-up compares the record); one too few is a message that look-ups do 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +76,19 @@ def look_at_index(root: str, *, is_live: bool) -> IndexLook:
         if shape is not None and not header.is_empty:
             shapes.setdefault(size, shape)
         opened.append((path, size, header, shape))
+    look.findings.extend(_overlaps([(path, header) for path, _, header, _ in opened if not header.is_empty]))
     for path, size, header, shape in opened:
         _look_at_file(look, path, size, header, shape or shapes.get(size), is_live=is_live)
     return look
+
+
+def _overlaps(held: list[tuple[str, IndexHeader]]) -> Iterator[Finding]:
+    """Yield files that begin before the one before them ends: whoever looks a key up finds a message twice."""
+    for (_, before), (path, header) in pairwise(held):
+        if header.begin_physical_offset < before.end_physical_offset:
+            what = "a file of the index for records that another one has"
+            expected = f"from physical offset {before.end_physical_offset} on"
+            yield _finding(what, path, 16, expected, f"from {header.begin_physical_offset} on")
 
 
 def _look_at_file(

@@ -82,7 +82,8 @@ class IndexJoin:
     ) -> list[Finding]:
         """Return what is wrong with the entries. `severity` is that of keys that are missing.
 
-        `is_expected`: who made the store writes an index always; a broker may be told not to.
+        `is_expected`: who made the store writes an index always, or the folder is there in which one was; a broker may
+        be told not to write one, and then makes no folder.
         """
         path = f"{root}/{filenames.INDEX}"
         if not has_files and not is_expected:

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator
 
 from rmq_spark.store.errors import DamageError, StoreError
-from rmq_spark.store.explore.finding import DAMAGE, REPAIRABLE, Finding
+from rmq_spark.store.explore.finding import DAMAGE, Finding
 from rmq_spark.store.explore.log_walk import LogFault
 from rmq_spark.store.explore.record_check import RecordFault
-from rmq_spark.store.explore.seen_log import READ_AROUND, area_of
+from rmq_spark.store.explore.seen_log import READ_AROUND
 from rmq_spark.store.explore.sound_log import OddFile, SoundLog
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.record import Record
-from rmq_spark.store.log.queues import ConsumeQueue
 
 
 def of_record(log: SoundLog, fault: RecordFault) -> Iterator[Finding]:
@@ -59,31 +58,17 @@ def of_odd_files(odd_files: Iterable[OddFile]) -> Iterator[Finding]:
     """Yield the findings of files in the log's folders on which no broker starts."""
     for odd in odd_files:
         what = "a file in the folder of the commit log on which no broker starts"
+        if odd.found == "a folder":
+            what = "a folder that is named as a segment of the log is"
         step = "Move it away if it does not belong there, else restore it from a copy."
         yield Finding(DAMAGE, filenames.COMMIT_LOG, what, odd.path, 0, odd.expected, odd.found, next_step=step)
 
 
-def of_unread(queue: ConsumeQueue, fault: StoreError) -> Finding:
-    """Return the finding of a queue whose files cannot be read as such."""
-    is_cut = isinstance(fault, DamageError)
-    step = "rmq_spark.repair makes the queue anew from the log." if is_cut else "Move what does not belong there away."
-    return Finding(
-        REPAIRABLE,
-        area_of(queue),
-        f"the files of queue {queue.key} cannot be read as such: {fault}",
-        getattr(fault, "path", queue.run.folder),
-        0,
-        str(getattr(fault, "expected", "")),
-        str(getattr(fault, "found", "")),
-        queue.key.topic,
-        queue.key.queue_id,
-        next_step=f"No broker starts on it. {step}",
-        action="rebuild" if is_cut else "leave",
-    )
-
-
-def of_error(error: DamageError, area: str) -> Finding:
-    """Return what an error says as a finding."""
+def of_error(error: StoreError, area: str, path: str = "") -> Finding:
+    """Return what an error says as a finding; `path` is for one that names no file of its own."""
+    if not isinstance(error, DamageError):
+        step = "Give the user who checks the right to read it, and see that it is a file."
+        return Finding(DAMAGE, area, str(error), path, next_step=step)
     expected = "" if error.expected is None else str(error.expected)
     found = "" if error.expected is None else str(error.found)
     return Finding(DAMAGE, area, error.what, error.path, error.position, expected, found, next_step=error.next_step)

@@ -178,8 +178,14 @@ class LogWalk:
 
 
 def written_bytes(segment: Segment, begin: int) -> int:
-    """Return how many bytes of a segment, from a physical offset on, lie in parts that are not all zeros."""
+    """Return how many bytes of a segment, from a physical offset on, lie in parts that are not all zeros.
+
+    Of one that retention deletes meanwhile there are none.
+    """
     first = max(begin - segment.begin, 0)
     if first >= segment.size:
         return 0
-    return sum(last - one for one, last in files.data_extents(segment.path, first, segment.size))
+    try:
+        return sum(last - one for one, last in files.data_extents(segment.path, first, segment.size))
+    except StoreChangedError:
+        return 0

@@ -4,6 +4,7 @@ Most are in order: fill, units of records that have expired, and what a truncati
 name records that were lost, or records that say of themselves that they are something else.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
+from rmq_spark.store.errors import StoreChangedError
 from rmq_spark.store.explore.unit_ranges import UnitRanges
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.queue_unit import is_blank_fill
@@ -52,11 +54,14 @@ def find_loose(queue: ConsumeQueue, met: UnitRanges, log_begin: int) -> Iterator
             first, last = max(begin * size, segment.begin), min(end * size, segment.end)
             if first >= last:
                 continue
-            for one, other in files.data_extents(segment.path, first - segment.begin, last - segment.begin):
-                number = max((segment.begin + one) // size, begin)
-                stop = min(-(-(segment.begin + other) // size), end)
-                if number < stop:
-                    yield _loose(number, run.read(number, stop), log_begin)
+            extents = files.data_extents(segment.path, first - segment.begin, last - segment.begin)
+            with contextlib.suppress(StoreChangedError):  # retention took the file meanwhile
+                for one, other in extents:
+                    number = max((segment.begin + one) // size, begin)
+                    stop = min(-(-(segment.begin + other) // size), end)
+                    if number < stop:
+                        units = run.read(number, stop)
+                        yield _loose(number, units, log_begin)
     run.close()
 
 

@@ -51,7 +51,8 @@ def export_parquet(
     the queue offsets in `bounds`. `columns` are those of the source, all of them if not given: then `import_parquet`
     can send them again. A row group has at most `row_group_rows` rows and 64 MiB. The file is there whole or not at
     all; one that is there is only replaced with `overwrite`. `progress` is called with the messages written and those
-    to be written.
+    to be written. Not in it is what waits for its time (a delayed message lies in a topic of RocketMQ's until then) and
+    the halves of transactions.
 
     Raises OptionError for arguments that make no sense, NotFoundError for a topic that is not there, DamageError and
     StoreChangedError for messages that cannot be read: nothing is left at `target` then.
@@ -69,6 +70,8 @@ def export_parquet(
         raise OptionError(f"{file} is there. Give another file, or overwrite=True. Nothing was written.")
     if not files.is_folder(files.parent(file)):
         raise OptionError(f"there is no folder {files.parent(file)}. Make it, or give another file.")
+    if file.startswith(root + "/") and files.parent(file) != root:
+        raise OptionError(f"{file} lies among the files of the store: no broker starts on that. Give another file.")
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         ranges = _given(bounds) if bounds is not None else dict(_ranges(reader, topics, begin_ms, end_ms))

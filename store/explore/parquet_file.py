@@ -10,24 +10,26 @@ import pyarrow.parquet as pq
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, ChangingFile, Disk
+from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.disk.files import OpenFile
-from rmq_spark.store.errors import OptionError
+from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
 
 _HASHED_BYTES = 8 << 20
+_TRIES = 4  # for a file that others make and take away meanwhile
 
 
 class ParquetTarget:
     """A parquet file on its way: `path` is there once `finish` has returned, whole and on disk for good.
 
-    Until then it is `path` with a suffix. Used in `with`; what is not finished is taken away. What a kill
-    leaves the next export of that path writes over.
+    Until then it is `path` with a suffix, locked, where locks are to be had: who else wants to write it gets an
+    OptionError, and would else give its name to half of a file. Used in `with`; what is not finished is taken away.
+    What a kill leaves the next export of that path takes away.
     """
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self._path, self._temporary, self._disk = path, path + TEMPORARY_SUFFIX, Disk()
-        if files.file_size(self._temporary) >= 0:
-            self._disk.remove(self._temporary)
-        self._disk.create(self._temporary, 0)
+        self._lock = FileLock(self._temporary)
+        self._make()
         self._sink = _Sink(self._disk.open(self._temporary))
         self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd")
         self._is_finished = False
@@ -46,6 +48,7 @@ class ParquetTarget:
             with contextlib.suppress(pa.ArrowException, OSError):  # an end that goes nowhere
                 self._writer.close()
             self._disk.remove(self._temporary)
+        self._lock.release()
 
     def write(self, table: pa.Table) -> None:
         """Write a table as one row group."""
@@ -58,6 +61,24 @@ class ParquetTarget:
         self._disk.put_in_place(self._temporary, self._path)
         self._is_finished = True
         return size
+
+    def _make(self) -> None:
+        """Make the file on its way, empty, and nobody else's."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileExistsError):
+                self._disk.create(self._temporary, 0)
+            try:
+                if not self._lock.try_take():
+                    break
+            except StoreChangedError:
+                continue  # its owner was done with it in this moment
+            except StorePathError:
+                pass  # no locks on that file system
+            if files.file_size(self._temporary) == 0:
+                return
+            self._disk.remove(self._temporary)
+            self._lock.release()
+        raise OptionError(f"{self._path} is being written by another export. Give another file. Nothing was written.")
 
 
 class _Sink:

@@ -4,10 +4,15 @@ An import is a row of commits, a part of the file in each, numbered in the ledge
 each says how many rows of the file are in the store by then. It comes there with the messages, so a call after a kill
 goes on where the last one ended, and one after the end sends nothing.
 
-What is sent is new: its ids, hosts and times are those of this sending, and properties that only mean something where
-the message was (DELAY, REAL_TOPIC, UNIQ_KEY and the others in `outgoing_properties.ENGINE_OWNED`) are left out.
+What is sent is new: its ids, hosts, times and queue offsets are those of this sending, reconsumeTimes is 0, and
+properties that only mean something where the message was (DELAY, REAL_TOPIC, UNIQ_KEY and the others in
+`outgoing_properties.ENGINE_OWNED`) are left out. All else is as it was, in the order of the file in each queue.
+
+The note also says which file and topic a name was first used for: another file under that name would be taken for one
+that is half sent, and its first rows would be passed over.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +25,7 @@ from rmq_spark.store.commit.arguments import check_number, check_topic, messages
 from rmq_spark.store.commit.commits import CommitOptions, commit_staged
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.ledger import Ledger
+from rmq_spark.store.commit.ledger import Ledger, LedgerRow
 from rmq_spark.store.commit.outbox import Outbox, OutboxSettings
 from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.disk import files
@@ -34,6 +39,7 @@ from rmq_spark.store.format.filenames import check_sent_topic
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 
 _ROWS = "rows"  # in the note of a commit: how many rows of the file are in the store
+_FILE = "file"  # in the note, too: what tells the file and the topic that it goes to, 48 bits
 _READ_ROWS = 1024  # of the file at a time: bodies may be large
 _COMMIT_ROWS, _COMMIT_BYTES = 65_536, 16 << 20
 _DEFAULT_QUEUES = 4
@@ -65,11 +71,13 @@ def import_parquet(
     The file is one of `export_parquet`, or any with columns of the sink (body, and topic unless `topic` is given).
     Topics that are missing are made, with as many queues as they had; each message goes to the queue that it was in,
     or, without `keep_queues`, by its sharding key or in turn. Called again, after a kill or an error too, it goes on
-    behind what is in the store, by `name`; without one the content of the file names it. To send the same file twice
-    give two names. `progress` is called with the messages that are in the store and those of the file.
+    behind what is in the store, by `name`; without one the content of the file and `topic` name it. To send the same
+    file twice to the same topics give two names. `progress` is called with the messages that are in the store and those
+    of the file.
 
-    Raises OptionError for what is no such file and for rows that are no messages (what was sent before stays sent),
-    BatchConflictError where another call of the name is at work, and what a sink raises of the store.
+    Raises OptionError for what is no such file, for a name under which another file was sent, and for rows that are no
+    messages (what was sent before stays sent), BatchConflictError where another call of the name is at work, and what a
+    sink raises of the store.
     """
     if topic is not None:
         check_sent_topic(check_topic(topic))
@@ -110,7 +118,10 @@ class _Import:
                 f"{source.path} has no column {', '.join(sorted(missing))}. It has: {', '.join(names)}. Wanted are "
                 f"some of: {', '.join(MESSAGE_COLUMNS)}. Nothing was sent."
             )
-        self._name = name or source.digest()
+        digest = source.digest()
+        own_name = digest if topic is None else hashlib.sha256(f"{digest}:{topic}".encode()).hexdigest()[: len(digest)]
+        self._name = name or own_name
+        self._file = int(own_name[:12], 16)
         self._query_id = f"rmq:import:{self._name}"
         self._queues = self._find_queues()
 
@@ -124,15 +135,11 @@ class _Import:
         """Send what is not in the store yet, a commit at a time."""
         total = self._source.parquet.metadata.num_rows
         with writer.section() as section:  # what a dead call promised is finished by then, and the ledger says so
+            row = Ledger(self._root, self._disk).read(self._query_id)
+            self._refuse_other_file(row, total)
             self._make_topics(section.write_queues, section.ensure_topic)
-        row = Ledger(self._root, self._disk).read(self._query_id)
         number, at = (-1, 0) if row is None else (row.batch_id, row.note.get(_ROWS, 0))
         skipped = at
-        if at > total:
-            raise OptionError(
-                f"{self._source.path} has {total} rows, and an import named {self._name!r} has sent {at}: that was "
-                "another file. Give this one a name of its own."
-            )
         outbox = Outbox(self._root, OutboxSettings(self._commit_log_path, _DEFAULT_QUEUES))
         progress(at, total)
         for rows in self._parts(at):
@@ -147,13 +154,25 @@ class _Import:
             except BaseException:
                 stage.discard()
                 raise
-            options = CommitOptions(is_transaction=True, create_topics=False, note={_ROWS: at})
+            options = CommitOptions(is_transaction=True, create_topics=False, note={_ROWS: at, _FILE: self._file})
             if commit_staged(writer, key, [staged], options).skipped:
                 raise BatchConflictError(
                     f"another import named {self._name!r} is at work on {self._root}. Call again when it is done."
                 )
             progress(at, total)
         return Imported(self._name, at - skipped, skipped, tuple(sorted(self._queues)))
+
+    def _refuse_other_file(self, row: LedgerRow | None, total: int) -> None:
+        """Raise OptionError if under this name something else was sent: its rows would count as sent."""
+        if row is None:
+            return
+        sent = row.note.get(_ROWS, 0)
+        if sent > total or row.note.get(_FILE, self._file) != self._file:
+            raise OptionError(
+                f"{self._source.path} is not what was imported as {self._name!r}, of which {sent} rows are in the "
+                "store: that was another file, or went to another topic. Give this one a name of its own. Nothing was "
+                "sent."
+            )
 
     def _parts(self, first_row: int) -> Iterator[pa.Table]:
         """Yield the rows of the file from one on, as the encoder takes them, as much at a time as a commit has."""

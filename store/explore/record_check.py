@@ -4,7 +4,7 @@
 | --- | --- |
 | the body | its CRC in the head; an empty body has none |
 | all of a record with `__CRC32#` (enabledAppendPropCRC, 5.2) | that property |
-| properties | each part has a separator, and a name without control characters |
+| properties | each part has a separator, and a name without control characters; all is UTF-8 |
 | the topic | a name that a broker takes |
 | sysFlag | bits that mean something, and a kind of compression that there is |
 | the store time | a single record hours apart from both neighbours, which agree: no clock does that |
@@ -162,17 +162,23 @@ def _wrong_sums(block: LogBlock) -> Iterator[RecordFault]:
 def _wrong_properties(block: LogBlock) -> Iterator[RecordFault]:
     """Tell parts of properties without a name or a separator, which every reader passes over in silence."""
     whole, texts = block.whole, block.whole.texts()
-    if _are_regular(texts):
+    if _are_regular(texts) and _are_texts(texts):
         return
     for row, text in enumerate(texts.to_pylist()):
+        position = int(whole.text_begins[row] - whole.positions[row])
+        place = block.begin + int(whole.positions[row])
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            at, shown = position + error.start, repr(text[max(error.start - 20, 0) : error.end + 20])
+            yield RecordFault(place, row, at, "the properties of a record", "UTF-8", shown, "keep")
+            continue
         for part in text.split(b"\x02"):
             name = part.partition(b"\x01")[0]
             if part and (part.find(b"\x01") <= 0 or _CONTROLS.search(name)):
-                position = int(whole.text_begins[row] - whole.positions[row]) + text.find(part)
-                place = block.begin + int(whole.positions[row])
-                yield RecordFault(
-                    place, row, position, "a property of a record", "name, 0x01, value", repr(part[:40]), "keep"
-                )
+                at = position + text.find(part)
+                what, shown = "a property of a record", repr(part[:40])
+                yield RecordFault(place, row, at, what, "name, 0x01, value", shown, "keep")
                 break
 
 
@@ -182,6 +188,15 @@ def _wrong_flags(block: LogBlock) -> Iterator[RecordFault]:
     for row in np.flatnonzero(is_wrong).tolist():
         expected, found = f"bits of {_KNOWN_FLAGS:#x}", f"{int(flags[row]) & 0xFFFFFFFF:#x}"
         yield RecordFault(int(block.columns.places[row]), row, _FLAG_AT, "the sysFlag of a record", expected, found)
+
+
+def _are_texts(texts: pa.BinaryArray) -> bool:
+    """Say whether all are UTF-8: brokers make them of Java's strings."""
+    try:
+        texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _are_regular(texts: pa.BinaryArray) -> bool:

@@ -40,6 +40,7 @@ class Seen:
     newest_ms: int  # store time up to the end
     units: int = 0  # that were looked at
     looked_up: int = 0
+    expired: int = 0  # units of records before the log's begin
     fault_begins: list[int] = field(default_factory=list)
 
     def fault_at(self, place: int) -> LogFault | None:

@@ -49,10 +49,16 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
         what = "a broker or writer is at the store, or appended to it and did not close it"
         yield Finding(NOTE, "store", what, abort)
     path = files.join(root, filenames.LOCK)
-    content = files.read_small(path)
-    if content is not None and content.strip(b"\0") not in (b"", b"lock"):
+    if files.is_folder(path):
+        step = "No broker and no writer starts on it. Remove it while none is at the store."
+        yield Finding(DAMAGE, "store", "the file that is locked", path, 0, "a file", "a folder", next_step=step)
+    elif (files.read_small(path) or b"").strip(b"\0") not in (b"", b"lock"):
         yield Finding(NOTE, "store", "the file lock has another content; only its lock counts", path)
-    yield from _look_at_checkpoint(root, closing, newest_ms)
+    if files.is_folder(path := files.join(root, filenames.CHECKPOINT)):
+        step = "No broker and no writer starts on it. Remove it; then rmq_spark.repair has a writer make it anew."
+        yield Finding(DAMAGE, filenames.CHECKPOINT, "the checkpoint", path, 0, "a file", "a folder", next_step=step)
+    else:
+        yield from _look_at_checkpoint(root, closing, newest_ms)
 
 
 def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> Iterator[Finding]:
@@ -83,7 +89,7 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
 
 def _compare_times(path: str, checkpoint: Checkpoint, newest_ms: int) -> Iterator[Finding]:
     """Compare the times in the checkpoint of a store that was closed in order with that of its last message."""
-    for name in ("physic_msg_timestamp", "logics_msg_timestamp"):
+    for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
         value, at = getattr(checkpoint, name), field_position(CHECKPOINT_FIELDS, name)
         if value > max(newest_ms, 0):
             what = f"the field {name} of the checkpoint names a message that is not there"

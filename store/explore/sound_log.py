@@ -52,9 +52,10 @@ def _named(folders: tuple[str, ...]) -> tuple[list[Segment], list[OddFile]]:
     for folder in folders:
         for name, is_folder in files.list_folder(folder):
             path = files.join(folder, name)
-            if is_folder:
-                continue  # a broker passes folders over
             begin = parse_segment_name(name)
+            if is_folder:  # a broker passes folders over: it would not miss what was a segment
+                odd += [] if begin is None else [OddFile(path, "a file", "a folder")]
+                continue
             if begin is None:
                 odd.append(OddFile(path, "a name of 20 digits", name))
             elif (size := files.file_size(path)) >= 0:

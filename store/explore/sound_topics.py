@@ -1,6 +1,6 @@
 """Topics and queues of a store that may be damaged: what topics.json says as far as it can be read."""
 
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import StoreError
 from rmq_spark.store.log.topics import TopicTable
 
 
@@ -11,5 +11,5 @@ class SoundTopics(TopicTable):
         """Read topics.json again if it has changed and can be read."""
         try:
             super().look_at_configs()
-        except DamageError:
+        except StoreError:
             self._configs = {}

@@ -35,10 +35,18 @@ def look_at_timer(root: str, log: SoundLog, log_begin: int, log_end: int, queue_
         return found
     end, findings = _look_at_units(timer_log, log, log_begin, log_end)
     found += findings
+    if timer_log.run.begin > 0 and not log_begin:  # what a file holds of the log goes before the file does
+        what = "the first files of the timer log are missing, and with them which messages wait"
+        path = timer_log.run.segments[0].path
+        found.append(_finding(what, path, 0, "a file that begins at 0", str(timer_log.run.begin)))
     found += _look_at_wheel(root, timer_log, end)
-    check = decode_timer_check(files.read_small(files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)) or b"")
+    path = files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)
+    page = files.read_small(path)
+    check = decode_timer_check(page or b"")
+    if page is not None and not page.strip(b"\0") and end > timer_log.run.begin:
+        what = "the timer's check says nothing: all that waits is taken anew, what is overdue again"
+        found.append(_finding(what, path, 0, "where the timer is", "zeros" if page else "an empty file"))
     if timer_log.run.segments and check.log_position > end:
-        path = files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)
         what = "the timer's check names a position behind the end of the timer log"
         at = field_position(TIMER_CHECK, "log_position")
         found.append(_finding(what, path, at, f"at most {end}", str(check.log_position)))

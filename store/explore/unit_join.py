@@ -218,6 +218,10 @@ class UnitJoin:
             good[odd] = True
         return good
 
+    def has_records(self, key: QueueKey) -> bool:
+        """Say whether the log has a record of a queue that gets a unit."""
+        return key in self._known
+
     def bounds_of(self, key: QueueKey) -> tuple[int, int] | None:
         """Return the least and the next queue offset of a queue, as log and units say; None if it has no files."""
         queue, known = self._queues.get(key), self._known.get(key)

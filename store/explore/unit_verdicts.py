@@ -28,11 +28,17 @@ def verdicts(seen: Seen) -> Iterator[Finding]:
             continue
         for loose in find_loose(queue, seen.joined.ranges, seen.begin):
             seen.units += len(loose.numbers) + loose.expired + loose.fill
+            seen.expired += loose.expired
             yield from loose_verdicts(seen, queue, loose, blamed, lost)
     for unmet in seen.joined.unmet:
         if unmet.count > 1 or unmet.first not in blamed:
             yield from _of_unmet(seen, unmet)
     yield from _of_steps(seen, blamed, lost)
+    if seen.expired:
+        what = f"the log begins at physical offset {seen.begin}: {seen.expired} messages before it, which units still "
+        what += "name, have expired, unless somebody took the file away"
+        path = seen.log.segments.segments[0].path if seen.log.segments.segments else ""
+        yield Finding(NOTE, filenames.COMMIT_LOG, what, path)
 
 
 def _of_unmet(seen: Seen, unmet: Unmet) -> Iterator[Finding]:

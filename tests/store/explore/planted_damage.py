@@ -521,3 +521,106 @@ def _(path: Path, random: Random) -> None:
     waiting = [at for at in slots if int.from_bytes(wheel[at : at + 8], "big") >= read_ms // 1000]
     wheel[random.choice(waiting) + 23] ^= 1 << random.randrange(8)
     (path / "timerwheel").write_bytes(wheel)
+
+
+for _name in ("checkpoint", "lock", "config/topics.json", "config/delayOffset.json", "commitlog/00000000000000000000"):
+
+    def _folder(path: Path, random: Random, name: str = _name) -> None:
+        (path / name).unlink()
+        (path / name).mkdir()
+
+    ALL[f"demo: a folder in the place of {_name}"] = "demo", _folder
+
+
+@named("demo", "a queue's file shorter than those of other queues")
+def _(path: Path, random: Random) -> None:
+    file = path / "consumequeue/invoices/0/00000000000000000000"
+    data = file.read_bytes()
+    assert not data[2000:].strip(b"\0")
+    file.write_bytes(data[:2000])
+
+
+@named("demo", "how far compaction has come")
+def _(path: Path, random: Random) -> None:
+    file = path / "compaction/position-checkpoint"
+    file.write_bytes(file.read_bytes()[: random.randrange(1, 37)])
+
+
+for _file, _table in (
+    ("topics.json", b"topicConfigTable"),
+    ("consumerOffset.json", b"offsetTable"),
+    ("subscriptionGroup.json", b"subscriptionGroupTable"),
+    ("delayOffset.json", b"offsetTable"),
+):
+
+    def _table_gone(path: Path, random: Random, file: str = _file, table: bytes = _table) -> None:
+        data = (path / "config" / file).read_bytes()
+        assert data.count(table) == 1
+        (path / "config" / file).write_bytes(data.replace(table, table[:3] + b"_" + table[4:]))
+
+    ALL[f"demo: the name of the table in {_file}"] = "demo", _table_gone
+
+
+def _renamed(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+
+
+@named("demo", "the key of a group")
+def _(path: Path, random: Random) -> None:
+    _renamed(path / "config/subscriptionGroup.json", b'"billing":{', b'"bilking":{')
+
+
+@named("demo", "the key of a topic")
+def _(path: Path, random: Random) -> None:
+    _renamed(path / "config/topics.json", b'"orders":{', b'"orderz":{')
+
+
+@named("demo", "a control character in the key of an offset")
+def _(path: Path, random: Random) -> None:
+    _renamed(path / "config/consumerOffset.json", b'"orders@', b'"or\x0eers@')
+
+
+@named("demo", "topics.json missing, and an older one beside it")
+def _(path: Path, random: Random) -> None:
+    (path / "config/topics.json").unlink()
+
+
+@named("demo", "topics.json missing, and the one before it")
+def _(path: Path, random: Random) -> None:
+    (path / "config/topics.json").unlink()
+    (path / "config/topics.json.bak").unlink()
+
+
+@named("demo", "a file of the index twice")
+def _(path: Path, random: Random) -> None:
+    (file,) = (path / "index").iterdir()
+    shutil.copy(file, file.with_name(f"{int(file.name) + 1}"))
+
+
+@named("demo", "the only file of the index missing")
+def _(path: Path, random: Random) -> None:
+    next((path / "index").iterdir()).unlink()
+
+
+@named("demo", "the index's time in the checkpoint")
+def _(path: Path, random: Random) -> None:
+    change(path / "checkpoint", at(CHECKPOINT_FIELDS, "index_msg_timestamp")[0], b"\x00\x00\x7f")
+
+
+@named("demo", "the text of a property")
+def _(path: Path, random: Random) -> None:
+    file, place, record = random.choice([one for one in records(path) if b"region\x01" in one[2].properties])
+    begin = place + record.total_size - len(record.properties)
+    change(file, begin + record.properties.index(b"region\x01") + 8, b"\xad")
+
+
+@named("timer", "the timer's check all zeros")
+def _(path: Path, random: Random) -> None:
+    (path / "config/timercheck").write_bytes(bytes(4096))
+
+
+@named("timer", "the first file of the timer log missing")
+def _(path: Path, random: Random) -> None:
+    (path / "timerlog/00000000000000000000").unlink()

@@ -217,6 +217,20 @@ def test_twenty_kinds_of_healthy_stores_are_checked() -> None:
     assert len(CLOSED) + len(HEALTHY) >= 20
 
 
+def test_a_broker_without_a_key_index_is_healthy(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    shutil.rmtree(path / "index")
+    report = check(path)
+    assert serious(report) == []
+    assert "there is no key index" in str(report)
+
+
+def test_a_store_of_which_retention_took_the_begin_is_healthy_and_says_so(tmp_path: Path) -> None:
+    _retired(tmp_path / "s")
+    (note,) = [one for one in check(tmp_path / "s").findings if "have expired" in one.what]
+    assert note.severity == "note"
+
+
 def _behind_a_filler(path: Path) -> None:
     change(path / "commitlog/00000000000000000000", 16384 - 5)
 

@@ -73,6 +73,31 @@ def test_an_import_is_once_and_goes_by_the_content_of_the_file_or_a_name(tmp_pat
     assert import_parquet(tmp_path / "b", tmp_path / "x.parquet", name="once more").messages == 50
 
 
+def test_one_file_is_sent_to_each_topic_that_is_given(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 50)
+    export_parquet(tmp_path / "a", tmp_path / "x.parquet")
+    target = tmp_path / "b"
+    assert import_parquet(target, tmp_path / "x.parquet").messages == 50
+    for topic in ("again", "once-more"):
+        assert import_parquet(target, tmp_path / "x.parquet", topic=topic, keep_queues=False).messages == 50
+        assert import_parquet(target, tmp_path / "x.parquet", topic=topic, keep_queues=False).skipped == 50
+
+
+@pytest.mark.parametrize("count", [30, 50, 90])
+def test_another_file_under_the_name_of_one_that_was_sent_is_refused(count: int, tmp_path: Path) -> None:
+    fill(tmp_path / "a", 50)
+    fill(tmp_path / "c", count)
+    export_parquet(tmp_path / "a", tmp_path / "x.parquet")
+    export_parquet(tmp_path / "c", tmp_path / "y.parquet")
+    import_parquet(tmp_path / "b", tmp_path / "x.parquet", name="nightly")
+    with pytest.raises(OptionError, match="is not what was imported as 'nightly', of which 50 rows are in the store"):
+        import_parquet(tmp_path / "b", tmp_path / "y.parquet", name="nightly")
+    with pytest.raises(OptionError, match="Nothing was sent"):
+        import_parquet(tmp_path / "b", tmp_path / "x.parquet", name="nightly", topic="elsewhere")
+    with rmq_spark.open_reader(tmp_path / "b") as reader:
+        assert reader.topics() == ["bills", "orders"]
+
+
 @pytest.mark.parametrize("deadly", [0, 1, 2])
 @pytest.mark.parametrize("behind", [False, True])
 def test_an_import_that_dies_goes_on_where_it_was(
@@ -135,6 +160,36 @@ def test_an_export_is_there_whole_or_not_at_all(
         export_parquet(path, target, row_group_rows=100, overwrite=True, progress=die)
     assert target.read_bytes() == b"before"
     assert [one.name for one in tmp_path.glob("x.parquet*")] == ["x.parquet"]
+
+
+def test_two_exports_do_not_write_one_file(
+    tmp_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target, refused = tmp_store("demo"), tmp_path / "x.parquet", []
+
+    def export_too(done: int, total: int) -> None:
+        with pytest.raises(OptionError, match="is being written by another export") as error:
+            export_parquet(path, target)
+        refused.append(error)
+
+    assert export_parquet(path, target, row_group_rows=500, progress=export_too).messages == 1493
+    assert refused
+    assert pq.read_table(target).num_rows == 1493
+    assert [one.name for one in tmp_path.glob("x.parquet*")] == ["x.parquet"]
+
+
+def test_what_a_killed_export_left_is_taken_away(tmp_store: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "x.parquet.tmp").write_bytes(b"left over" * 1_000_000)
+    export_parquet(tmp_store("demo"), tmp_path / "x.parquet")
+    assert pq.read_table(tmp_path / "x.parquet").num_rows == 1493
+    assert [one.name for one in tmp_path.glob("x.parquet*")] == ["x.parquet"]
+
+
+def test_no_export_goes_among_the_files_of_the_store(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    with pytest.raises(OptionError, match="among the files of the store"):
+        export_parquet(path, path / "commitlog" / "x.parquet")
+    assert check(path).is_healthy
 
 
 def test_files_of_others_are_imported_by_the_columns_of_the_sink(tmp_path: Path) -> None:

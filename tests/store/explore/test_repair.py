@@ -1,10 +1,12 @@
 """A repair makes anew what the log vouches for, loses nothing that was not accepted, and says what it leaves."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import rmq_spark
@@ -143,6 +145,74 @@ def test_a_config_file_comes_back_from_the_one_before_it(tmp_store: Callable[[st
     assert [step.action for step in plan_repair(path).steps] == ["restore"]
     assert repair(path).report.is_healthy
     assert (path / "config/topics.json").read_bytes() == (path / "config/topics.json.bak").read_bytes()
+
+
+def test_topics_that_are_newer_than_the_bak_come_back_with_their_queues(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=3) as store:
+        for topic in ("first", "second", "third"):
+            store.send(topic, b"x")
+    damaged = (path / "config/topics.json").read_bytes()[:-40]
+    (path / "config/topics.json").write_bytes(damaged)
+    before = rows_of(path)
+    (step,) = plan_repair(path).steps
+    (finding,) = [one for one in check(path).findings if one.path == str(path / "config/topics.json") and one.expected]
+    assert "Not in it, and added by that with the queues on disk: third." in finding.next_step
+    assert step.action == "restore"
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+    with rmq_spark.open_reader(path) as reader:
+        assert reader.topics() == ["first", "second", "third"]
+    assert [one.read_bytes() for one in (path / "rmq/before-repair").iterdir()] == [damaged]
+
+
+def test_a_topics_json_that_is_gone_comes_back_from_an_older_bak(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    before = rows_of(path)
+    (path / "config/topics.json").unlink()
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+
+
+def test_a_queue_of_which_all_has_expired_is_not_begun_at_0_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=1) as store:
+        for topic, count in (("old", 30), ("new", 300)):
+            store.send_many(pa.table({"topic": [topic] * count, "body": [b"x" * 100] * count}))
+        assert store.expire(max_bytes=20_000).segments
+    file = path / "consumequeue/old/0/00000000000000000000"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:333])
+    plan = plan_repair(path)
+    assert plan.is_empty
+    assert "made anew it would begin at 0" in plan.steps[0].what
+    file.write_bytes(whole)
+    assert check(path).is_healthy
+    with rmq_spark.open_store(path) as store:
+        assert store.send("old", b"y").queue_offset == 30
+
+
+def test_what_was_deleted_does_not_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=1) as store:
+        for topic in ("deleted", "again", "other"):
+            store.send_many(pa.table({"topic": [topic] * 9, "body": [b"x"] * 9}))
+    config = path / "config/topics.json"
+    topics = json.loads(config.read_bytes())
+    for topic in ("deleted", "again"):
+        shutil.rmtree(path / "consumequeue" / topic)
+        del topics["topicConfigTable"][topic]
+    config.write_text(json.dumps(topics))
+    with rmq_spark.open_store(path, queues=1) as store:
+        store.send_many(pa.table({"topic": ["again"] * 2, "body": [b"new"] * 2}))
+    before = rows_of(path)
+    assert {str(key): len(rows) for key, rows in before.items()} == {"again/0": 2, "other/0": 9}
+    for topic in ("again", "other"):
+        spoil(path / "consumequeue" / topic / "0/00000000000000000000", 5)
+    done = repair(path)
+    assert [step.action for step in done.steps] == ["rebuild", "rebuild"]
+    assert done.report.is_healthy, done.report
+    assert rows_of(path) == before
 
 
 def test_a_plan_that_is_not_true_any_more_is_refused(tmp_store: Callable[[str], Path]) -> None:
