@@ -1,6 +1,7 @@
 """What pictures have in common: axes, colours, legends, and names from a store as matplotlib takes them as they are."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for those who see
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _OTHERS, _YELLOW = "#999999", "#F0E442"
-_NAME_HEAD, _NAME_TAIL = 24, 15  # of a long name: names of one team often differ in their ends only
+_NAME_HEAD, _NAME_TAIL, _NAME_EDGE = 24, 15, 8  # of a long name: names of one team often differ in their ends only
 _TITLE_CHARS = 75  # in one line
 _LEGEND_BELOW_INCHES = 0.55  # room for the axis' own labels
 
@@ -60,14 +61,29 @@ def axes(ax: "Axes | None", height: float = 4.2) -> "Axes":
 
 
 def shown_name(name: str) -> str:
-    """Return a name as a picture has room for it: in one line, a long one without its middle.
+    """Return a name as a picture has room for it: in one line, a long one without its middle."""
+    return shown_names([name])[0]
+
+
+def shown_names(names: Iterable[str]) -> list[str]:
+    """Return names as a picture has room for them, and told apart: long ones that differ in the middle keep that.
 
     matplotlib leaves what begins with an underscore out of legends, so a space is before it.
     """
-    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
-    if len(text) > _NAME_HEAD + _NAME_TAIL + 1:
-        text = f"{text[:_NAME_HEAD]}…{text[-_NAME_TAIL:]}"
-    return f" {text}" if text.startswith("_") else text
+    lines = ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in name) for name in names]
+    shown = [_without_middle(line) for line in lines]
+    for short in [short for short, count in Counter(shown).items() if count > 1]:
+        alike = [at for at, one in enumerate(shown) if one == short]
+        low, high = min(lines[at] for at in alike), max(lines[at] for at in alike)
+        differ_at = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+        for at in alike:
+            begin = max(differ_at - _NAME_EDGE, 0)
+            shown[at] = f"{lines[at][:_NAME_EDGE]}…{lines[at][begin : begin + _NAME_HEAD]}…"
+    return [f" {short}" if short.startswith("_") else short for short in shown]
+
+
+def _without_middle(line: str) -> str:
+    return line if len(line) <= _NAME_HEAD + _NAME_TAIL + 1 else f"{line[:_NAME_HEAD]}…{line[-_NAME_TAIL:]}"
 
 
 def font_families() -> list[str]:

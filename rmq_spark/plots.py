@@ -81,9 +81,10 @@ def plot_over_time(
     width = timedelta(milliseconds=series.step_ms)
     bottom: list[float] = [0.0] * len(edges)
     drawn = drawing.largest({name: values.tolist() for name, values in series.values.items()})
-    for (name, values), colour, hatch in zip(drawn, drawing.colours(drawn), drawing.HATCHES, strict=False):
+    names = drawing.shown_names(name for name, _ in drawn)
+    for name, (_, values), colour, hatch in zip(names, drawn, drawing.colours(drawn), drawing.HATCHES, strict=False):
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0}
-        ax.bar(edges, values, width, bottom, align="edge", label=shown_name(name), **look)
+        ax.bar(edges, values, width, bottom, align="edge", label=name, **look)
         bottom = [below + value for below, value in zip(bottom, values, strict=True)]
     ax.set_ylim(0, max(bottom) * 1.05)  # where a stack is, matplotlib leaves no room above it
     room = max(0, _LEAST_SPANS - count) * width / 2
@@ -142,7 +143,7 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
     total = sum(counts.messages.values()) + counts.rare_messages
     if not total:
         return drawing.nothing(ax, f"{shown_name(topic)}: no messages")
-    shown = [("(no tag)" if tag is None else shown_name(tag), count) for tag, count in counts.messages.items()]
+    shown = [("(no tag)" if tag is None else tag, count) for tag, count in counts.messages.items()]
     rest = shown[MAX_TAGS - 1 :] if len(shown) + (counts.rare_tags > 0) > MAX_TAGS else []
     if rest or counts.rare_tags:
         others = f"{len(rest) + counts.rare_tags:,} others"
@@ -150,7 +151,9 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
     shown.reverse()  # the first bar is drawn at the bottom
     rows = range(len(shown))  # by number: two long tags may look the same
     bars = ax.barh(rows, [100 * count / total for _, count in shown], color=drawing.COLOURS[0])
-    ax.set_yticks(rows, [name for name, _ in shown], parse_math=False, fontfamily=drawing.font_families())
+    ax.set_yticks(
+        rows, drawing.shown_names(name for name, _ in shown), parse_math=False, fontfamily=drawing.font_families()
+    )
     pad = max(0.0, (_BARS_ROOM - len(shown)) / 2)
     ax.set_ylim(-0.6 - pad, len(shown) - 0.4 + pad)
     ax.bar_label(bars, [f"{100 * count / total:.1f} %  ({count:,.0f})" for _, count in shown], padding=4)
@@ -193,11 +196,12 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
         line[at_ms] = join((line.get(at_ms, 0), row[column[what]] or 0))
     moments = sorted({sample.at_ms for sample in taken})
     drawn = drawing.largest({name: [line.get(at, nan) for at in moments] for name, line in lines.items()}, join)
-    looks = zip(drawn, drawing.colours(drawn), drawing.MARKERS, drawing.STYLES, strict=False)
-    for (name, values), colour, marker, style in looks:
+    names = drawing.shown_names(name for name, _ in drawn)
+    looks = zip(names, drawn, drawing.colours(drawn), drawing.MARKERS, drawing.STYLES, strict=False)
+    for name, (_, values), colour, marker, style in looks:
         known = [(drawing.moment(at), value) for at, value in zip(moments, values, strict=True) if not isnan(value)]
         look = {"marker": marker, "markersize": 4} if len(moments) <= _MARKED else {"linestyle": style}
-        ax.plot(*zip(*known, strict=True), color=colour, lw=1.5, label=shown_name(name), **look)
+        ax.plot(*zip(*known, strict=True), color=colour, lw=1.5, label=name, **look)
     if len(moments) == 1:
         ax.set_xlim(drawing.moment(moments[0] - _AROUND_ONE_MS), drawing.moment(moments[0] + _AROUND_ONE_MS))
     drawing.time_axis(ax, "time (UTC)")
@@ -232,7 +236,8 @@ def plot_delay(store: Store, topics: str | Sequence[str] | None = None, *, ax: "
     least = min(int(delays.delays_ms[0]) for _, delays in drawn)
     most = max(int(delays.delays_ms[-1]) for _, delays in drawn)
     drawing.spans_axis(ax, least, most)
-    for (topic, delays), colour, marker in zip(drawn, drawing.colours(drawn), drawing.MARKERS, strict=False):
+    names = drawing.shown_names(topic for topic, _ in drawn)
+    for name, (_, delays), colour, marker in zip(names, drawn, drawing.colours(drawn), drawing.MARKERS, strict=False):
         within = (delays.messages.cumsum() / delays.messages.sum() * 100).tolist()
         first, last = ax.get_xlim()
         times = [first, int(delays.delays_ms[0]), *delays.delays_ms.tolist(), last]
@@ -241,7 +246,7 @@ def plot_delay(store: Store, topics: str | Sequence[str] | None = None, *, ax: "
         told = ", ".join(
             f"{100 * part:g} % within {drawing.ms_text(delay)}" for part, delay in zip(_QUANTILES, at, strict=True)
         )
-        label = f"{shown_name(topic)}: {told}"
+        label = f"{name}: {told}"
         ax.plot(at, [100 * part for part in _QUANTILES], marker, ls="", color=colour, label=label, clip_on=False)
     ax.set_xlabel("from birth to store (logarithmic)")
     ax.set_ylabel("stored within it (% of messages)")
@@ -302,8 +307,8 @@ def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes 
     about = f"segment {PurePath(layout.path).name}, {bytes_text(size)}, {count_text(count, 'record')}"
     drawing.title(ax, about, *more)
     patches = [
-        Patch(facecolor=colour, edgecolor="#555555", lw=0.5, label=f"{shown_name(name)}: {bytes_text(held)}")
-        for name, colour, held in zip(layout.names, colours, layout.sizes, strict=True)
+        Patch(facecolor=colour, edgecolor="#555555", lw=0.5, label=f"{name}: {bytes_text(held)}")
+        for name, colour, held in zip(drawing.shown_names(layout.names), colours, layout.sizes, strict=True)
     ]
     ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize="small")
     return ax

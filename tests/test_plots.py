@@ -85,8 +85,7 @@ def inside(ax: Any) -> None:
 
 
 def test_names_of_any_length_and_kind_are_named_and_fit(tmp_path: Path) -> None:
-    long = "a-topic-of-a-team-that-likes-words-" + "y" * 80
-    names = [f"{long}-{number}" for number in range(3)]
+    names = [f"a-topic-of-a-team-that-likes-words-{'x' * 40}-{number}-{'y' * 40}" for number in range(3)]
     tags = ["$\\frac{a}$", "two\nlines", f"{'t' * 60}-1-{'t' * 60}", f"{'t' * 60}-2-{'t' * 60}"]
     messages = [SampleMessage(name, tags=tag) for name in (*names, "_orders") for tag in tags]
     build_store(tmp_path / "store", messages)
@@ -96,6 +95,7 @@ def test_names_of_any_length_and_kind_are_named_and_fit(tmp_path: Path) -> None:
         named = [text.get_text() for text in ax.get_legend().get_texts()]
         assert sum("_orders" in name for name in named) == 1
         assert sum(any(f"-{number}" in name for number in range(3)) for name in named) == 3
+        assert len({name.split(":")[0] for name in named if name.startswith("a-")}) == 3
     ax = rmq_spark.plot_tag_shares(tmp_path / "store", names[0])
     inside(ax)
     assert [round(bar.get_y() + bar.get_height() / 2) for bar in ax.containers[0]] == [0, 1, 2, 3]
