@@ -44,7 +44,6 @@ class LogBlock:
     columns: RecordColumns
     whole: WholeRecords
     begin: int  # physical offset of the first byte of `whole.data`
-    end: int  # and of the byte behind the last record; `whole.data` may go on with a part of the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class LogWalk:
                 count, end = fault.row, int(positions[fault.row])
                 continue
             self.records += count
-            yield LogBlock(columns, whole, place, place + end)
+            yield LogBlock(columns, whole, place)
             break
         self.place = place + end
         if count < len(positions):
