@@ -228,7 +228,7 @@ class _Check:
                 yield step
                 continue
             units.add(step.columns)
-            keys.add(step.columns, step.begin, step.begin + len(step.whole.data))
+            keys.add(step.columns, step.begin, step.end)
             for fault in records.faults(step):
                 self._findings.extend(of_record(self._log, fault))
             self._progress(walk.place - begin, max(end - begin, walk.place - begin))
@@ -256,7 +256,7 @@ class _Check:
             keys = IndexJoin(index)
             for step in LogWalk(self._log, self._levels()).run(first, end):
                 if isinstance(step, LogBlock):
-                    keys.add(step.columns, step.begin, step.begin + len(step.whole.data))
+                    keys.add(step.columns, step.begin, step.end)
         self._findings.extend(index.findings)
         is_late = self._is_live and keys.first_missing >= last_indexed_place(self._root)
         self._findings.extend(

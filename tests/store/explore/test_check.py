@@ -213,6 +213,14 @@ def test_a_store_of_ours_is_healthy(make: Callable[[Path], None], tmp_path: Path
     assert make is _empty or report.records > 0
 
 
+def test_a_record_that_goes_beyond_a_block_is_looked_at_with_the_next_one(
+    golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.explore.log_walk._BLOCK_BYTES", 5000)
+    report = check(golden / "demo")
+    assert report.findings == ()
+
+
 def test_twenty_kinds_of_healthy_stores_are_checked() -> None:
     assert len(CLOSED) + len(HEALTHY) >= 20
 
