@@ -327,6 +327,19 @@ def test_beside_a_writer_at_work_nothing_is_called_damage(tmp_path: Path) -> Non
     assert any(report.records for report in reports)
 
 
+def test_beside_a_writer_that_closes_the_store_after_each_commit_nothing_is_called_damage(tmp_path: Path) -> None:
+    path = ours(tmp_path / "s")
+
+    def write(done: int, total: int) -> None:
+        with rmq_spark.open_store(path, flush="sync") as store:
+            store.send_many(messages(5))
+
+    report = check(path, progress=write)
+    assert report.state == "live"
+    assert serious(report) == []
+    assert serious(check(path)) == []
+
+
 def test_progress_is_told_in_bytes_of_the_log(golden: Path) -> None:
     told: list[tuple[int, int]] = []
     check(golden / "demo", progress=lambda done, total: told.append((done, total)))
