@@ -71,8 +71,8 @@ def check(
         report = _Check(root, folders, left, progress or (lambda done, total: None), sleep).run()
         if not report.findings or left.closing is Closing.LIVE or (now := how_left(root)) == left:
             return report
-        # A writer came meanwhile, and what was found may be what it was at: once more, as beside one. It may have closed
-        # the store again, as ours do after each commit.
+        # A writer came meanwhile, and what was found may be what it was at: once more, as beside one. It may have
+        # closed the store again, as ours do after each commit.
         left = replace(now, closing=Closing.LIVE) if now.closing is Closing.CLEAN else now
 
 
