@@ -10,6 +10,7 @@ Exit status: 0 done, 1 an error that a message explains, 2 wrong words, or the e
 """
 
 import gc
+import os
 import sys
 from importlib.util import find_spec
 
@@ -23,6 +24,21 @@ rmq needs {missing}, which rmq-spark's extra "cli" brings. Install it:
 
     pip install "rmq-spark[cli]"
 """
+
+
+def _open_streams() -> None:
+    """Have all three standard streams, whoever started us without one; what is printed is UTF-8, as JSON has to be.
+
+    Else a file of the store would be the next one to be opened, and have the number at which others print. A path that
+    is no UTF-8 is printed as its bytes.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = getattr(sys, name)
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+        elif name == "stdout":
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 class _WithoutUnused:
@@ -44,6 +60,7 @@ def main() -> None:
     if missing:
         sys.stderr.write(_MISSING.format(missing=" and ".join(missing)))
         raise SystemExit(2)
+    _open_streams()
     sys.meta_path.insert(0, _WithoutUnused())
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     try:

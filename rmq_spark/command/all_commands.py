@@ -115,6 +115,9 @@ def run(words: Sequence[str]) -> int:
     except BrokenPipeError:
         _read_no_more()
         return 0
+    except UnicodeEncodeError as error:  # a word of the command line: a topic, a key, a tag
+        say(f"{command}: {os.fsencode(error.object)!r} is no UTF-8 text.")
+        return 2
     except OSError as error:
         say(f"{command}: {error.filename or 'the system says'}: {error.strerror or error}")
         return 1

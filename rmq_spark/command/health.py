@@ -64,7 +64,9 @@ def repair(
     accept_loss: bool,
     cut_log: bool,
 ) -> int:
-    """Check the store at PATH, say what can be done about what is found, ask, and do it. Nothing is done unasked.
+    """Check the store at PATH, say what can be done about what is found, ask, and do it.
+
+    Nothing is done unasked: without a terminal nothing at all, but with --yes.
 
     \b
     recover  finish what died writers left, as the next writer would
@@ -105,12 +107,15 @@ def repair(
 
 
 def _is_wanted(path: str, plan: Any) -> bool:
-    """Ask. No answer, as from a script, is a no."""
+    """Ask whoever sits at the terminal. Without one, as in a script, that is a no, whatever a pipe has to say."""
+    if not sys.stdin.isatty():
+        say("There is no terminal at which to ask: --yes does it unasked.")
+        return False
     lost = f" {plan.messages_lost:,} messages are lost for good." if plan.messages_lost else ""
     click.echo(f"Do this to {path}?{lost} [y/N] ", nl=False, err=True)
     answer = sys.stdin.readline()
     if not answer:
-        say("\nNobody answered: --yes does it unasked.")
+        say("")  # Ctrl-D
     return answer.strip().lower() in ("y", "yes")
 
 

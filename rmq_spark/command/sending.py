@@ -1,5 +1,6 @@
 """`rmq send`: a message, or one for each line of standard input. What it has printed is on disk for good."""
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -79,7 +80,7 @@ def send(
     with waiting("opening"):
         _refuse_unknown(path, commit_log_path, None if create_topic else topic)
     if body is not None:
-        parts = iter([[body.encode()]])
+        parts = iter([[os.fsencode(body)]])  # it may be no text
     else:
         stream = sys.stdin.buffer
         if stream.isatty():

@@ -37,7 +37,7 @@ from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.store_settings import StoreSettings
-from rmq_spark.store.log.chain import Closing
+from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.left_behind import how_left
 from rmq_spark.store.log.queues import ConsumeQueue
@@ -67,17 +67,25 @@ def check(
     called with the bytes of the log that were read and that there are. Raises StorePathError where there is no store.
     """
     root = files.absolute(path)
-    return _Check(root, commit_log_folders(root, commit_log_path), progress or (lambda done, total: None), sleep).run()
+    folders, left = commit_log_folders(root, commit_log_path), how_left(root)
+    while True:
+        report = _Check(root, folders, left, progress or (lambda done, total: None), sleep).run()
+        if not report.findings or left.closing is Closing.LIVE or (now := how_left(root)) == left:
+            return report
+        # A writer came meanwhile, and what was found may be what it was at: once more, as beside one. It may have
+        # closed the store again, as ours do after each commit.
+        left = replace(now, closing=Closing.LIVE) if now.closing is Closing.CLEAN else now
 
 
 class _Check:
     """One check."""
 
-    def __init__(self, root: str, folders: tuple[str, ...], progress: Progress, sleep: Callable[[float], None]) -> None:
-        self._root, self._progress, self._sleep = root, progress, sleep
+    def __init__(
+        self, root: str, folders: tuple[str, ...], left: Left, progress: Progress, sleep: Callable[[float], None]
+    ) -> None:
+        self._root, self._left, self._progress, self._sleep = root, left, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
-        self._left = how_left(root)
         self._topics = SoundTopics(root)
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._tail = LogTail(
@@ -235,7 +243,7 @@ class _Check:
                 yield step
                 continue
             units.add(step.columns)
-            keys.add(step.columns, step.begin, step.begin + len(step.whole.data))
+            keys.add(step.columns, step.begin, step.end)
             for fault in records.faults(step):
                 self._findings.extend(of_record(self._log, fault))
             self._progress(walk.place - begin, max(end - begin, walk.place - begin))
@@ -263,7 +271,7 @@ class _Check:
             keys = IndexJoin(index)
             for step in LogWalk(self._log, self._levels()).run(first, end):
                 if isinstance(step, LogBlock):
-                    keys.add(step.columns, step.begin, step.begin + len(step.whole.data))
+                    keys.add(step.columns, step.begin, step.end)
         self._findings.extend(index.findings)
         is_late = self._is_live and keys.first_missing >= last_indexed_place(self._root)
         self._findings.extend(
@@ -279,7 +287,8 @@ class _Check:
     def _tell_stale(self, end: int) -> None:
         for segment in self._log.segments.segments:
             if segment.end > end and (count := written_bytes(segment, end)):
-                what = f"{count} bytes behind the log's end that are not all zeros: nobody reads them"
+                whose = "they came meanwhile, or nobody reads them" if self._is_live else "nobody reads them"
+                what = f"{count} bytes behind the log's end that are not all zeros: {whose}"
                 self._findings.add(Finding(NOTE, filenames.COMMIT_LOG, what, segment.path, max(end - segment.begin, 0)))
 
     def _again(self, look: Callable[[], "Iterator[Finding] | list[Finding]"]) -> None:

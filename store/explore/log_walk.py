@@ -44,6 +44,7 @@ class LogBlock:
     columns: RecordColumns
     whole: WholeRecords
     begin: int  # physical offset of the first byte of `whole.data`
+    end: int  # physical offset behind the last record; `whole.data` may go on with a part of the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class LogWalk:
                 count, end = fault.row, int(positions[fault.row])
                 continue
             self.records += count
-            yield LogBlock(columns, whole, place)
+            yield LogBlock(columns, whole, place, place + end)
             break
         self.place = place + end
         if count < len(positions):

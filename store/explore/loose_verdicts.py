@@ -126,7 +126,8 @@ def _behind(seen: Seen, queue: ConsumeQueue, number: int, count: int) -> Finding
     stale = isinstance(record, Record) and record.store_timestamp < seen.newest_ms
     stale |= seen.closing is not Closing.CRASHED
     if seen.closing is Closing.LIVE or stale:
-        what = f"{count} units of queue {queue.key} for records behind the log's end: nobody reads them"
+        whose = "they came meanwhile, or nobody reads them" if seen.closing is Closing.LIVE else "nobody reads them"
+        what = f"{count} units of queue {queue.key} for records behind the log's end: {whose}"
         return Finding(NOTE, area_of(queue), what, path, position, topic=queue.key.topic, queue_id=queue.key.queue_id)
     return Finding(
         DAMAGE,

@@ -50,14 +50,23 @@ class Ran:
         return json.loads(self.out)
 
 
+class _Keyboard(io.TextIOWrapper):
+    """Standard input that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def rmq(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """A function that runs the command in this process: its words, and what standard input has."""
+    """A function that runs the command in this process: its words, and what standard input has, or a terminal."""
     from rmq_spark.command.all_commands import run
 
-    def call(*words: object, stdin: str | bytes = "") -> Ran:
+    def call(*words: object, stdin: str | bytes = "", typed: str | None = None) -> Ran:
         data = stdin.encode() if isinstance(stdin, str) else stdin
         streams = [io.TextIOWrapper(io.BytesIO(held), "utf-8", newline="") for held in (data, b"", b"")]
+        if typed is not None:
+            streams[0] = _Keyboard(io.BytesIO(typed.encode()), "utf-8", newline="")
         with monkeypatch.context() as patch:
             for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
                 patch.setattr(sys, name, stream)

@@ -151,6 +151,26 @@ def test_who_reads_no_more_ends_it_quietly(
     started.stdout = None
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&-", ">&- <&-"])
+def test_without_a_standard_stream_it_works_all_the_same(demo: Path, tmp_path: Path, closed: str) -> None:
+    words = [sys.executable, "-P", "-m", "rmq_spark.command", "export", str(demo), str(tmp_path / "m.parquet")]
+    ran = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *words], stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "1,493 messages" in ran.stderr
+    ran = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words[:4], "topics", str(demo)], capture_output=True
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def test_json_is_utf_8_whatever_the_terminal_speaks(store: Path, tmp_path: Path) -> None:
+    path = store.rename(tmp_path / "caf\u00e9")
+    words = [sys.executable, "-P", "-m", "rmq_spark.command", "close", str(path), "--json"]
+    ran = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.decode("utf-8")) == [{"path": str(path), "state": "closed"}]
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_the_command_uses_only_what_the_package_shows(path: Path) -> None:
     tree = ast.parse(path.read_text())

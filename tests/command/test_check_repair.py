@@ -56,19 +56,28 @@ def test_a_damaged_store_is_answered_with_3_and_the_evidence(rmq: Rmq, without_i
 @pytest.mark.parametrize("answer", ["", "\n", "n\n", "maybe\n"])
 def test_repair_does_nothing_unasked(rmq: Rmq, without_index: Path, answer: str) -> None:
     before = contents(without_index)
-    ran = rmq("repair", without_index, stdin=answer)
+    ran = rmq("repair", without_index, typed=answer)
     assert ran.status == 3
     assert f"Do this to {without_index}? [y/N]" in ran.err
     assert "Nothing was changed." in ran.err
-    assert ("--yes" in ran.err) is (answer == "")
     assert "rebuild" in ran.out
+    assert contents(without_index) == before
+
+
+@pytest.mark.parametrize("answer", ["", "y\n", "yes\n"])
+def test_repair_does_nothing_where_there_is_no_terminal(rmq: Rmq, without_index: Path, answer: str) -> None:
+    before = contents(without_index)
+    ran = rmq("repair", without_index, stdin=answer)
+    assert ran.status == 3
+    assert "[y/N]" not in ran.err
+    assert "There is no terminal at which to ask: --yes does it unasked.\nNothing was changed." in ran.err
     assert contents(without_index) == before
 
 
 @pytest.mark.parametrize("words", [(), ("--yes",), ("--yes", "--json")])
 def test_repair_makes_a_store_whole(rmq: Rmq, without_index: Path, words: tuple[str, ...]) -> None:
     messages = rmq("cat", without_index, "payments", "--json").rows
-    ran = rmq("repair", without_index, *words, stdin="y\n")
+    ran = rmq("repair", without_index, *words, typed="y\n")
     assert ran.status == 0, ran.err
     assert ("Do this" in ran.err) is (words == ())
     if "--json" in words:
@@ -98,10 +107,10 @@ def test_messages_are_given_up_only_if_that_is_said(rmq: Rmq, torn: Path) -> Non
     assert ran.status == 3
     assert "messages would be lost" in ran.err
     assert contents(torn) == before
-    ran = rmq("repair", torn, "--cut-log", "--accept-loss", stdin="n\n")
+    ran = rmq("repair", torn, "--cut-log", "--accept-loss", typed="n\n")
     assert "are lost for good" in ran.err
     assert contents(torn) == before
-    ran = rmq("repair", torn, "--cut-log", "--accept-loss", stdin="yes\n")
+    ran = rmq("repair", torn, "--cut-log", "--accept-loss", typed="yes\n")
     assert ran.status == 3, "groups stand behind the end now: `rmq reset` is for whoever knows them"
     assert {row["area"] for row in rmq("check", torn, "--json").rows} == {"config"}
     assert 0 < len(rmq("cat", torn, "orders", "--json").rows) < 1170

@@ -1,6 +1,7 @@
 """`rmq send`: where messages go, and what is refused."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,3 +96,12 @@ def test_a_store_that_somebody_holds_is_an_error_that_names_him(
         assert rmq("topics", store).status == 0, "who looks waits for nobody"
         assert rmq("check", store).status in (0, 3)
     assert json.loads(rmq("send", store, "orders", "x", "--json").out)[0]["queueOffset"] > 0
+
+
+def test_a_body_may_be_any_bytes_and_a_key_only_text(rmq: Rmq, store: Path) -> None:
+    word = os.fsdecode(b"\xff\xfe")
+    (sent,) = rmq("send", store, "orders", word, "--json").rows
+    (row,) = rmq("get", store, "--id", sent["msgId"], "--json").rows
+    assert (row["body"], row["bodyBase64"]) == (None, "//4=")
+    ran = rmq("send", store, "orders", "x", "--key", word)
+    assert (ran.status, ran.err) == (2, "rmq send: b'\\xff\\xfe' is no UTF-8 text.\n")

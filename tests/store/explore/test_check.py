@@ -213,6 +213,14 @@ def test_a_store_of_ours_is_healthy(make: Callable[[Path], None], tmp_path: Path
     assert make is _empty or report.records > 0
 
 
+def test_a_record_that_goes_beyond_a_block_is_looked_at_with_the_next_one(
+    golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.explore.log_walk._BLOCK_BYTES", 5000)
+    report = check(golden / "demo")
+    assert report.findings == ()
+
+
 def test_twenty_kinds_of_healthy_stores_are_checked() -> None:
     assert len(CLOSED) + len(HEALTHY) >= 20
 
@@ -331,6 +339,19 @@ def test_beside_a_writer_at_work_nothing_is_called_damage(tmp_path: Path) -> Non
         writer.wait()
     assert [line for report in reports for line in serious(report)] == []
     assert any(report.records for report in reports)
+
+
+def test_beside_a_writer_that_closes_the_store_after_each_commit_nothing_is_called_damage(tmp_path: Path) -> None:
+    path = ours(tmp_path / "s")
+
+    def write(done: int, total: int) -> None:
+        with rmq_spark.open_store(path, flush="sync") as store:
+            store.send_many(messages(5))
+
+    report = check(path, progress=write)
+    assert report.state == "live"
+    assert serious(report) == []
+    assert serious(check(path)) == []
 
 
 def test_progress_is_told_in_bytes_of_the_log(golden: Path) -> None:
