@@ -16,13 +16,16 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark import StorePathError, check
+from rmq_spark import StoreChangedError, StorePathError, check
+from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.explore.check_report import CheckReport
+from rmq_spark.store.explore.log_walk import written_bytes
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import Segment
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -395,6 +398,13 @@ def test_progress_is_told_in_bytes_of_the_log(golden: Path) -> None:
     told: list[tuple[int, int]] = []
     check(golden / "demo", progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (558975, 558975)
+
+
+def test_files_that_retention_takes_meanwhile_are_no_error_of_a_check(tmp_path: Path) -> None:
+    gone = Segment(0, 4096, str(tmp_path / "00000000000000000000"))
+    with pytest.raises(StoreChangedError, match="is gone"):
+        list(files.data_extents(gone.path, 0, 4096))
+    assert written_bytes(gone, 0) == 0
 
 
 def test_what_is_no_store_is_an_error(tmp_path: Path) -> None:
