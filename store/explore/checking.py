@@ -4,7 +4,8 @@
     their units, their keys -> units and keys that nothing asked for -> config, timer, our own files
 
 Beside a live writer the log's end is fixed first, so all before it stands still but for units and keys that are about
-to come; what does not agree there, and small files that are being replaced, is looked at again before it is told.
+to come; what does not agree there, and small files that are being replaced, is looked at again before it is told. Where
+a store that was closed when the check began was written to meanwhile, and something is wrong, all is done again.
 """
 
 import time
@@ -37,7 +38,7 @@ from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.store_settings import StoreSettings
-from rmq_spark.store.log.chain import Closing
+from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.left_behind import how_left
 from rmq_spark.store.log.queues import ConsumeQueue
@@ -67,17 +68,26 @@ def check(
     called with the bytes of the log that were read and that there are. Raises StorePathError where there is no store.
     """
     root = files.absolute(path)
-    return _Check(root, commit_log_folders(root, commit_log_path), progress or (lambda done, total: None), sleep).run()
+    folders, told = commit_log_folders(root, commit_log_path), progress or (lambda done, total: None)
+    for _ in range(_TRIES):
+        left = how_left(root)
+        report = _Check(root, folders, left, told, sleep).run()
+        if report.is_healthy or left.closing is not Closing.CLEAN or how_left(root) == left:
+            return report
+    # Closed whenever it was looked at, and opened and closed meanwhile: whoever does that is at work.
+    return _Check(root, folders, replace(left, closing=Closing.LIVE), told, sleep).run()
 
 
 class _Check:
     """One check."""
 
-    def __init__(self, root: str, folders: tuple[str, ...], progress: Progress, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, root: str, folders: tuple[str, ...], left: Left, progress: Progress, sleep: Callable[[float], None]
+    ) -> None:
         self._root, self._progress, self._sleep = root, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
-        self._left = how_left(root)
+        self._left = left
         self._topics = SoundTopics(root)
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._tail = LogTail(

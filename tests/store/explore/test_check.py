@@ -373,6 +373,28 @@ def test_what_a_live_writer_was_just_writing_is_looked_at_again(
     assert stays_so or alter is _last_keys, "what stays so is told; but for keys, which may come long after"
 
 
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_store_that_is_opened_and_closed_during_a_check_is_healthy(times: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with StoreWriter(str(path), Disk(), WriterSettings(sizes=FileSizes(1 << 16)), lambda: 1, time.sleep):
+        pass
+    with rmq_spark.open_store(path) as store:
+        store.send_many(messages(60))
+    seen: list[int] = []
+
+    def write(done: int, total: int) -> None:
+        if done != total or len(seen) >= times:
+            return
+        seen.append(total)
+        with rmq_spark.open_store(path) as store:
+            store.send_many(messages(1))
+
+    report = check(path, progress=write)
+    assert serious(report) == []
+    assert report.state == ("closed" if times == 1 else "live")
+    assert len(seen) == (1 if times == 1 else 5)
+
+
 def test_beside_a_writer_at_work_nothing_is_called_damage(tmp_path: Path) -> None:
     path = tmp_path / "s"
     rmq_spark.create_store(path, topics={"busy": 4}, segment_bytes=1 << 22)
