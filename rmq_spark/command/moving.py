@@ -62,7 +62,7 @@ def export(
 @writing
 @click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
 @click.option("--topic", help="Send all of them to this topic.")
-@click.option("--name", help="What the import is known by; else by what the file holds.")
+@click.option("--name", help="What the import is known by; else by what the file holds, and --topic.")
 @click.option("--spread", is_flag=True, help="Let queues take turns, instead of keeping each message's queue.")
 def import_(
     path: str,

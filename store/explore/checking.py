@@ -4,7 +4,8 @@
     their units, their keys -> units and keys that nothing asked for -> config, timer, our own files
 
 Beside a live writer the log's end is fixed first, so all before it stands still but for units and keys that are about
-to come; what does not agree there, and small files that are being replaced, is looked at again before it is told.
+to come; what does not agree there, and small files that are being replaced, is looked at again before it is told. Where
+a store that was closed when the check began was written to meanwhile, and something is wrong, all is done again.
 """
 
 import time

@@ -38,7 +38,7 @@ def export_parquet(
     topics: Sequence[str] | None = None,
     begin_ms: int | None = None,
     end_ms: int | None = None,
-    bounds: Mapping[QueueKey, Range] | None = None,
+    bounds: Mapping[QueueKey | tuple[str, int], Range] | None = None,
     columns: Sequence[str] | None = None,
     commit_log_path: str | None = None,
     row_group_rows: int = 65_536,
@@ -48,11 +48,11 @@ def export_parquet(
     """Write messages of the store at `path` into one parquet file (zstd), queue by queue, and return what that was.
 
     All topics but RocketMQ's own, or those named in `topics`; stored in [begin_ms, end_ms), ms since the epoch; or just
-    the queue offsets in `bounds`. `columns` are those of the source, all of them if not given: then `import_parquet`
-    can send them again. A row group has at most `row_group_rows` rows and 64 MiB. The file is there whole or not at
-    all; one that is there is only replaced with `overwrite`. `progress` is called with the messages written and those
-    to be written. Not in it is what waits for its time (a delayed message lies in a topic of RocketMQ's until then) and
-    the halves of transactions.
+    the queue offsets in `bounds`, (topic, queue id) to (begin, end). Not in it is what waits for its time, in a topic
+    of RocketMQ's, and halves of transactions. `columns` are those of the source, all of them if not given: then
+    `import_parquet` can send them again. A row group has at most `row_group_rows` rows and 64 MiB. The file is there
+    whole or not at all; one that is there is only replaced with `overwrite`. `progress` is called with the messages
+    written and those to be written.
 
     Raises OptionError for arguments that make no sense, NotFoundError for a topic that is not there, DamageError and
     StoreChangedError for messages that cannot be read: nothing is left at `target` then.
@@ -88,8 +88,18 @@ def export_parquet(
     return Exported(file, done, size, chosen)
 
 
-def _given(bounds: Mapping[QueueKey, Range]) -> dict[QueueKey, QueueBounds]:
-    return {key: held if isinstance(held, QueueBounds) else QueueBounds(*held) for key, held in bounds.items()}
+def _given(bounds: Mapping[QueueKey | tuple[str, int], Range]) -> dict[QueueKey, QueueBounds]:
+    try:
+        return {
+            key if isinstance(key, QueueKey) else QueueKey(*key): (
+                held if isinstance(held, QueueBounds) else QueueBounds(*held)
+            )
+            for key, held in bounds.items()
+        }
+    except TypeError:
+        raise OptionError(
+            f"bounds={bounds!r} is no mapping of queues, (topic, queue id), to queue offsets, (begin, end)."
+        ) from None
 
 
 def _ranges(

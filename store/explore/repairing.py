@@ -3,18 +3,17 @@
 Only recovery takes bytes of the log back and makes units and keys: `store/log/recovery.py`, under the store's lock.
 Here the store is brought to where recovery does it all, in an order that no crash spoils:
 
-0. A config file that cannot be read is kept in `rmq/before-repair/`, then its `.bak` takes its place.
+0. A config file that cannot be read is kept in `rmq/before-repair/`, then its `.bak` takes its place; of topics.json
+   with the topics that are newer than that, in one step: recovery passes over records of topics that it does not name.
 1. `abort` is there, for good: from here on who opens the store recovers it, a broker too.
 2. The checkpoint is a page that vouches for nothing, and our own note is gone: so all of the log is looked at, and all
    units and keys that are missing are made.
 3. Files of queues and of the key index that are to be made anew are taken away. A crash here leaves a store without
    them, which the next writer recovers the same way.
-4. A writer's section: recovery, and what dead writers promised; topics that a restored topics.json does not know yet
-   are added. Then the store is settled: all is synced, `abort` goes.
+4. A writer's section: recovery, and what dead writers promised. Then the store is settled: all is synced, `abort` goes.
 5. Queues of topics that were deleted long ago go again: without units of others nothing tells them from new ones.
 """
 
-import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -27,7 +26,7 @@ from rmq_spark.store.errors import OptionError, StoreChangedError
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.config_check import decode_config
-from rmq_spark.store.explore.deleted_topics import Deleted
+from rmq_spark.store.explore.older_topics import Deleted, with_topics_on_disk
 from rmq_spark.store.explore.repair_plan import (
     CUT,
     LEAVE,
@@ -43,11 +42,8 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
-from rmq_spark.store.format.queue_unit import QUEUE_UNIT
-from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
 from rmq_spark.store.units import QueueKey
 
@@ -109,20 +105,17 @@ class _Repair:
         with self._writer:
             with self._writer.lock.hold():
                 self._refuse_other_store()
-                restored = [step.path for step in steps if step.action == RESTORE]
-                for path in restored:
-                    self._restore(path)
+                for step in steps:
+                    if step.action == RESTORE:
+                        self._restore(step.path)
                 deleted = Deleted(self._root, self._plan.report.log_end)
                 if any(step.action in (REBUILD, CUT) for step in steps):
                     self._vouch_for_nothing()
                     self._take_away(steps)
                 elif any(finding.action == "watermark" for finding in self._plan.report.findings):
                     self._forget_note()
-            of_topics = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
-            if of_topics in restored or any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+            if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
                 with self._writer.section() as section:
-                    if of_topics in restored:
-                        self._add_newer_topics(section)
                     section.settle()
                 with self._writer.lock.hold():
                     for folder in deleted.folders_again():
@@ -186,6 +179,8 @@ class _Repair:
         data = files.read_small(source) or b""
         decode_config(main.rpartition("/")[2], data)  # it could be read when the plan was made
         self._keep(path)
+        if path == files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON):
+            data = with_topics_on_disk(self._root, data, wall_clock_ms())
         self._disk.replace(path, data)
 
     def _keep(self, path: str) -> None:
@@ -195,17 +190,6 @@ class _Repair:
             folder = files.join(self._root, SIDE_FOLDER, KEPT)
             self._disk.make_folder(folder)
             self._disk.replace(files.join(folder, f"{path.rpartition('/')[2]}.{wall_clock_ms()}"), damaged)
-
-    def _add_newer_topics(self, section: Section) -> None:
-        """Add topics that have queues to a topics.json that is older than they are. Batch queues are a broker's."""
-        counts: dict[str, int] = {}
-        table = TopicTable(self._root)
-        for key, queue in table.queues.items():
-            if key.topic not in table.configs and queue.layout is QUEUE_UNIT:
-                counts[key.topic] = max(counts.get(key.topic, 0), key.queue_id + 1)
-        for topic, count in counts.items():
-            with contextlib.suppress(OptionError):  # a broker's own, which it makes when it starts
-                section.ensure_topic(topic, count)
 
 
 def _folder(key: QueueKey, tree: str) -> str:

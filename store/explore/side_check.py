@@ -9,6 +9,8 @@ from typing import Any
 from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.commit.keys import LEDGER, STAGING, side_path
 from rmq_spark.store.commit.ledger import Ledger
+from rmq_spark.store.delivery.sent_rows import look_at_sent_files
+from rmq_spark.store.delivery.timer_mark import TimerMarkFile
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
@@ -121,6 +123,12 @@ def look_at_side_files(root: str, closing: Closing) -> Iterator[Finding]:
     for name, is_folder in files.list_folder(folder):
         if not is_folder and name.endswith(".json"):
             yield from _read(lambda name=name: ledger.read_named(name.removesuffix(".json")), files.join(folder, name))  # type: ignore[misc]
+    for path, error in look_at_sent_files(root):
+        yield _of_error(error, path)
+    mark = files.join(root, SIDE_FOLDER, "delivery", "timer.json")
+    if files.file_size(mark) >= 0 and TimerMarkFile(root, Disk()).read() is None:
+        what = "the note of what we wrote of the timer: without it what a broker may have delivered is looked for first"
+        yield Finding(NOTE, SIDE_FOLDER, what, mark)
     for group in list_group_names(root):
         yield from _look_at_group(root, group)
 
@@ -164,9 +172,8 @@ def _look_at_intents(root: str, closing: Closing) -> Iterator[Finding]:
             yield Finding(
                 REPAIRABLE, SIDE_FOLDER, what, path, messages=intent.rows, next_step=_RECOVER, action="recover"
             )
-        from rmq_spark.store.commit.staging import (
-            check_staged,  # with it comes all that appends, and it is rarely asked
-        )
+        # With it comes all that appends, and it is rarely asked.
+        from rmq_spark.store.commit.staging import check_staged
 
         for file in intent.files:
             try:
@@ -199,13 +206,16 @@ def _look_at_group(root: str, group: str) -> Iterator[Finding]:
 def _read(read: Callable[[], Any], path: str) -> Iterator[Finding]:
     try:
         read()
-    except DamageError as error:
-        found = str(error.found)
-        yield Finding(
-            DAMAGE, SIDE_FOLDER, error.what, error.path, error.position, str(error.expected), found,
-            next_step=error.next_step,
-        )  # fmt: skip
     except StoreChangedError:
         return  # gone meanwhile: its owner took it away
     except StoreError as error:
-        yield Finding(DAMAGE, SIDE_FOLDER, str(error), path)
+        yield _of_error(error, path)
+
+
+def _of_error(error: StoreError, path: str) -> Finding:
+    if not isinstance(error, DamageError):
+        return Finding(DAMAGE, SIDE_FOLDER, str(error), path)
+    return Finding(
+        DAMAGE, SIDE_FOLDER, error.what, error.path, error.position, str(error.expected), str(error.found),
+        next_step=error.next_step,
+    )  # fmt: skip

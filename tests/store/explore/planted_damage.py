@@ -624,3 +624,9 @@ def _(path: Path, random: Random) -> None:
 @named("timer", "the first file of the timer log missing")
 def _(path: Path, random: Random) -> None:
     (path / "timerlog/00000000000000000000").unlink()
+
+
+@named("ours", "which rows were sent back")
+def _(path: Path, random: Random) -> None:
+    (path / "rmq/sentback").mkdir()
+    (path / "rmq/sentback/query.json").write_bytes(b'{"v": 1, "commits": {"0": [4, "bm90IHpsaWI="]}}')

@@ -16,13 +16,16 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark import StorePathError, check
+from rmq_spark import StoreChangedError, StorePathError, check
+from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.explore.check_report import CheckReport
+from rmq_spark.store.explore.log_walk import written_bytes
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import Segment
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -320,6 +323,86 @@ def test_a_store_that_a_broker_holds_is_live_and_healthy(tmp_store: Callable[[st
     assert serious(report) == []
 
 
+def _last_unit(path: Path) -> tuple[Path, bytes]:
+    file = path / "consumequeue/orders/0/00000000000000000000"
+    data = bytearray(file.read_bytes())
+    end = len(data.rstrip(b"\0")) + 19  # the tags code may end with zeros
+    data[end // 20 * 20 - 8 : end // 20 * 20] = bytes(8)
+    return file, bytes(data)
+
+
+def _half_of_topics(path: Path) -> tuple[Path, bytes]:
+    file = path / "config/topics.json"
+    return file, file.read_bytes()[:50]
+
+
+def _ledger_begun(path: Path) -> tuple[Path, bytes]:
+    file = next((path / "rmq/ledger").glob("*.json"))
+    return file, file.read_bytes()[:20]
+
+
+def _last_keys(path: Path) -> tuple[Path, bytes]:
+    (file,) = (path / "index").iterdir()
+    data = bytearray(file.read_bytes()[:1000])
+    count = int.from_bytes(data[36:40], "big")
+    data[36:40] = (count - 40).to_bytes(4, "big")
+    return file, bytes(data) + file.read_bytes()[1000:]
+
+
+@pytest.mark.parametrize("alter", [_last_unit, _half_of_topics, _ledger_begun, _last_keys])
+def test_what_a_live_writer_was_just_writing_is_looked_at_again(
+    alter: Callable[[Path], tuple[Path, bytes]], tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    sizes = FileSizes(1 << 16, 4000, 4600, IndexShape(100, 2000))
+    with StoreWriter(str(path), Disk(), WriterSettings(sizes=sizes), lambda: 1, time.sleep):
+        pass
+    ours(path)
+    file, half = alter(path)
+    whole = file.read_bytes()
+    assert half != whole
+    file.write_bytes(half)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if not slept:
+            file.write_bytes(whole)
+        slept.append(seconds)
+
+    lock = FileLock(str(path / "lock"))
+    assert lock.try_take()
+    try:
+        assert serious(check(path, sleep=sleep)) == []
+        assert slept
+        file.write_bytes(half)
+        stays_so = serious(check(path, sleep=lambda seconds: None))
+    finally:
+        lock.release()
+    assert stays_so or alter is _last_keys, "what stays so is told; but for keys, which may come long after"
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_store_that_is_opened_and_closed_during_a_check_is_healthy(times: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with StoreWriter(str(path), Disk(), WriterSettings(sizes=FileSizes(1 << 16)), lambda: 1, time.sleep):
+        pass
+    with rmq_spark.open_store(path) as store:
+        store.send_many(messages(60))
+    seen: list[int] = []
+
+    def write(done: int, total: int) -> None:
+        if done != total or len(seen) >= times:
+            return
+        seen.append(total)
+        with rmq_spark.open_store(path) as store:
+            store.send_many(messages(1))
+
+    report = check(path, progress=write)
+    assert serious(report) == []
+    assert report.state == ("closed" if times == 1 else "live")
+    assert len(seen) == (1 if times == 1 else 5)
+
+
 def test_beside_a_writer_at_work_nothing_is_called_damage(tmp_path: Path) -> None:
     path = tmp_path / "s"
     rmq_spark.create_store(path, topics={"busy": 4}, segment_bytes=1 << 22)
@@ -358,6 +441,13 @@ def test_progress_is_told_in_bytes_of_the_log(golden: Path) -> None:
     told: list[tuple[int, int]] = []
     check(golden / "demo", progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (558975, 558975)
+
+
+def test_files_that_retention_takes_meanwhile_are_no_error_of_a_check(tmp_path: Path) -> None:
+    gone = Segment(0, 4096, str(tmp_path / "00000000000000000000"))
+    with pytest.raises(StoreChangedError, match="is gone"):
+        list(files.data_extents(gone.path, 0, 4096))
+    assert written_bytes(gone, 0) == 0
 
 
 def test_what_is_no_store_is_an_error(tmp_path: Path) -> None:

@@ -139,9 +139,12 @@ def test_times_bounds_and_columns_choose_what_is_exported(golden: Path, tmp_path
     )
     part = sorted(pq.read_table(target)["storeTimestamp"].cast(pa.int64()).to_pylist())
     assert part == [one for one in times if begin_ms <= one // 1000 < end_ms]
-    exported = export_parquet(golden / "demo", target, bounds={QueueKey("orders", 1): (3, 9)}, overwrite=True)
-    assert exported.messages == 6
-    assert pq.read_table(target)["queueOffset"].to_pylist() == [3, 4, 5, 6, 7, 8]
+    for key in (QueueKey("orders", 1), ("orders", 1)):
+        exported = export_parquet(golden / "demo", target, bounds={key: (3, 9)}, overwrite=True)
+        assert exported.messages == 6
+        assert pq.read_table(target)["queueOffset"].to_pylist() == [3, 4, 5, 6, 7, 8]
+    with pytest.raises(OptionError, match="no mapping of queues"):
+        export_parquet(golden / "demo", target, bounds={1: (3, 9)}, overwrite=True)  # type: ignore[dict-item]
 
 
 def test_an_export_is_there_whole_or_not_at_all(

@@ -11,6 +11,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, check, plan_repair, repair
+from rmq_spark.store import explore
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -88,6 +89,25 @@ def test_queues_of_batches_and_with_extensions_are_made_anew(name: str, tmp_stor
     spoil(next(one for one in (path / name).rglob("*") if one.is_file()), 4)
     assert repair(path).report.is_healthy
     assert rows_of(path) == before
+
+
+def test_what_is_returned_has_names_for_who_annotates(tmp_store: Callable[[str], Path], tmp_path: Path) -> None:
+    path, file = tmp_store("livekill533"), tmp_path / "x.parquet"
+    plan = plan_repair(path)
+    values = {
+        "CheckReport": plan.report,
+        "Exported": rmq_spark.export_parquet(path, file),
+        "Finding": plan.report.findings[0],
+        "Imported": rmq_spark.import_parquet(tmp_path / "s", file),
+        "RepairPlan": plan,
+        "RepairStep": plan.steps[0],
+        "Repaired": repair(plan),
+    }
+    assert sorted(values) == sorted(explore.__all__)
+    for name, value in values.items():
+        assert type(value) is getattr(explore, name)
+    with pytest.raises(AttributeError, match="CheckReport"):
+        explore.Report  # noqa: B018
 
 
 def test_after_a_crash_a_repair_does_what_the_next_writer_does(tmp_store: Callable[[str], Path]) -> None:
