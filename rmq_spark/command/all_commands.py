@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from rmq_spark import RmqError, __version__
-from rmq_spark.command.output import say
+from rmq_spark.command.output import say, typed
 
 STOPPED = 130  # by Ctrl-C, as shells say it
 _NAME = "rmq"
@@ -107,7 +107,7 @@ def run(words: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except RmqError as error:
-        say(f"{command}: {error}")
+        say(f"{command}: {typed(str(error))}")
         return 1
     except (KeyboardInterrupt, click.Abort):
         say(f"{command}: stopped. What was begun is whole, or was not done at all.")
