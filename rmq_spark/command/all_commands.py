@@ -90,6 +90,21 @@ def make_group() -> click.Group:
     return click.version_option(__version__, prog_name="rmq-spark", message="%(prog)s %(version)s")(group)
 
 
+def open_streams() -> None:
+    """Have all three standard streams, whoever started us without one; what is printed is UTF-8, as JSON has to be.
+
+    Else a file of the store would be the next one to be opened, and have the number at which others print. A path that
+    is no UTF-8 is printed as its bytes.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = getattr(sys, name)
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+        elif name == "stdout":
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
 def run(words: Sequence[str]) -> int:
     """Run the command that these words are; return its exit status."""
     group = make_group()
