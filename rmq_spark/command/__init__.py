@@ -10,7 +10,6 @@ Exit status: 0 done, 1 an error that a message explains, 2 wrong words, or the e
 """
 
 import gc
-import os
 import sys
 from importlib.util import find_spec
 
@@ -24,21 +23,6 @@ rmq needs {missing}, which rmq-spark's extra "cli" brings. Install it:
 
     pip install "rmq-spark[cli]"
 """
-
-
-def _open_streams() -> None:
-    """Have all three standard streams, whoever started us without one; what is printed is UTF-8, as JSON has to be.
-
-    Else a file of the store would be the next one to be opened, and have the number at which others print. A path that
-    is no UTF-8 is printed as its bytes.
-    """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        stream = getattr(sys, name)
-        if stream is None:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-        elif name == "stdout":
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 class _WithoutUnused:
@@ -60,12 +44,12 @@ def main() -> None:
     if missing:
         sys.stderr.write(_MISSING.format(missing=" and ".join(missing)))
         raise SystemExit(2)
-    _open_streams()
     sys.meta_path.insert(0, _WithoutUnused())
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     try:
-        from rmq_spark.command.all_commands import run
+        from rmq_spark.command.all_commands import open_streams, run
 
+        open_streams()
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command had begun, or behind its end
         status = 130

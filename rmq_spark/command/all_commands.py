@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from rmq_spark import RmqError, __version__
-from rmq_spark.command.output import say
+from rmq_spark.command.output import say, typed
 
 STOPPED = 130  # by Ctrl-C, as shells say it
 _NAME = "rmq"
@@ -90,6 +90,21 @@ def make_group() -> click.Group:
     return click.version_option(__version__, prog_name="rmq-spark", message="%(prog)s %(version)s")(group)
 
 
+def open_streams() -> None:
+    """Have all three standard streams, whoever started us without one; what is printed is UTF-8, as JSON has to be.
+
+    Else a file of the store would be the next one to be opened, and have the number at which others print. A path that
+    is no UTF-8 is printed as its bytes.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = getattr(sys, name)
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+        elif name == "stdout":
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
 def run(words: Sequence[str]) -> int:
     """Run the command that these words are; return its exit status."""
     group = make_group()
@@ -107,7 +122,7 @@ def run(words: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except RmqError as error:
-        say(f"{command}: {error}")
+        say(f"{command}: {typed(str(error))}")
         return 1
     except (KeyboardInterrupt, click.Abort):
         say(f"{command}: stopped. What was begun is whole, or was not done at all.")

@@ -1,6 +1,5 @@
 """`rmq check` and `rmq repair`: what of a store is damaged, and what can be done about it."""
 
-import re
 import shutil
 import sys
 import textwrap
@@ -9,7 +8,7 @@ from typing import Any
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, printable, rows_of, say
+from rmq_spark.command.output import print_json, printable, rows_of, say, typed
 from rmq_spark.command.progress import progress
 from rmq_spark.command.tables import show
 from rmq_spark.command.words import examples, reading, writing
@@ -17,12 +16,6 @@ from rmq_spark.command.words import examples, reading, writing
 NOT_HEALTHY = 3
 _SHOWN = 20  # findings, of which there may be very many
 _PIPE_CHARS = 10_000  # nobody looks: nothing is folded
-# What a finding says to programs, and what is typed instead.
-_COMMANDS = {
-    "rmq_spark.repair": "`rmq repair`",
-    "rmq_spark.reset_offsets": "`rmq reset`",
-    "rmq_spark.close": "`rmq close`",
-}
 _COLOURS = {"damage": "red", "repairable": "yellow"}
 _STEP = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 
@@ -122,7 +115,7 @@ def _is_wanted(path: str, plan: Any) -> bool:
 def _steps(plan: Any) -> list[dict[str, Any]]:
     """Return the steps for people: paths are those in the store."""
     rows = rows_of(plan.to_table())
-    return [{**row, "what": _typed(row["what"]), "path": _inside(row["path"], plan.path)} for row in rows]
+    return [{**row, "what": typed(row["what"]), "path": _inside(row["path"], plan.path)} for row in rows]
 
 
 def _print_report(report: Any) -> None:
@@ -139,7 +132,7 @@ def _print_report(report: Any) -> None:
             count = f", {row['messages']:,} messages" if row["messages"] else ""
             _print_indented(f"queue {row['topic']}/{row['queueId']}{offsets}{count}")
         if row["nextStep"]:
-            _print_indented(_typed(row["nextStep"]))
+            _print_indented(typed(row["nextStep"]))
     if len(rows) > _SHOWN:
         click.echo(f"\n… and {len(rows) - _SHOWN:,} more, which --json has.")
 
@@ -154,10 +147,3 @@ def _print_indented(text: str) -> None:
 def _inside(path: str, root: str) -> str:
     """Return a path in the store as it is there."""
     return path.removeprefix(f"{root}/")
-
-
-def _typed(text: str) -> str:
-    """Return a text with the commands of a terminal in it, instead of those of a program."""
-    for name, command in _COMMANDS.items():
-        text = re.sub(rf"{name}\b", command, text)
-    return text

@@ -77,7 +77,7 @@ def _group_row(name: str, queues: list[dict[str, Any]]) -> dict[str, Any]:
         "queues": len(queues),
         "lagMessages": sum(row["lagMessages"] or 0 for row in queues),
         "lagBytes": sum(row["lagBytes"] or 0 for row in queues),
-        "secondsBehind": max((row["secondsBehind"] or 0 for row in queues), default=None),
+        "secondsBehind": max((row["secondsBehind"] or 0.0 for row in queues), default=None),
         "members": sorted({row["member"] for row in queues} - {None}),
     }
 

@@ -4,6 +4,7 @@ A file gets its name when it is whole: one that exists stays as it was until the
 """
 
 import os
+import stat
 import sys
 import tempfile
 from abc import ABC, abstractmethod
@@ -126,6 +127,14 @@ class _Parquet(_Tables):
 
 
 _OUTPUTS: dict[str, type[Output]] = {"text": _Text, "json": _Json, "arrow": _Arrow, "parquet": _Parquet}
+
+
+def is_file(stream: IO[str]) -> bool:
+    """Say whether what is printed to a stream goes to a file: nobody sees it come."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:  # it is none of the system's
+        return False
 
 
 @contextmanager

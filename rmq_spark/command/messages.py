@@ -1,16 +1,13 @@
 """`rmq cat`: messages in the order in which they were stored, and those that come. It changes nothing."""
 
-import os
-import stat
 import sys
 from contextlib import ExitStack
 from itertools import chain
-from typing import IO
 
 import click
 
 import rmq_spark
-from rmq_spark.command.message_output import FORMATS, open_output
+from rmq_spark.command.message_output import FORMATS, is_file, open_output
 from rmq_spark.command.message_ranges import Beginning, MessageRanges
 from rmq_spark.command.output import say
 from rmq_spark.command.progress import progress
@@ -75,7 +72,7 @@ def cat(
     form = form or ("json" if as_json else "text")
     names = _names(columns or DEFAULT_COLUMNS)
     filters = {"tags": tags, "sql92": sql92}
-    is_seen = output in (None, "-") and not _is_file(sys.stdout)
+    is_seen = output in (None, "-") and not is_file(sys.stdout)
     with ExitStack() as shown, rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
         ranges = MessageRanges(store, topics, queue_ids, filters, limit)
         begin = Beginning(begin_ms, offset, last)
@@ -92,13 +89,6 @@ def cat(
         say(f"{out.messages:,} messages are in {output}.")
     elif not out.messages and form == "text":
         say("No message.")
-
-
-def _is_file(stream: IO[str]) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except OSError:  # it is none of the system's
-        return False
 
 
 def _names(columns: str) -> list[str]:

@@ -5,6 +5,7 @@ What a message carries may be meant for a terminal's ears: whatever is shown as 
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,27 @@ from typing import Any
 import click
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+# What texts say to programs, and what is typed instead.
+_TYPED = {
+    "rmq_spark.repair": "`rmq repair`",
+    "rmq_spark.plan_repair": "`rmq repair --dry-run`",
+    "rmq_spark.reset_offsets": "`rmq reset`",
+    "rmq_spark.close": "`rmq close`",
+    "export_parquet": "`rmq export`",
+    "Name the topics to reset": "Name the topics to reset (--topic)",
+    "set lockTimeout": "give --lock-timeout",
+    "Give topic=": "Give --to-topic",
+    "keep_queues=False": "--spread",
+}
+
+
+def typed(text: str) -> str:
+    """Return a text with what is typed at a terminal in it, instead of what a program calls."""
+    for name, words in _TYPED.items():
+        text = re.sub(rf"{re.escape(name)}(?!\w)", words, text)
+    return text
 
 
 def say(text: str) -> None:

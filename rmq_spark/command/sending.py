@@ -1,6 +1,5 @@
 """`rmq send`: a message, or one for each line of standard input. What it has printed is on disk for good."""
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -80,7 +79,7 @@ def send(
     with waiting("opening"):
         _refuse_unknown(path, commit_log_path, None if create_topic else topic)
     if body is not None:
-        parts = iter([[os.fsencode(body)]])  # it may be no text
+        parts = iter([[body.encode(errors="surrogateescape")]])  # it may be no text
     else:
         stream = sys.stdin.buffer
         if stream.isatty():

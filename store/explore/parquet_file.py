@@ -133,7 +133,7 @@ class ParquetSource:
             self.parquet = pq.ParquetFile(pa.PythonFile(_Reader(self._file), mode="r"))
         except (pa.ArrowException, OSError, ValueError) as error:
             self._file.close()
-            raise OptionError(f"{path} is no parquet file: {error}. Nothing was sent.") from None
+            raise OptionError(f"{path} is no parquet file: {str(error).rstrip('.')}. Nothing was sent.") from None
 
     def __enter__(self) -> "ParquetSource":
         return self

@@ -116,6 +116,16 @@ def test_the_exit_status_says_whether_it_is_an_error_wrong_words_or_a_no(
     assert "Traceback" not in ran.err
 
 
+def test_an_error_says_what_is_to_be_typed(rmq: Rmq, store: Path, tmp_path: Path) -> None:
+    assert "Name the topics to reset (--topic)." in rmq("reset", store, "nobody", "earliest").err
+    ran = rmq("import", store, tmp_path)
+    assert ran.status == 2
+    (tmp_path / "text").write_text("no parquet, but twelve bytes and more")
+    ran = rmq("import", store, tmp_path / "text")
+    assert ran.status == 1
+    assert ".." not in ran.err.replace(str(tmp_path), "")
+
+
 def test_what_the_system_refuses_is_a_sentence(rmq: Rmq, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied", "store/commitlog")
