@@ -21,6 +21,7 @@ from rmq_spark.store.commit.staged_batch import SCHEMA, VERSION, from_batch, to_
 from rmq_spark.store.commit.staged_file import StagedFile, staged_path
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import ChangingFile, Disk
+from rmq_spark.store.disk.file_cursor import FileCursor
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.format.encoding import EncodedRecords
@@ -257,7 +258,7 @@ class _StagedReader:
 
     def _open(self) -> pa.ipc.RecordBatchFileReader:
         with _Explained(self._path):
-            reader = pa.ipc.open_file(_Source(self._file))
+            reader = pa.ipc.open_file(FileCursor(self._file))
             found = version_of(reader.schema)
             if found == VERSION and not reader.schema.equals(SCHEMA):
                 raise ValueError(f"columns {reader.schema.names}")
@@ -282,29 +283,6 @@ class _Explained:
         if isinstance(error, pa.ArrowException | ValueError | LookupError | TypeError | OSError):
             expected = "an Arrow file of records"
             raise DamageError("a staged file", self._path, 0, expected, str(error), _NEXT_STEP) from error
-
-
-class _Source:
-    """Where Arrow reads: a file by position."""
-
-    def __init__(self, file: OpenFile) -> None:
-        self.closed = False  # Arrow asks
-        self._file, self._at = file, 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(self._at, size if size >= 0 else self._file.size() - self._at)
-        self._at += len(data)
-        return data
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        self._at = (0, self._at, self._file.size())[whence] + position
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _totals(rows: int, size_bytes: int, digest: int) -> dict[bytes, bytes]:

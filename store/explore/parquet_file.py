@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, ChangingFile, Disk
+from rmq_spark.store.disk.file_cursor import FileCursor
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
@@ -130,7 +131,7 @@ class ParquetSource:
         self.path = path
         self._file = OpenFile(path)
         try:
-            self.parquet = pq.ParquetFile(pa.PythonFile(_Reader(self._file), mode="r"))
+            self.parquet = pq.ParquetFile(pa.PythonFile(FileCursor(self._file), mode="r"))
         except (pa.ArrowException, OSError, ValueError) as error:
             self._file.close()
             raise OptionError(f"{path} is no parquet file: {str(error).rstrip('.')}. Nothing was sent.") from None
@@ -149,38 +150,3 @@ class ParquetSource:
             hashed.update(data)
             at += len(data)
         return hashed.hexdigest()[:32]
-
-
-class _Reader:
-    """Where Arrow reads: a file by position."""
-
-    def __init__(self, file: OpenFile) -> None:
-        self.closed = False
-        self._file, self._at = file, 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Return bytes from where the reader stands."""
-        data = self._file.read(self._at, size if size >= 0 else self._file.size() - self._at)
-        self._at += len(data)
-        return data
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        """Go to a position."""
-        self._at = (0, self._at, self._file.size())[whence] + position
-        return self._at
-
-    def seekable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def readable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def tell(self) -> int:
-        """Return where the reader stands."""
-        return self._at
-
-    def close(self) -> None:
-        """Leave the file to who opened it."""
-        self.closed = True
