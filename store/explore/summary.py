@@ -7,6 +7,7 @@ they lie in the log. Times are ms since the epoch, by the clock of who stored th
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -49,12 +50,13 @@ TOPICS = pa.schema(
 def as_pandas(table: pa.Table) -> Any:
     """Return the table as a pandas DataFrame. Raises ModuleNotFoundError with the pip command where pandas is not."""
     try:
-        return table.to_pandas()
+        import_module("pandas")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             'to_pandas() needs pandas: pip install "rmq-spark[pandas]". Without it, to_arrow() has the same table.',
             name="pandas",
         ) from error
+    return table.to_pandas()
 
 
 def _earliest(times: Iterable[int | None]) -> int | None:

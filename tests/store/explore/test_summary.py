@@ -2,10 +2,12 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import rmq_spark
@@ -285,13 +287,10 @@ class TestMessage:
         assert f"{2**53} ms" in html_of(message).text
 
 
-def test_a_missing_pandas_is_an_error_with_the_pip_command() -> None:
-    class Table:
-        def to_pandas(self) -> None:
-            raise ModuleNotFoundError("No module named 'pandas'")
-
+def test_a_missing_pandas_is_an_error_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "rmq-spark\[pandas\]"'):
-        as_pandas(Table())
+        as_pandas(pa.table({"a": [1]}))
 
 
 @pytest.mark.parametrize(
