@@ -119,6 +119,11 @@ class TopicSummary:
         """When the last one was stored; None without one."""
         return _latest(queue.last_ms for queue in self.queues)
 
+    @property
+    def problems(self) -> dict[int, str]:
+        """What is wrong with queues, by queue id; empty mostly."""
+        return {queue.queue_id: queue.problem for queue in self.queues if queue.problem is not None}
+
     def to_arrow(self) -> pa.Table:
         """Return a row for each queue, with the columns of QUEUES."""
         rows = [
