@@ -101,13 +101,14 @@ def plot_over_time(
 def plot_queue_skew(store: Store, topic: str, *, what: str = "messages", ax: "Axes | None" = None) -> "Axes":
     """Draw how evenly a topic's messages, or bytes, lie in its queues: a bar for each queue, and their mean.
 
-    A queue that is damaged has no bar; the title says so. Raises NotFoundError for a topic that is not there.
+    A queue that cannot be read has no bar; the title says so. Raises NotFoundError for a topic that is not there.
     """
     _refuse_other("what", what, ("messages", "bytes"))
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         summary = reader.topic(topic)
-    held = {queue.queue_id: getattr(queue, what) for queue in summary.queues if queue.problem is None}
+    readable = [queue for queue in summary.queues if queue.problem is None or queue.messages]
+    held = {queue.queue_id: getattr(queue, what) for queue in readable}
     if not held:
         return drawing.nothing(ax, f"{shown_name(topic)}: no queue can be read")
     mean = sum(held.values()) / len(held)
@@ -123,8 +124,10 @@ def plot_queue_skew(store: Store, topic: str, *, what: str = "messages", ax: "Ax
     ax.set_ylim(0, max(*held.values(), 1) * 1.15)
     drawing.count_axis(ax, what)
     more = [f"the fullest holds {max(held.values()) / mean:.2f} times the mean" if mean else "all are empty"]
-    if damaged := sum(queue.problem is not None for queue in summary.queues):
-        more.append(f"{count_text(damaged, 'queue')} cannot be read and left out")
+    if left_out := len(summary.queues) - len(readable):
+        more.append(f"{count_text(left_out, 'queue')} cannot be read and left out")
+    if damaged := sum(queue.problem is not None for queue in readable):
+        more.append(f"{count_text(damaged, 'queue')} damaged")
     about = "" if summary.is_exact or what == "messages" else f" ({_ESTIMATED})"
     drawing.title(ax, f"{shown_name(topic)}: {what}{about} by queue", *more)
     drawing.legend(ax, 2)

@@ -63,7 +63,8 @@ def _say_problems(path: str, topics: Iterable[TopicSummary]) -> None:
     """Say on stderr which queues the numbers leave out, wholly or in part: the table alone would pass for all."""
     problems = [f"{one.topic}/{queue_id}: {problem}" for one in topics for queue_id, problem in one.problems.items()]
     for problem in problems[:_MAX_PROBLEMS]:
-        say(f"{printable(typed(problem))}; `rmq check {shlex.quote(path)}` says more")
+        more = "" if "rmq_spark.check" in problem else f"; `rmq check {shlex.quote(path)}` says more"
+        say(printable(typed(problem)) + more)
     if len(problems) > _MAX_PROBLEMS:
         say(f"… and {len(problems) - _MAX_PROBLEMS} more queues")
 

@@ -28,7 +28,7 @@ QUEUES = pa.schema(
         ("bytes", pa.int64()),
         ("firstTimestamp", _TIME),  # when the first message that is there was stored
         ("lastTimestamp", _TIME),
-        ("problem", pa.string()),  # why nothing is known of it; null mostly
+        ("problem", pa.string()),  # why nothing is known of it, or not all; null mostly
     ]
 )
 
@@ -69,7 +69,7 @@ def _latest(times: Iterable[int | None]) -> int | None:
 class QueueSummary:
     """One queue: its queue offsets [min_offset, max_offset), bytes, and when its first and last message were stored.
 
-    `problem` says why a queue cannot be read; the numbers are 0 then.
+    `problem` says why a queue cannot be read, the numbers are 0 then, or what is damaged, which `bytes` leaves out.
     """
 
     queue_id: int

@@ -76,6 +76,17 @@ def test_a_queue_that_cannot_be_read_is_named_beside_the_table(
         assert len(ran.err.splitlines()) == 1
 
 
+def test_the_rest_of_a_store_without_a_segment_is_shown(rmq: Rmq, store: Path) -> None:
+    missing = store / "commitlog" / "00000000000000262144"
+    missing.unlink()
+    ran = rmq("topics", store, "--json")
+    assert ran.status == 0
+    assert {row["topic"]: row["messages"] for row in ran.rows}["clicks"] == 16
+    named = [line for line in ran.err.splitlines() if line.startswith(("orders/", "payments/"))]
+    assert len(named) == 6
+    assert all(f"{missing}" in line and line.count("`rmq check`") == 1 for line in named)
+
+
 def test_a_queue_without_a_folder_raises_no_alarm(rmq: Rmq, store: Path) -> None:
     shutil.rmtree(store / "consumequeue" / "orders" / "1")  # as before the first message that is sent to it
     ran = rmq("queues", store, "orders", "--json")
