@@ -71,6 +71,7 @@ def plot_over_time(
     _refuse_other("what", what, ("messages", "bytes"))
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise OptionError(f"bins={bins!r} is no whole number above 0.")
+    _refuse_no_topics(topics)
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         series = stored_over_time(reader, topics, what, bins)
@@ -101,13 +102,15 @@ def plot_over_time(
 def plot_queue_skew(store: Store, topic: str, *, what: str = "messages", ax: "Axes | None" = None) -> "Axes":
     """Draw how evenly a topic's messages, or bytes, lie in its queues: a bar for each queue, and their mean.
 
-    A queue that is damaged has no bar; the title says so. Raises NotFoundError for a topic that is not there.
+    A queue that cannot be read has no bar; the title says so. Raises NotFoundError for a topic that is not there.
     """
     _refuse_other("what", what, ("messages", "bytes"))
+    _refuse_no_topic(topic)
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         summary = reader.topic(topic)
-    held = {queue.queue_id: getattr(queue, what) for queue in summary.queues if queue.problem is None}
+    readable = [queue for queue in summary.queues if queue.problem is None or queue.messages]
+    held = {queue.queue_id: getattr(queue, what) for queue in readable}
     if not held:
         return drawing.nothing(ax, f"{shown_name(topic)}: no queue can be read")
     mean = sum(held.values()) / len(held)
@@ -123,8 +126,10 @@ def plot_queue_skew(store: Store, topic: str, *, what: str = "messages", ax: "Ax
     ax.set_ylim(0, max(*held.values(), 1) * 1.15)
     drawing.count_axis(ax, what)
     more = [f"the fullest holds {max(held.values()) / mean:.2f} times the mean" if mean else "all are empty"]
-    if damaged := sum(queue.problem is not None for queue in summary.queues):
-        more.append(f"{count_text(damaged, 'queue')} cannot be read and left out")
+    if left_out := len(summary.queues) - len(readable):
+        more.append(f"{count_text(left_out, 'queue')} cannot be read and left out")
+    if damaged := sum(queue.problem is not None for queue in readable):
+        more.append(f"{count_text(damaged, 'queue')} damaged")
     about = "" if summary.is_exact or what == "messages" else f" ({_ESTIMATED})"
     drawing.title(ax, f"{shown_name(topic)}: {what}{about} by queue", *more)
     drawing.legend(ax, 2)
@@ -137,6 +142,7 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
     Counted by the tags codes in the units, so that no message is read but a few for the names: tags with the same Java
     hash share a bar. Raises NotFoundError for a topic that is not there.
     """
+    _refuse_no_topic(topic)
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         counts = tag_counts(reader, topic)
@@ -176,8 +182,11 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
     """
     column = {"messages": "lagMessages", "bytes": "lagBytes", "seconds": "secondsBehind"}
     _refuse_other("what", what, tuple(column))
+    taken = [samples] if isinstance(samples, GroupLag) else list(samples) if isinstance(samples, Iterable) else [None]
+    if not all(isinstance(sample, GroupLag) for sample in taken):
+        raise OptionError("samples are accepted as what reader.lag() gave, one or a list of them.")
     ax = drawing.axes(ax)
-    taken = [samples] if isinstance(samples, GroupLag) else sorted(samples, key=lambda sample: sample.at_ms)
+    taken.sort(key=lambda sample: sample.at_ms)
     # By moment and queue: of two samples in one ms the second one counts, and not both.
     rows = {
         (sample.at_ms, row["group"], row["topic"], row["queueId"]): row
@@ -221,6 +230,7 @@ def plot_delay(store: Store, topics: str | Sequence[str] | None = None, *, ax: "
     legend says within what time 50, 95 and 99 % were stored. Delays below 0 mean that the producer's clock was ahead.
     Raises NotFoundError for a topic that is not there.
     """
+    _refuse_no_topics(topics)
     ax = drawing.axes(ax, height=4.8)
     with _opened(store) as reader:
         named = [topics] if isinstance(topics, str) else topics
@@ -322,6 +332,17 @@ def _opened(store: Store) -> Iterator[StoreExplorer]:
         return
     with open_reader(store) as reader:
         yield reader
+
+
+def _refuse_no_topic(topic: str) -> None:
+    if not isinstance(topic, str):
+        raise OptionError(f"topic={topic!r} is no text. Give the name of one topic.")
+
+
+def _refuse_no_topics(topics: str | Sequence[str] | None) -> None:
+    is_list = isinstance(topics, Sequence | set | frozenset) and not isinstance(topics, bytes)
+    if topics is not None and not (is_list and all(isinstance(name, str) for name in topics)):
+        raise OptionError(f"topics={topics!r} is accepted as a topic's name, a list of names, or None for all.")
 
 
 def _refuse_other(name: str, value: str, accepted: Sequence[str]) -> None:

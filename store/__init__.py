@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.explore.parquet_import import import_parquet
     from rmq_spark.store.explore.repair_plan import plan_repair
     from rmq_spark.store.explore.repairing import repair
-    from rmq_spark.store.explore.summary import GroupLag
+    from rmq_spark.store.explore.summary import GroupLag, TopicSummary
     from rmq_spark.store.explore.summary_reader import StoreExplorer
     from rmq_spark.store.explore.summary_segment import segment_layout
     from rmq_spark.store.explore.summary_series import stored_delays, stored_over_time, tag_counts
@@ -119,6 +119,7 @@ __all__ = [
     "Suspension",
     "TaskStage",
     "Ticker",
+    "TopicSummary",
     "abort_copies",
     "abort_sink",
     "bytes_text",
@@ -201,7 +202,7 @@ _MODULES = {
     "explore.parquet_import": "import_parquet",
     "explore.repair_plan": "plan_repair",
     "explore.repairing": "repair",
-    "explore.summary": "GroupLag",
+    "explore.summary": "GroupLag TopicSummary",
     "explore.summary_reader": "StoreExplorer",
     "explore.summary_segment": "segment_layout",
     "explore.summary_series": "stored_delays stored_over_time tag_counts",

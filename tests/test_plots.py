@@ -282,3 +282,21 @@ def test_without_matplotlib_there_is_the_pip_command_and_nothing_else_is_missing
     run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert run.stdout == "1170\n"
     assert 'ModuleNotFoundError: drawing needs matplotlib: pip install "rmq-spark[plot]"' in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("draw", "accepted"),
+    [
+        (lambda store: rmq_spark.plot_tag_shares(store, ["orders", "payments"]), "name of one topic"),
+        (lambda store: rmq_spark.plot_queue_skew(store, None), "name of one topic"),
+        (lambda store: rmq_spark.plot_over_time(store, 7), "a list of names, or None"),
+        (lambda store: rmq_spark.plot_delay(store, ["orders", 7]), "a list of names, or None"),
+        (lambda store: rmq_spark.plot_lag("billing"), "what reader.lag"),
+        (lambda store: rmq_spark.plot_lag(None), "what reader.lag"),
+    ],
+)
+def test_an_argument_of_another_kind_is_told_what_is_accepted(
+    golden: Path, draw: Callable[[Path], Any], accepted: str
+) -> None:
+    with pytest.raises(OptionError, match=accepted):
+        draw(golden / "demo")

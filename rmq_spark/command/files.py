@@ -39,7 +39,7 @@ def dump(path: str, as_json: bool, position: int, limit: int | None, kind: str |
         print_json(_rows(rmq_spark.dump(path, kind=kind, position=position, limit=limit)))
         return
     limit = limit or _FEW
-    table = rmq_spark.dump(path, kind=kind, position=position, limit=limit + 1).to_table()
+    table = rmq_spark.dump(path, kind=kind, position=position, limit=limit + 1).to_arrow()
     shown = table.slice(0, limit)
     columns = [name for name in shown.column_names if shown[name].null_count < len(shown)]
     show(rows_of(shown), columns, as_json=False, nothing="There is no entry from there on.", spared=_SPARED)

@@ -35,7 +35,7 @@ def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
     with progress("checking") as note:
         report = rmq_spark.check(path, commit_log_path=commit_log_path, progress=note)
     if as_json:
-        print_json(rows_of(report.to_table()))
+        print_json(rows_of(report.to_arrow()))
     else:
         _print_report(report)
     return 0 if report.is_healthy else NOT_HEALTHY
@@ -76,7 +76,7 @@ def repair(
         plan = rmq_spark.plan_repair(path, commit_log_path=commit_log_path, cut_log=cut_log, progress=note)
     if plan.is_empty or dry_run or not as_json:
         nothing = "There is nothing to do: the store is healthy."
-        rows = rows_of(plan.to_table()) if as_json else _steps(plan)
+        rows = rows_of(plan.to_arrow()) if as_json else _steps(plan)
         show(rows, _STEP, as_json=as_json, nothing=nothing, spared=("isDoneByRepair",))
     if plan.is_empty or dry_run:
         if plan.steps and plan.is_empty and not as_json:
@@ -92,7 +92,7 @@ def repair(
         timeout_ms = round(lock_timeout_s * 1000)
         done = rmq_spark.repair(plan, accept_loss=accept_loss, lock_timeout_ms=timeout_ms, progress=note)
     if as_json:
-        print_json(rows_of(plan.to_table()))
+        print_json(rows_of(plan.to_arrow()))
     else:
         say(f"{len(done.steps)} steps done, {len(done.left)} left. Checked again:")
         _print_report(done.report)
@@ -114,14 +114,14 @@ def _is_wanted(path: str, plan: Any) -> bool:
 
 def _steps(plan: Any) -> list[dict[str, Any]]:
     """Return the steps for people: paths are those in the store."""
-    rows = rows_of(plan.to_table())
+    rows = rows_of(plan.to_arrow())
     return [{**row, "what": typed(row["what"]), "path": _inside(row["path"], plan.path)} for row in rows]
 
 
 def _print_report(report: Any) -> None:
     """Print what was looked at, and each finding as a paragraph: what, where, and what can be done."""
     click.echo(printable(str(report).partition("\n")[0]))
-    rows = rows_of(report.to_table())
+    rows = rows_of(report.to_arrow())
     for row in rows[:_SHOWN]:
         name = click.style(row["severity"], fg=_COLOURS.get(row["severity"]), bold=True)
         click.echo(f"\n{name}  {printable(_inside(row['path'], report.path))}, position {row['position']}")

@@ -1,17 +1,21 @@
 """`rmq topics`, `queues`, `groups`, `lag`: what a store holds, and how far its groups are. They change nothing."""
 
+import shlex
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
 import rmq_spark
-from rmq_spark.command.output import rows_of
+from rmq_spark.command.output import printable, rows_of, say, typed
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
 from rmq_spark.command.words import examples, reading
+from rmq_spark.store import TopicSummary
 
 _TIMES = ("firstTimestamp", "lastTimestamp")
+_MAX_PROBLEMS = 10  # of a store that lost a disk each queue has one
 
 
 @click.command(epilog=examples("rmq topics /data/rocketmq/store", "rmq topics store --all --json"))
@@ -21,13 +25,17 @@ def topics(path: str, commit_log_path: str | None, as_json: bool, with_all: bool
     """List the topics of the store at PATH.
 
     Bytes are those of their records in the commit log (an estimate where there are very many); times are UTC.
+    A queue that cannot be read, or only in part, is named on stderr. One whose folder is missing counts as empty, as it
+    is before its first message: whether the log has messages of it is for `rmq check` to say.
     """
     with waiting("reading queues"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-        rows = rows_of(store.summary().to_arrow())
+        summary = store.summary()
+    rows = rows_of(summary.to_arrow())
     rows = [row for row in rows if with_all or row["messages"] or not row["isSystem"]]
     columns = ("topic", "queues", "messages", "bytes", *_TIMES)
     nothing = "There are no topics yet. `rmq create PATH TOPIC` makes one."
     show(rows, columns, as_json=as_json, nothing=nothing, spared=_TIMES)
+    _say_problems(path, summary.topics)
 
 
 @click.command(epilog=examples("rmq queues store", "rmq queues store orders payments"))
@@ -42,12 +50,23 @@ def queues(path: str, commit_log_path: str | None, as_json: bool, topics: tuple[
         if topics:
             found = [store.topic(name) for name in topics]
         else:
-            found = [one for one in store.summary().topics if one.messages or not one.is_system]
+            found = [one for one in store.summary().topics if one.messages or one.problems or not one.is_system]
     rows = [row for one in found for row in rows_of(one.to_arrow())]
     columns = ["topic", "queueId", "minOffset", "maxOffset", "messages", "bytes", *_TIMES]
     if any(row["problem"] for row in rows):
         columns.append("problem")
     show(rows, columns, as_json=as_json, nothing="There are no queues yet.", spared=(*_TIMES, "bytes"))
+    _say_problems(path, found)
+
+
+def _say_problems(path: str, topics: Iterable[TopicSummary]) -> None:
+    """Say on stderr which queues the numbers leave out, wholly or in part: the table alone would pass for all."""
+    problems = [f"{one.topic}/{queue_id}: {problem}" for one in topics for queue_id, problem in one.problems.items()]
+    for problem in problems[:_MAX_PROBLEMS]:
+        more = "" if "rmq_spark.check" in problem else f"; `rmq check {shlex.quote(path)}` says more"
+        say(printable(typed(problem)) + more)
+    if len(problems) > _MAX_PROBLEMS:
+        say(f"… and {len(problems) - _MAX_PROBLEMS} more queues")
 
 
 @click.command(epilog=examples("rmq groups store", "rmq groups store --json | jq '.[] | select(.lagMessages > 1000)'"))

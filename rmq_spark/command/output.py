@@ -17,6 +17,7 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 # What texts say to programs, and what is typed instead.
 _TYPED = {
+    "rmq_spark.check": "`rmq check`",
     "rmq_spark.repair": "`rmq repair`",
     "rmq_spark.plan_repair": "`rmq repair --dry-run`",
     "rmq_spark.reset_offsets": "`rmq reset`",

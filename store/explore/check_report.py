@@ -39,7 +39,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found in the store at `path`. `str` of it is for people, `to_table` for all else.
+    """What a check found in the store at `path`. `str` of it is for people, `to_arrow` for all else.
 
     `state` is how the store was left: "closed" in order, "live" (a broker or writer is at it, or appended and did not
     settle), "crashed". `[log_begin, log_end)` are physical offsets. Counts are of what was looked at: files, records of
@@ -71,7 +71,7 @@ class CheckReport:
         """Return how many findings have a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
-    def to_table(self) -> pa.Table:
+    def to_arrow(self) -> pa.Table:
         """Return the findings as a table, a row for each: the fields of Finding, in camelCase."""
         rows = [
             {

@@ -75,7 +75,7 @@ class Dump:
             if left == 0:
                 return
 
-    def to_table(self) -> pa.Table:
+    def to_arrow(self) -> pa.Table:
         """Return all of it as one table."""
         return pa.Table.from_batches(list(self), self.schema)
 

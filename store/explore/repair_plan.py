@@ -77,7 +77,7 @@ class RepairPlan:
         """Return how many messages the repair would take away for good."""
         return sum(step.messages_lost for step in self.steps)
 
-    def to_table(self) -> pa.Table:
+    def to_arrow(self) -> pa.Table:
         """Return the steps as a table, a row for each."""
         rows = [
             {

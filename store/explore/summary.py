@@ -29,7 +29,7 @@ QUEUES = pa.schema(
         ("bytes", pa.int64()),
         ("firstTimestamp", _TIME),  # when the first message that is there was stored
         ("lastTimestamp", _TIME),
-        ("problem", pa.string()),  # why nothing is known of it; null mostly
+        ("problem", pa.string()),  # why nothing is known of it, or not all; null mostly
     ]
 )
 
@@ -71,7 +71,7 @@ def _latest(times: Iterable[int | None]) -> int | None:
 class QueueSummary:
     """One queue: its queue offsets [min_offset, max_offset), bytes, and when its first and last message were stored.
 
-    `problem` says why a queue cannot be read; the numbers are 0 then.
+    `problem` says why a queue cannot be read, the numbers are 0 then, or what is damaged, which `bytes` leaves out.
     """
 
     queue_id: int
@@ -120,6 +120,11 @@ class TopicSummary:
     def last_ms(self) -> int | None:
         """When the last one was stored; None without one."""
         return _latest(queue.last_ms for queue in self.queues)
+
+    @property
+    def problems(self) -> dict[int, str]:
+        """What is wrong with queues, by queue id; empty mostly."""
+        return {queue.queue_id: queue.problem for queue in self.queues if queue.problem is not None}
 
     def to_arrow(self) -> pa.Table:
         """Return a row for each queue, with the columns of QUEUES."""

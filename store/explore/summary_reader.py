@@ -4,6 +4,7 @@ Whatever is shown is read from units and from few records; no message is decoded
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,17 @@ from rmq_spark.store.errors import DamageError, OptionError, StorePathError
 from rmq_spark.store.explore import summary_html
 from rmq_spark.store.explore.message_view import Message, message_of
 from rmq_spark.store.explore.summary import GroupLag, QueueSummary, StoreSummary, TopicSummary
-from rmq_spark.store.explore.summary_units import NO_TIME, Numbers, SampleSize, UnitSample, head_times, sample_units
+from rmq_spark.store.explore.summary_text import count_text
+from rmq_spark.store.explore.summary_units import (
+    NO_TIME,
+    Numbers,
+    SampleSize,
+    UnitFaults,
+    UnitSample,
+    find_faults,
+    head_times,
+    sample_units,
+)
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.left_behind import how_left
@@ -128,8 +139,11 @@ class StoreExplorer(StoreReader):
             except (DamageError, StorePathError) as error:
                 found[queue] = QueueSummary(queue.queue_id, problem=str(error))
                 continue
-            found[queue] = QueueSummary(queue.queue_id, bounds.min_offset, bounds.max_offset, sample.record_bytes())
-            if not sample.is_whole:
+            faults = find_faults(self._log.segments, sample.units.physical_offsets, sample.units.sizes)
+            held = sample.record_bytes(faults.good)
+            problem = self._problem(sample, faults)
+            found[queue] = QueueSummary(queue.queue_id, bounds.min_offset, bounds.max_offset, held, problem=problem)
+            if problem is not None or not sample.is_whole:
                 inexact.add(queue.topic)
             if len(sample.units):
                 edges.append(queue)
@@ -137,14 +151,23 @@ class StoreExplorer(StoreReader):
                 sizes += [int(sample.units.sizes[at]) for at in (0, -1)]
         _, stored = head_times(self._log, np.array(places, np.int64), np.array(sizes, np.int64))
         for queue, (first_ms, last_ms) in zip(edges, stored.reshape(-1, 2).tolist(), strict=True):
-            one = found[queue]
-            found[queue] = QueueSummary(
-                one.queue_id, one.min_offset, one.max_offset, one.bytes, _known(first_ms), _known(last_ms)
-            )
+            found[queue] = replace(found[queue], first_ms=_known(first_ms), last_ms=_known(last_ms))
         return tuple(
             TopicSummary(topic, tuple(found[queue] for queue in self.queues(topic)), topic not in inexact)
             for topic in topics
         )
+
+    def _problem(self, sample: UnitSample, faults: UnitFaults) -> str | None:
+        """Return what is wrong with a queue by its units, None if nothing is seen."""
+        least = "" if sample.is_whole else "at least "
+        parts = []
+        if count := int(np.count_nonzero(faults.without_segment)):
+            place = int(sample.units.physical_offsets[np.argmax(faults.without_segment)])
+            what = f"{least}{count_text(count, 'record')} of it lay in a segment of the log that is missing"
+            parts.append(f"{what}: {self._log.missing_segment(place)}")
+        if count := int(np.count_nonzero(faults.wrong_size)):
+            parts.append(f"{least}{count_text(count, 'unit')} with a size that no record there can have")
+        return f"damaged, see rmq_spark.check: {'; '.join(parts)}" if parts else None
 
     def __repr__(self) -> str:
         # Not what the store holds: whoever prints objects, a debugger or a log, must not read a disk.

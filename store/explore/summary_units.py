@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.heads import gather
-from rmq_spark.store.format.record import BORN_HOST_V6, MIN_RECORD_BYTES, RECORD_HEAD, RECORD_HEAD_BORN_V6
+from rmq_spark.store.format.record import (
+    BORN_HOST_V6,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    RECORD_HEAD,
+    RECORD_HEAD_BORN_V6,
+)
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
+from rmq_spark.store.log.segments import SegmentRun
 
 Numbers = NDArray[np.int64]
 NO_TIME = -1  # of a record that is not what its unit says
@@ -42,12 +49,17 @@ class UnitSample:
     messages: NDArray[np.float64]
     is_whole: bool
 
-    def record_bytes(self) -> int:
-        """Return the bytes of all records of the queue, estimated where the sample is not whole."""
+    def record_bytes(self, among: NDArray[np.bool_] | None = None) -> int:
+        """Return the bytes of all records of the queue, estimated where the sample is not whole.
+
+        With `among`, a mask, only those of some of the units.
+        """
+        chosen = np.ones(len(self.units), np.bool_) if among is None else among
+        sizes = np.where(chosen, self.units.sizes, 0)
         if self.is_whole:
-            return int(self.units.sizes.sum())
+            return int(sizes.sum())
         counts = self.units.message_counts
-        return round(float((self.units.sizes * self.messages / (1 if counts is None else counts)).sum()))
+        return round(float((sizes * self.messages / (1 if counts is None else counts)).sum()))
 
 
 def sample_units(queue: ConsumeQueue, first: int, end: int, max_offset: int, size: SampleSize) -> UnitSample:
@@ -71,6 +83,32 @@ def sample_units(queue: ConsumeQueue, first: int, end: int, max_offset: int, siz
     return UnitSample(_joined(runs), np.repeat(stands_for, lengths[lengths > 0]), False)
 
 
+@dataclass(frozen=True, slots=True)
+class UnitFaults:
+    """Which of some units, as masks, cannot be right: by the files of the log alone, no record is read."""
+
+    wrong_size: NDArray[np.bool_]  # that no record has, or that reaches beyond its segment
+    without_segment: NDArray[np.bool_]  # between segments, where one is missing
+
+    @property
+    def good(self) -> NDArray[np.bool_]:
+        """The units that are neither."""
+        return ~(self.wrong_size | self.without_segment)
+
+
+def find_faults(run: SegmentRun, places: Numbers, sizes: Numbers) -> UnitFaults:
+    """Return which units cannot be right. What lies before or behind all segments may be expired, or be new: it is."""
+    if not run.segments:
+        return UnitFaults((sizes < MIN_RECORD_BYTES) | (sizes > MAX_RECORD_BYTES), np.zeros(len(places), np.bool_))
+    begins = np.array([segment.begin for segment in run.segments], np.int64)
+    at = np.searchsorted(begins, places, side="right") - 1
+    ends = begins[at] + run.size
+    is_within = (places >= run.begin) & (places < run.end)
+    without_segment = is_within & (places >= ends)
+    crosses = is_within & ~without_segment & (sizes > ends - places)
+    return UnitFaults((sizes < MIN_RECORD_BYTES) | (sizes > MAX_RECORD_BYTES) | crosses, without_segment)
+
+
 def head_times(log: CommitLog, places: Numbers, sizes: Numbers) -> tuple[Numbers, Numbers]:
     """Return when records were born and stored (ms), by physical offset and size; NO_TIME where no such record is.
 
@@ -85,7 +123,7 @@ def _unique_head_times(log: CommitLog, places: Numbers, sizes: Numbers) -> tuple
     """Return the same of places that are sorted, none twice."""
     born, stored = np.full(len(places), NO_TIME, np.int64), np.full(len(places), NO_TIME, np.int64)
     order = np.arange(len(places))
-    order = order[(sizes[order] >= MIN_RECORD_BYTES) & (places[order] >= log.segments.begin)]
+    order = order[find_faults(log.segments, places, sizes).good & (places >= log.segments.begin)]
     order = order[places[order] + sizes[order] <= log.segments.end]
     keep = np.append(True, places[order][1:] >= (places[order] + sizes[order])[:-1])[: len(order)]
     order = order[keep]  # what overlaps is damage, and not for pictures

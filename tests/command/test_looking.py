@@ -1,8 +1,12 @@
 """`rmq topics`, `queues`, `groups`, `lag`."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import rmq_spark
 
@@ -49,6 +53,45 @@ def test_queues_lists_half_open_offsets(rmq: Rmq, demo: Path) -> None:
     topics = {row["topic"] for row in rmq("queues", demo, "--json").rows}
     assert {"orders", "payments", "%DLQ%audit"} <= topics
     assert "BenchmarkTest" not in topics
+
+
+@pytest.mark.parametrize("command", ["topics", "queues"])
+def test_a_queue_that_cannot_be_read_is_named_beside_the_table(
+    rmq: Rmq, store: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    folder = store / "consumequeue" / "orders" / "1"
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:  # also where tests run as root, whom no mode of a folder stops
+        if Path(path) == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    assert rmq(command, store).err == ""
+    monkeypatch.setattr(os, "scandir", refusing)
+    for ran in (rmq(command, store), rmq(command, store, "--json")):
+        assert ran.status == 0
+        assert ran.err.startswith(f"orders/1: {folder} cannot be read: Permission denied")
+        assert ran.err.endswith(f"; `rmq check {store}` says more\n")
+        assert len(ran.err.splitlines()) == 1
+
+
+def test_the_rest_of_a_store_without_a_segment_is_shown(rmq: Rmq, store: Path) -> None:
+    missing = store / "commitlog" / "00000000000000262144"
+    missing.unlink()
+    ran = rmq("topics", store, "--json")
+    assert ran.status == 0
+    assert {row["topic"]: row["messages"] for row in ran.rows}["clicks"] == 16
+    named = [line for line in ran.err.splitlines() if line.startswith(("orders/", "payments/"))]
+    assert len(named) == 6
+    assert all(f"{missing}" in line and line.count("`rmq check`") == 1 for line in named)
+
+
+def test_a_queue_without_a_folder_raises_no_alarm(rmq: Rmq, store: Path) -> None:
+    shutil.rmtree(store / "consumequeue" / "orders" / "1")  # as before the first message that is sent to it
+    ran = rmq("queues", store, "orders", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert [row["messages"] for row in ran.rows] == [289, 0, 293, 296]
 
 
 def test_a_queue_that_is_damaged_is_listed_with_its_problem(rmq: Rmq, store: Path) -> None:

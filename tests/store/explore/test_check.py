@@ -296,7 +296,7 @@ def test_what_lies_in_damaged_bytes_is_told_by_queue_and_offsets(tmp_store: Call
     lost = [one for one in report.findings if one.begin is not None and "lie in damaged bytes" in one.what]
     assert [(one.topic, one.queue_id, one.begin, one.end, one.messages) for one in lost] == [("TopicR", 0, 23, 26, 3)]
     assert all(one.severity == "damage" for one in lost)
-    table = report.to_table()
+    table = report.to_arrow()
     assert table.column_names[:5] == ["severity", "area", "what", "path", "position"]
     assert len(table) == len(report.findings)
 

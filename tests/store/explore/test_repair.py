@@ -123,7 +123,7 @@ def test_a_plan_changes_nothing(tmp_store: Callable[[str], Path]) -> None:
     path = tmp_store("livekill533")
     before = {one: (one.stat().st_mtime_ns, one.read_bytes()) for one in path.rglob("*") if one.is_file()}
     plan = plan_repair(path)
-    assert plan.to_table().num_rows == len(plan.steps)
+    assert plan.to_arrow().num_rows == len(plan.steps)
     assert {one: (one.stat().st_mtime_ns, one.read_bytes()) for one in path.rglob("*") if one.is_file()} == before
 
 

@@ -151,6 +151,43 @@ def test_a_long_table_says_what_it_leaves_out(tmp_path: Path) -> None:
         assert "… and 20 queues more: to_pandas() has all" in html_of(reader.topic("orders")).text
 
 
+@pytest.mark.parametrize("size", [b"\xdf\x00\x00\x00", b"\x00\x00\x00\x00", b"\x00\x04\x00\x00", b"\x7f\x00\x00\x00"])
+def test_sizes_that_no_record_has_are_not_added_up(tmp_store: Callable[[str], Path], size: bytes) -> None:
+    path = tmp_store("demo")
+    with rmq_spark.open_reader(path) as reader:
+        sound = reader.topic("orders")
+    units = path / "consumequeue" / "orders" / "1" / "00000000000000000000"
+    data = bytearray(units.read_bytes())
+    spoilt = int.from_bytes(data[20 * 10 + 8 : 20 * 10 + 12], "big")
+    data[20 * 10 + 8 : 20 * 10 + 12] = size
+    units.write_bytes(data)
+    with rmq_spark.open_reader(path) as reader:
+        topic = reader.topic("orders")
+    assert topic.bytes == sound.bytes - spoilt
+    assert not topic.is_exact
+    assert topic.problems == {1: "damaged, see rmq_spark.check: 1 unit with a size that no record there can have"}
+    assert topic.messages == 1170
+    assert (topic.first_ms, topic.last_ms) == (sound.first_ms, sound.last_ms)
+
+
+def test_what_a_missing_segment_leaves_is_shown(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    with rmq_spark.open_reader(path) as reader:
+        sound = reader.summary()
+    missing = path / "commitlog" / "00000000000000262144"
+    missing.unlink()
+    with rmq_spark.open_reader(path) as reader:
+        summary = reader.summary()
+        with pytest.raises(StoreError, match=f"{missing} is missing.*rmq_spark.check"):
+            list(reader.read(QueueKey("orders", 1), 0, 292, ["body"]))
+    problems = {(topic.topic, number): text for topic in summary.topics for number, text in topic.problems.items()}
+    assert ("orders", 1) in problems
+    assert ("%DLQ%audit", 0) not in problems
+    assert all(str(missing) in text and "rmq_spark.check" in text for text in problems.values())
+    assert 0 < sum(topic.bytes for topic in summary.topics) < sum(topic.bytes for topic in sound.topics)
+    assert summary.last_ms == sound.last_ms
+
+
 def test_a_damaged_queue_is_shown_beside_the_others(tmp_store: Callable[[str], Path]) -> None:
     path = tmp_store("basic")
     damaged = next((path / "consumequeue" / "TopicR" / "0").iterdir())
