@@ -105,6 +105,7 @@ class _Repair:
         with self._writer:
             with self._writer.lock.hold():
                 self._refuse_other_store()
+                self._refuse_unreadable(steps)
                 for step in steps:
                     if step.action == RESTORE:
                         self._restore(step.path)
@@ -128,6 +129,11 @@ class _Repair:
                 f"the store at {self._root} is not what the plan was made for: somebody wrote to it since. Nothing was "
                 "changed. Plan again."
             )
+
+    def _refuse_unreadable(self, steps: tuple[RepairStep, ...]) -> None:
+        """Raise StorePathError for a file that would be replaced and cannot be read: nobody knows what it is worth."""
+        for path in [files.join(self._root, filenames.CHECKPOINT), *(s.path for s in steps if s.action == RESTORE)]:
+            files.read_small(path)
 
     def _vouch_for_nothing(self) -> None:
         abort = files.join(self._root, filenames.ABORT)

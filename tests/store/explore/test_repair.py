@@ -4,14 +4,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, check, plan_repair, repair
+from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, StorePathError, check, plan_repair, repair
 from rmq_spark.store import explore
+from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -278,3 +280,38 @@ def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
     rmq_spark.close(path)
     assert check(path).is_healthy
     assert rows_of(path) == before
+
+
+@pytest.mark.parametrize("name", ["topics.json", "topics.json.bak"])
+def test_a_file_that_may_not_be_read_is_no_file_to_be_replaced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    rmq_spark.create_store(path, topics={"orders": 2})
+    rmq_spark.close(path)
+    topics = path / "config/topics.json"
+    topics.with_name("topics.json.bak").write_bytes(topics.read_bytes())
+    before = (topics.with_name(name)).read_bytes()
+    broken = plan_repair(_spoilt(path, topics))
+
+    def refuse(file: str, mode: str = "r") -> object:
+        if str(file).endswith(name):
+            raise PermissionError(13, "Permission denied", file)
+        return open(file, mode)
+
+    topics.write_bytes(before)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    (found,) = [one for one in check(path).findings if one.path.endswith(name)]
+    assert found.severity == "damage"
+    assert "Permission denied" in found.found
+    assert "as its owner" in found.next_step
+    assert not [step for step in plan_repair(path).steps if step.is_done_by_repair]
+    assert not repair(path).steps
+    with pytest.raises(StorePathError, match="Permission denied"):
+        repair(replace(broken, stamp=plan_repair(path).stamp))
+    assert topics.with_name(name).read_bytes() == before
+
+
+def _spoilt(path: Path, file: Path) -> Path:
+    file.write_bytes(b"{")
+    return path
