@@ -95,6 +95,7 @@ class _Check:
             self._log, lambda: self._left, self._checkpoint, self._topics.may_exist, lambda: last_indexed_place(root)
         )
         self._end: int | None = None
+        self._is_checkpoint_spoilt = False
         self._odd_queues: list[Finding] = []
 
     def run(self) -> CheckReport:
@@ -192,9 +193,11 @@ class _Check:
         return isinstance(held, StoreSettings) and bool(held.file_sizes)
 
     def _checkpoint(self) -> Checkpoint:
+        if self._is_checkpoint_spoilt:
+            return Checkpoint()
         path = files.join(self._root, filenames.CHECKPOINT)
         try:
-            return decode_checkpoint(files.read_small(path) or b"")
+            return decode_checkpoint(files.read_small(path) or b"", path)
         except StorePathError:
             return Checkpoint()  # told with the small files
 
@@ -230,6 +233,9 @@ class _Check:
                 for queue in self._queues.values():
                     queue.run.look()
             except DamageError as error:
+                if error.path == files.join(self._root, filenames.CHECKPOINT):
+                    self._is_checkpoint_spoilt = True  # told with the small files; the log is another matter
+                    continue
                 self._findings.add(replace(of_error(error, filenames.COMMIT_LOG), action="lost"))
                 return
 

@@ -11,7 +11,16 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, StorePathError, check, plan_repair, repair
+from rmq_spark import (
+    DamageError,
+    LockTimeoutError,
+    OptionError,
+    StoreChangedError,
+    StorePathError,
+    check,
+    plan_repair,
+    repair,
+)
 from rmq_spark.store import explore
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock
@@ -315,3 +324,31 @@ def test_a_file_that_may_not_be_read_is_no_file_to_be_replaced(
 def _spoilt(path: Path, file: Path) -> Path:
     file.write_bytes(b"{")
     return path
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("fields", [(0,), (1,), (2,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("number", [6570360312300275865, -6570360312300275865])
+def test_a_checkpoint_of_garbage_is_what_is_wrong_and_is_made_anew(
+    number: int, fields: tuple[int, ...], is_closed: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"one")
+    page = bytearray((path / "checkpoint").read_bytes())
+    for field in fields:
+        page[field * 8 : field * 8 + 8] = number.to_bytes(8, "big", signed=True)
+    (path / "checkpoint").write_bytes(page)
+    if not is_closed:
+        (path / "abort").write_text("1")
+    found = [one for one in check(path).findings if one.severity != "note" and one.area != "store"]
+    assert {one.path for one in found} == {str(path / "checkpoint")}
+    assert {one.severity for one in found} == {"repairable"}
+    if number > 0 and len(fields) == 5 and is_closed:  # else the offset of the log's end vouches for it
+        with pytest.raises(DamageError, match=r"s/checkpoint, position 8.*`rmq repair`.*rmq_spark.repair"):
+            rmq_spark.open_store(path).send("orders", b"two")
+    done = repair(path)
+    assert done.report.is_healthy, done.report
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"two")
+    assert check(path).is_healthy
