@@ -266,7 +266,9 @@ def _odd_offset(path: str, who: str, queue: QueueKey, offset: int, bounds: Bound
             held[1],
             offset,
             0,
-            "Set it back (rmq_spark.reset_offsets for a group), or restore the messages.",
+            "Restore the messages, or set it back: rmq_spark.reset_offsets for a group of yours; for all, a "
+            "broker's own groups and delay levels too, `rmq repair --cut-log` (rmq_spark.plan_repair, cut_log=True).",
+            "reset",
         )
     elif held is not None and offset < held[0]:
         what = f"{who} stands before the begin of queue {queue}: {held[0] - offset} messages have expired unread"

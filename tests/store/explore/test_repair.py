@@ -352,3 +352,55 @@ def test_a_checkpoint_of_garbage_is_what_is_wrong_and_is_made_anew(
     with rmq_spark.open_store(path) as store:
         store.send("orders", b"two")
     assert check(path).is_healthy
+
+
+def _with_offsets_at_the_ends(path: Path) -> dict[str, str]:
+    """Make a store whose groups and first delay level have read all, and return what the two files say."""
+    count = 900
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=1) as store:
+        for topic, level in (("orders", 0), ("%RETRY%billing", 0), ("orders", 1)):
+            columns = {"topic": [topic] * count, "body": [b"x" * 50] * count}
+            store.send_many(pa.table({**columns, "delayLevel": pa.array([level] * count, pa.int32())}))
+    table = {
+        f"{topic}@{group}": {"0": count}
+        for topic, group in (("orders", "billing"), ("orders", "CID_RMQ_SYS_TRANS"), ("%RETRY%billing", "billing"))
+    }
+    said = {
+        "consumerOffset.json": json.dumps({"offsetTable": table}),
+        "delayOffset.json": json.dumps({"offsetTable": {"1": count}}),
+    }
+    for name, text in said.items():
+        (path / "config" / name).write_text(text)
+    assert check(path).is_healthy
+    return said
+
+
+@pytest.mark.parametrize("segment", [1, 3])
+def test_offsets_beyond_a_log_that_is_cut_are_set_back_and_kept(segment: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    said = _with_offsets_at_the_ends(path)
+    spoil(path / f"commitlog/{segment << 16:020}", 3000, 400)
+    plan = plan_repair(path, cut_log=True)
+    assert {Path(step.path).name for step in plan.steps if step.action == "reset"} == set(said)
+    done = repair(plan, accept_loss=True)
+    assert done.report.is_healthy, done.report
+    for name, text in said.items():
+        (kept,) = (path / "rmq/before-repair").glob(f"{name}.*")
+        assert kept.read_text() == text
+    ends = {str(key): rows[-1]["queueOffset"] for key, rows in rows_of(path).items()}
+    table = json.loads((path / "config/consumerOffset.json").read_text().replace("{0:", '{"0":'))["offsetTable"]
+    assert table["orders@billing"]["0"] == min(int(str(ends["orders/0"])) + 1, 900)
+
+
+def test_offsets_that_were_left_beyond_the_ends_are_set_back_by_what_the_finding_names(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    _with_offsets_at_the_ends(path)
+    file = path / "config/consumerOffset.json"
+    file.write_text(file.read_text().replace("900", "950"))
+    found = [one for one in check(path).findings if one.severity == "damage"]
+    assert len(found) == 3
+    assert all("rmq repair --cut-log" in one.next_step for one in found)
+    assert plan_repair(path).is_empty
+    plan = plan_repair(path, cut_log=True)
+    assert plan.messages_lost == 0
+    assert repair(plan).report.is_healthy
