@@ -66,6 +66,7 @@ def repair(
     rebuild  make queues, index or checkpoint anew from the log
     restore  put a config file's copy (.bak) in its place
     cut      end the log before damage; only with --cut-log
+    reset    set offsets beyond their queues' ends back to those; only with --cut-log
     leave    nothing can be done here; the text says how to go on
 
     Exit status 0 if the store is healthy at the end, else 3. Copy a store before messages of it are given up.

@@ -49,6 +49,7 @@ from rmq_spark.store.units import QueueKey
 
 Progress = Callable[[int, int], None]
 _TRIES = 4
+_LOOKS = 3  # at all of a store that writers come to meanwhile; the last one as beside one at work
 _WAIT_S = 0.05  # doubled: a broker overwrites a small file within milliseconds
 _STATES = {Closing.CLEAN: "closed", Closing.LIVE: "live", Closing.CRASHED: "crashed"}
 
@@ -69,13 +70,14 @@ def check(
     """
     root = files.absolute(path)
     folders, left = commit_log_folders(root, commit_log_path), how_left(root)
-    while True:
+    for looks_left in range(_LOOKS - 1, -1, -1):
         report = _Check(root, folders, left, progress or (lambda done, total: None), sleep).run()
         if not report.findings or left.closing is Closing.LIVE or (now := how_left(root)) == left:
-            return report
+            break
         # A writer came meanwhile, and what was found may be what it was at: once more, as beside one. It may have
-        # closed the store again, as ours do after each commit.
-        left = replace(now, closing=Closing.LIVE) if now.closing is Closing.CLEAN else now
+        # closed the store again, as ours do after each commit. Writers that come and die each time end in that, too.
+        left = replace(now, closing=Closing.LIVE) if now.closing is Closing.CLEAN or looks_left == 1 else now
+    return report
 
 
 class _Check:
@@ -93,6 +95,7 @@ class _Check:
             self._log, lambda: self._left, self._checkpoint, self._topics.may_exist, lambda: last_indexed_place(root)
         )
         self._end: int | None = None
+        self._is_checkpoint_spoilt = False
         self._odd_queues: list[Finding] = []
 
     def run(self) -> CheckReport:
@@ -190,9 +193,11 @@ class _Check:
         return isinstance(held, StoreSettings) and bool(held.file_sizes)
 
     def _checkpoint(self) -> Checkpoint:
+        if self._is_checkpoint_spoilt:
+            return Checkpoint()
         path = files.join(self._root, filenames.CHECKPOINT)
         try:
-            return decode_checkpoint(files.read_small(path) or b"")
+            return decode_checkpoint(files.read_small(path) or b"", path)
         except StorePathError:
             return Checkpoint()  # told with the small files
 
@@ -228,6 +233,9 @@ class _Check:
                 for queue in self._queues.values():
                     queue.run.look()
             except DamageError as error:
+                if error.path == files.join(self._root, filenames.CHECKPOINT):
+                    self._is_checkpoint_spoilt = True  # told with the small files; the log is another matter
+                    continue
                 self._findings.add(replace(of_error(error, filenames.COMMIT_LOG), action="lost"))
                 return
 

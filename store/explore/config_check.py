@@ -108,7 +108,9 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
             if data is not None:
                 values[one] = decode_config(name, data)
         except StorePathError as error:
-            faults[one] = 0, "a folder" if files.is_folder(one) else str(error)
+            if not files.is_folder(one):
+                return None, [_unreadable(one, error)]  # it may be whole: nobody goes by the other one
+            faults[one] = 0, "a folder"
         except ValueError as error:
             faults[one] = getattr(error, "position", 0), str(error) if data else "an empty file"
     if path not in values and path not in faults and path + BACKUP_SUFFIX in values:
@@ -145,6 +147,13 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
             Finding(REPAIRABLE, filenames.CONFIG, what, at, position, json, why, next_step=step, action="restore")
         )
     return values.get(path, values.get(path + BACKUP_SUFFIX)), found
+
+
+def _unreadable(path: str, error: StorePathError) -> Finding:
+    """Return the finding of a file that is there and that this user, or this machine, cannot read."""
+    what = "the file cannot be read, so nobody knows what it says"
+    step = "Check, and repair, as its owner, or give the user who does the right to read it. Nothing takes its place."
+    return Finding(DAMAGE, filenames.CONFIG, what, path, 0, "", str(error.__cause__ or error), next_step=step)
 
 
 def _with_newer(one: Finding, newer: list[str]) -> Finding:
@@ -257,7 +266,9 @@ def _odd_offset(path: str, who: str, queue: QueueKey, offset: int, bounds: Bound
             held[1],
             offset,
             0,
-            "Set it back (rmq_spark.reset_offsets for a group), or restore the messages.",
+            "Restore the messages, or set it back: rmq_spark.reset_offsets for a group of yours; for all, a "
+            "broker's own groups and delay levels too, `rmq repair --cut-log` (rmq_spark.plan_repair, cut_log=True).",
+            "reset",
         )
     elif held is not None and offset < held[0]:
         what = f"{who} stands before the begin of queue {queue}: {held[0] - offset} messages have expired unread"

@@ -1,6 +1,7 @@
 """The extension of queues (`enableConsumeQueueExt`): what units with an address in place of their tags code mean."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,11 @@ class ExtUnits:
         self._runs: dict[QueueKey, SegmentRun | None] = {}
         self.findings: list[Finding] = []
         self.count = 0
+
+    @cached_property
+    def is_there(self) -> bool:
+        """Say whether the store has extensions at all."""
+        return files.is_folder(files.join(self._root, filenames.CONSUME_QUEUE_EXT))
 
     def agree(
         self, key: QueueKey, addresses: NDArray[np.int64], tags_codes: NDArray[np.int64], times: NDArray[np.int64]

@@ -41,11 +41,15 @@ def of_faults(log: SoundLog, faults: Iterable[LogFault]) -> Iterator[Finding]:
         what = f"{size} bytes of the log, physical offsets [{fault.begin}, {fault.end}), are no records"
         if not size:
             what = "the filler at a segment's end: RocketMQ 5.3 ends the log there when it recovers"
+        elif segment is None:
+            path, last = log.missing_path(fault.begin), log.missing_path(fault.end - 1)
+            names = " to ".join(dict.fromkeys(one.rpartition("/")[2] for one in (path, last)))
+            what = f"{names} (missing): {size} bytes of the log, physical offsets [{fault.begin}, {fault.end})"
         yield Finding(
             DAMAGE,
             filenames.COMMIT_LOG,
             what,
-            segment.path if segment else log.segments.segments[0].path,
+            segment.path if segment else log.missing_path(fault.begin),
             fault.begin - segment.begin if segment else 0,
             fault.expected,
             fault.found,

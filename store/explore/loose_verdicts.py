@@ -47,12 +47,13 @@ def loose_verdicts(
     for fault, begin, end in _merged(in_faults):
         lost.setdefault(queue.key, []).append((begin, end))
         segment = seen.log.segments.holding(fault.begin)
+        where = "lie in damaged bytes" if segment else "lay in a segment that is missing"
         yield Finding(
             DAMAGE,
             filenames.COMMIT_LOG,
-            f"messages whose records lie in damaged bytes, physical offsets [{fault.begin}, {fault.end})",
-            segment.path if segment else seen.folder_of(queue.key),
-            fault.begin - (segment.begin if segment else 0),
+            f"messages whose records {where}, physical offsets [{fault.begin}, {fault.end})",
+            segment.path if segment else seen.log.missing_path(fault.begin),
+            fault.begin - segment.begin if segment else 0,
             fault.expected,
             fault.found,
             queue.key.topic,

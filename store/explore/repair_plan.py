@@ -16,14 +16,15 @@ from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding
+from rmq_spark.store.explore.set_back import beyond_ends, first_reaching_beyond, queue_ends
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.queue_unit import is_blank_fill
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 from rmq_spark.store.units import QueueKey
 
 RECOVER, REBUILD, RESTORE, CUT, LEAVE = "recover", "rebuild", "restore", "cut", "leave"
+RESET = "reset"  # offsets of groups and delay levels, to where their queues end
 LOST, KEEP = "lost", "keep"  # of findings: messages that other damage takes with it; records that are whole otherwise
 _STEPS = pa.schema(
     [
@@ -41,8 +42,9 @@ class RepairStep:
     """One thing to be done.
 
     `action` is "recover" (as the next writer would), "rebuild" (derived files are made anew from the log), "restore" (a
-    config file from the one before it), "cut" (the log ends before the damage, and all behind it is lost) or "leave"
-    (nothing here can be done: `what` says how to go on around it).
+    config file from the one before it), "cut" (the log ends before the damage, and all behind it is lost), "reset"
+    (offsets of groups and delay levels that stand beyond their queues, to the ends of those) or "leave" (nothing here
+    can be done: `what` says how to go on around it).
     """
 
     action: str
@@ -107,7 +109,8 @@ def plan_repair(
     """Return what `repair` would do to the store at `path`, and what would be lost by it. Changes nothing.
 
     Damage to the log itself is left as it is: with `cut_log` the log is to end before it, as RocketMQ's recovery would
-    have it, and every message behind it is lost. Runs a `check`, and raises what that raises.
+    have it, every message behind it is lost, and offsets of groups and delay levels that stand beyond their queues are
+    set back to the ends of those. Runs a `check`, and raises what that raises.
     """
     root = files.absolute(path)
     stamp = stamp_of(root, commit_log_folders(root, commit_log_path))
@@ -128,10 +131,13 @@ def _steps(report: CheckReport, cut_log: bool) -> Iterator[RepairStep]:
     is_whole = is_cut or all(one.action == KEEP for one in of_log)
     yield from _recover(report, others, is_whole)
     yield from _rebuild(report, others, is_whole)
+    is_set_back = cut_log and is_whole
+    if is_set_back:
+        yield from _set_back(report.path, min(map(_place, cuts)) if is_cut else None)
     for one in others:
         if one.action == RESTORE:
             yield RepairStep(RESTORE, f"{one.what}: the copy that can be read is put in its place", one.path)
-        elif one.action == LEAVE:
+        elif one.action == LEAVE or (one.action == RESET and not is_set_back):
             yield _left(one)
 
 
@@ -182,6 +188,12 @@ def _cut(report: CheckReport, cuts: list[Finding]) -> RepairStep:
     return RepairStep(CUT, what, first.path, lost)
 
 
+def _set_back(root: str, place: int | None) -> Iterator[RepairStep]:
+    for path, told in beyond_ends(root, queue_ends(root, place)).items():
+        what = f"{len(told)} offsets beyond the ends of their queues are set back to them: {'; '.join(told[:10])}"
+        yield RepairStep(RESET, what + ("; …" if len(told) > 10 else ""), path)
+
+
 def _place(one: Finding) -> int:
     """Return the physical offset that a finding in a segment names."""
     return (filenames.parse_segment_name(one.path.rpartition("/")[2]) or 0) + one.position
@@ -193,13 +205,7 @@ def _messages_from(root: str, place: int) -> int:
     for queue in TopicTable(root).queues.values():
         if queue.run.fault() is None:
             end = queue.search_written_end()
-            first = queue.run.first_where(
-                queue.run.begin,
-                end,
-                lambda unit: (
-                    unit["physical_offset"] + unit["record_size"].astype("i8") > place and not is_blank_fill(unit)
-                ),
-            )
+            first = first_reaching_beyond(queue, end, place)
             count += queue.offset_of(end, end) - queue.offset_of(first, end)
             queue.run.close()
     return count

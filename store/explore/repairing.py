@@ -12,6 +12,7 @@ Here the store is brought to where recovery does it all, in an order that no cra
    them, which the next writer recovers the same way.
 4. A writer's section: recovery, and what dead writers promised. Then the store is settled: all is synced, `abort` goes.
 5. Queues of topics that were deleted long ago go again: without units of others nothing tells them from new ones.
+6. Of a log that was cut, offsets beyond the ends that its queues now have are set back, the files before kept as in 0.
 """
 
 import time
@@ -32,12 +33,14 @@ from rmq_spark.store.explore.repair_plan import (
     LEAVE,
     REBUILD,
     RECOVER,
+    RESET,
     RESTORE,
     RepairPlan,
     RepairStep,
     plan_repair,
     stamp_of,
 )
+from rmq_spark.store.explore.set_back import queue_ends, set_back
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
@@ -105,6 +108,7 @@ class _Repair:
         with self._writer:
             with self._writer.lock.hold():
                 self._refuse_other_store()
+                self._refuse_unreadable(steps)
                 for step in steps:
                     if step.action == RESTORE:
                         self._restore(step.path)
@@ -120,6 +124,8 @@ class _Repair:
                 with self._writer.lock.hold():
                     for folder in deleted.folders_again():
                         self._remove_queue(folder)
+            with self._writer.lock.hold():
+                self._set_back([step.path for step in steps if step.action == RESET])
 
     def _refuse_other_store(self) -> None:
         """Under the lock nothing moves: what was planned must still be so."""
@@ -128,6 +134,14 @@ class _Repair:
                 f"the store at {self._root} is not what the plan was made for: somebody wrote to it since. Nothing was "
                 "changed. Plan again."
             )
+
+    def _refuse_unreadable(self, steps: tuple[RepairStep, ...]) -> None:
+        """Raise StorePathError for a file that would be replaced and cannot be read: nobody knows what it is worth."""
+        for path in [
+            files.join(self._root, filenames.CHECKPOINT),
+            *(s.path for s in steps if s.action in (RESTORE, RESET)),
+        ]:
+            files.read_small(path)
 
     def _vouch_for_nothing(self) -> None:
         abort = files.join(self._root, filenames.ABORT)
@@ -182,6 +196,14 @@ class _Repair:
         if path == files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON):
             data = with_topics_on_disk(self._root, data, wall_clock_ms())
         self._disk.replace(path, data)
+
+    def _set_back(self, paths: list[str]) -> None:
+        ends = queue_ends(self._root) if paths else {}
+        for path in paths:
+            data, told = set_back(path.rpartition("/")[2], files.read_small(path) or b"", ends)
+            if told:
+                self._keep(path)
+                self._disk.replace(path, data)
 
     def _keep(self, path: str) -> None:
         """Keep what is about to be replaced: half of a file may still tell more than the whole one before it."""

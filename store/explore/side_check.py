@@ -12,6 +12,7 @@ from rmq_spark.store.commit.ledger import Ledger
 from rmq_spark.store.delivery.sent_rows import look_at_sent_files
 from rmq_spark.store.delivery.timer_mark import TimerMarkFile
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
@@ -20,6 +21,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import (
     CHECKPOINT_FIELDS,
     CHECKPOINT_FILE_BYTES,
+    CLOCKS_DIFFER_MS,
     Checkpoint,
     decode_checkpoint,
 )
@@ -36,6 +38,7 @@ from rmq_spark.store.log.settings_file import SETTINGS, read_settings
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
 
 _CHECKPOINT_STEP = "Recovery goes by it. rmq_spark.repair has a writer make it anew."
+_TIMES = ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp")
 _RECOVER = "The next writer sees to it; rmq_spark.repair does it now."
 
 
@@ -77,11 +80,16 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
         expected = f"{CHECKPOINT_FILE_BYTES} bytes"
         yield _checkpoint("the length of the checkpoint", path, len(page), expected, str(len(page)), step)
     checkpoint = decode_checkpoint(page)
+    latest_ms = max(newest_ms or 0, wall_clock_ms()) + CLOCKS_DIFFER_MS
+    is_compared = closing is Closing.CLEAN and newest_ms is not None
     for name in CHECKPOINT_FIELDS.names or ():
         at = field_position(CHECKPOINT_FIELDS, name)
         value = getattr(checkpoint, name)
         if value < 0:
             yield _checkpoint(f"the field {name} of the checkpoint", path, at, "0 or more", str(value), step)
+        elif name in _TIMES and value > latest_ms and not is_compared:
+            what = f"the field {name} of the checkpoint is a time to come"
+            yield _checkpoint(what, path, at, f"at most {latest_ms}", str(value), step)
     if closing is Closing.CLEAN and newest_ms is not None:
         yield from _compare_times(path, checkpoint, newest_ms)
     if page[CHECKPOINT_FIELDS.itemsize :].strip(b"\0"):
@@ -91,7 +99,7 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
 
 def _compare_times(path: str, checkpoint: Checkpoint, newest_ms: int) -> Iterator[Finding]:
     """Compare the times in the checkpoint of a store that was closed in order with that of its last message."""
-    for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
+    for name in _TIMES:
         value, at = getattr(checkpoint, name), field_position(CHECKPOINT_FIELDS, name)
         if value > max(newest_ms, 0):
             what = f"the field {name} of the checkpoint names a message that is not there"

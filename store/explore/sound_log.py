@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.format.filenames import parse_segment_name
+from rmq_spark.store.format.filenames import parse_segment_name, segment_name
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.segments import Segment, SegmentRun
 
@@ -81,3 +81,11 @@ class SoundLog(CommitLog):
     def segment_from(self, physical_offset: int) -> Segment | None:
         """Return the first segment that begins at a physical offset or behind it."""
         return next((one for one in self.segments.segments if one.begin >= physical_offset), None)
+
+    def missing_path(self, physical_offset: int) -> str:
+        """Return where the segment with the byte at a physical offset would lie that is not there."""
+        run = self.segments
+        neighbour = next((one for one in reversed(run.segments) if one.end <= physical_offset), None)
+        neighbour = neighbour or next(iter(run.segments), None)
+        folder = files.parent(neighbour.path) if neighbour else self._folders[0]
+        return files.join(folder, segment_name(physical_offset - physical_offset % max(run.size, 1)))

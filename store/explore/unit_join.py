@@ -179,7 +179,7 @@ class UnitJoin:
         tags = units["tags_code"].astype(np.int64)
         same_tags = tags == records.tags_codes[rows]
         if not same_tags.all():
-            same_tags |= self._have_other_tags(queue.key, records, rows, tags, numbers)
+            same_tags |= self._have_other_tags(queue.key, records, rows, tags, numbers, agrees)
         written = units["record_size"] != 0
         written |= units["physical_offset"] != 0
         for kind, wrong in (
@@ -200,9 +200,13 @@ class UnitJoin:
         rows: NDArray[np.intp],
         tags: NDArray[np.int64],
         numbers: NDArray[np.int64],
+        agrees: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Say which tags codes are right though they are not the hash: addresses, and due times of another table."""
-        good = tags <= MAX_ADDRESS
+        """Say which tags codes are right though they are not the hash: addresses, and due times of another table.
+
+        Of units that do not agree with their records none leads anywhere, nor does any where there is no extension.
+        """
+        good = agrees & (tags <= MAX_ADDRESS) & self._ext.is_there
         if good.any():
             good[good] = self._ext.agree(
                 key, tags[good], records.tags_codes[rows[good]], records.store_times[rows[good]]

@@ -5,6 +5,7 @@ record which is not there, or which says that it is another queue's, tells of a 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.explore.loose_units import find_loose
@@ -14,6 +15,7 @@ from rmq_spark.store.explore.unmet import NO_QUEUE, NO_UNIT, OTHER_TAGS, OTHER_U
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_unit import BATCH_UNIT
 from rmq_spark.store.log.chain import Closing
+from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.units import QueueKey
 
 _RECOVER = "The next writer dispatches them, as a broker does when it starts; rmq_spark.repair does it now."
@@ -26,10 +28,7 @@ def verdicts(seen: Seen) -> Iterator[Finding]:
     for key, queue in seen.queues.items():
         if key in seen.unread:
             continue
-        for loose in find_loose(queue, seen.joined.ranges, seen.begin):
-            seen.units += len(loose.numbers) + loose.expired + loose.fill
-            seen.expired += loose.expired
-            yield from loose_verdicts(seen, queue, loose, blamed, lost)
+        yield from _joined(_of_loose(seen, queue, blamed, lost))
     for unmet in seen.joined.unmet:
         if unmet.count > 1 or unmet.first not in blamed:
             yield from _of_unmet(seen, unmet)
@@ -39,6 +38,30 @@ def verdicts(seen: Seen) -> Iterator[Finding]:
         what += "name, have expired, unless somebody took the file away"
         path = seen.log.segments.segments[0].path if seen.log.segments.segments else ""
         yield Finding(NOTE, filenames.COMMIT_LOG, what, path)
+
+
+def _of_loose(
+    seen: Seen, queue: ConsumeQueue, blamed: set[int], lost: dict[QueueKey, list[tuple[int, int]]]
+) -> Iterator[Finding]:
+    """Yield what the units of one queue tell that no record asked for, piece by piece."""
+    for loose in find_loose(queue, seen.joined.ranges, seen.begin):
+        seen.units += len(loose.numbers) + loose.expired + loose.fill
+        seen.expired += loose.expired
+        yield from loose_verdicts(seen, queue, loose, blamed, lost)
+
+
+def _joined(found: Iterator[Finding]) -> Iterator[Finding]:
+    """Join what one damage took, where it was seen in pieces that touch."""
+    before: Finding | None = None
+    for one in found:
+        if before is not None and one.action == "lost" and (before.key, before.end) == (one.key, one.begin):
+            before = replace(before, end=one.end, messages=before.messages + one.messages)
+            continue
+        if before is not None:
+            yield before
+        before = one
+    if before is not None:
+        yield before
 
 
 def _of_unmet(seen: Seen, unmet: Unmet) -> Iterator[Finding]:

@@ -11,14 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.errors import DamageError
-from rmq_spark.store.format.checkpoint import Checkpoint
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.checkpoint import CHECKPOINT_FIELDS, CLOCKS_DIFFER_MS, Checkpoint
 from rmq_spark.store.format.heads import first_torn_record
 from rmq_spark.store.format.record import Blank, Record
 from rmq_spark.store.log.commit_log import CommitLog
 
 # A restart of a broker takes longer than this; a clock that is set back in small steps moves less.
 _RESTART_MS = 1000
+CHECKPOINT_STEP = (
+    "It is the checkpoint that is wrong: `rmq repair`, or rmq_spark.repair, has it made anew from the log, and no "
+    "message is lost by that."
+)
 
 
 class Closing(enum.Enum):
@@ -236,6 +242,15 @@ class Chain:
         if last_ms <= max(self._known_ms, 0) or (self._times()[1] == last_ms).any():
             return
         newest = self.newest_ms()
+        if last_ms > max(newest, wall_clock_ms()) + CLOCKS_DIFFER_MS:
+            raise DamageError(
+                "the checkpoint names a last message of a time to come (ms since the epoch)",
+                checkpoint.path or filenames.CHECKPOINT,
+                CHECKPOINT_FIELDS.fields["logics_msg_timestamp"][1],  # type: ignore[index]
+                f"at most {max(newest, 0)}",
+                last_ms,
+                CHECKPOINT_STEP,
+            )
         segment = self._log.segments.holding(self.end)
         raise DamageError(
             "the log ends before its last message: the checkpoint names one stored at (ms since the epoch)",

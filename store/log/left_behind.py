@@ -23,7 +23,8 @@ def how_left(path: str) -> Left:
 
 def read_checkpoint(path: str) -> Checkpoint:
     """Return what the checkpoint of the store at `path` says; an empty one where there is none."""
-    return decode_checkpoint(files.read_small(files.join(path, filenames.CHECKPOINT)) or b"")
+    checkpoint = files.join(path, filenames.CHECKPOINT)
+    return decode_checkpoint(files.read_small(checkpoint) or b"", checkpoint)
 
 
 def index_safe_until_ms(path: str) -> int | None:

@@ -4,14 +4,25 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, check, plan_repair, repair
+from rmq_spark import (
+    DamageError,
+    LockTimeoutError,
+    OptionError,
+    StoreChangedError,
+    StorePathError,
+    check,
+    plan_repair,
+    repair,
+)
 from rmq_spark.store import explore
+from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -278,3 +289,118 @@ def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
     rmq_spark.close(path)
     assert check(path).is_healthy
     assert rows_of(path) == before
+
+
+@pytest.mark.parametrize("name", ["topics.json", "topics.json.bak"])
+def test_a_file_that_may_not_be_read_is_no_file_to_be_replaced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    rmq_spark.create_store(path, topics={"orders": 2})
+    rmq_spark.close(path)
+    topics = path / "config/topics.json"
+    topics.with_name("topics.json.bak").write_bytes(topics.read_bytes())
+    before = (topics.with_name(name)).read_bytes()
+    broken = plan_repair(_spoilt(path, topics))
+
+    def refuse(file: str, mode: str = "r") -> object:
+        if str(file).endswith(name):
+            raise PermissionError(13, "Permission denied", file)
+        return open(file, mode)
+
+    topics.write_bytes(before)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    (found,) = [one for one in check(path).findings if one.path.endswith(name)]
+    assert found.severity == "damage"
+    assert "Permission denied" in found.found
+    assert "as its owner" in found.next_step
+    assert not [step for step in plan_repair(path).steps if step.is_done_by_repair]
+    assert not repair(path).steps
+    with pytest.raises(StorePathError, match="Permission denied"):
+        repair(replace(broken, stamp=plan_repair(path).stamp))
+    assert topics.with_name(name).read_bytes() == before
+
+
+def _spoilt(path: Path, file: Path) -> Path:
+    file.write_bytes(b"{")
+    return path
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("fields", [(0,), (1,), (2,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("number", [6570360312300275865, -6570360312300275865])
+def test_a_checkpoint_of_garbage_is_what_is_wrong_and_is_made_anew(
+    number: int, fields: tuple[int, ...], is_closed: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"one")
+    page = bytearray((path / "checkpoint").read_bytes())
+    for field in fields:
+        page[field * 8 : field * 8 + 8] = number.to_bytes(8, "big", signed=True)
+    (path / "checkpoint").write_bytes(page)
+    if not is_closed:
+        (path / "abort").write_text("1")
+    found = [one for one in check(path).findings if one.severity != "note" and one.area != "store"]
+    assert {one.path for one in found} == {str(path / "checkpoint")}
+    assert {one.severity for one in found} == {"repairable"}
+    if number > 0 and len(fields) == 5 and is_closed:  # else the offset of the log's end vouches for it
+        with pytest.raises(DamageError, match=r"s/checkpoint, position 8.*`rmq repair`.*rmq_spark.repair"):
+            rmq_spark.open_store(path).send("orders", b"two")
+    done = repair(path)
+    assert done.report.is_healthy, done.report
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"two")
+    assert check(path).is_healthy
+
+
+def _with_offsets_at_the_ends(path: Path) -> dict[str, str]:
+    """Make a store whose groups and first delay level have read all, and return what the two files say."""
+    count = 900
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=1) as store:
+        for topic, level in (("orders", 0), ("%RETRY%billing", 0), ("orders", 1)):
+            columns = {"topic": [topic] * count, "body": [b"x" * 50] * count}
+            store.send_many(pa.table({**columns, "delayLevel": pa.array([level] * count, pa.int32())}))
+    table = {
+        f"{topic}@{group}": {"0": count}
+        for topic, group in (("orders", "billing"), ("orders", "CID_RMQ_SYS_TRANS"), ("%RETRY%billing", "billing"))
+    }
+    said = {
+        "consumerOffset.json": json.dumps({"offsetTable": table}),
+        "delayOffset.json": json.dumps({"offsetTable": {"1": count}}),
+    }
+    for name, text in said.items():
+        (path / "config" / name).write_text(text)
+    assert check(path).is_healthy
+    return said
+
+
+@pytest.mark.parametrize("segment", [1, 3])
+def test_offsets_beyond_a_log_that_is_cut_are_set_back_and_kept(segment: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    said = _with_offsets_at_the_ends(path)
+    spoil(path / f"commitlog/{segment << 16:020}", 3000, 400)
+    plan = plan_repair(path, cut_log=True)
+    assert {Path(step.path).name for step in plan.steps if step.action == "reset"} == set(said)
+    done = repair(plan, accept_loss=True)
+    assert done.report.is_healthy, done.report
+    for name, text in said.items():
+        (kept,) = (path / "rmq/before-repair").glob(f"{name}.*")
+        assert kept.read_text() == text
+    ends = {str(key): rows[-1]["queueOffset"] for key, rows in rows_of(path).items()}
+    table = json.loads((path / "config/consumerOffset.json").read_text().replace("{0:", '{"0":'))["offsetTable"]
+    assert table["orders@billing"]["0"] == min(int(str(ends["orders/0"])) + 1, 900)
+
+
+def test_offsets_that_were_left_beyond_the_ends_are_set_back_by_what_the_finding_names(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    _with_offsets_at_the_ends(path)
+    file = path / "config/consumerOffset.json"
+    file.write_text(file.read_text().replace("900", "950"))
+    found = [one for one in check(path).findings if one.severity == "damage"]
+    assert len(found) == 3
+    assert all("rmq repair --cut-log" in one.next_step for one in found)
+    assert plan_repair(path).is_empty
+    plan = plan_repair(path, cut_log=True)
+    assert plan.messages_lost == 0
+    assert repair(plan).report.is_healthy
