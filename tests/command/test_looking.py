@@ -51,6 +51,20 @@ def test_queues_lists_half_open_offsets(rmq: Rmq, demo: Path) -> None:
     assert "BenchmarkTest" not in topics
 
 
+def test_queues_of_no_named_topic_are_those_that_hold_messages(rmq: Rmq, demo: Path) -> None:
+    rows = rmq("queues", demo, "--json").rows
+    assert all(row["messages"] for row in rows)
+    assert "compat" not in {row["topic"] for row in rows}
+    assert len(rmq("queues", demo, "compat", "--json").rows) == 16
+
+
+def test_a_damaged_queue_is_listed_though_no_message_of_it_can_be_read(rmq: Rmq, store: Path) -> None:
+    path = store / "consumequeue" / "orders" / "0" / "00000000000000000000"
+    path.rename(path.with_name("00000000000000000007"))
+    rows = rmq("queues", store, "--json").rows
+    assert [(row["topic"], row["queueId"], row["messages"]) for row in rows if row["problem"]] == [("orders", 0, 0)]
+
+
 def test_a_queue_that_is_damaged_is_listed_with_its_problem(rmq: Rmq, store: Path) -> None:
     path = store / "consumequeue" / "orders" / "0" / "00000000000000000000"
     path.rename(path.with_name("00000000000000000007"))
