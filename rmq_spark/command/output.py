@@ -22,7 +22,7 @@ _TYPED = {
     "rmq_spark.reset_offsets": "`rmq reset`",
     "rmq_spark.close": "`rmq close`",
     "export_parquet": "`rmq export`",
-    "Name the topics to reset": "Name the topics to reset (--topic)",
+    "Name the topics to reset": "Name the topics to reset with --topic",
     "set lockTimeout": "give --lock-timeout",
     "Give topic=": "Give --to-topic",
     "keep_queues=False": "--spread",

@@ -257,7 +257,7 @@ def _odd_offset(path: str, who: str, queue: QueueKey, offset: int, bounds: Bound
             held[1],
             offset,
             0,
-            "Set it back (rmq_spark.reset_offsets for a group), or restore the messages.",
+            "Set it back (rmq_spark.reset_offsets; a broker's own group in this file), or restore the messages.",
         )
     elif held is not None and offset < held[0]:
         what = f"{who} stands before the begin of queue {queue}: {held[0] - offset} messages have expired unread"

@@ -117,7 +117,7 @@ def test_the_exit_status_says_whether_it_is_an_error_wrong_words_or_a_no(
 
 
 def test_an_error_says_what_is_to_be_typed(rmq: Rmq, store: Path, tmp_path: Path) -> None:
-    assert "Name the topics to reset (--topic)." in rmq("reset", store, "nobody", "earliest").err
+    assert "Name the topics to reset with --topic." in rmq("reset", store, "nobody", "earliest").err
     ran = rmq("import", store, tmp_path)
     assert ran.status == 2
     (tmp_path / "text").write_text("no parquet, but twelve bytes and more")
