@@ -79,17 +79,28 @@ def import_(
     Called again, after Ctrl-C or a kill too, it goes on where it ended, and sends nothing twice. To send a file twice
     give --name. Ids, hosts and times are those of this sending.
     """
-    with progress("importing", "messages") as note:
-        done = rmq_spark.import_parquet(
-            path,
-            source,
-            topic=topic,
-            name=name,
-            keep_queues=not spread,
-            commit_log_path=commit_log_path,
-            lock_timeout_ms=round(lock_timeout_s * 1000),
-            progress=note,
-        )
+    noted: list[tuple[int, int]] = []
+    try:
+        with progress("importing", "messages") as show_progress:
+
+            def note(done: int, total: int) -> None:
+                noted[:] = [(done, total)]
+                show_progress(done, total)
+
+            done = rmq_spark.import_parquet(
+                path,
+                source,
+                topic=topic,
+                name=name,
+                keep_queues=not spread,
+                commit_log_path=commit_log_path,
+                lock_timeout_ms=round(lock_timeout_s * 1000),
+                progress=note,
+            )
+    except KeyboardInterrupt:
+        for count, total in noted:  # a commit may have come through that nobody was told of
+            say(f"{count:,} of {total:,} messages are in the store, or more. Call it again to go on from there.")
+        raise
     if as_json:
         row = {"name": done.name, "messages": done.messages, "skipped": done.skipped, "topics": list(done.topics)}
         print_json([row])

@@ -23,7 +23,7 @@ _TYPED = {
     "rmq_spark.close": "`rmq close`",
     "export_parquet": "`rmq export`",
     "Name the topics to reset": "Name the topics to reset with --topic",
-    "startingOffsets and endingOffsets of the source": "`rmq cat --offset`; in Spark, startingOffsets and endingOffsets",
+    "startingOffsets and endingOffsets of the source": "`rmq cat --offset`; in Spark startingOffsets and endingOffsets",
     "set lockTimeout": "give --lock-timeout",
     "Give topic=": "Give --to-topic",
     "keep_queues=False": "--spread",

@@ -140,9 +140,11 @@ def test_ctrl_c_is_answered_with_130(rmq: Rmq, demo: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rmq_spark, "check", interrupt)
+    monkeypatch.setattr(rmq_spark, "close", interrupt)
     ran = rmq("check", demo)
-    assert ran.status == 130
-    assert "rmq check: stopped" in ran.err
+    assert (ran.status, ran.out, ran.err) == (130, "", "")
+    ran = rmq("close", demo)
+    assert (ran.status, ran.err) == (130, "rmq close: stopped. Nothing was left half-done.\n")
 
 
 @pytest.mark.parametrize(
