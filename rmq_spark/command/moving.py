@@ -14,6 +14,8 @@ _EXPORT_EXAMPLES = examples(
 )
 _IMPORT_EXAMPLES = examples("rmq import other-store orders.parquet", "rmq import store orders.parquet --topic again")
 
+_CARRIED = ("topic", "physicalTopic", "queueId", "tags", "keys", "body", "properties", "flag")  # all else is new
+
 
 @click.command(epilog=f"{TIMES}\n\n{_EXPORT_EXAMPLES}")
 @reading
@@ -22,7 +24,9 @@ _IMPORT_EXAMPLES = examples("rmq import other-store orders.parquet", "rmq import
 @begin_time
 @end_time
 @click.option(
-    "--columns", metavar="NAMES", help="Only these columns, joined by commas. What is to be imported needs all."
+    "--columns",
+    metavar="NAMES",
+    help="Only these columns, joined by commas. Without --columns, all: `rmq import` says which ones it misses.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
 def export(
@@ -79,6 +83,9 @@ def import_(
     Called again, after Ctrl-C or a kill too, it goes on where it ended, and sends nothing twice. To send a file twice
     give --name. Ids, hosts and times are those of this sending.
     """
+    missing = _missing(source, topic, spread)
+    if missing:
+        say(f"{source} lacks columns that `rmq export` writes: {', '.join(missing)}. What they say is not imported.")
     noted: list[tuple[int, int]] = []
     try:
         with progress("importing", "messages") as show_progress:
@@ -107,3 +114,20 @@ def import_(
     else:
         topics = f" Topics: {', '.join(done.topics)}." if done.topics else ""
         say(f"{done.messages:,} messages appended, {done.skipped:,} were there already.{topics}")
+
+
+def _missing(source: str, topic: str | None, spread: bool) -> list[str]:
+    """Return the columns by which a message would be as it was, and which the file does not have."""
+    from pyarrow import ArrowException, parquet  # half as long to load as all of the rest
+
+    try:
+        there = set(parquet.read_schema(source).names)
+    except (ArrowException, OSError):  # the import says what is wrong with it
+        return []
+    if "properties" in there:  # has tags and keys too
+        there |= {"tags", "keys"}
+    if topic is not None:
+        there |= {"topic", "physicalTopic"}
+    if spread:
+        there.add("queueId")
+    return [name for name in _CARRIED if name not in there]

@@ -26,6 +26,18 @@ def test_what_is_exported_can_be_imported_each_once(rmq: Rmq, demo: Path, tmp_pa
     assert len(rmq("cat", other, "all", "--json").rows) == 1469
 
 
+def test_an_import_says_which_columns_of_an_export_the_file_lacks(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.parquet"
+    rmq("cat", demo, "orders", "--last", 3, "--format", "parquet", "-o", file)
+    ran = rmq("import", tmp_path / "new", file)
+    assert "lacks columns that `rmq export` writes: physicalTopic, properties, flag. " in ran.err
+    assert "3 messages appended" in ran.err
+    rmq("cat", demo, "orders", "--format", "parquet", "-o", tmp_path / "n", "--columns", "body,flag,properties")
+    assert "lacks" not in rmq("import", tmp_path / "new", tmp_path / "n", "--topic", "a", "--spread").err
+    rmq("export", demo, tmp_path / "all", "--topic", "orders")
+    assert "lacks" not in rmq("import", tmp_path / "new", tmp_path / "all").err
+
+
 def test_times_and_columns_are_chosen(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
     file = tmp_path / "m.parquet"
     words = ("--topic", "payments", "--from", "2026-11-21T05:50:34Z", "--columns", "keys, body")
