@@ -39,7 +39,12 @@ _EXAMPLES = examples(
     help="Columns, joined by commas, or * for all. As text they come as they are, with tabs between.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="How messages are written.  [default: text]")
-@click.option("-o", "--output", metavar="FILE", help="A file, which is there when it is whole; - for stdout.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="A file; one that is there is replaced when the new one is whole. - for stdout.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C or --limit. JSON: an object a line.")
 def cat(
     path: str,
