@@ -1,5 +1,6 @@
 """`rmq export` and `rmq import`: messages as a Parquet file, and back, each once."""
 
+import os
 from pathlib import Path
 
 import click
@@ -43,6 +44,9 @@ def export(
     """Write messages with all their columns to FILE (Parquet, zstd). It gets its name when it is whole."""
     if Path(target).exists() and not overwrite:
         raise click.UsageError(f"{target} is there. Give another name, or --overwrite.")
+    folder = Path(target).absolute().parent
+    if folder.is_dir() and not os.access(folder, os.W_OK):
+        raise click.UsageError(f"{target}: you may not write to the folder {folder}. Give a file in another one.")
     with progress("exporting", "messages") as note:
         done = rmq_spark.export_parquet(
             path,

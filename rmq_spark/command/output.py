@@ -24,6 +24,8 @@ _TYPED = {
     "export_parquet": "`rmq export`",
     "Name the topics to reset": "Name the topics to reset with --topic",
     "startingOffsets and endingOffsets of the source": "`rmq cat --offset`; in Spark startingOffsets and endingOffsets",
+    "user who runs Spark": "user who runs rmq",
+    "; on a cluster it must be visible under the same path on the driver and on every executor": "",
     "set lockTimeout": "give --lock-timeout",
     "Give topic=": "Give --to-topic",
     "keep_queues=False": "--spread",

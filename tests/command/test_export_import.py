@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 Rmq = Callable[..., Any]
 
@@ -56,6 +57,16 @@ def test_a_file_that_is_there_is_kept_unless_it_is_said(rmq: Rmq, demo: Path, tm
     assert file.read_text() == "mine"
     assert rmq("export", demo, file, "--overwrite").status == 0
     assert pq.read_table(file).num_rows == 1493
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(
+    rmq: Rmq, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    ran = rmq("export", demo, tmp_path / "m.parquet")
+    assert ran.status == 2
+    assert f"you may not write to the folder {tmp_path}" in ran.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_parquet_file_or_no_store_is_refused(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
