@@ -1,11 +1,11 @@
 """`rmq export` and `rmq import`: messages as a Parquet file, and back, each once."""
 
-import os
 from pathlib import Path
 
 import click
 
 import rmq_spark
+from rmq_spark.command.message_output import may_write_to
 from rmq_spark.command.output import print_json, say
 from rmq_spark.command.progress import progress
 from rmq_spark.command.words import TIMES, begin_time, end_time, examples, reading, writing
@@ -45,7 +45,7 @@ def export(
     if Path(target).exists() and not overwrite:
         raise click.UsageError(f"{target} is there. Give another name, or --overwrite.")
     folder = Path(target).absolute().parent
-    if folder.is_dir() and not os.access(folder, os.W_OK):
+    if folder.is_dir() and not may_write_to(folder):
         raise click.UsageError(f"{target}: you may not write to the folder {folder}. Give a file in another one.")
     with progress("exporting", "messages") as note:
         done = rmq_spark.export_parquet(
