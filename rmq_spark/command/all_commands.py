@@ -45,6 +45,8 @@ COMMANDS = {
     "serve": _Listed("serving", "serve", "Deliver delayed messages when they are due."),
     "demo": _Listed("demonstration", "demo", "Make a small store to try the others on."),
 }
+# Ctrl-C is how some of these end, and none of them has anything to say of it.
+_LOOKING = frozenset({"topics", "queues", "groups", "lag", "cat", "get", "dump", "check"})
 _ENDING = """
 rmq COMMAND --help says more, with examples. Exit status: 0 done, 1 an error,
 2 wrong words, 3 the answer is no (check, repair, get), 130 stopped by Ctrl-C.
@@ -125,7 +127,8 @@ def run(words: Sequence[str]) -> int:
         say(f"{command}: {typed(str(error))}")
         return 1
     except (KeyboardInterrupt, click.Abort):
-        say(f"{command}: stopped. What was begun is whole, or was not done at all.")
+        if not words or words[0] not in _LOOKING:
+            say(f"{command}: stopped. Nothing was left half-done.")
         return STOPPED
     except BrokenPipeError:
         _read_no_more()

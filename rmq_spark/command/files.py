@@ -1,6 +1,7 @@
 """`rmq dump`: any file of a store, entry by entry, with the positions of their bytes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -42,7 +43,8 @@ def dump(path: str, as_json: bool, position: int, limit: int | None, kind: str |
     table = rmq_spark.dump(path, kind=kind, position=position, limit=limit + 1).to_arrow()
     shown = table.slice(0, limit)
     columns = [name for name in shown.column_names if shown[name].null_count < len(shown)]
-    show(rows_of(shown), columns, as_json=False, nothing="There is no entry from there on.", spared=_SPARED)
+    nothing = "There is no entry from there on." if Path(path).stat().st_size else "The file is empty."
+    show(rows_of(shown), columns, as_json=False, nothing=nothing, spared=_SPARED)
     if len(table) > limit:
         say(f"There is more: --position {table['position'][limit].as_py()}, or --limit.")
 

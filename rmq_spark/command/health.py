@@ -17,6 +17,10 @@ NOT_HEALTHY = 3
 _SHOWN = 20  # findings, of which there may be very many
 _PIPE_CHARS = 10_000  # nobody looks: nothing is folded
 _COLOURS = {"damage": "red", "repairable": "yellow"}
+_AROUND = """\
+`rmq cat PATH TOPIC --queue ID --offset N` reads on behind the damage; `rmq check` has the queue offsets.
+`rmq repair PATH --cut-log --accept-loss` ends the log before it, and gives all messages behind it up: --dry-run says
+how many."""
 _STEP = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 
 
@@ -75,13 +79,15 @@ def repair(
         raise click.UsageError("With --json nobody is asked. Add --dry-run, or --yes.")
     with progress("checking") as note:
         plan = rmq_spark.plan_repair(path, commit_log_path=commit_log_path, cut_log=cut_log, progress=note)
+    can_cut = not cut_log and any(finding.action == "cut" for finding in plan.report.findings)
     if plan.is_empty or dry_run or not as_json:
         nothing = "There is nothing to do: the store is healthy."
         rows = rows_of(plan.to_arrow()) if as_json else _steps(plan)
         show(rows, _STEP, as_json=as_json, nothing=nothing, spared=("isDoneByRepair",))
     if plan.is_empty or dry_run:
         if plan.steps and plan.is_empty and not as_json:
-            say("None of this can be repaired here. The texts say how to go on.")
+            say("None of this is repaired." if can_cut else "None of this can be repaired here.")
+            say(_AROUND if can_cut else "The texts say how to go on.")
         return 0 if plan.report.is_healthy else NOT_HEALTHY
     if plan.messages_lost and not accept_loss:
         say(f"{plan.messages_lost:,} messages would be lost, so nothing was done. Copy the store, then --accept-loss.")

@@ -42,20 +42,17 @@ def topics(path: str, commit_log_path: str | None, as_json: bool, with_all: bool
 @reading
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 def queues(path: str, commit_log_path: str | None, as_json: bool, topics: tuple[str, ...]) -> None:
-    """List the queues of topics, of all that hold messages if none is named.
+    """List the queues of topics; if none is named, all queues that hold messages, or cannot be read.
 
     Offsets are [minOffset, maxOffset): the first one that is there, and the next one to be written.
     """
     with waiting("reading queues"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-        if topics:
-            found = [store.topic(name) for name in topics]
-        else:
-            found = [one for one in store.summary().topics if one.messages or one.problems or not one.is_system]
-    rows = [row for one in found for row in rows_of(one.to_arrow())]
+        found = [store.topic(name) for name in topics] if topics else store.summary().topics
+    rows = [row for one in found for row in rows_of(one.to_arrow()) if topics or row["messages"] or row["problem"]]
     columns = ["topic", "queueId", "minOffset", "maxOffset", "messages", "bytes", *_TIMES]
     if any(row["problem"] for row in rows):
         columns.append("problem")
-    show(rows, columns, as_json=as_json, nothing="There are no queues yet.", spared=(*_TIMES, "bytes"))
+    show(rows, columns, as_json=as_json, nothing="No queue holds messages.", spared=(*_TIMES, "bytes"))
     _say_problems(path, found)
 
 

@@ -137,6 +137,11 @@ def is_file(stream: IO[str]) -> bool:
         return False
 
 
+def may_write_to(folder: os.PathLike[str]) -> bool:
+    """Say whether whoever runs this may make files in a folder."""
+    return os.access(folder, os.W_OK)
+
+
 @contextmanager
 def open_output(
     form: str, path: str | None, names: Sequence[str], *, is_endless: bool, is_plain: bool

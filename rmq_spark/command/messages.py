@@ -39,7 +39,12 @@ _EXAMPLES = examples(
     help="Columns, joined by commas, or * for all. As text they come as they are, with tabs between.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="How messages are written.  [default: text]")
-@click.option("-o", "--output", metavar="FILE", help="A file, which is there when it is whole; - for stdout.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="A file; one that is there is replaced when the new one is whole. - for stdout.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C or --limit. JSON: an object a line.")
 def cat(
     path: str,
@@ -85,10 +90,18 @@ def cat(
                 out.write((table if limit is None else table.slice(0, limit - out.messages)).select(names))
                 if limit is not None and out.messages >= limit:
                     break
+    _say_how_many(out.messages, form, output, tags or "")
+
+
+def _say_how_many(count: int, form: str, output: str | None, tags: str) -> None:
+    """Say how many messages went to a file, or that there is none; and why, where one bar makes two tags one."""
     if output not in (None, "-"):
-        say(f"{out.messages:,} messages are in {output}.")
-    elif not out.messages and form == "text":
+        say(f"{count:,} messages are in {output}.")
+    elif not count and form == "text":
         say("No message.")
+    if not count and "|" in tags.replace("||", ""):
+        meant = " || ".join(tag.strip() for tag in tags.split("|") if tag.strip())
+        say(f'--tags {tags!r}: "|" is part of a tag here. Alternatives need "||": --tags {meant!r}.')
 
 
 def _names(columns: str) -> list[str]:

@@ -18,7 +18,7 @@ _EXAMPLES = examples(
 )
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, context_settings={"allow_extra_args": True})
 @reading
 @click.option("--id", "message_id", help="The producer's msgId, or the broker's offsetMsgId.")
 @click.option("--key", help="One of the message's keys.")
@@ -40,6 +40,7 @@ def get(
     Ids and keys are found by RocketMQ's index, which a broker may lack (messageIndexEnable) or lose the end of after a
     crash: `rmq cat` reads on. Exit status 3 if there is no such message.
     """
+    _refuse_bare(click.get_current_context().args)
     if sum(one is not None for one in (message_id, key, offset)) != 1:
         raise click.UsageError("Say which message: --id, --key, or --offset with --topic and --queue.")
     if offset is not None and (queue_id is None or len(topics) != 1):
@@ -58,6 +59,8 @@ def get(
             assert key is not None
             places = [place for topic in names for place in _keyed(store, topic, key, is_named=bool(topics))]
         found = [store.message(*place) for place in places]
+        for queue, at in places:
+            _say_of_crc(store, queue, at)
     if as_json:
         print_json(row for one in found for row in rows_of(one.to_arrow()))
     elif found:
@@ -65,6 +68,12 @@ def get(
     else:
         say("There is no such message.")
     return 0 if found else NOT_FOUND
+
+
+def _refuse_bare(words: list[str]) -> None:
+    """Raise UsageError for words of which nobody can say whether they are ids or keys."""
+    if words:
+        raise click.UsageError(f"What is {words[0]!r}? A key is given as --key {words[0]}, an id as --id {words[0]}.")
 
 
 def _place(store: Any, topic: str, queue_id: int | None, offset: int) -> list[Any]:
@@ -88,6 +97,15 @@ def _keyed(store: Any, topic: str, key: str, *, is_named: bool) -> list[Any]:
     with suppress(rmq_spark.NotFoundError):
         return list(store.find_key(topic, key))
     return []
+
+
+def _say_of_crc(store: Any, queue: Any, offset: int) -> None:
+    """Say so if a body is not the one that was sent: it is shown nevertheless."""
+    try:
+        for _ in store.read(queue, offset, offset + 1, ["body"], check_crc=True):
+            pass
+    except rmq_spark.DamageError:
+        say(f"{queue}@{offset}: the body's CRC does not match. `rmq check` says more.")
 
 
 def _shown(text: str) -> str:

@@ -95,7 +95,7 @@ def reset(
     """Have GROUP go on at WHERE: earliest, latest, a TIME, or offsets as JSON.
 
     Queries that run go there with their next batch. Where each queue stood before is printed too, so that a reset can
-    be taken back.
+    be taken back. The group's retries stay where they are, unless --topic %RETRY%GROUP says so.
     """
     where = _where(to)
     with waiting("resetting"):

@@ -19,6 +19,8 @@ from rmq_spark.store.format.whole_records import WholeRecords, field_shift
 from rmq_spark.store.log.segments import Segment, SegmentRun
 
 _FIELDS: Any = RECORD_HEAD.fields
+# Who names a position need not know where records begin.
+_WITHIN = "position {} may be within a record; the next one that can be read is behind this"
 _HOST_BYTES, _V6_HOST_BYTES = 8, 20
 SCHEMA = pa.schema(
     [
@@ -75,7 +77,9 @@ def dump_log(path: str, position: int) -> Iterator[pa.RecordBatch]:
         for step in walk.run(at, None):
             if isinstance(step, LogFault):
                 if step.begin < step.end:
-                    yield _one(step.begin - begin, "damage", step.end - step.begin, step.begin, step.found)
+                    is_first = position > 0 and step.begin == begin + position
+                    found = f"{_WITHIN.format(position)}: {step.found}" if is_first else step.found
+                    yield _one(step.begin - begin, "damage", step.end - step.begin, step.begin, found)
                     at = step.end
                 continue
             yield _records(step, begin)

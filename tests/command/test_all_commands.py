@@ -16,6 +16,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.command.all_commands import COMMANDS, make_group
+from rmq_spark.command.output import typed
 
 Rmq = Callable[..., Any]
 FOLDER = Path(rmq_spark.__file__).parent / "command"
@@ -117,7 +118,9 @@ def test_the_exit_status_says_whether_it_is_an_error_wrong_words_or_a_no(
 
 
 def test_an_error_says_what_is_to_be_typed(rmq: Rmq, store: Path, tmp_path: Path) -> None:
-    assert "Name the topics to reset (--topic)." in rmq("reset", store, "nobody", "earliest").err
+    assert rmq("topics", tmp_path / "none").err.endswith("Give the folder that a broker calls storePathRootDir.\n")
+    assert typed("Give the user who runs Spark that right") == "Give the user who runs rmq that right"
+    assert "Name the topics to reset with --topic." in rmq("reset", store, "nobody", "earliest").err
     ran = rmq("import", store, tmp_path)
     assert ran.status == 2
     (tmp_path / "text").write_text("no parquet, but twelve bytes and more")
@@ -140,9 +143,11 @@ def test_ctrl_c_is_answered_with_130(rmq: Rmq, demo: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rmq_spark, "check", interrupt)
+    monkeypatch.setattr(rmq_spark, "close", interrupt)
     ran = rmq("check", demo)
-    assert ran.status == 130
-    assert "rmq check: stopped" in ran.err
+    assert (ran.status, ran.out, ran.err) == (130, "", "")
+    ran = rmq("close", demo)
+    assert (ran.status, ran.err) == (130, "rmq close: stopped. Nothing was left half-done.\n")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,14 @@ def test_times_are_half_open(rmq: Rmq, demo: Path) -> None:
     assert all(row["storeTimestamp"] >= moment for row in behind)
 
 
+def test_one_bar_between_tags_is_answered_with_two(rmq: Rmq, demo: Path) -> None:
+    ran = rmq("cat", demo, "orders", "--tags", "paid|shipped", "--json")
+    assert (ran.status, ran.rows) == (0, [])
+    assert "Alternatives need \"||\": --tags 'paid || shipped'." in ran.err
+    assert "||" not in rmq("cat", demo, "orders", "--tags", "none || neither").err
+    assert "||" not in rmq("cat", demo, "orders", "--tags", "paid || x|y", "--json").err
+
+
 def test_filters_are_those_of_subscriptions(rmq: Rmq, demo: Path) -> None:
     tags = {row["tags"] for row in rmq("cat", demo, "orders", "--tags", "paid || shipped", "--json").rows}
     assert tags == {"paid", "shipped"}

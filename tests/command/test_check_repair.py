@@ -120,7 +120,11 @@ def test_what_cannot_be_repaired_is_not_called_healthy(rmq: Rmq, torn: Path) -> 
     ran = rmq("repair", torn, "--dry-run")
     assert ran.status == 3
     assert "leave" in ran.out
+    assert "read around the place: `rmq cat --offset`; in Spark" in ran.out
     assert "healthy." not in ran.err
+    assert "--cut-log --accept-loss" in ran.err
+    assert "--offset N` reads on behind the damage" in ran.err
+    assert "--cut-log --accept-loss" not in rmq("repair", torn, "--cut-log", "--dry-run").err
 
 
 def test_a_path_without_a_store_is_an_error(rmq: Rmq, tmp_path: Path) -> None:

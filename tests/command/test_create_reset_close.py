@@ -62,6 +62,24 @@ def test_where_a_group_cannot_go_is_answered_with_what_it_may_be(rmq: Rmq, store
     assert "orders" in ran.err
 
 
+def test_the_retries_of_a_group_stay_unless_their_topic_is_named(rmq: Rmq, store: Path) -> None:
+    before = rmq_spark.group_offsets(store, "audit")["%RETRY%audit"]
+    assert rmq("reset", store, "audit", "earliest").status == 0
+    assert rmq_spark.group_offsets(store, "audit")["%RETRY%audit"] == before
+    (row,) = rmq("reset", store, "audit", "earliest", "--topic", "%RETRY%audit", "--json").rows
+    assert (row["oldGroupOffset"], row["groupOffset"]) == (before[0], 0)
+    assert before != {0: 0}
+
+
+def test_a_group_that_cannot_be_reset_is_answered_with_what_can_be_done(rmq: Rmq, store: Path, tmp_path: Path) -> None:
+    ran = rmq("reset", store, "CID_RMQ_SYS_TRANS", "latest")
+    assert ran.status == 1
+    assert "set the offset in config/consumerOffset.json to that end" in ran.err
+    rmq("create", tmp_path / "new", "orders")
+    ran = rmq("reset", tmp_path / "new", "g", "latest")
+    assert "Name the topics to reset with --topic. The store has no groups." in ran.err
+
+
 def test_an_offset_outside_a_queue_changes_nothing(rmq: Rmq, store: Path) -> None:
     before = (store / "config" / "consumerOffset.json").read_bytes()
     assert rmq("reset", store, "billing", '{"payments": {"0": 9999}}').status == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 Rmq = Callable[..., Any]
 
@@ -26,6 +27,18 @@ def test_what_is_exported_can_be_imported_each_once(rmq: Rmq, demo: Path, tmp_pa
     assert len(rmq("cat", other, "all", "--json").rows) == 1469
 
 
+def test_an_import_says_which_columns_of_an_export_the_file_lacks(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.parquet"
+    rmq("cat", demo, "orders", "--last", 3, "--format", "parquet", "-o", file)
+    ran = rmq("import", tmp_path / "new", file)
+    assert "lacks columns that `rmq export` writes: physicalTopic, properties, flag. " in ran.err
+    assert "3 messages appended" in ran.err
+    rmq("cat", demo, "orders", "--format", "parquet", "-o", tmp_path / "n", "--columns", "body,flag,properties")
+    assert "lacks" not in rmq("import", tmp_path / "new", tmp_path / "n", "--topic", "a", "--spread").err
+    rmq("export", demo, tmp_path / "all", "--topic", "orders")
+    assert "lacks" not in rmq("import", tmp_path / "new", tmp_path / "all").err
+
+
 def test_times_and_columns_are_chosen(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
     file = tmp_path / "m.parquet"
     words = ("--topic", "payments", "--from", "2026-11-21T05:50:34Z", "--columns", "keys, body")
@@ -44,6 +57,16 @@ def test_a_file_that_is_there_is_kept_unless_it_is_said(rmq: Rmq, demo: Path, tm
     assert file.read_text() == "mine"
     assert rmq("export", demo, file, "--overwrite").status == 0
     assert pq.read_table(file).num_rows == 1493
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(
+    rmq: Rmq, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    ran = rmq("export", demo, tmp_path / "m.parquet")
+    assert ran.status == 2
+    assert f"you may not write to the folder {tmp_path}" in ran.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_parquet_file_or_no_store_is_refused(rmq: Rmq, demo: Path, tmp_path: Path) -> None:

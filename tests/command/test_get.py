@@ -37,6 +37,24 @@ def test_nothing_found_is_a_no(rmq: Rmq, demo: Path) -> None:
     assert (ran.status, ran.out) == (3, "[]\n")
 
 
+def test_a_word_that_may_be_a_key_is_answered_with_the_options(rmq: Rmq, demo: Path) -> None:
+    ran = rmq("get", demo, "O-1010")
+    assert (ran.status, ran.out) == (2, "")
+    assert "A key is given as --key O-1010, an id as --id O-1010." in ran.err
+    assert rmq("get", demo, "--no-such", "x").status == 2
+
+
+def test_a_body_that_is_not_the_one_that_was_sent_is_shown_and_told(rmq: Rmq, store: Path) -> None:
+    words = ("get", store, "--topic", "orders", "--queue", 0, "--offset", 0)
+    assert rmq(*words).err == ""
+    log = store / "commitlog" / "00000000000000000000"
+    log.write_bytes(log.read_bytes().replace(b'"orderId":"O-1010"', b'"orderId":"O-9999"', 1))
+    ran = rmq(*words)
+    assert ran.status == 0
+    assert "O-9999" in ran.out
+    assert "orders/0@0: the body's CRC does not match" in ran.err
+
+
 @pytest.mark.parametrize(
     "words",
     [

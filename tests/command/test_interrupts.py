@@ -45,15 +45,16 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize(("call", "count"), [(1, "0"), (2, "65,536"), (3, "70,000")])
 def test_an_import_goes_on_where_ctrl_c_came(
-    rmq: Rmq, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    rmq: Rmq, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, count: str
 ) -> None:
     store = tmp_path / "store"
     with monkeypatch.context() as patch:
         patch.setattr("rmq_spark.command.moving.progress", interrupted_at(call))
-        status = rmq("import", store, many / "m.parquet").status
-    assert status == 130
+        ran = rmq("import", store, many / "m.parquet")
+    assert ran.status == 130
+    assert f"{count} of 70,000 messages are in the store, or more. Call it again" in ran.err
     assert rmq("import", store, many / "m.parquet").status == 0
     bodies = [row["body"] for row in rmq("cat", store, "orders", "--columns", "body", "--json").rows]
     assert sorted(bodies) == sorted(f"body {number}" for number in range(COUNT))
@@ -78,7 +79,9 @@ def test_a_check_is_stopped_and_nothing_was_changed(
     rmq: Rmq, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("rmq_spark.command.health.progress", interrupted_at(1))
-    assert rmq(name, store).status == 130
+    ran = rmq(name, store)
+    assert ran.status == 130
+    assert ("stopped" in ran.err) is (name == "repair")
     assert not (store / "rmq").exists()
 
 

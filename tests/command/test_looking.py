@@ -94,6 +94,20 @@ def test_a_queue_without_a_folder_raises_no_alarm(rmq: Rmq, store: Path) -> None
     assert [row["messages"] for row in ran.rows] == [289, 0, 293, 296]
 
 
+def test_queues_of_no_named_topic_are_those_that_hold_messages(rmq: Rmq, demo: Path) -> None:
+    rows = rmq("queues", demo, "--json").rows
+    assert all(row["messages"] for row in rows)
+    assert "compat" not in {row["topic"] for row in rows}
+    assert len(rmq("queues", demo, "compat", "--json").rows) == 16
+
+
+def test_a_damaged_queue_is_listed_though_no_message_of_it_can_be_read(rmq: Rmq, store: Path) -> None:
+    path = store / "consumequeue" / "orders" / "0" / "00000000000000000000"
+    path.rename(path.with_name("00000000000000000007"))
+    rows = rmq("queues", store, "--json").rows
+    assert [(row["topic"], row["queueId"], row["messages"]) for row in rows if row["problem"]] == [("orders", 0, 0)]
+
+
 def test_a_queue_that_is_damaged_is_listed_with_its_problem(rmq: Rmq, store: Path) -> None:
     path = store / "consumequeue" / "orders" / "0" / "00000000000000000000"
     path.rename(path.with_name("00000000000000000007"))
