@@ -12,7 +12,6 @@ from rmq_spark.command.output import printable, rows_of, say, typed
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
 from rmq_spark.command.words import examples, reading
-from rmq_spark.store import TopicSummary
 
 _TIMES = ("firstTimestamp", "lastTimestamp")
 _MAX_PROBLEMS = 10  # of a store that lost a disk each queue has one
@@ -56,7 +55,7 @@ def queues(path: str, commit_log_path: str | None, as_json: bool, topics: tuple[
     _say_problems(path, found)
 
 
-def _say_problems(path: str, topics: Iterable[TopicSummary]) -> None:
+def _say_problems(path: str, topics: Iterable[Any]) -> None:
     """Say on stderr which queues the numbers leave out, wholly or in part: the table alone would pass for all."""
     problems = [f"{one.topic}/{queue_id}: {problem}" for one in topics for queue_id, problem in one.problems.items()]
     for problem in problems[:_MAX_PROBLEMS]:

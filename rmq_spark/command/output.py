@@ -28,15 +28,23 @@ _TYPED = {
     "user who runs Spark": "user who runs rmq",
     "; on a cluster it must be visible under the same path on the driver and on every executor": "",
     "set lockTimeout": "give --lock-timeout",
-    "Give topic=": "Give --to-topic",
+    "Give topic=, or leave it out": "Give --to-topic, or leave it out",
+    "Give topic=, or a file": "Give --topic, or a file",
+    "(topic=...)": "(--topic)",
+    "name=": "--name ",
+    "or None to go by": "or none to go by",
     "keep_queues=False": "--spread",
+    "overwrite=True": "--overwrite",
+    "accept_loss=True": "--accept-loss",
+    "cut_log=True": "--cut-log",
 }
 
 
 def typed(text: str) -> str:
     """Return a text with what is typed at a terminal in it, instead of what a program calls."""
     for name, words in _TYPED.items():
-        text = re.sub(rf"{re.escape(name)}(?!\w)", words, text)
+        begin, end = r"(?<!\w)" * name[0].isalnum(), r"(?!\w)" * name[-1].isalnum()
+        text = re.sub(begin + re.escape(name) + end, words, text)
     return text
 
 

@@ -267,7 +267,7 @@ def _odd_offset(path: str, who: str, queue: QueueKey, offset: int, bounds: Bound
             offset,
             0,
             "Restore the messages, or set it back: rmq_spark.reset_offsets for a group of yours; for all, a "
-            "broker's own groups and delay levels too, `rmq repair --cut-log` (rmq_spark.plan_repair, cut_log=True).",
+            "broker's own groups and delay levels too, rmq_spark.plan_repair with cut_log=True.",
             "reset",
         )
     elif held is not None and offset < held[0]:

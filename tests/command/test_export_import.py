@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -77,3 +78,16 @@ def test_what_is_no_parquet_file_or_no_store_is_refused(rmq: Rmq, demo: Path, tm
     assert rmq("export", tmp_path / "none", tmp_path / "x").status == 1
     assert not (tmp_path / "none").exists()
     assert not (tmp_path / "x").exists()
+
+
+def test_errors_name_the_options_that_an_import_has(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
+    source, store = tmp_path / "a.parquet", tmp_path / "store"
+    pq.write_table(pa.table({"body": ["x"], "topic": pa.array([None], pa.string())}), source)
+    for words, says in (([], "Give --topic, or a file"), (["--name", ""], "--name '' is no name")):
+        ran = rmq("import", store, source, *words)
+        assert ran.status == 1
+        assert says in ran.err
+        assert "None" not in ran.err
+    pq.write_table(pa.table({"body": ["x"], "topic": ["t"], "queueId": pa.array([7], pa.int32())}), source)
+    assert rmq("create", store, "t", "--queues", "1").status == 0
+    assert "or a topic of its own (--topic)" in rmq("import", store, source).err
