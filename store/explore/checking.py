@@ -51,7 +51,6 @@ Progress = Callable[[int, int], None]
 _TRIES = 4
 _LOOKS = 3  # at all of a store that writers come to meanwhile; the last one as beside one at work
 _WAIT_S = 0.05  # doubled: a broker overwrites a small file within milliseconds
-_STATES = {Closing.CLEAN: "closed", Closing.LIVE: "live", Closing.CRASHED: "crashed"}
 
 
 def check(
@@ -76,7 +75,7 @@ def check(
             break
         # A writer came meanwhile, and what was found may be what it was at: once more, as beside one. It may have
         # closed the store again, as ours do after each commit. Writers that come and die each time end in that, too.
-        left = replace(now, closing=Closing.LIVE) if now.closing is Closing.CLEAN or looks_left == 1 else now
+        left = replace(now, closing=Closing.LIVE) if now.closing is Closing.CLOSED or looks_left == 1 else now
     return report
 
 
@@ -162,7 +161,7 @@ class _Check:
         looked = self._looked
         return CheckReport(
             self._root,
-            _STATES[self._left.closing],
+            self._left.closing.name.lower(),
             self._findings.all(),
             looked.files,
             looked.records,

@@ -71,7 +71,7 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
     page = files.read_small(path)
     step = _CHECKPOINT_STEP
     if page is None or not page:
-        if closing is Closing.CLEAN and newest_ms is not None and newest_ms >= 0:
+        if closing is Closing.CLOSED and newest_ms is not None and newest_ms >= 0:
             found = "no such file" if page is None else "an empty one"
             what = "the store has messages and no checkpoint"
             yield _checkpoint(what, path, 0, "a page", found, step)
@@ -81,7 +81,7 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
         yield _checkpoint("the length of the checkpoint", path, len(page), expected, str(len(page)), step)
     checkpoint = decode_checkpoint(page)
     latest_ms = max(newest_ms or 0, wall_clock_ms()) + CLOCKS_DIFFER_MS
-    is_compared = closing is Closing.CLEAN and newest_ms is not None
+    is_compared = closing is Closing.CLOSED and newest_ms is not None
     for name in CHECKPOINT_FIELDS.names or ():
         at = field_position(CHECKPOINT_FIELDS, name)
         value = getattr(checkpoint, name)
@@ -90,7 +90,7 @@ def _look_at_checkpoint(root: str, closing: Closing, newest_ms: int | None) -> I
         elif name in _TIMES and value > latest_ms and not is_compared:
             what = f"the field {name} of the checkpoint is a time to come"
             yield _checkpoint(what, path, at, f"at most {latest_ms}", str(value), step)
-    if closing is Closing.CLEAN and newest_ms is not None:
+    if closing is Closing.CLOSED and newest_ms is not None:
         yield from _compare_times(path, checkpoint, newest_ms)
     if page[CHECKPOINT_FIELDS.itemsize :].strip(b"\0"):
         what = "bytes behind the fields of the checkpoint, which nobody reads"

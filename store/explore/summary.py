@@ -163,7 +163,7 @@ class TopicSummary:
 class StoreSummary:
     """One store: its topics by name, and the extent of its commit log as physical offsets [log_begin, log_end).
 
-    `left` says how its last writer left it: "clean" (closed in order), "crashed", "live" (somebody writes).
+    `state` says how its last writer left it: "closed" (in order), "crashed", "live" (somebody writes).
     """
 
     path: str
@@ -172,7 +172,7 @@ class StoreSummary:
     log_end: int
     segment_count: int
     segment_bytes: int
-    left: str
+    state: str
 
     @property
     def messages(self) -> int:
@@ -227,7 +227,7 @@ class StoreSummary:
     def __repr__(self) -> str:
         own = sum(not topic.is_system for topic in self.topics)
         lines = [
-            f"store {self.path} ({self.left})",
+            f"store {self.path} ({self.state})",
             f"{count_text(own, 'topic')} and {len(self.topics) - own} of RocketMQ's own, "
             f"{count_text(self.messages, 'message')} in {count_text(self.used_queue_count, 'queue')}",
             f"{bytes_text(self.bytes)} of log in {count_text(self.segment_count, 'segment')} of "

@@ -45,8 +45,8 @@ def store_html(store: _Shown) -> str:
         "commit log": f"{bytes_text(store.bytes)} in {count_text(store.segment_count, 'segment')} of "
         f"{bytes_text(store.segment_bytes)}, physical offsets [{store.log_begin:,}, {store.log_end:,})",
         "stored": _range_text(store.first_ms, store.last_ms),
-        "left": {"clean": "closed in order", "live": "somebody writes to it"}.get(
-            store.left, "not closed: its last writer died"
+        "left": {"closed": "closed in order", "live": "somebody writes to it"}.get(
+            store.state, "not closed: its last writer died"
         ),
     }
     held = sum(topic.messages for topic in system)

@@ -61,9 +61,9 @@ class StoreExplorer(StoreReader):
         self.refresh()
         topics = self._summaries(self.topics())
         run = self._log.segments
-        left = how_left(self.path).closing.name.lower()
+        state = how_left(self.path).closing.name.lower()
         begin = min(run.begin, self.log_end)
-        return StoreSummary(self.path, topics, begin, self.log_end, len(run.segments), run.size, left)
+        return StoreSummary(self.path, topics, begin, self.log_end, len(run.segments), run.size, state)
 
     def topic(self, name: str) -> TopicSummary:
         """Return what a topic holds now, queue by queue. Raises NotFoundError, which names others."""

@@ -31,7 +31,7 @@ class Closing(enum.Enum):
     """How the store was left, which decides what a unit that is missing means."""
 
     LIVE = "a broker or writer holds the lock"
-    CLEAN = "closed in order: every message has its unit"
+    CLOSED = "closed in order: every message has its unit"
     CRASHED = "its writer died: the last messages may have no unit yet"
 
 
@@ -80,7 +80,7 @@ class Chain:
         if left.closing is Closing.CRASHED:
             self._refuse_gap()
             self._cut_torn(checkpoint().physic_msg_timestamp)
-        elif left.closing is Closing.CLEAN:
+        elif left.closing is Closing.CLOSED:
             self._refuse_hole(checkpoint(), last_indexed)
 
     def _follow(self) -> None:
@@ -156,7 +156,7 @@ class Chain:
         step_ms = int(newest[first - 1] - times[first])
         page = checkpoint()
         last_ms = page.physic_msg_timestamp or page.logics_msg_timestamp
-        is_clean = left.closing is Closing.CLEAN
+        is_clean = left.closing is Closing.CLOSED
         if is_clean and last_ms == int(times[-1]) and last_ms != int(newest[first - 1]):
             return  # the checkpoint names the last of them as the last message
         if not is_clean and 0 <= left.started_ms <= int(times[first]):

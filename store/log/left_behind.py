@@ -18,7 +18,7 @@ def how_left(path: str) -> Left:
     clean = files.file_size(abort) < 0
     if not clean and is_at_work(read_watermark(path)):
         return Left(Closing.LIVE, lock_ms, started_ms)
-    return Left(Closing.CLEAN if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
+    return Left(Closing.CLOSED if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
 
 
 def read_checkpoint(path: str) -> Checkpoint:

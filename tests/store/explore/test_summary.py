@@ -95,12 +95,12 @@ def test_a_store_shows_what_it_holds_and_folds_away_what_is_not_the_users(demo: 
     text = repr(demo.summary())
     assert "1,515 messages" in text
     assert "2026-11-21 05:50:31.752" in text
-    assert "(clean)" in text
+    assert "(closed)" in text
 
 
 def test_how_the_store_was_left_is_said(golden: Path) -> None:
     with rmq_spark.open_reader(golden / "livekill533") as reader:
-        assert reader.summary().left == "crashed"
+        assert reader.summary().state == "crashed"
         assert "its last writer died" in html_of(reader).text
 
 
