@@ -72,13 +72,13 @@ def repair(
     """Do what a plan says, or the plan of the store at a path; return what was done, and a check of the store after it.
 
     Nothing is lost unless the plan says so and `accept_loss` is given. Raises OptionError for a plan that would lose
-    messages without it, StoreChangedError for a plan that is not true any more (plan again), LockTimeoutError while a
-    broker holds the store, and what a writer's recovery raises for damage that it must not pass over; nothing was
-    changed then. After any other error the store is as after a crash: repair it again.
+    messages or cuts the log without it, StoreChangedError for a plan that is not true any more (plan again),
+    LockTimeoutError while a broker holds the store, and what a writer's recovery raises for damage that it must not
+    pass over; nothing was changed then. After any other error the store is as after a crash: repair it again.
     """
     if not isinstance(plan, RepairPlan):
         plan = plan_repair(plan, commit_log_path=commit_log_path)
-    if plan.messages_lost and not accept_loss:
+    if plan.is_lossy and not accept_loss:
         raise OptionError(
             f"the repair of {plan.path} would lose {plan.messages_lost} messages for good. Nothing was changed. Keep a "
             "copy of the store, look at the plan (rmq_spark.plan_repair), and say accept_loss=True if that is meant."
