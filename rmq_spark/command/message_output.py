@@ -137,6 +137,12 @@ def is_file(stream: IO[str]) -> bool:
         return False
 
 
+def refuse_output(path: str | None, store: Any) -> None:
+    """Raise OptionError for a file among those of a store, the one that is read or another."""
+    if path is not None and path != "-":
+        store.refuse_inside(path)
+
+
 @contextmanager
 def open_output(
     form: str, path: str | None, names: Sequence[str], *, is_endless: bool, is_plain: bool
