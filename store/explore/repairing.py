@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from rmq_spark.store.commit.finishing import IntentFinisher
+from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -42,6 +43,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
+from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
@@ -73,8 +75,9 @@ def repair(
 
     Nothing is lost unless the plan says so and `accept_loss` is given. Raises OptionError for a plan that would lose
     messages or cuts the log without it, StoreChangedError for a plan that is not true any more (plan again),
-    LockTimeoutError while a broker holds the store, and what a writer's recovery raises for damage that it must not
-    pass over; nothing was changed then. After any other error the store is as after a crash: repair it again.
+    LockTimeoutError while a broker holds the store, and DamageError or StoreError for settings and intents of ours that
+    no writer passes over; nothing was changed then. After any other error, or one of these where somebody takes the
+    lock or the disk fails midway, the store is as after a crash, and loses nothing by it: repair it again.
     """
     if not isinstance(plan, RepairPlan):
         plan = plan_repair(plan, commit_log_path=commit_log_path)
@@ -105,6 +108,8 @@ class _Repair:
         with self._writer:
             with self._writer.lock.hold():
                 self._refuse_other_store()
+                if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+                    self._refuse_what_stops_writers()
                 for step in steps:
                     if step.action == RESTORE:
                         self._restore(step.path)
@@ -128,6 +133,11 @@ class _Repair:
                 f"the store at {self._root} is not what the plan was made for: somebody wrote to it since. Nothing was "
                 "changed. Plan again."
             )
+
+    def _refuse_what_stops_writers(self) -> None:
+        """Read what the section reads first, and may raise for: before the first step, so that none is half of it."""
+        check_settings(self._root)
+        Intents(self._root, self._disk).read_all()
 
     def _vouch_for_nothing(self) -> None:
         abort = files.join(self._root, filenames.ABORT)

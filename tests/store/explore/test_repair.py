@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark import LockTimeoutError, OptionError, StoreChangedError, check, plan_repair, repair
+from rmq_spark import DamageError, LockTimeoutError, OptionError, StoreChangedError, check, plan_repair, repair
 from rmq_spark.store import explore
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.log.store_reader import StoreReader
@@ -290,6 +290,23 @@ def test_while_a_broker_holds_the_store_nothing_is_repaired(tmp_store: Callable[
     finally:
         lock.release()
     assert not (path / "abort").exists()
+
+
+@pytest.mark.parametrize("damaged", ["rmq/intents/q.json", "rmq/settings.json"])
+def test_what_no_writer_passes_over_is_refused_before_anything_is_done(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=2) as store:
+        store.send_many(pa.table({"topic": ["t"] * 20, "body": [b"x" * 40] * 20}))
+    (path / damaged).parent.mkdir(exist_ok=True)
+    (path / damaged).write_bytes(b"no json")
+    shutil.rmtree(path / "consumequeue/t/1")
+    plan = plan_repair(path)
+    assert "rebuild" in {step.action for step in plan.steps} or "recover" in {step.action for step in plan.steps}
+    whose = {path / "lock", path / "rmq/turn", path / "rmq/holder.json"}
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one not in whose}
+    with pytest.raises(DamageError, match=Path(damaged).name):
+        repair(plan)
+    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one not in whose} == before
 
 
 def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
