@@ -89,7 +89,7 @@ def repair(
             say("None of this is repaired." if can_cut else "None of this can be repaired here.")
             say(_AROUND if can_cut else "The texts say how to go on.")
         return 0 if plan.report.is_healthy else NOT_HEALTHY
-    if plan.messages_lost and not accept_loss:
+    if plan.is_lossy and not accept_loss:
         say(f"{plan.messages_lost:,} messages would be lost, so nothing was done. Copy the store, then --accept-loss.")
         return NOT_HEALTHY
     if not yes and not _is_wanted(path, plan):
@@ -111,7 +111,7 @@ def _is_wanted(path: str, plan: Any) -> bool:
     if not sys.stdin.isatty():
         say("There is no terminal at which to ask: --yes does it unasked.")
         return False
-    lost = f" {plan.messages_lost:,} messages are lost for good." if plan.messages_lost else ""
+    lost = f" {plan.messages_lost:,} messages are lost for good." if plan.is_lossy else ""
     click.echo(f"Do this to {path}?{lost} [y/N] ", nl=False, err=True)
     answer = sys.stdin.readline()
     if not answer:

@@ -142,6 +142,12 @@ def may_write_to(folder: os.PathLike[str]) -> bool:
     return os.access(folder, os.W_OK)
 
 
+def refuse_output(path: str | None, store: Any) -> None:
+    """Raise OptionError for a file among those of a store, the one that is read or another."""
+    if path is not None and path != "-":
+        store.refuse_inside(path)
+
+
 @contextmanager
 def open_output(
     form: str, path: str | None, names: Sequence[str], *, is_endless: bool, is_plain: bool

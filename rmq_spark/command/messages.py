@@ -7,7 +7,7 @@ from itertools import chain
 import click
 
 import rmq_spark
-from rmq_spark.command.message_output import FORMATS, is_file, open_output
+from rmq_spark.command.message_output import FORMATS, is_file, open_output, refuse_output
 from rmq_spark.command.message_ranges import Beginning, MessageRanges
 from rmq_spark.command.output import say
 from rmq_spark.command.progress import progress
@@ -79,6 +79,7 @@ def cat(
     filters = {"tags": tags, "sql92": sql92}
     is_seen = output in (None, "-") and not is_file(sys.stdout)
     with ExitStack() as shown, rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+        refuse_output(output, store)
         ranges = MessageRanges(store, topics, queue_ids, filters, limit)
         begin = Beginning(begin_ms, offset, last)
         with open_output(form, output, names, is_endless=follow, is_plain=columns is not None) as out:

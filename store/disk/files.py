@@ -56,6 +56,11 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path)
 
 
+def exists(path: str) -> bool:
+    """Say whether there is a file or a folder at `path`, or a link to one."""
+    return os.path.exists(path)
+
+
 def read_small(path: str) -> bytes | None:
     """Return a whole small file, None if there is none."""
     try:
@@ -124,6 +129,11 @@ def absolute(path: str | os.PathLike[str]) -> str:
     if "\0" in text:
         raise OptionError(f"the path {text!r} has the character 0 in it, which no path can have. Take it out.")
     return os.path.abspath(os.path.expanduser(text))
+
+
+def resolved(path: str) -> str:
+    """Return the absolute path with every link in it followed, as far as there is something."""
+    return os.path.realpath(path)
 
 
 def _unreadable(path: str, error: OSError) -> StorePathError:

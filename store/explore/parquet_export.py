@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.explore.outside import refuse_in_store
 from rmq_spark.store.explore.parquet_file import ParquetTarget
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.filenames import is_system_topic
@@ -54,8 +55,9 @@ def export_parquet(
     whole or not at all; one that is there is only replaced with `overwrite`. `progress` is called with the messages
     written and those to be written.
 
-    Raises OptionError for arguments that make no sense, NotFoundError for a topic that is not there, DamageError and
-    StoreChangedError for messages that cannot be read: nothing is left at `target` then.
+    Raises OptionError for arguments that make no sense and for a `target` that lies in a store, NotFoundError for a
+    topic that is not there, DamageError and StoreChangedError for messages that cannot be read: nothing is left at
+    `target` then.
     """
     root, file = files.absolute(path), files.absolute(target)
     names = list(COLUMNS) if columns is None else list(columns)
@@ -66,12 +68,11 @@ def export_parquet(
         raise OptionError(f"row_group_rows={row_group_rows!r} is no whole number from 1 on.")
     if bounds is not None and (topics is not None or begin_ms is not None or end_ms is not None):
         raise OptionError("bounds say which messages are meant: give no topics and no times beside them.")
+    refuse_in_store(file, root, commit_log_path)
     if files.is_folder(file) or (files.file_size(file) >= 0 and not overwrite):
         raise OptionError(f"{file} is there. Give another file, or overwrite=True. Nothing was written.")
     if not files.is_folder(files.parent(file)):
         raise OptionError(f"there is no folder {files.parent(file)}. Make it, or give another file.")
-    if file.startswith(root + "/") and files.parent(file) != root:
-        raise OptionError(f"{file} lies among the files of the store: no broker starts on that. Give another file.")
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         ranges = _given(bounds) if bounds is not None else dict(_ranges(reader, topics, begin_ms, end_ms))

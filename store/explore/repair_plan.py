@@ -15,11 +15,11 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
+from rmq_spark.store.explore.cut_loss import messages_behind
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding
-from rmq_spark.store.explore.set_back import beyond_ends, first_reaching_beyond, queue_ends
+from rmq_spark.store.explore.set_back import beyond_ends, queue_ends
 from rmq_spark.store.format import filenames
 from rmq_spark.store.log.store_kind import commit_log_folders
-from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 from rmq_spark.store.units import QueueKey
 
@@ -79,6 +79,11 @@ class RepairPlan:
         """Return how many messages the repair would take away for good."""
         return sum(step.messages_lost for step in self.steps)
 
+    @property
+    def is_lossy(self) -> bool:
+        """Say whether the repair takes away what may be messages: a cut does, however many could be counted."""
+        return self.messages_lost > 0 or any(step.action == CUT for step in self.steps)
+
     def to_arrow(self) -> pa.Table:
         """Return the steps as a table, a row for each."""
         rows = [
@@ -113,20 +118,21 @@ def plan_repair(
     set back to the ends of those. Runs a `check`, and raises what that raises.
     """
     root = files.absolute(path)
-    stamp = stamp_of(root, commit_log_folders(root, commit_log_path))
+    folders = commit_log_folders(root, commit_log_path)
+    stamp = stamp_of(root, folders)
     report = check(root, commit_log_path=commit_log_path, progress=progress)
-    steps = tuple(_steps(report, cut_log))
+    steps = tuple(_steps(report, folders, cut_log))
     return RepairPlan(report.path, commit_log_path, report, steps, stamp)
 
 
-def _steps(report: CheckReport, cut_log: bool) -> Iterator[RepairStep]:
+def _steps(report: CheckReport, folders: tuple[str, ...], cut_log: bool) -> Iterator[RepairStep]:
     found = [finding for finding in report.findings if finding.severity != NOTE]
     of_log = [one for one in found if one.area == filenames.COMMIT_LOG and one.action != RECOVER]
     others = [one for one in found if one not in of_log]
     cuts = [one for one in of_log if one.action == CUT]
     is_cut = cut_log and bool(cuts) and all(one.action in (CUT, LOST, KEEP) for one in of_log)
     if is_cut:
-        yield _cut(report, cuts)
+        yield _cut(report, folders, cuts)
     yield from (_left(one) for one in of_log if not is_cut or one.action == KEEP)
     is_whole = is_cut or all(one.action == KEEP for one in of_log)
     yield from _recover(report, others, is_whole)
@@ -181,9 +187,9 @@ def _left(one: Finding) -> RepairStep:
     return RepairStep(LEAVE, f"{one.what}. {one.next_step}", one.path)
 
 
-def _cut(report: CheckReport, cuts: list[Finding]) -> RepairStep:
+def _cut(report: CheckReport, folders: tuple[str, ...], cuts: list[Finding]) -> RepairStep:
     first = min(cuts, key=_place)
-    lost = _messages_from(report.path, _place(first))
+    lost = messages_behind(report.path, folders, _place(first), report.log_end)
     what = f"the log is to end before what is damaged at physical offset {_place(first)}: {lost} messages are lost"
     return RepairStep(CUT, what, first.path, lost)
 
@@ -197,18 +203,6 @@ def _set_back(root: str, place: int | None) -> Iterator[RepairStep]:
 def _place(one: Finding) -> int:
     """Return the physical offset that a finding in a segment names."""
     return (filenames.parse_segment_name(one.path.rpartition("/")[2]) or 0) + one.position
-
-
-def _messages_from(root: str, place: int) -> int:
-    """Return how many messages have units for records that reach beyond a physical offset."""
-    count = 0
-    for queue in TopicTable(root).queues.values():
-        if queue.run.fault() is None:
-            end = queue.search_written_end()
-            first = first_reaching_beyond(queue, end, place)
-            count += queue.offset_of(end, end) - queue.offset_of(first, end)
-            queue.run.close()
-    return count
 
 
 def stamp_of(root: str, folders: tuple[str, ...]) -> int:

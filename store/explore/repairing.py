@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from rmq_spark.store.commit.finishing import IntentFinisher
+from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -45,6 +46,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
+from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
@@ -75,13 +77,14 @@ def repair(
     """Do what a plan says, or the plan of the store at a path; return what was done, and a check of the store after it.
 
     Nothing is lost unless the plan says so and `accept_loss` is given. Raises OptionError for a plan that would lose
-    messages without it, StoreChangedError for a plan that is not true any more (plan again), LockTimeoutError while a
-    broker holds the store, and what a writer's recovery raises for damage that it must not pass over; nothing was
-    changed then. After any other error the store is as after a crash: repair it again.
+    messages or cuts the log without it, StoreChangedError for a plan that is not true any more (plan again),
+    LockTimeoutError while a broker holds the store, and DamageError or StoreError for settings and intents of ours that
+    no writer passes over; nothing was changed then. After another error, of the disk or because somebody took the lock
+    in the middle of it, the store is as after a crash, and loses nothing by it: repair it again.
     """
     if not isinstance(plan, RepairPlan):
         plan = plan_repair(plan, commit_log_path=commit_log_path)
-    if plan.messages_lost and not accept_loss:
+    if plan.is_lossy and not accept_loss:
         raise OptionError(
             f"the repair of {plan.path} would lose {plan.messages_lost} messages for good. Nothing was changed. Keep a "
             "copy of the store, look at the plan (rmq_spark.plan_repair), and say accept_loss=True if that is meant."
@@ -109,6 +112,8 @@ class _Repair:
             with self._writer.lock.hold():
                 self._refuse_other_store()
                 self._refuse_unreadable(steps)
+                if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+                    self._refuse_what_stops_writers()
                 for step in steps:
                     if step.action == RESTORE:
                         self._restore(step.path)
@@ -142,6 +147,11 @@ class _Repair:
             *(s.path for s in steps if s.action in (RESTORE, RESET)),
         ]:
             files.read_small(path)
+
+    def _refuse_what_stops_writers(self) -> None:
+        """Read what the section reads first, and may raise for: before the first step, so that none is half of it."""
+        check_settings(self._root)
+        Intents(self._root, self._disk).read_all()
 
     def _vouch_for_nothing(self) -> None:
         abort = files.join(self._root, filenames.ABORT)
@@ -211,6 +221,9 @@ class _Repair:
         if damaged:
             folder = files.join(self._root, SIDE_FOLDER, KEPT)
             self._disk.make_folder(folder)
+            # The new file must not be on disk before the folder of the old one is: a power cut would leave neither
+            # name nor bytes of what was replaced. `replace` below syncs the file and its name in that folder.
+            self._disk.sync_folder(files.join(self._root, SIDE_FOLDER))
             self._disk.replace(files.join(folder, f"{path.rpartition('/')[2]}.{wall_clock_ms()}"), damaged)
 
 

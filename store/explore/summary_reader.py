@@ -5,6 +5,7 @@ Whatever is shown is read from units and from few records; no message is decoded
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.errors import DamageError, OptionError, StorePathError
 from rmq_spark.store.explore import summary_html
 from rmq_spark.store.explore.message_view import Message, message_of
+from rmq_spark.store.explore.outside import refuse_in_store
 from rmq_spark.store.explore.summary import GroupLag, QueueSummary, StoreSummary, TopicSummary
 from rmq_spark.store.explore.summary_text import count_text
 from rmq_spark.store.explore.summary_units import (
@@ -51,6 +53,10 @@ class StoreExplorer(StoreReader):
         """The commit log's files, for what draws them."""
         self._refuse_if_closed()
         return self._log
+
+    def refuse_inside(self, target: str | PurePath) -> None:
+        """Raise OptionError for a file that lies in this store or in another: who reads writes nothing there."""
+        refuse_in_store(target, self.path, self._opened_with[0])
 
     def summary(self) -> StoreSummary:
         """Return what the store holds now, topic by topic.

@@ -119,3 +119,12 @@ def test_a_time_that_no_date_can_say_is_its_number(rmq: Rmq) -> None:
         '{"t": "4611686018427387 ms"}',
         '{"t": null}',
     ]
+
+
+@pytest.mark.parametrize("target", ["commitlog/00000000000000000000", "checkpoint", "abort"])
+def test_what_is_read_is_not_written_over(rmq: Rmq, store: Path, target: str) -> None:
+    before = {one: one.read_bytes() for one in store.rglob("*") if one.is_file()}
+    ran = rmq("cat", store, "orders", "-o", store / target)
+    assert ran.status == 1
+    assert "lies among the files of the store" in ran.err
+    assert {one: one.read_bytes() for one in store.rglob("*") if one.is_file()} == before

@@ -1,5 +1,6 @@
 """`rmq check` and `rmq repair`: what is said, what is asked, what is done."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ def test_messages_are_given_up_only_if_that_is_said(rmq: Rmq, torn: Path) -> Non
     assert ran.status == 0, "groups that stood behind the end are set back to it"
     assert rmq("check", torn, "--json").rows == []
     assert 0 < len(rmq("cat", torn, "orders", "--json").rows) < 1170
+
+
+def test_messages_without_units_are_given_up_only_if_that_is_said(rmq: Rmq, torn: Path) -> None:
+    shutil.rmtree(torn / "consumequeue")
+    before = contents(torn)
+    ran = rmq("repair", torn, "--yes", "--cut-log")
+    assert ran.status == 3
+    assert "messages would be lost, so nothing was done" in ran.err
+    assert not ran.err.startswith("0 ")
+    assert contents(torn) == before
 
 
 def test_what_cannot_be_repaired_is_not_called_healthy(rmq: Rmq, torn: Path) -> None:

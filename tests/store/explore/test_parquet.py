@@ -188,11 +188,51 @@ def test_what_a_killed_export_left_is_taken_away(tmp_store: Callable[[str], Path
     assert [one.name for one in tmp_path.glob("x.parquet*")] == ["x.parquet"]
 
 
-def test_no_export_goes_among_the_files_of_the_store(tmp_store: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "demo/commitlog/x.parquet",
+        "demo/commitlog/00000000000000000000",
+        "demo/abort",
+        "demo/checkpoint",
+        "demo/lock",
+        "demo/x.parquet",
+        "demo/notes/deep/x.parquet",
+        "link/checkpoint",
+        "to_checkpoint",
+        "demo/to_outside",
+        "other/checkpoint",
+        "other/config/topics.json",
+        "log/x.parquet",
+        "far/00000000000000000000",
+    ],
+)
+def test_no_export_goes_among_the_files_of_a_store(
+    target: str, tmp_store: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = tmp_store("demo")
+    for folder in ("demo/notes/deep", "far"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "far/00000000000000000000").write_bytes(b"of a log that lies elsewhere")
+    fill(tmp_path / "other", 5)
+    (tmp_path / "log").symlink_to(path / "commitlog")
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "to_checkpoint").symlink_to(path / "checkpoint")
+    (path / "to_outside").symlink_to(tmp_path / "x.parquet")
+    before = {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()}
     with pytest.raises(OptionError, match="among the files of the store"):
-        export_parquet(path, path / "commitlog" / "x.parquet")
-    assert check(path).is_healthy
+        export_parquet(path, tmp_path / target, overwrite=True)
+    assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+def test_an_export_may_lie_beside_a_store_and_beside_the_folder_of_its_log(
+    tmp_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_store("demo")
+    log = (path / "commitlog").rename(tmp_path / "commitlog")
+    assert export_parquet(path, tmp_path / "x.parquet", commit_log_path=str(log)).messages == 1493
+    with pytest.raises(OptionError, match="among the files of the store"):
+        export_parquet(path, log / "x.parquet", commit_log_path=str(log))
 
 
 def test_files_of_others_are_imported_by_the_columns_of_the_sink(tmp_path: Path) -> None:

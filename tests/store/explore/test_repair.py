@@ -170,6 +170,39 @@ def test_a_log_is_only_cut_where_that_was_asked_for_and_the_loss_was_accepted(tm
     assert rows_of(path) == {key: rows for key, rows in kept.items() if rows}
 
 
+@pytest.mark.parametrize("gone", [("0", "1"), ("1",), ()])
+def test_what_a_cut_costs_is_counted_whatever_became_of_the_queues(tmp_path: Path, gone: tuple[str, ...]) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=2) as store:
+        store.send_many(pa.table({"topic": ["t"] * 100, "body": [b"x" * 400] * 100}))
+    rows = [(row["commitLogOffset"], str(key.queue_id)) for key, found in rows_of(path).items() for row in found]
+    _, spoilt = max(row for row in rows if row[0] <= 16384 + 1000)
+    spoil(path / "commitlog/00000000000000016384", 1000, 50)
+    for queue in gone:
+        shutil.rmtree(path / "consumequeue/t" / queue)
+    plan = plan_repair(path, cut_log=True)
+    with pytest.raises(OptionError, match=f"would lose {plan.messages_lost} messages"):
+        repair(plan)
+    repaired = repair(plan, accept_loss=True)
+    assert repaired.report.is_healthy
+    lost = len(rows) - sum(map(len, rows_of(path).values()))
+    assert lost > 50
+    # Of the record that is spoilt only its unit still tells.
+    assert plan.messages_lost == lost - (spoilt in gone)
+
+
+def test_a_cut_is_to_be_accepted_even_where_nothing_could_be_counted(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=1) as store:
+        store.send_many(pa.table({"topic": ["t"] * 30, "body": [b"x" * 400] * 30}))
+    spoil(path / "commitlog/00000000000000000000", 15_000, 1000)
+    plan = plan_repair(path, cut_log=True)
+    uncounted = replace(plan, steps=tuple(replace(step, messages_lost=0) for step in plan.steps))
+    assert "cut" in {step.action for step in plan.steps}
+    with pytest.raises(OptionError, match="would lose 0 messages"):
+        repair(uncounted)
+
+
 def test_a_config_file_comes_back_from_the_one_before_it(tmp_store: Callable[[str], Path]) -> None:
     path = tmp_store("demo")
     (path / "config/topics.json").write_bytes(b'{"topicConfigTable":{')
@@ -267,6 +300,23 @@ def test_while_a_broker_holds_the_store_nothing_is_repaired(tmp_store: Callable[
     finally:
         lock.release()
     assert not (path / "abort").exists()
+
+
+@pytest.mark.parametrize("damaged", ["rmq/intents/q.json", "rmq/settings.json"])
+def test_what_no_writer_passes_over_is_refused_before_anything_is_done(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=2) as store:
+        store.send_many(pa.table({"topic": ["t"] * 20, "body": [b"x" * 40] * 20}))
+    (path / damaged).parent.mkdir(exist_ok=True)
+    (path / damaged).write_bytes(b"no json")
+    shutil.rmtree(path / "consumequeue/t/1")
+    plan = plan_repair(path)
+    assert "rebuild" in {step.action for step in plan.steps} or "recover" in {step.action for step in plan.steps}
+    whose = {path / "lock", path / "rmq/turn", path / "rmq/holder.json"}
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one not in whose}
+    with pytest.raises(DamageError, match=Path(damaged).name):
+        repair(plan)
+    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one not in whose} == before
 
 
 def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
