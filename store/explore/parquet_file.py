@@ -9,30 +9,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, ChangingFile, Disk
+from rmq_spark.store.disk.changing import ChangingFile, Disk
 from rmq_spark.store.disk.file_cursor import FileCursor
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
 
 _HASHED_BYTES = 8 << 20
+_ON_ITS_WAY = ".rmq-export"  # a name that is nobody else's: what has it is taken away
 _TRIES = 4  # for a file that others make and take away meanwhile
 
 
 class ParquetTarget:
     """A parquet file on its way: `path` is there once `finish` has returned, whole and on disk for good.
 
-    Until then it is `path` with a suffix, locked, where locks are to be had: who else wants to write it gets an
+    Until then it is `path` with a suffix of ours, locked, where locks are to be had: who else wants to write it gets an
     OptionError, and would else give its name to half of a file. Used in `with`; what is not finished is taken away.
     What a kill leaves the next export of that path takes away.
     """
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
-        self._path, self._temporary, self._disk = path, path + TEMPORARY_SUFFIX, Disk()
+        self._path, self._temporary, self._disk = path, path + _ON_ITS_WAY, Disk()
         self._lock = FileLock(self._temporary)
         self._make()
-        self._sink = _Sink(self._disk.open(self._temporary))
-        self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd")
+        try:
+            self._sink = _Sink(self._disk.open(self._temporary))
+            self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd")
+        except BaseException:
+            self._disk.remove(self._temporary)
+            self._lock.release()
+            raise
         self._is_finished = False
 
     def __enter__(self) -> "ParquetTarget":

@@ -182,7 +182,7 @@ def test_two_exports_do_not_write_one_file(
 
 
 def test_what_a_killed_export_left_is_taken_away(tmp_store: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "x.parquet.tmp").write_bytes(b"left over" * 1_000_000)
+    (tmp_path / "x.parquet.rmq-export").write_bytes(b"left over" * 1_000_000)
     export_parquet(tmp_store("demo"), tmp_path / "x.parquet")
     assert pq.read_table(tmp_path / "x.parquet").num_rows == 1493
     assert [one.name for one in tmp_path.glob("x.parquet*")] == ["x.parquet"]
@@ -223,6 +223,16 @@ def test_no_export_goes_among_the_files_of_a_store(
     with pytest.raises(OptionError, match="among the files of the store"):
         export_parquet(path, tmp_path / target, overwrite=True)
     assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+def test_an_export_takes_no_file_of_somebody_else_for_what_an_export_left(
+    tmp_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, own = tmp_store("demo"), tmp_path / "x.parquet.tmp"
+    own.write_bytes(b"mine")
+    export_parquet(path, tmp_path / "x.parquet")
+    assert own.read_bytes() == b"mine"
+    assert sorted(one.name for one in tmp_path.glob("x.*")) == ["x.parquet", "x.parquet.tmp"]
 
 
 def test_an_export_may_lie_beside_a_store_and_beside_the_folder_of_its_log(
