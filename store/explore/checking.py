@@ -314,11 +314,12 @@ class _Check:
         for attempt in range(_TRIES):
             try:
                 return list(look())
-            except StoreChangedError:
+            except StoreChangedError as error:
+                found = of_error(error, "store", self._root)  # if it goes on like that, it is no writer at work
                 self._sleep(_WAIT_S * 2**attempt)
             except StoreError as error:
                 return [of_error(error, "store", self._root)]
-        return []
+        return [found]
 
 
 def _count_files(folder: str) -> int:

@@ -497,3 +497,17 @@ def test_garbage_in_a_queue_is_not_told_of_an_extension_that_is_not_there(seed: 
     found = [one for one in check(path).findings if one.severity != "note"]
     assert {one.path for one in found} == {str(file)}
     assert rmq_spark.repair(path).report.is_healthy
+
+
+def test_what_changes_whenever_it_is_looked_at_is_told(
+    tmp_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(*_: object) -> None:
+        raise StoreChangedError("a file is gone")
+
+    path, waits = tmp_store("demo"), list[float]()
+    monkeypatch.setattr("rmq_spark.store.explore.checking.look_at_timer", changed)
+    report = check(path, sleep=waits.append)
+    assert not report.is_healthy
+    assert any("a file is gone" in f"{one}" for one in report.findings)
+    assert waits
