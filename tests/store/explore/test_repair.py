@@ -449,7 +449,7 @@ def test_offsets_that_were_left_beyond_the_ends_are_set_back_by_what_the_finding
     file.write_text(file.read_text().replace("900", "950"))
     found = [one for one in check(path).findings if one.severity == "damage"]
     assert len(found) == 3
-    assert all("rmq repair --cut-log" in one.next_step for one in found)
+    assert all("rmq_spark.plan_repair with cut_log=True" in one.next_step for one in found)
     assert plan_repair(path).is_empty
     plan = plan_repair(path, cut_log=True)
     assert plan.messages_lost == 0
