@@ -13,7 +13,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint kills torture mutants compat bench wheel clean
+.PHONY: help setup demo notebooks test lint kills torture mutants compat bench wheel clean
 
 help: ## this list
 	@echo "Targets, each with its own set-up:"
@@ -21,6 +21,11 @@ help: ## this list
 
 demo: setup ## stream a store that a real RocketMQ wrote to the console (under a minute)
 	@$(BIN)/python notebooks/demo.py
+
+notebooks: setup ## run every notebook from top to bottom, without a browser (a few minutes)
+	@$(BIN)/python -c 'import ipykernel, matplotlib, nbclient, pandas' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
+	@$(BIN)/python -P -m pytest -m notebooks -rs -s -o faulthandler_timeout=900 $(or $(TESTS),tests/test_notebooks.py)
 
 # Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests

@@ -94,7 +94,7 @@ def main(store: Path) -> None:
         "notebooks/01_read_a_store.ipynb                     look into messages, in batch\n"
         "make bench                                          how fast it is with millions of messages\n"
         "make test                                           all that is promised, checked\n"
-        "README.md                                           the options, the columns, the limits"
+        "docs/GUIDE.md, docs/OPTIONS.md                      how to read and write; the columns, the options"
     )
 
 

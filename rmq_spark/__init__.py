@@ -22,20 +22,37 @@ if TYPE_CHECKING:
     from rmq_spark.datasource.listening import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
     from rmq_spark.parsing import parse
+    from rmq_spark.plots import (
+        plot_delay,
+        plot_lag,
+        plot_over_time,
+        plot_queue_skew,
+        plot_segment,
+        plot_tag_shares,
+    )
     from rmq_spark.spark_session import register, session
     from rmq_spark.stop import stop_at_end
     from rmq_spark.store import (
         COLUMNS,
+        DUMP_KINDS,
+        check,
         close,
+        create_store,
+        dump,
+        export_parquet,
         group_lag,
         group_offsets,
         groups,
+        import_parquet,
         open_consumer,
         open_reader,
         open_store,
         pending_transactions,
+        plan_repair,
+        repair,
         republish_dead_letters,
         reset_offsets,
+        serve_store,
     )
     from rmq_spark.store.errors import (
         BatchConflictError,
@@ -57,6 +74,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "COLUMNS",
+    "DUMP_KINDS",
     "BatchConflictError",
     "ConsumeConcurrentlyStatus",
     "ConsumeContext",
@@ -75,19 +93,33 @@ __all__ = [
     "StoreChangedError",
     "StoreError",
     "StorePathError",
+    "check",
     "close",
     "consume",
+    "create_store",
+    "dump",
+    "export_parquet",
     "group_lag",
     "group_offsets",
     "groups",
+    "import_parquet",
     "open_consumer",
     "open_reader",
     "open_store",
     "parse",
     "pending_transactions",
+    "plan_repair",
+    "plot_delay",
+    "plot_lag",
+    "plot_over_time",
+    "plot_queue_skew",
+    "plot_segment",
+    "plot_tag_shares",
     "register",
+    "repair",
     "republish_dead_letters",
     "reset_offsets",
+    "serve_store",
     "session",
     "stop_at_end",
 ]
@@ -95,6 +127,14 @@ __all__ = [
 # Where a name that is no error lives. No function has the name of its module: the import system
 # binds a module to its name here, and would hide the function.
 _HOMES = {
+    "DUMP_KINDS": "rmq_spark.store",
+    "check": "rmq_spark.store",
+    "create_store": "rmq_spark.store",
+    "dump": "rmq_spark.store",
+    "export_parquet": "rmq_spark.store",
+    "import_parquet": "rmq_spark.store",
+    "plan_repair": "rmq_spark.store",
+    "repair": "rmq_spark.store",
     "COLUMNS": "rmq_spark.store",
     "ConsumeConcurrentlyStatus": "rmq_spark.datasource.listening",
     "ConsumeContext": "rmq_spark.datasource.listening",
@@ -111,9 +151,16 @@ _HOMES = {
     "open_reader": "rmq_spark.store",
     "parse": "rmq_spark.parsing",
     "pending_transactions": "rmq_spark.store",
+    "plot_delay": "rmq_spark.plots",
+    "plot_lag": "rmq_spark.plots",
+    "plot_over_time": "rmq_spark.plots",
+    "plot_queue_skew": "rmq_spark.plots",
+    "plot_segment": "rmq_spark.plots",
+    "plot_tag_shares": "rmq_spark.plots",
     "republish_dead_letters": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
+    "serve_store": "rmq_spark.store",
     "session": "rmq_spark.spark_session",
     "stop_at_end": "rmq_spark.stop",
 }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.commit.message_store import SendResult
     from rmq_spark.store.commit.outbox import OutboxSettings
     from rmq_spark.store.commit.sink import SinkSettings, TaskStage, abort_sink, commit_sink
-    from rmq_spark.store.commit.staging import StagedFile
+    from rmq_spark.store.commit.staged_file import StagedFile
     from rmq_spark.store.delivery.dead_letters import Republished, republish_dead_letters
     from rmq_spark.store.delivery.failed_rows import COPY_TIMES, failed_column_type, refuse_missing_places
     from rmq_spark.store.delivery.half_messages import pending_transactions
@@ -42,6 +42,18 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.stopped_queues import read_stopped_queues
     from rmq_spark.store.delivery.ticker import Ticker
     from rmq_spark.store.disk.files import parent_process_id
+    from rmq_spark.store.explore.checking import check
+    from rmq_spark.store.explore.dumping import DUMP_KINDS, dump
+    from rmq_spark.store.explore.new_store import create_store
+    from rmq_spark.store.explore.parquet_export import export_parquet
+    from rmq_spark.store.explore.parquet_import import import_parquet
+    from rmq_spark.store.explore.repair_plan import plan_repair
+    from rmq_spark.store.explore.repairing import repair
+    from rmq_spark.store.explore.summary import GroupLag, TopicSummary
+    from rmq_spark.store.explore.summary_reader import StoreExplorer
+    from rmq_spark.store.explore.summary_segment import segment_layout
+    from rmq_spark.store.explore.summary_series import stored_delays, stored_over_time, tag_counts
+    from rmq_spark.store.explore.summary_text import bytes_text, count_text, span_text
     from rmq_spark.store.filter.row_filter import (
         SQL92,
         TAG,
@@ -72,6 +84,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "COPY_TIMES",
+    "DUMP_KINDS",
     "MESSAGE_COLUMNS",
     "SOUGHT_COLUMNS",
     "SQL92",
@@ -81,6 +94,7 @@ __all__ = [
     "CommitTotals",
     "DecodeLimits",
     "Expression",
+    "GroupLag",
     "GroupStep",
     "GroupTerms",
     "MessageStore",
@@ -99,13 +113,17 @@ __all__ = [
     "Span",
     "StagedCopies",
     "StagedFile",
+    "StoreExplorer",
     "StoreReader",
     "Suspended",
     "Suspension",
     "TaskStage",
     "Ticker",
+    "TopicSummary",
     "abort_copies",
     "abort_sink",
+    "bytes_text",
+    "check",
     "check_consumer_group",
     "check_epochs",
     "check_retrying_group",
@@ -115,12 +133,17 @@ __all__ = [
     "commit_copies",
     "commit_sink",
     "compile_filter",
+    "count_text",
+    "create_store",
+    "dump",
+    "export_parquet",
     "failed_column_type",
     "find_beginnings",
     "group_lag",
     "group_offsets",
     "groups",
     "has_sought",
+    "import_parquet",
     "is_filtered_by_default",
     "is_system_topic",
     "only_tags",
@@ -130,104 +153,95 @@ __all__ = [
     "parent_process_id",
     "parse_tag_expression",
     "pending_transactions",
+    "plan_repair",
     "publish_last_offsets",
     "read_group_offsets",
     "read_stopped_queues",
     "refuse_missing_places",
+    "repair",
     "republish_dead_letters",
     "reset_offsets",
     "retry_topic_of",
+    "segment_layout",
     "serve_store",
+    "span_text",
+    "stored_delays",
+    "stored_over_time",
     "subtract_spans",
+    "tag_counts",
     "wait_for_arrival",
     "write_outcomes",
 ]
 
-# Where a name lives that is not defined here.
-_HOMES = {
-    "SOUGHT_COLUMNS": "rmq_spark.store.format.sought",
-    "SearchAnswer": "rmq_spark.store.log.message_search",
-    "Sought": "rmq_spark.store.format.sought",
-    "Span": "rmq_spark.store.log.message_search",
-    "has_sought": "rmq_spark.store.format.sought",
-    "subtract_spans": "rmq_spark.store.log.message_search",
-    "SendBackSettings": "rmq_spark.store.delivery.send_back_sink",
-    "SendBackTask": "rmq_spark.store.delivery.send_back_sink",
-    "SendBackTerms": "rmq_spark.store.delivery.send_back",
-    "StagedCopies": "rmq_spark.store.delivery.send_back_sink",
-    "abort_copies": "rmq_spark.store.delivery.send_back_sink",
-    "check_retrying_group": "rmq_spark.store.delivery.retry_topics",
-    "check_send_back_sink": "rmq_spark.store.delivery.send_back_sink",
-    "commit_copies": "rmq_spark.store.delivery.send_back_sink",
-    "failed_column_type": "rmq_spark.store.delivery.failed_rows",
-    "refuse_missing_places": "rmq_spark.store.delivery.failed_rows",
-    "COLUMNS": "rmq_spark.store.format.columns",
-    "COPY_TIMES": "rmq_spark.store.delivery.failed_rows",
-    "CommitKey": "rmq_spark.store.commit.keys",
-    "CommitOptions": "rmq_spark.store.commit.commits",
-    "CommitTotals": "rmq_spark.store.commit.commits",
-    "MESSAGE_COLUMNS": "rmq_spark.store.format.encoding",
-    "SQL92": "rmq_spark.store.filter.row_filter",
-    "TAG": "rmq_spark.store.filter.row_filter",
-    "DecodeLimits": "rmq_spark.store.format.rows",
-    "Expression": "rmq_spark.store.filter.row_filter",
-    "RowFilter": "rmq_spark.store.filter.row_filter",
-    "compile_filter": "rmq_spark.store.filter.row_filter",
-    "is_filtered_by_default": "rmq_spark.store.filter.row_filter",
-    "only_tags": "rmq_spark.store.filter.row_filter",
-    "parse_tag_expression": "rmq_spark.store.filter.tag_expression",
-    "GroupStep": "rmq_spark.store.group.query_group",
-    "GroupTerms": "rmq_spark.store.group.query_group",
-    "MessageStore": "rmq_spark.store.delivery.message_store",
-    "OutboxSettings": "rmq_spark.store.commit.outbox",
-    "PullConsumer": "rmq_spark.store.delivery.pull_consumer",
-    "Republished": "rmq_spark.store.delivery.dead_letters",
-    "republish_dead_letters": "rmq_spark.store.delivery.dead_letters",
-    "QueryGroup": "rmq_spark.store.group.query_group",
-    "SendResult": "rmq_spark.store.commit.message_store",
-    "SinkSettings": "rmq_spark.store.commit.sink",
-    "StagedFile": "rmq_spark.store.commit.staging",
-    "Suspended": "rmq_spark.store.group.suspended",
-    "Suspension": "rmq_spark.store.group.suspended",
-    "StoreReader": "rmq_spark.store.log.store_reader",
-    "TaskStage": "rmq_spark.store.commit.sink",
-    "Ticker": "rmq_spark.store.delivery.ticker",
-    "abort_sink": "rmq_spark.store.commit.sink",
-    "check_consumer_group": "rmq_spark.store.group.group_name",
-    "check_epochs": "rmq_spark.store.group.assignment",
-    "check_sent_topic": "rmq_spark.store.format.filenames",
-    "commit_sink": "rmq_spark.store.commit.sink",
-    "find_beginnings": "rmq_spark.store.group.beginnings",
-    "group_lag": "rmq_spark.store.group.admin",
-    "group_offsets": "rmq_spark.store.group.admin",
-    "groups": "rmq_spark.store.group.admin",
-    "is_system_topic": "rmq_spark.store.format.filenames",
-    "parent_process_id": "rmq_spark.store.disk.files",
-    "pending_transactions": "rmq_spark.store.delivery.half_messages",
-    "publish_last_offsets": "rmq_spark.store.group.last_words",
-    "read_group_offsets": "rmq_spark.store.group.offset_file",
-    "read_stopped_queues": "rmq_spark.store.delivery.stopped_queues",
-    "reset_offsets": "rmq_spark.store.group.admin",
-    "retry_topic_of": "rmq_spark.store.delivery.retry_topics",
-    "serve_store": "rmq_spark.store.delivery.serving",
-    "wait_for_arrival": "rmq_spark.store.group.arrival_wait",
-    "write_outcomes": "rmq_spark.store.group.suspended",
+# Where the names live that are not defined here.
+_MODULES = {
+    "commit.commits": "CommitOptions CommitTotals",
+    "commit.keys": "CommitKey",
+    "commit.message_store": "SendResult",
+    "commit.outbox": "OutboxSettings",
+    "commit.sink": "abort_sink commit_sink SinkSettings TaskStage",
+    "commit.staged_file": "StagedFile",
+    "delivery.dead_letters": "republish_dead_letters Republished",
+    "delivery.failed_rows": "COPY_TIMES failed_column_type refuse_missing_places",
+    "delivery.half_messages": "pending_transactions",
+    "delivery.message_store": "MessageStore",
+    "delivery.pull_consumer": "PullConsumer",
+    "delivery.retry_topics": "check_retrying_group retry_topic_of",
+    "delivery.send_back": "SendBackTerms",
+    "delivery.send_back_sink": (
+        "abort_copies check_send_back_sink commit_copies SendBackSettings SendBackTask StagedCopies"
+    ),
+    "delivery.serving": "serve_store",
+    "delivery.stopped_queues": "read_stopped_queues",
+    "delivery.ticker": "Ticker",
+    "disk.files": "parent_process_id",
+    "explore.checking": "check",
+    "explore.dumping": "dump DUMP_KINDS",
+    "explore.new_store": "create_store",
+    "explore.parquet_export": "export_parquet",
+    "explore.parquet_import": "import_parquet",
+    "explore.repair_plan": "plan_repair",
+    "explore.repairing": "repair",
+    "explore.summary": "GroupLag TopicSummary",
+    "explore.summary_reader": "StoreExplorer",
+    "explore.summary_segment": "segment_layout",
+    "explore.summary_series": "stored_delays stored_over_time tag_counts",
+    "explore.summary_text": "bytes_text count_text span_text",
+    "filter.row_filter": "compile_filter Expression is_filtered_by_default only_tags RowFilter SQL92 TAG",
+    "filter.tag_expression": "parse_tag_expression",
+    "format.columns": "COLUMNS",
+    "format.encoding": "MESSAGE_COLUMNS",
+    "format.filenames": "check_sent_topic is_system_topic",
+    "format.rows": "DecodeLimits",
+    "format.sought": "has_sought Sought SOUGHT_COLUMNS",
+    "group.admin": "group_lag group_offsets groups reset_offsets",
+    "group.arrival_wait": "wait_for_arrival",
+    "group.assignment": "check_epochs",
+    "group.beginnings": "find_beginnings",
+    "group.group_name": "check_consumer_group",
+    "group.last_words": "publish_last_offsets",
+    "group.offset_file": "read_group_offsets",
+    "group.query_group": "GroupStep GroupTerms QueryGroup",
+    "group.suspended": "Suspended Suspension write_outcomes",
+    "log.message_search": "SearchAnswer Span subtract_spans",
+    "log.store_reader": "StoreReader",
 }
+_HOMES = {name: f"rmq_spark.store.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def open_reader(
     path: "str | PurePath", *, commit_log_path: str | None = None, read_mode: str = "auto"
-) -> "StoreReader":
+) -> "StoreExplorer":
     """Open the store at `path` for reading; nothing on disk is changed, created or locked.
 
     `commit_log_path` names the commit log's folder, or several joined by commas, where it lies elsewhere.
     `read_mode` is "mmap", "pread" or "auto", which maps files except on network and FUSE file systems. Raises
-    StorePathError for a path that holds no store, or one of an unsupported kind.
+    StorePathError for a path that holds no store, or one of an unsupported kind. In a notebook the reader shows itself.
     """
     from rmq_spark.store.disk import files
-    from rmq_spark.store.log.store_reader import StoreReader  # the whole engine: not before somebody opens a store
+    from rmq_spark.store.explore.summary_reader import StoreExplorer  # the whole engine: not before it is asked for
 
-    return StoreReader(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
+    return StoreExplorer(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
 
 
 def open_store(

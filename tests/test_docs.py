@@ -4,8 +4,12 @@ import ast
 import configparser
 import dataclasses
 import inspect
+import os
 import re
+import shlex
+import subprocess
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +29,19 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-RUN = (ROOT / "README.md", ROOT / "docs" / "PROGRAMS.md")
+# Who runs the blocks of a document: `python` one after the other, `console` as commands whose output is compared.
+RUN = {
+    ("README.md", "python"): "tests/test_docs.py",
+    ("README.md", "console"): "tests/command/test_page_examples.py",
+    ("PROGRAMS.md", "python"): "tests/test_docs.py",
+    ("GUIDE.md", "python"): "tests/test_guides.py",
+    ("OPERATIONS.md", "python"): "tests/test_guides.py",
+    ("OPERATIONS.md", "console"): "tests/command/test_page_examples.py",
+    ("OPTIONS.md", "python"): "tests/test_guides.py",
+    ("ERRORS.md", "python"): "tests/datasource/test_bad_input.py",
+    ("COMMAND.md", "console"): "tests/command/test_command_page.py",
+}
+PROGRAMS = ROOT / "docs" / "PROGRAMS.md"
 # A path of ours in backticks: with a folder of ours in front, or a file at the top.
 PATH = re.compile(
     r"`((?:store|datasource|rmq_spark|tests|docs|notebooks|benchmarks|\.ci)/[\w./*-]*"
@@ -33,7 +49,10 @@ PATH = re.compile(
 )
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 # A reason in a comment just before a block says why it is not run.
-CODE = re.compile(r"(<!-- not run: .*?-->\s*)?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(<!-- not run: .*?-->\s*)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(BLOCK.pattern.replace(r"(\w*)", "python"), BLOCK.flags)
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
@@ -54,39 +73,66 @@ def test_a_link_leads_somewhere(document: Path) -> None:
 @each_document
 def test_a_make_target_that_is_named_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"(?:^    |`)make ([a-z]+)", document.read_text(), re.MULTILINE))
+    text = document.read_text()
+    named = set(re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE))
+    named |= set(re.findall(r"^make ([a-z]+)", "".join(SHELL.findall(text)), re.MULTILINE))
     assert named <= targets, f"{document.name}: {named - targets}"
 
 
 @each_document
-def test_python_code_is_valid_and_is_run_or_says_why_not(document: Path) -> None:
-    for reason, code in CODE.findall(document.read_text()):
-        if not reason:
-            assert document in RUN, (
-                f"{document.name}: only the code of {', '.join(path.name for path in RUN)} is run. Put "
-                f"`<!-- not run: reason -->` before\n{code}"
-            )
-        ast.parse(code)
+def test_every_block_of_code_is_run_or_says_why_not(document: Path) -> None:
+    text = document.read_text()
+    for reason, language, code in BLOCK.findall(text):
+        if language == "python":
+            ast.parse(code)
+        if reason or language == "text" or (language == "sh" and all(map(is_looked_at, code.splitlines()))):
+            continue
+        assert (document.name, language) in RUN, (
+            f"{document.name}: nobody runs its {language} code. Put `<!-- not run: reason -->` before\n{code}"
+        )
+        runner = (ROOT / RUN[document.name, language]).read_text()
+        assert document.stem in runner, f"{RUN[document.name, language]} knows no {document.name}"
+    # In COMMAND.md stand lines of the command's own help, which its test compares.
+    indented = re.findall(r"^ {4}\S.*", BLOCK.sub("", text), re.MULTILINE) if document.name != "COMMAND.md" else []
+    in_lists = re.findall(r"^(?:\d+\.|-) .*\n(?: {2,}\S.*\n)+", text, re.MULTILINE)
+    for line in indented:
+        assert any(line in item for item in in_lists), f"{document.name}: fence code that is indented: {line}"
+
+
+def is_looked_at(line: str) -> bool:
+    """Say whether a line for a shell names only what is there: a target of make, a program or a test of ours."""
+    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
+    if "pytest" in words:
+        (test,) = [word for word in words if word.startswith("tests/")] or ["tests"]
+        chosen = words[words.index("-k") + 1] if "-k" in words else ""
+        return (ROOT / test).exists() and (not chosen or chosen in (ROOT / test).read_text())
+    if words[0] == "make":  # the test above knows the targets
+        return True
+    return words[0] == ".venv/bin/ruff" or os.access(ROOT / words[0], os.X_OK)
+
+
+@each_document
+def test_what_is_for_a_shell_is_in_its_language(document: Path) -> None:
+    code = "".join(SHELL.findall(document.read_text()))
+    checked = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)
+    assert checked.returncode == 0, f"{document.name}: {checked.stderr}"
 
 
 @pytest.mark.spark
 def test_the_readme_s_examples_run_in_order(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)  # their path is relative
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     namespace: dict[str, object] = {"__name__": "readme"}
-    blocks = [code for reason, code in CODE.findall(DOCUMENTS[0].read_text()) if not reason]
+    text = DOCUMENTS[0].read_text()
+    blocks = [code for reason, code in CODE.findall(text) if not reason]
     assert len(blocks) >= 2
     for code in blocks:
         exec(compile(code, "README.md", "exec"), namespace)
     printed = capfd.readouterr().out
-    assert re.search(r"\|queueId\| *tags\|count\|", printed), "the batch example shows counts"
-    assert "|queueId|queueOffset|" in printed, "the streaming example shows messages"
-    shipped = rmq_spark.group_offsets(str(namespace["store"]), "shipping")
-    assert sum(shipped["orders"].values()) == 1170, "the listener has had all orders"
-    with rmq_spark.open_reader(str(namespace["store"])) as store:
-        waiting = sum(store.bounds(queue).max_offset for queue in store.queues("SCHEDULE_TOPIC_XXXX"))
-    assert waiting == 72, "those that were cancelled wait for another try"
+    for shown in SHOWN.findall(text):
+        assert shown in printed, f"the README shows\n{shown}and its examples print\n{printed}"
     assert property_names(str(namespace["store"])) == property_names("tests/golden/demo"), "a copy keeps properties"
 
 
@@ -104,23 +150,28 @@ def property_names(path: str) -> Counter[str]:
 def test_the_examples_for_programs_run_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    blocks = [code for reason, code in CODE.findall(RUN[1].read_text()) if not reason]
+    (tmp_path / "stores").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "stores"))
+    monkeypatch.chdir(tmp_path)  # there is its picture
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    blocks = [code for reason, code in CODE.findall(PROGRAMS.read_text()) if not reason]
+    if find_spec("matplotlib") is None:  # of an extra
+        blocks = [code for code in blocks if "rmq_spark.plot_" not in code]
     namespace: dict[str, object] = {"__name__": "programs"}
     for code in blocks:
-        exec(compile(code, RUN[1].name, "exec"), namespace)
+        exec(compile(code, PROGRAMS.name, "exec"), namespace)
     printed = capfd.readouterr().out
     assert re.search(r"^orders \d 0 0 [0-9A-F]{32}$", printed, re.MULTILINE), printed
     assert "'orders', 'payments']" in printed
     assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 8, (
         "read, pulled; one came anew"
     )
-    (store,) = tmp_path.iterdir()
+    (store,) = (tmp_path / "stores").iterdir()
     assert not (store / "abort").exists()
 
 
 def test_the_page_for_programs_has_every_argument_with_its_default() -> None:
-    section = RUN[1].read_text().split("## Opening")[1].split("\n## ")[0]
+    section = PROGRAMS.read_text().split("## Opening")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE)
     parameters = inspect.signature(rmq_spark.open_store).parameters.values()
     assert [(name, value_of(default)) for name, default in rows] == [
@@ -134,26 +185,20 @@ def value_of(text: str) -> object:
 
 
 def test_the_page_for_programs_names_every_call() -> None:
-    text = RUN[1].read_text()
+    text = PROGRAMS.read_text()
     calls = {name for name in dir(MessageStore) if not name.startswith("_")}
     assert calls == set(re.findall(r"(?<!\.)messages\.(\w+)\(", text))
     assert {f"place.{field.name}" for field in dataclasses.fields(SendResult)} <= set(re.findall(r"place\.\w+", text))
 
 
 def test_the_page_for_programs_names_every_call_and_answer_of_a_consumer() -> None:
-    text = RUN[1].read_text()
+    text = PROGRAMS.read_text()
     calls = {name for name in dir(PullConsumer) if not name.startswith("_")}
     assert calls == set(re.findall(r"consumer\.(\w+)\(", text)) - {"open_consumer"}
     table = text.split("| `pull_status` |")[1].split("\n\n")[0]
     assert {str(word) for enum in (PullStatus, GetMessageStatus) for word in enum} == set(
         re.findall(r"`([A-Z][A-Z_]+)`", table)
     )
-
-
-def test_the_readme_lists_every_column() -> None:
-    section = DOCUMENTS[0].read_text().split("## Columns")[1].split("\n## ")[0]
-    listed = {name for line in section.split("\n") for name in re.findall(r"`(\w+)`", line)}
-    assert set(rmq_spark.COLUMNS) <= listed
 
 
 def test_the_readme_and_setup_cfg_ask_for_the_same_python() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,7 +160,7 @@ def test_the_example_of_the_document_reports(
     store: Path, member: QueryGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[1] / "docs" / "OPTIONS.md").read_text()
-    code = textwrap.dedent(text[text.index("    def report(group, lag):") : text.index("\nWithout `report`")])
+    code = text[text.index("def report(group, lag):") : text.index("```\n\nWithout `report`")]
     listeners: list[rmq_spark.GroupLagListener] = []
     spark = SimpleNamespace(streams=SimpleNamespace(addListener=listeners.append))
     exec(code, {"rmq_spark": rmq_spark, "spark": spark})

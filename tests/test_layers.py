@@ -37,6 +37,7 @@ LAYERS = {
     "commit": "store.commit",
     "group": "store.group",
     "delivery": "store.delivery",
+    "explore": "store.explore",
     "door": "store",
     "testing": "store.testing",
     "plan": "datasource",
@@ -52,8 +53,8 @@ DOOR = {f"rmq_spark.store{part}" for part in ("", ".errors", ".units", ".options
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.format store.filter store.log store.commit store.group store.delivery store.testing datasource "
-        "group_listeners avro_bodies"
+        "=store store.format store.filter store.log store.commit store.group store.delivery store.explore "
+        "store.testing datasource group_listeners command avro_bodies"
     ),
     "pyspark": f"{SPARK_MODULES} spark_session group_listeners stop consuming parsing avro_bodies",
     "hypothesis": "store.testing",
@@ -63,20 +64,22 @@ ONLY = {
     "fastavro": "avro_bodies",
     "io": "store.disk store.testing avro_bodies",
     "mmap": "store.disk",
-    "os": "store.disk store.testing java spark_session",
-    "shutil": "store.testing java",
+    "os": "store.disk store.testing java spark_session command.message_output command.all_commands",
+    "shutil": "store.testing java command.health",
     "signal": "store.disk command",
     "click": "command",
     "rich": "command",
     "socket": "store.disk.host",
     "subprocess": "store.testing java",
-    "tempfile": "store.testing",
-    "threading": "datasource group_listeners store.group store.testing",
+    "tempfile": "store.testing command.demonstration command.message_output",
+    "threading": "datasource group_listeners store.group store.testing command.progress",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
     "json": (
-        "store.format store.commit store.group store.delivery store.testing datasource group_listeners stop avro_bodies"
+        "store.format store.commit store.group store.delivery store.explore store.testing datasource group_listeners "
+        "stop command avro_bodies"
     ),
+    "matplotlib": "plots drawing",
 }
 
 

@@ -100,6 +100,8 @@ MAY_TAKE_AWAY = {
     "store/commit/": "intents and staged files that the ledger has passed",
     "store/group/lease": "files of a member that leaves, which are its own",
     "store/group/membership": "files of members that are dead",
+    "store/explore/repairing": "files of queues and of the index that are made anew, the note that vouches for them",
+    "store/explore/parquet_file": "its own file, half written, of an export that ended in an error",
     "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in the place of another",
 }
 

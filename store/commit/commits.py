@@ -22,7 +22,8 @@ from rmq_spark.store.commit.intents import Intent
 from rmq_spark.store.commit.keys import CommitKey, make_folders
 from rmq_spark.store.commit.ledger import LedgerRow, LedgerRules, Verdict, judge_batch
 from rmq_spark.store.commit.read_ahead import read_ahead
-from rmq_spark.store.commit.staging import CHUNK_BYTES, StagedFile, check_staged, read_chunks, total_digest
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import CHUNK_BYTES, check_staged, read_chunks, total_digest
 from rmq_spark.store.commit.sweeping import abort_staged, find_garbage, sweep_staging
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmq_spark.store.commit.intents import Count, Hint, Intent
-from rmq_spark.store.commit.staging import StagedFile, read_chunks
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import read_chunks
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.filenames import COMMIT_LOG

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from rmq_spark.store.commit.counting import count_appended, known_count, mark_of
 from rmq_spark.store.commit.intents import Count, Hint, Intent, Intents
 from rmq_spark.store.commit.ledger import Ledger, LedgerRow
-from rmq_spark.store.commit.staging import CHUNK_BYTES, StagedFile, check_staged, read_chunks, staged_path
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
+from rmq_spark.store.commit.staging import CHUNK_BYTES, check_staged, read_chunks
 from rmq_spark.store.commit.sweeping import remove_staged
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk

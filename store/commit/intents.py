@@ -30,7 +30,7 @@ from rmq_spark.store.commit.side_file import (
     read_side_file,
     text_of,
 )
-from rmq_spark.store.commit.staging import StagedFile
+from rmq_spark.store.commit.staged_file import StagedFile
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, Disk
 from rmq_spark.store.disk.file_lock import FileLock

@@ -10,7 +10,8 @@ from rmq_spark.store.commit.commits import CommitOptions, CommitTotals, commit_s
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.outbox import Outbox, OutboxSettings
-from rmq_spark.store.commit.staging import StagedFile, StageWriter
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.commit.sweeping import abort_staged
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms

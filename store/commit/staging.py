@@ -10,7 +10,6 @@ when it reads it (`read_chunks`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +18,10 @@ from rmq_spark.store.commit.keys import STAGING, make_folders, side_path
 from rmq_spark.store.commit.row_slices import add_topics, merge_records, named_topics, slice_records, split_records
 from rmq_spark.store.commit.side_file import digest_text
 from rmq_spark.store.commit.staged_batch import SCHEMA, VERSION, from_batch, to_batch, version_of
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import ChangingFile, Disk
+from rmq_spark.store.disk.file_cursor import FileCursor
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.format.encoding import EncodedRecords
@@ -35,27 +36,6 @@ _NEXT_STEP = (
     "restore the file."
 )
 _DIGESTS = 1 << 64  # digests of parts add up modulo this
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """What a task tells the commit of its file. Small, and it pickles: it travels in Spark's commit message.
-
-    `name` is the path below `rmq/staging/`. A task without rows has no file: `file_bytes` is 0 then.
-    """
-
-    name: str
-    rows: int
-    bytes: int  # of the records: what the log will grow by, fillers aside
-    digest: int  # of the rows as their user gave them, 0 .. 2^64-1
-    topics: Mapping[str, int] = field(default_factory=dict)  # what `row_slices.named_topics` says of its rows
-    largest_bytes: int = 0  # the longest record
-    file_bytes: int = 0  # length of the file
-
-
-def staged_path(root: str, name: str) -> str:
-    """Return the path of a staged file in the store at `root`."""
-    return side_path(root, STAGING, name)
 
 
 def total_digest(staged: Sequence[StagedFile]) -> int:
@@ -278,7 +258,7 @@ class _StagedReader:
 
     def _open(self) -> pa.ipc.RecordBatchFileReader:
         with _Explained(self._path):
-            reader = pa.ipc.open_file(_Source(self._file))
+            reader = pa.ipc.open_file(FileCursor(self._file))
             found = version_of(reader.schema)
             if found == VERSION and not reader.schema.equals(SCHEMA):
                 raise ValueError(f"columns {reader.schema.names}")
@@ -303,29 +283,6 @@ class _Explained:
         if isinstance(error, pa.ArrowException | ValueError | LookupError | TypeError | OSError):
             expected = "an Arrow file of records"
             raise DamageError("a staged file", self._path, 0, expected, str(error), _NEXT_STEP) from error
-
-
-class _Source:
-    """Where Arrow reads: a file by position."""
-
-    def __init__(self, file: OpenFile) -> None:
-        self.closed = False  # Arrow asks
-        self._file, self._at = file, 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(self._at, size if size >= 0 else self._file.size() - self._at)
-        self._at += len(data)
-        return data
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        self._at = (0, self._at, self._file.size())[whence] + position
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _totals(rows: int, size_bytes: int, digest: int) -> dict[bytes, bytes]:

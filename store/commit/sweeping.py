@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.commit.keys import STAGING, batch_of_folder, side_path
 from rmq_spark.store.commit.ledger import Ledger
-from rmq_spark.store.commit.staging import StagedFile, staged_path
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StoreError

@@ -23,7 +23,8 @@ from rmq_spark.store.commit.commits import CommitOptions, commit_staged
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.ledger import Ledger
-from rmq_spark.store.commit.staging import StagedFile, StageWriter
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.delivery.originals import read_originals
 from rmq_spark.store.delivery.originals_reader import OriginalsReader
 from rmq_spark.store.delivery.retry_topics import check_retrying_group

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.commit.row_slices import merge_records, slice_records
-from rmq_spark.store.commit.staging import StagedFile, StageWriter, read_chunks
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import StageWriter, read_chunks
 from rmq_spark.store.delivery.sent_rows import RowKeys
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.format.encoding import EncodedRecords

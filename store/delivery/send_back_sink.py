@@ -18,7 +18,8 @@ from rmq_spark.store.commit.commits import CommitOptions, CommitTotals, commit_s
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey, make_folders
 from rmq_spark.store.commit.ledger import LedgerRow, LedgerRules, judge_batch
-from rmq_spark.store.commit.staging import StagedFile, StageWriter, total_digest
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import StageWriter, total_digest
 from rmq_spark.store.commit.sweeping import abort_staged
 from rmq_spark.store.delivery.doubled_rows import first_rows, without_doubles
 from rmq_spark.store.delivery.failed_rows import FailedRows, row_keys

@@ -27,6 +27,7 @@ from rmq_spark.store.commit.side_file import encode_side_file, read_side_file
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.errors import StoreError
 
 RowKeys = NDArray[np.uint64]
 
@@ -126,6 +127,19 @@ class SentRows:
 
     def _path(self, ending: str) -> str:
         return files.join(side_path(self._root, _FOLDER), safe_name(self._key.query_id) + ending)
+
+
+def look_at_sent_files(root: str) -> list[tuple[str, StoreError]]:
+    """Return the files of all queries that cannot be read, and why."""
+    folder, faults = side_path(root, _FOLDER), []
+    for name, is_folder in files.list_folder(folder):
+        path = files.join(folder, name)
+        try:
+            if name.endswith(".json") and not is_folder:
+                read_side_file(path, _WHAT, _NEXT_STEP, _build_file)
+        except StoreError as error:
+            faults.append((path, error))
+    return faults
 
 
 def _encode_keys(keys: RowKeys) -> str:

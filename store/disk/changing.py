@@ -111,6 +111,16 @@ class Disk:
         """
         self._replace(path, data, is_synced=False)
 
+    def put_in_place(self, path: str, target: str) -> None:
+        """Give a finished file, synced by its writer, the name `target`, which another may have had until now.
+
+        Both lie in one folder. After a crash `target` is the old file or the new one, whole.
+        """
+        with _explained(target):
+            self.calls.rename(path, target)
+        # A power cut before this returns may bring the old name back.
+        self.sync_folder(_folder_of(target))
+
     def remove(self, path: str) -> None:
         """Take a file away if it is there. It may come back after a power cut until its folder is synced."""
         with _explained(path), contextlib.suppress(FileNotFoundError):

@@ -56,6 +56,11 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path)
 
 
+def exists(path: str) -> bool:
+    """Say whether there is a file or a folder at `path`, or a link to one."""
+    return os.path.exists(path)
+
+
 def read_small(path: str) -> bytes | None:
     """Return a whole small file, None if there is none."""
     try:
@@ -82,22 +87,19 @@ def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
 
     A part is at most 1 MiB. Bytes that are zero may be among them.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with OpenFile(path) as file:
         at = begin
         while at < end:
             try:
-                at = os.lseek(descriptor, at, os.SEEK_DATA)
+                at = os.lseek(file.descriptor, at, os.SEEK_DATA)
             except OSError:
                 return  # nothing but a hole is left
-            until = min(os.lseek(descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
+            until = min(os.lseek(file.descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
             if at >= until:
                 return
-            if os.pread(descriptor, until - at, at).strip(b"\0"):
+            if os.pread(file.descriptor, until - at, at).strip(b"\0"):
                 yield at, until
             at = until
-    finally:
-        os.close(descriptor)
 
 
 def free_bytes(path: str) -> int:
@@ -127,6 +129,11 @@ def absolute(path: str | os.PathLike[str]) -> str:
     if "\0" in text:
         raise OptionError(f"the path {text!r} has the character 0 in it, which no path can have. Take it out.")
     return os.path.abspath(os.path.expanduser(text))
+
+
+def resolved(path: str) -> str:
+    """Return the absolute path with every link in it followed, as far as there is something."""
+    return os.path.realpath(path)
 
 
 def _unreadable(path: str, error: OSError) -> StorePathError:

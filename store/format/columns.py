@@ -222,8 +222,10 @@ def _all_alike(hosts: Bytes) -> bool:
     return all(bool((words[:, column] == words[0, column]).all()) for column in range(words.shape[1]))
 
 
-# Two bytes, read as a little-endian number -> their four upper-case hex digits.
-_HEX = np.frombuffer("".join(f"{word & 255:02X}{word >> 8:02X}" for word in range(1 << 16)).encode(), "<u4")
+# A byte -> its two upper-case hex digits; two bytes, read as a little-endian number -> their four. By columns: every
+# process that reads waits for it.
+_HEX_OF_BYTE = np.frombuffer(bytes(range(256)).hex().upper().encode(), "<u2").astype(np.uint32)
+_HEX = (_HEX_OF_BYTE[None, :] | _HEX_OF_BYTE[:, None] << 16).ravel()
 
 
 def _fixed_text(characters: NDArray[np.uint8]) -> pa.StringArray:

@@ -27,6 +27,7 @@ SUBSCRIPTION_GROUP_JSON = "subscriptionGroup.json"
 CONSUMER_OFFSET_JSON = "consumerOffset.json"
 DELAY_OFFSET_JSON = "delayOffset.json"
 BACKUP_SUFFIX = ".bak"
+COMPACTION, COMPACTION_POSITION = "compaction", "position-checkpoint"  # a folder, and the JSON in it (5.x)
 
 SEGMENT_NAME_DIGITS = 20
 INDEX_NAME_DIGITS = 17  # yyyyMMddHHmmssSSS, the broker's local time when it made the file

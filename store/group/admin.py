@@ -16,7 +16,7 @@ from rmq_spark.store.disk.mounts import is_remote
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.group.claims import NOBODY, read_claims
-from rmq_spark.store.group.group_name import check_consumer_group
+from rmq_spark.store.group.group_name import BROKER_GROUP_PREFIX, check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn, list_group_names
 from rmq_spark.store.group.lag import GroupState, lag_table
 from rmq_spark.store.group.liveness import Observer
@@ -124,7 +124,7 @@ def reset_offsets(
     Raises OptionError, NotFoundError for a topic or queue that is not there, OffsetRangeError for an offset outside
     what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, DamageError.
     """
-    check_consumer_group(group)
+    _check_resettable(group)
     root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
@@ -142,6 +142,17 @@ def reset_offsets(
         add_reset(paths, disk, turn, targets, wall_clock_ms())
         forget_stopped(root, group, targets)
     return _nested(targets)
+
+
+def _check_resettable(group: str) -> None:
+    """Raise OptionError for a name that no consumer has; of a broker's own it says what can be done."""
+    if isinstance(group, str) and group.startswith(BROKER_GROUP_PREFIX):
+        raise OptionError(
+            f"consumer group {group!r} is a broker's own, and goes nowhere by a reset: the broker keeps by it how far "
+            "it is with transactions and the like. Where it stands beyond the end of its queue, close the broker, and "
+            "set the offset in config/consumerOffset.json to that end."
+        )
+    check_consumer_group(group)
 
 
 def find_targets(
@@ -254,7 +265,11 @@ def _nothing_to_reset(root: str, group: str) -> NotFoundError:
 def _others(group: str, known: Collection[str]) -> str:
     """Return a sentence or two that name the groups that there are."""
     shown = sorted(known)[:_SHOWN_COUNT]
-    there = f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}." if shown else "It has none."
+    there = (
+        f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}."
+        if shown
+        else "The store has no groups."
+    )
     near = difflib.get_close_matches(group, known, 3)
     return f"Did you mean {' or '.join(near)}? {there}" if near else there
 

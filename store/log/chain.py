@@ -11,21 +11,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.errors import DamageError
-from rmq_spark.store.format.checkpoint import Checkpoint
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.checkpoint import CHECKPOINT_FIELDS, CLOCKS_DIFFER_MS, Checkpoint
 from rmq_spark.store.format.heads import first_torn_record
 from rmq_spark.store.format.record import Blank, Record
 from rmq_spark.store.log.commit_log import CommitLog
 
 # A restart of a broker takes longer than this; a clock that is set back in small steps moves less.
 _RESTART_MS = 1000
+CHECKPOINT_STEP = (
+    "It is the checkpoint that is wrong: `rmq repair`, or rmq_spark.repair, has it made anew from the log, and no "
+    "message is lost by that."
+)
 
 
 class Closing(enum.Enum):
     """How the store was left, which decides what a unit that is missing means."""
 
     LIVE = "a broker or writer holds the lock"
-    CLEAN = "closed in order: every message has its unit"
+    CLOSED = "closed in order: every message has its unit"
     CRASHED = "its writer died: the last messages may have no unit yet"
 
 
@@ -74,7 +80,7 @@ class Chain:
         if left.closing is Closing.CRASHED:
             self._refuse_gap()
             self._cut_torn(checkpoint().physic_msg_timestamp)
-        elif left.closing is Closing.CLEAN:
+        elif left.closing is Closing.CLOSED:
             self._refuse_hole(checkpoint(), last_indexed)
 
     def _follow(self) -> None:
@@ -150,7 +156,7 @@ class Chain:
         step_ms = int(newest[first - 1] - times[first])
         page = checkpoint()
         last_ms = page.physic_msg_timestamp or page.logics_msg_timestamp
-        is_clean = left.closing is Closing.CLEAN
+        is_clean = left.closing is Closing.CLOSED
         if is_clean and last_ms == int(times[-1]) and last_ms != int(newest[first - 1]):
             return  # the checkpoint names the last of them as the last message
         if not is_clean and 0 <= left.started_ms <= int(times[first]):
@@ -236,6 +242,15 @@ class Chain:
         if last_ms <= max(self._known_ms, 0) or (self._times()[1] == last_ms).any():
             return
         newest = self.newest_ms()
+        if last_ms > max(newest, wall_clock_ms()) + CLOCKS_DIFFER_MS:
+            raise DamageError(
+                "the checkpoint names a last message of a time to come (ms since the epoch)",
+                checkpoint.path or filenames.CHECKPOINT,
+                CHECKPOINT_FIELDS.fields["logics_msg_timestamp"][1],  # type: ignore[index]
+                f"at most {max(newest, 0)}",
+                last_ms,
+                CHECKPOINT_STEP,
+            )
         segment = self._log.segments.holding(self.end)
         raise DamageError(
             "the log ends before its last message: the checkpoint names one stored at (ms since the epoch)",

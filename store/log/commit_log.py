@@ -82,6 +82,17 @@ class CommitLog:
         name = segment_name(begin)
         return any(files.file_size(files.join(folder, name)) > 0 for folder in self._folders)
 
+    def _lacks(self, physical_offset: int) -> bool:
+        """Say whether a segment between the others is missing there."""
+        run = self.segments
+        return run.begin <= physical_offset < run.end and run.holding(physical_offset) is None
+
+    def missing_segment(self, physical_offset: int) -> str:
+        """Return the path that the segment of a physical offset between the segments should have."""
+        before = [segment for segment in self.segments.segments if segment.begin <= physical_offset][-1]
+        name = segment_name(physical_offset - (physical_offset - before.begin) % self.segments.size)
+        return files.join(files.parent(before.path), name)
+
     def close(self) -> None:
         """Close what is open; reading opens it again."""
         if self._window is not None:
@@ -102,6 +113,8 @@ class CommitLog:
     def record_at(self, physical_offset: int) -> Record | Blank | Torn:
         """Decode what stands at a physical offset, and compare its own physical offset with it."""
         head = self.bytes_at(physical_offset, 4096)
+        if not head and self._lacks(physical_offset):
+            return Torn(f"nothing: {self.missing_segment(physical_offset)} is missing, rmq_spark.check says more")
         size = int.from_bytes(head[:4], "big", signed=True) if len(head) >= BLANK_BYTES else 0
         if len(head) < size <= MAX_RECORD_BYTES and int.from_bytes(head[4:8], "big"):
             head = self.bytes_at(physical_offset, size)
@@ -170,6 +183,12 @@ class CommitLog:
         if segment is None:
             self.look()  # it may have been made since
             segment = self.segments.holding(physical_offset)
+        if segment is None and self._lacks(physical_offset):
+            raise StoreChangedError(
+                f"no segment holds physical offset {physical_offset}, though there are segments before and behind it: "
+                f"{self.missing_segment(physical_offset)} is missing. Put it back from a copy of the store; "
+                "rmq_spark.check says what else is concerned."
+            )
         if segment is None:
             raise StoreChangedError(
                 f"no segment of {', '.join(self._folders)} holds physical offset {physical_offset}: they hold "

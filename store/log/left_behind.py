@@ -18,12 +18,13 @@ def how_left(path: str) -> Left:
     clean = files.file_size(abort) < 0
     if not clean and is_at_work(read_watermark(path)):
         return Left(Closing.LIVE, lock_ms, started_ms)
-    return Left(Closing.CLEAN if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
+    return Left(Closing.CLOSED if clean else Closing.CRASHED, lock_ms + started_ms + checkpoint_ms, started_ms)
 
 
 def read_checkpoint(path: str) -> Checkpoint:
     """Return what the checkpoint of the store at `path` says; an empty one where there is none."""
-    return decode_checkpoint(files.read_small(files.join(path, filenames.CHECKPOINT)) or b"")
+    checkpoint = files.join(path, filenames.CHECKPOINT)
+    return decode_checkpoint(files.read_small(checkpoint) or b"", checkpoint)
 
 
 def index_safe_until_ms(path: str) -> int | None:

@@ -59,7 +59,7 @@ def prepare(store: StoreFiles) -> None:
     if has_abort and settled is not None and not ran_on and _is_within_log(store, settled):
         _roll_forward(store, settled)
         return
-    _take_over(store, Closing.CRASHED if has_abort else Closing.CLEAN)
+    _take_over(store, Closing.CRASHED if has_abort else Closing.CLOSED)
 
 
 def _refuse_lost_log(store: StoreFiles, note: Watermark | None) -> None:
@@ -158,8 +158,8 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             last_place=place if head else -1,
             last_head=head,
             checkpoint_crc=page_crc,
-            settled_end=tail.end if closing is Closing.CLEAN else -1,
-            dirty=() if closing is Closing.CLEAN else None,
+            settled_end=tail.end if closing is Closing.CLOSED else -1,
+            dirty=() if closing is Closing.CLOSED else None,
         )
     )
     for key, queue in table.queues.items():
@@ -169,7 +169,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             store.queues.cut(key, unit)
         queue.run.close()
     cleared = store.log_writer.clear_from(tail.end)
-    if closing is Closing.CLEAN:
+    if closing is Closing.CLOSED:
         # Before a note says that all is settled: a power cut could bring back what was cleared, right behind the end.
         store.changes.sync()
     else:

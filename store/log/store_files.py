@@ -99,7 +99,7 @@ class StoreFiles:
     def read_checkpoint(self) -> tuple[Checkpoint, int]:
         """Return the checkpoint and the CRC of its page."""
         page = files.read_small(self._checkpoint) or b""
-        return decode_checkpoint(page), zlib.crc32(page)
+        return decode_checkpoint(page, self._checkpoint), zlib.crc32(page)
 
     def has_abort(self) -> bool:
         """Say whether the store was not left in order, or is at work."""

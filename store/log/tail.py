@@ -149,7 +149,7 @@ class LogTail:
         seen = self._read_units(queues, among, whole=whole)
         flags, chained = self._chain(base, seen, left)
         self.end = chained.end
-        unnamed = _messages_by_topic(chained.unitless) if left.closing is Closing.CLEAN else {}
+        unnamed = _messages_by_topic(chained.unitless) if left.closing is Closing.CLOSED else {}
         unconfirmed: dict[QueueKey, int] = {}
         doubted: dict[QueueKey, DamageError] = {}
         for key, (begin, units) in seen.items():
@@ -164,7 +164,7 @@ class LogTail:
             if confirmed < last:
                 unconfirmed[key] = int(units.physical_offsets[confirmed])
             fault = None
-            if left.closing is Closing.CLEAN:
+            if left.closing is Closing.CLOSED:
                 behind = units.part(confirmed, len(units))
                 fault = self._judge.fault_behind(
                     queues, key, begin + confirmed, behind, last - confirmed, chained, unnamed.get(key.topic, {})
@@ -284,7 +284,7 @@ class LogTail:
             queue = queues.get(key)
             if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
                 continue  # later messages have units: this one had its own until its topic was deleted
-            if queue is None and closing is Closing.CLEAN and self._may_exist(key.topic):
+            if queue is None and closing is Closing.CLOSED and self._may_exist(key.topic):
                 self.faults.setdefault(key, no_unit(record, key, f"{filenames.CONSUME_QUEUE}/{key}", 0))
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
@@ -292,7 +292,7 @@ class LogTail:
             if queue is not None and record.physical_offset < self._last_places.get(key, -1):
                 continue  # the queue's own last record lies behind it: it is of a topic that was deleted and made anew
             waiting.append(record)
-            if closing is not Closing.CLEAN and key not in self._unreadable:
+            if closing is not Closing.CLOSED and key not in self._unreadable:
                 self.pending.add(key)
             if queue is not None and end is not None and key not in self.faults:
                 fault = self._judge.fault(queue, end, record, closing)

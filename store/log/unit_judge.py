@@ -129,7 +129,7 @@ class UnitJudge:
         units = queue.read(max(end - 1, queue.run.begin), end)
         if not len(units) or int(units.physical_offsets[0]) < self._log.segments.begin:
             return None  # nothing there, or expired
-        if self.confirm(queue.key, units, 1, Closing.CLEAN):
+        if self.confirm(queue.key, units, 1, Closing.CLOSED):
             return None
         record = self._log.record_at(int(units.physical_offsets[0]))
         path, position = queue.run.path_of(end - 1)
@@ -150,7 +150,7 @@ class UnitJudge:
             if (
                 same
                 and counted
-                and (closing is Closing.CLEAN or _tags_agree(key, int(units.tags_codes[last - 1]), record))
+                and (closing is Closing.CLOSED or _tags_agree(key, int(units.tags_codes[last - 1]), record))
             ):
                 break
             last -= 1

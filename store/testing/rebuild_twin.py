@@ -35,7 +35,7 @@ def rebuild_one(
         physical_offset=0,
         store_timestamp=0,
         prepared_transaction_offset=0,
-        properties=found.properties if properties is None else properties,
+        properties=_without_crc(found.properties) if properties is None else properties,
         reconsume_times=found.reconsume_times if reconsume_times is None else reconsume_times,
     )
     named = parse(made.properties)
@@ -48,3 +48,12 @@ def rebuild_one(
         string_hash(named[TAGS]) if TAGS in named else 0,
         tuple(index_key_hash(f"{topic}#{key}") for key in keys),
     )
+
+
+def _without_crc(text: bytes) -> bytes:
+    """Return a text of properties as it is, or where the CRC of a record is in it the pairs that are not that."""
+    if b"__CRC32#\x01" not in text:
+        return text
+    parts = [part.partition(b"\x01") for part in text.split(b"\x02")]
+    kept = [(name, value) for name, _, value in parts if name and value and name != b"__CRC32#"]
+    return b"".join(name + b"\x01" + value + b"\x02" for name, value in kept)

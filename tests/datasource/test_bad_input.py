@@ -291,7 +291,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
 
 ROWS = read_table()
 # How the document says our message is got out of Spark's.
-(RECIPE,) = re.findall(r"^    print\((text\..*)\)$", (ROOT / "docs" / "ERRORS.md").read_text(), re.MULTILINE)
+(RECIPE,) = re.findall(r"^print\((text\..*)\)$", (ROOT / "docs" / "ERRORS.md").read_text(), re.MULTILINE)
 # Advice must be something that a reader can follow: an option, a call, a file; no command line of ours exists.
 COMMAND = re.compile(r"\b(?:rmq [a-z]+|python -m \S+|make [a-z]+)")
 

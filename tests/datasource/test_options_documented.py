@@ -1,11 +1,13 @@
-"""docs/OPTIONS.md says what the table of options says, and the README names no option that is not in it."""
+"""docs/OPTIONS.md says what the tables of options say. Other pages: tests/test_guides.py."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rmq_spark.datasource.filters import NO_FILTERS
 from rmq_spark.datasource.group_options import GROUP_FIELDS
 from rmq_spark.datasource.option_table import OPTIONS, Option
 from rmq_spark.datasource.options import parse_options
@@ -38,13 +40,24 @@ def with_default(options: Iterable[Option]) -> list[Option]:
     return [
         option
         for option in options
-        if option.kind == "word" or (option.kind in sized and option.default[0] in "tf0123456789")
+        if option.kind in ("word", "strategy") or (option.kind in sized and option.default[0] in "tf0123456789")
     ]
+
+
+def parse_source(given: dict[str, str]) -> Any:
+    return parse_options(given, 0)
+
+
+def parse_sink(given: dict[str, str]) -> Any:
+    return parse_sink_options(given)
+
+
+PARSED = ((parse_source, OPTIONS), (parse_sink, SINK_OPTIONS))
 
 
 @pytest.mark.parametrize("option", with_default(OPTIONS), ids=lambda option: option.name)
 def test_a_default_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
-    assert len(with_default(OPTIONS)) == 17
+    assert len(with_default(OPTIONS)) == 18
     others = {"consumerGroup": "g"} if option.name in GROUP_FIELDS else {}
     assert parse_options({option.name: option.default} | others, 0) == parse_options(others, 0)
 
@@ -56,6 +69,34 @@ def test_a_default_of_the_sink_that_can_be_given_is_what_holds_without_it(option
     assert parse_sink_options({option.name: option.default} | others) == parse_sink_options(others)
 
 
+# What has to be given beside an option whose default is "none".
+BESIDE = {"txnAppId": {"txnVersion": "1"}, "txnVersion": {"txnAppId": "a"}}
+WITHOUT = [
+    (parse, option)
+    for parse, options in PARSED
+    for option in options
+    if option.default == "none" and option.kind != "word"
+]
+
+
+@pytest.mark.parametrize(("parse", "option"), WITHOUT, ids=lambda one: getattr(one, "name", ""))
+def test_where_the_default_is_none_nothing_holds_without_it(parse: Callable[..., Any], option: Option) -> None:
+    others = BESIDE.get(option.name, {})
+    if option.name == "consumerGroup" and parse is parse_sink:
+        others = {"mode": "sendBack"}
+    given, without = held_by(parse({option.name: option.example} | others)), held_by(parse({}))
+    changed = {name for name in given if given[name] != without[name]} - {"mode"}
+    assert changed
+    assert not {name: without[name] for name in changed if without[name] is not None and without[name] != NO_FILTERS}
+
+
+def held_by(options: Any) -> dict[str, Any]:
+    """Return the values of options, those of its limits among them."""
+    found = {field.name: getattr(options, field.name) for field in fields(options)}
+    limits = found.pop("limits", None)
+    return found | ({} if limits is None else held_by(limits))
+
+
 def test_the_document_lists_the_columns_that_are_written_with_their_types() -> None:
     rows = [line.strip("| ").split(" | ")[:2] for line in COLUMNS.splitlines() if line.startswith("| `")]
     unquoted = {name.strip("`"): types.replace("&lt;", "<").replace("&gt;", ">") for name, types in rows}
@@ -65,31 +106,3 @@ def test_the_document_lists_the_columns_that_are_written_with_their_types() -> N
 def test_the_document_lists_the_default_columns() -> None:
     listed = DOCUMENT.split("## Which columns")[1].split(": ", 1)[1].split(".", 1)[0]
     assert tuple(listed.replace("\n", " ").split(", ")) == DEFAULT_COLUMNS
-
-
-def test_the_readme_names_only_options_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Options")[1].split("\n## ")[0]
-    named = {
-        name
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`(\w+)`", line[: line.index(" | ")])
-    }
-    assert named <= {option.name for option in OPTIONS}
-    assert len(named) > 10
-
-
-def test_the_readme_names_only_options_for_groups_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Consumer groups")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    named = {name for line in lines for name in re.findall(r"`(\w+)", line[: line.index(" | ")])}
-    assert named <= {option.name for option in OPTIONS}
-    assert len(named) > 5
-
-
-def test_the_readme_names_only_options_of_the_sink_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Writing")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    named = {name for line in lines for name in re.findall(r"`(\w+)`", line[: line.index(" | ")])}
-    assert named <= {option.name for option in SINK_OPTIONS}
-    assert len(named) > 5

@@ -1,5 +1,7 @@
 """Records made again by columns are those that are made again one by one, whatever their kind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +12,7 @@ from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.message_columns import RowFault, Topics
 from rmq_spark.store.format.properties import parse
 from rmq_spark.store.format.rebuilt_records import rebuild_records
-from rmq_spark.store.format.record import Record, decode_record, encode_record
+from rmq_spark.store.format.record import Record, decode_record, encode_record, record_size
 from rmq_spark.store.format.whole_records import NotWholeError, WholeRecords, are_whole
 from rmq_spark.store.testing.rebuild_twin import rebuild_one
 from rmq_spark.store.testing.sample_message import SampleMessage
@@ -56,6 +58,27 @@ def _cases(draw: st.DrawFn):
     texts = draw(st.none() | st.lists(property_texts(), min_size=count, max_size=count))
     times = draw(st.none() | st.lists(st.integers(-(2**31), 2**31 - 1), min_size=count, max_size=count))
     return [_record(one) for one in found], targets, queue_ids, texts, times, draw(st.sampled_from([b"", b"\xff" * 5]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a\x01b\x02__CRC32#\x011234567890\x02",
+        b"__CRC32#\x011234567890\x02a\x01b\x01c\x02__CRC32#\x01",  # as it may stand where a sender wrote it
+        b"__CRC32#\x01",
+        b"x__CRC32#\x01kept\x02odd\x02",
+        b"no __CRC32# of a record\x01b\x02odd\x02",
+    ],
+)
+def test_the_crc_of_a_record_does_not_go_into_another(text):
+    plain = decode_record(_record(SampleMessage("a", 0, b"x")))
+    assert isinstance(plain, Record)
+    with_text = replace(plain, properties=text)
+    record = encode_record(replace(with_text, total_size=record_size(with_text)))
+    only = rebuild_one(record, "orders", 0)
+    made = rebuild_records(*_buffer([record]), topics=_topics(["orders"]), queue_ids=np.zeros(1, np.int64))
+    assert made.data.tobytes() == only.data
+    assert (b"__CRC32#\x01" in only.data) == (b"x__CRC32#\x01" in text)
 
 
 @given(_cases())

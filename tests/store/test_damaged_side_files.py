@@ -10,7 +10,8 @@ import rmq_spark
 from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.ledger import Ledger
-from rmq_spark.store.commit.staging import StagedFile, check_staged
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import check_staged
 from rmq_spark.store.delivery.retry_topics import read_group_config
 from rmq_spark.store.delivery.sent_rows import SentRows
 from rmq_spark.store.disk.changing import Disk

@@ -13,7 +13,8 @@ from rmq_spark.store.commit.commits import CommitOptions, CommitTotals, commit_s
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.ledger import Ledger, LedgerRow
-from rmq_spark.store.commit.staging import StagedFile, StageWriter
+from rmq_spark.store.commit.staged_file import StagedFile
+from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.format.encoding import EncodedRecords

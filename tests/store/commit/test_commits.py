@@ -16,7 +16,8 @@ from rmq_spark.store.commit.commits import CommitTotals, commit_staged
 from rmq_spark.store.commit.intents import Hint, Intents
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.ledger import Ledger, LedgerRow
-from rmq_spark.store.commit.staging import StagedFile, read_chunks, staged_path
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
+from rmq_spark.store.commit.staging import read_chunks
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import (
     BatchConflictError,

@@ -14,7 +14,8 @@ from rmq_spark.store.commit import commits, counting
 from rmq_spark.store.commit.finishing import IntentFinisher, Roller
 from rmq_spark.store.commit.intents import Count, Intents
 from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.staging import StagedFile, read_chunks, staged_path
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
+from rmq_spark.store.commit.staging import read_chunks
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DiskFullError, StoreChangedError
 from rmq_spark.store.format.encoding import EncodedRecords

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_spark.store.commit.intents import Hint, Intent, Intents
 from rmq_spark.store.commit.keys import CommitKey, make_folders
-from rmq_spark.store.commit.staging import StagedFile
+from rmq_spark.store.commit.staged_file import StagedFile
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StoreError
 

@@ -14,7 +14,8 @@ import pytest
 from rmq_spark.store.commit import staging
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.row_slices import merge_records, slice_records, split_records
-from rmq_spark.store.commit.staging import StagedFile, StageWriter, check_staged, read_chunks, staged_path
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
+from rmq_spark.store.commit.staging import StageWriter, check_staged, read_chunks
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.format.encoding import EncodedRecords

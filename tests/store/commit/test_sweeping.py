@@ -8,7 +8,7 @@ import pytest
 
 from rmq_spark.store.commit.commits import commit_staged
 from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.staging import StagedFile, staged_path
+from rmq_spark.store.commit.staged_file import StagedFile, staged_path
 from rmq_spark.store.commit.sweeping import abort_staged, find_garbage, sweep_staging
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.testing.crash_disk import ProcessDeathError

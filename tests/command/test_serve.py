@@ -15,7 +15,7 @@ import pytest
 import rmq_spark
 from rmq_spark.store.units import QueueKey
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 180
 LEVELS = "1s 2s 1h"
 

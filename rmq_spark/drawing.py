@@ -1,0 +1,259 @@
+"""What pictures have in common: axes, colours, legends, and names from a store as matplotlib takes them as they are."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rmq_spark.store import bytes_text, span_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_SERIES = 7  # in one picture: as many colours as are told apart; what is less is "others"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # of Okabe and Ito
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for those who see no colour, and for print
+MARKERS = "osD^vPX"
+STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_OTHERS, _YELLOW = "#999999", "#F0E442"
+_NAME_HEAD, _NAME_TAIL, _NAME_EDGE = 24, 15, 8  # of a long name: names of one team often differ in their ends only
+_TITLE_CHARS = 75  # in one line
+_LEGEND_BELOW_INCHES = 0.55  # room for the axis' own labels
+
+# Round spans of time for an axis of durations, ms.
+_SPANS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000, *(864 * 10**n for n in range(6, 11)))
+_MAX_SPANS = 10
+_STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 14_400, 28_800, 43_200, 86_400)
+_STEPS_S_SHOWN = 7
+
+# Where a tag is written in one of these, the first that is installed draws what matplotlib's own font has not.
+_HAN_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "SimHei",
+    "Arial Unicode MS",
+)
+
+
+def axes(ax: "Axes | None", height: float = 4.2) -> "Axes":
+    """Return where to draw: what the caller gave, or the axes of a new figure so many inches high.
+
+    Raises ModuleNotFoundError with the pip command where matplotlib is not installed.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'drawing needs matplotlib: pip install "rmq-spark[plot]".', name="matplotlib"
+        ) from error
+    if ax is None:
+        _, ax = plt.subplots(figsize=(9, height), layout="constrained")
+    return ax
+
+
+def shown_name(name: str) -> str:
+    """Return a name as a picture has room for it: in one line, a long one without its middle."""
+    return shown_names([name])[0]
+
+
+def shown_names(names: Iterable[str]) -> list[str]:
+    """Return names as a picture has room for them, and told apart: long ones that differ in the middle keep that.
+
+    matplotlib leaves what begins with an underscore out of legends, so a space is before it.
+    """
+    lines = ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in name) for name in names]
+    shown = [_without_middle(line) for line in lines]
+    for short in [short for short, count in Counter(shown).items() if count > 1]:
+        alike = [at for at, one in enumerate(shown) if one == short]
+        low, high = min(lines[at] for at in alike), max(lines[at] for at in alike)
+        differ_at = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+        for at in alike:
+            begin = max(differ_at - _NAME_EDGE, 0)
+            shown[at] = f"{lines[at][:_NAME_EDGE]}…{lines[at][begin : begin + _NAME_HEAD]}…"
+    return [f" {short}" if short.startswith("_") else short for short in shown]
+
+
+def _without_middle(line: str) -> str:
+    return line if len(line) <= _NAME_HEAD + _NAME_TAIL + 1 else f"{line[:_NAME_HEAD]}…{line[-_NAME_TAIL:]}"
+
+
+def font_families() -> list[str]:
+    """Return matplotlib's font and one with Chinese characters, if such a one is installed."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import fontManager
+
+    there = {font.name for font in fontManager.ttflist}
+    return [*rcParams["font.family"], *[name for name in _HAN_FONTS if name in there][:1]]
+
+
+def title(ax: "Axes", first: str, *more: str) -> None:
+    """Write a title, in a line or two. A dollar sign begins no formula."""
+    line = ", ".join((first, *more))
+    ax.set_title(line if len(line) <= _TITLE_CHARS else "\n".join((first, *more)), fontsize="medium", parse_math=False)
+
+
+def largest(series: dict[str, list[float]], join: Any = sum) -> list[tuple[str, list[float]]]:
+    """Return the series in the order of what they come to, the smallest of more than MAX_SERIES joined.
+
+    NaN is where a series has no value.
+    """
+    ordered = sorted(series.items(), key=lambda one: -sum(_known(one[1])))
+    if len(ordered) <= MAX_SERIES:
+        return ordered
+    rest = [values for _, values in ordered[MAX_SERIES - 1 :]]
+    joined = [join(known) if (known := _known(values)) else math.nan for values in zip(*rest, strict=True)]
+    return [*ordered[: MAX_SERIES - 1], (f"{len(rest)} others", joined)]
+
+
+def colours(drawn: Sequence[tuple[str, Any]]) -> list[str]:
+    """Return a colour for each series, grey for the one that `largest` joined: no topic has a space in its name.
+
+    Black, the last one, is yellow where the caller's style draws on a dark ground.
+    """
+    from matplotlib import rcParams
+    from matplotlib.colors import to_rgb
+
+    is_dark = sum(to_rgb(rcParams["axes.facecolor"])) < 1.5
+    told_apart = (*COLOURS[:-1], _YELLOW) if is_dark else COLOURS
+    named = zip(drawn, told_apart, strict=False)
+    return [_OTHERS if name.endswith(" others") else colour for (name, _), colour in named]
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def moment(time_ms: float) -> datetime:
+    """Return ms since the epoch as matplotlib takes times."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+
+def time_axis(ax: "Axes", label: str) -> None:
+    """Write days, or times of day in full, at the x axis, and what they have in common at its end."""
+    from matplotlib.dates import MINUTELY, SECONDLY, AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)
+    locator.intervald[MINUTELY] = locator.intervald[SECONDLY] = [1, 2, 5, 10, 15, 30]
+    formatter = ConciseDateFormatter(locator, tz=UTC)
+    formatter.formats[2] = formatter.zero_formats[2] = "%b %d"
+    formatter.offset_formats[2] = "%Y"
+    formatter.formats[5] = "%H:%M:%S.%f"  # a bare number of seconds would be read as anything
+    formatter.zero_formats[5] = "%H:%M:%S"
+    formatter.offset_formats[5] = "%Y-%b-%d"
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(formatter)
+    ax.set_xlabel(label)
+
+
+def count_axis(ax: "Axes", what: str) -> None:
+    """Write messages, bytes or seconds at the y axis, which begins at 0 and ends where it does now."""
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+
+    ax.set_ylim(0, max(ax.get_ylim()[1], 1))
+    most = ax.get_ylim()[1]
+    if what == "bytes":
+        bytes_axis(ax.yaxis, most)
+        ax.set_ylabel("bytes of records")
+    elif what == "seconds":
+        steps = [*_STEPS_S, math.ceil(most / _STEPS_S_SHOWN / 86_400) * 86_400]
+        step = next(step for step in steps if step * _STEPS_S_SHOWN >= most)
+        ax.yaxis.set_major_locator(MultipleLocator(step))
+        ax.yaxis.set_major_formatter(lambda value, _: span_text(value))
+        ax.set_ylabel("time behind")
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        ax.set_ylabel("messages")
+    frame(ax, "y")
+
+
+def bytes_axis(axis: Any, most: float, ticks: int = 8) -> None:
+    """Write bytes at an axis that reaches up to `most`, at so many round numbers of KiB, MiB …, or half as many."""
+    from matplotlib.ticker import MultipleLocator
+
+    axis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2(max(most, 1) / ticks)))))
+    axis.set_major_formatter(lambda value, _: bytes_text(value))
+
+
+def spans_axis(ax: "Axes", least_ms: float, most_ms: float) -> None:
+    """Make the x axis one of durations, logarithmic on both sides of 0, from one round span to another."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    reach = max(abs(least_ms), abs(most_ms), 1)
+    spans = [span for at, span in enumerate(_SPANS_MS) if at == 0 or _SPANS_MS[at - 1] < reach]
+    ticks = [*(-span for span in reversed(spans)), 0, *spans]
+    below = max((tick for tick in ticks if tick <= least_ms), default=least_ms)
+    above = min((tick for tick in ticks if tick >= max(most_ms, 1)), default=most_ms)
+    begin = min(below, 0)
+    shown = [tick for tick in ticks if begin <= tick <= above]
+    every = -(-len(shown) // _MAX_SPANS)
+    ax.set_xscale("symlog", linthresh=1)
+    ax.xaxis.set_major_locator(
+        FixedLocator([tick for tick in shown if (shown.index(tick) - shown.index(0)) % every == 0])
+    )
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda value, _: "0" if value == 0 else span_text(value / 1000))
+    ax.set_xlim(begin, above)
+
+
+def frame(ax: "Axes", axis: str) -> None:
+    """Leave what helps to read values, and no more."""
+    ax.set_axisbelow(True)
+    ax.grid(axis=axis, color="#808080", alpha=0.25, lw=0.8)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def legend(ax: "Axes", count: int, is_stacked: bool = False) -> None:
+    """Name the series, beside the picture where there are several; of a stack the topmost first."""
+    if count > 1:
+        made = ax.legend(
+            reverse=is_stacked,
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1),
+            frameon=False,
+            fontsize="small",
+            handleheight=1.3 if is_stacked else None,  # room for a hatch
+        )
+        _take_as_it_is(made)
+
+
+def legend_below(ax: "Axes") -> None:
+    """Name the series below the picture: long names, with numbers."""
+    from matplotlib.transforms import ScaledTranslation
+
+    down = ScaledTranslation(0, -_LEGEND_BELOW_INCHES, ax.figure.dpi_scale_trans)
+    made = ax.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=ax.transAxes + down,
+        borderaxespad=0,
+        frameon=False,
+        fontsize="small",
+    )
+    _take_as_it_is(made)
+
+
+def nothing(ax: "Axes", why: str) -> "Axes":
+    """Say why there is nothing to draw."""
+    ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes, parse_math=False)
+    ax.set_axis_off()
+    return ax
+
+
+def ms_text(delay_ms: float) -> str:
+    """Return a delay as "12 ms", "1,051 ms", "2 min 3 s"."""
+    return f"{delay_ms:,.0f} ms" if abs(delay_ms) < 10_000 else span_text(delay_ms / 1000)
+
+
+def _take_as_it_is(made: Any) -> None:
+    for text in made.get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,93 @@
+"""What a check found: one thing each, with its evidence and the next step.
+
+Three severities:
+
+- damage: messages are or would be lost, or are wrong, and nothing in the store can mend that by itself;
+- repairable: files that a writer makes anew from the log, or a shutdown that was none: `repair` or the next writer
+  puts it right;
+- note: worth knowing, and nothing is wrong: what a live writer is at, stale bytes that nobody reads.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+DAMAGE, REPAIRABLE, NOTE = "damage", "repairable", "note"
+SEVERITIES = (DAMAGE, REPAIRABLE, NOTE)
+
+_ALIKE_AT_MOST = 200  # findings of one kind: a store of nothing but damage must not fill the memory
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check found. `position` counts bytes in the file at `path`; ranges are half-open.
+
+    `[begin, end)` are queue offsets of the queue `topic`/`queue_id`, None where no single queue is concerned.
+    `messages` is how many are concerned. `action` is what `plan_repair` would do: see `repair_plan`.
+    """
+
+    severity: str
+    area: str
+    what: str
+    path: str
+    position: int = 0
+    expected: str = ""
+    found: str = ""
+    topic: str | None = None
+    queue_id: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    messages: int = 0
+    next_step: str = ""
+    action: str = "leave"
+
+    def __str__(self) -> str:
+        detail = f": expected {self.expected}, found {self.found}" if self.expected or self.found else ""
+        queue = "" if self.topic is None else f"; queue {self.topic}/{self.queue_id}"
+        if self.begin is not None:
+            queue += f", queue offsets [{self.begin}, {self.end})"
+        count = f"; {self.messages} messages" if self.messages else ""
+        step = f". {self.next_step}" if self.next_step else ""
+        return f"{self.severity}: {self.path}, position {self.position}: {self.what}{detail}{queue}{count}{step}"
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """By which the same thing, found again, is known."""
+        return self.area, self.path, self.what, self.position
+
+
+class Findings:
+    """Findings as they come; of each kind some hundreds, the rest as one that counts. One thread."""
+
+    def __init__(self) -> None:
+        self._found: list[Finding] = []
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._more: dict[tuple[str, str, str], Finding] = {}
+
+    def add(self, finding: Finding) -> None:
+        """Keep a finding, its texts cut to what can be read."""
+        finding = replace(finding, expected=_shown(finding.expected), found=_shown(finding.found))
+        kind = finding.severity, finding.area, finding.action
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count <= _ALIKE_AT_MOST:
+            self._found.append(finding)
+            return
+        before = self._more.get(kind)
+        messages = finding.messages + (before.messages if before else 0)
+        what = f"and {count - _ALIKE_AT_MOST} more of this kind, the first here"
+        first = before or replace(finding, expected="", found="", topic=None, queue_id=None, begin=None, end=None)
+        self._more[kind] = replace(first, what=what, messages=messages)
+
+    def extend(self, findings: Iterable[Finding]) -> None:
+        """Keep several."""
+        for finding in findings:
+            self.add(finding)
+
+    def all(self) -> tuple[Finding, ...]:
+        """Return them, damage first, else by area and place."""
+        found = [*self._found, *self._more.values()]
+        return tuple(sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.area, one.path, one.position)))
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

@@ -1,0 +1,236 @@
+"""`repair`: the steps of a plan done, by what writers do anyway.
+
+Only recovery takes bytes of the log back and makes units and keys: `store/log/recovery.py`, under the store's lock.
+Here the store is brought to where recovery does it all, in an order that no crash spoils:
+
+0. A config file that cannot be read is kept in `rmq/before-repair/`, then its `.bak` takes its place; of topics.json
+   with the topics that are newer than that, in one step: recovery passes over records of topics that it does not name.
+1. `abort` is there, for good: from here on who opens the store recovers it, a broker too.
+2. The checkpoint is a page that vouches for nothing, and our own note is gone: so all of the log is looked at, and all
+   units and keys that are missing are made.
+3. Files of queues and of the key index that are to be made anew are taken away. A crash here leaves a store without
+   them, which the next writer recovers the same way.
+4. A writer's section: recovery, and what dead writers promised. Then the store is settled: all is synced, `abort` goes.
+5. Queues of topics that were deleted long ago go again: without units of others nothing tells them from new ones.
+6. Of a log that was cut, offsets beyond the ends that its queues now have are set back, the files before kept as in 0.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from rmq_spark.store.commit.finishing import IntentFinisher
+from rmq_spark.store.commit.intents import Intents
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import OptionError, StoreChangedError
+from rmq_spark.store.explore.check_report import CheckReport
+from rmq_spark.store.explore.checking import Progress, check
+from rmq_spark.store.explore.config_check import decode_config
+from rmq_spark.store.explore.older_topics import Deleted, with_topics_on_disk
+from rmq_spark.store.explore.repair_plan import (
+    CUT,
+    LEAVE,
+    REBUILD,
+    RECOVER,
+    RESET,
+    RESTORE,
+    RepairPlan,
+    RepairStep,
+    plan_repair,
+    stamp_of,
+)
+from rmq_spark.store.explore.set_back import queue_ends, set_back
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.abort_file import encode_abort
+from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
+from rmq_spark.store.format.filenames import BACKUP_SUFFIX
+from rmq_spark.store.log.settings_file import check_settings
+from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
+from rmq_spark.store.units import QueueKey
+
+KEPT = "before-repair"  # in rmq/: files that were replaced
+_TREES = (filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE, filenames.CONSUME_QUEUE_EXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did: `steps` were done, `left` were not. `report` is of a check after it."""
+
+    steps: tuple[RepairStep, ...]
+    left: tuple[RepairStep, ...]
+    messages_lost: int
+    report: CheckReport
+
+
+def repair(
+    plan: RepairPlan | str | PurePath,
+    *,
+    accept_loss: bool = False,
+    commit_log_path: str | None = None,
+    lock_timeout_ms: int = 60_000,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Do what a plan says, or the plan of the store at a path; return what was done, and a check of the store after it.
+
+    Nothing is lost unless the plan says so and `accept_loss` is given. Raises OptionError for a plan that would lose
+    messages or cuts the log without it, StoreChangedError for a plan that is not true any more (plan again),
+    LockTimeoutError while a broker holds the store, and DamageError or StoreError for settings and intents of ours that
+    no writer passes over; nothing was changed then. After another error, of the disk or because somebody took the lock
+    in the middle of it, the store is as after a crash, and loses nothing by it: repair it again.
+    """
+    if not isinstance(plan, RepairPlan):
+        plan = plan_repair(plan, commit_log_path=commit_log_path)
+    if plan.is_lossy and not accept_loss:
+        raise OptionError(
+            f"the repair of {plan.path} would lose {plan.messages_lost} messages for good. Nothing was changed. Keep a "
+            "copy of the store, look at the plan (rmq_spark.plan_repair), and say accept_loss=True if that is meant."
+        )
+    done = tuple(step for step in plan.steps if step.is_done_by_repair)
+    left = tuple(step for step in plan.steps if step.action == LEAVE)
+    if done:
+        _Repair(plan, lock_timeout_ms).run(done)
+    report = check(plan.path, commit_log_path=plan.commit_log_path, progress=progress)
+    return Repaired(done, left, plan.messages_lost, report)
+
+
+class _Repair:
+    """One repair."""
+
+    def __init__(self, plan: RepairPlan, lock_timeout_ms: int) -> None:
+        self._plan, self._root, self._disk = plan, plan.path, Disk()
+        settings = WriterSettings("rmq-spark repair", lock_timeout_ms, False, plan.commit_log_path)
+        finisher = IntentFinisher(self._root, self._disk, wall_clock_ms)
+        self._writer = StoreWriter(self._root, self._disk, settings, wall_clock_ms, time.sleep, (finisher,))
+
+    def run(self, steps: tuple[RepairStep, ...]) -> None:
+        """Do the steps."""
+        with self._writer:
+            with self._writer.lock.hold():
+                self._refuse_other_store()
+                self._refuse_unreadable(steps)
+                if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+                    self._refuse_what_stops_writers()
+                for step in steps:
+                    if step.action == RESTORE:
+                        self._restore(step.path)
+                deleted = Deleted(self._root, self._plan.report.log_end)
+                if any(step.action in (REBUILD, CUT) for step in steps):
+                    self._vouch_for_nothing()
+                    self._take_away(steps)
+                elif any(finding.action == "watermark" for finding in self._plan.report.findings):
+                    self._forget_note()
+            if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+                with self._writer.section() as section:
+                    section.settle()
+                with self._writer.lock.hold():
+                    for folder in deleted.folders_again():
+                        self._remove_queue(folder)
+            with self._writer.lock.hold():
+                self._set_back([step.path for step in steps if step.action == RESET])
+
+    def _refuse_other_store(self) -> None:
+        """Under the lock nothing moves: what was planned must still be so."""
+        if stamp_of(self._root, commit_log_folders(self._root, self._plan.commit_log_path)) != self._plan.stamp:
+            raise StoreChangedError(
+                f"the store at {self._root} is not what the plan was made for: somebody wrote to it since. Nothing was "
+                "changed. Plan again."
+            )
+
+    def _refuse_unreadable(self, steps: tuple[RepairStep, ...]) -> None:
+        """Raise StorePathError for a file that would be replaced and cannot be read: nobody knows what it is worth."""
+        for path in [
+            files.join(self._root, filenames.CHECKPOINT),
+            *(s.path for s in steps if s.action in (RESTORE, RESET)),
+        ]:
+            files.read_small(path)
+
+    def _refuse_what_stops_writers(self) -> None:
+        """Read what the section reads first, and may raise for: before the first step, so that none is half of it."""
+        check_settings(self._root)
+        Intents(self._root, self._disk).read_all()
+
+    def _vouch_for_nothing(self) -> None:
+        abort = files.join(self._root, filenames.ABORT)
+        if files.file_size(abort) < 0:
+            self._disk.replace(abort, encode_abort(files.process_id()))
+        # From here a crash leaves a store that whoever comes next recovers. It may still go by what was flushed.
+        self._disk.replace(files.join(self._root, filenames.CHECKPOINT), encode_checkpoint(Checkpoint()))
+        # From here all of the log is looked at. Our note would have the next writer look no further than its end.
+        self._forget_note()
+
+    def _forget_note(self) -> None:
+        path = watermark_path(self._root)
+        if files.file_size(path) >= 0:
+            self._disk.remove(path)
+            self._disk.sync_folder(files.parent(path))
+
+    def _take_away(self, steps: tuple[RepairStep, ...]) -> None:
+        """Take away derived files that are to be made anew. Their names are gone for good before anything is made."""
+        for step in steps:
+            if step.action != REBUILD:
+                continue
+            if step.queue is not None:
+                for tree in _TREES:
+                    self._empty(files.join(self._root, _folder(step.queue, tree)))
+            elif step.path == files.join(self._root, filenames.INDEX):
+                self._empty(step.path)
+
+    def _empty(self, folder: str) -> None:
+        listed = files.list_folder(folder)
+        names = [name for name, is_folder in listed if not is_folder and _is_ours(name)]
+        # Newest first: a crash on the way leaves the begin of a queue, and no gap.
+        for name in reversed(names):
+            self._disk.remove(files.join(folder, name))
+        if names:
+            self._disk.sync_folder(folder)
+
+    def _remove_queue(self, folder: str) -> None:
+        self._empty(folder)
+        topic = files.parent(folder)
+        if self._disk.remove_folder(folder):
+            self._disk.sync_folder(topic)
+        if self._disk.remove_folder(topic):
+            self._disk.sync_folder(files.parent(topic))
+
+    def _restore(self, path: str) -> None:
+        """Put the copy of a config file that can be read in the place of the one that cannot."""
+        main = path.removesuffix(BACKUP_SUFFIX)
+        source = main if path != main else main + BACKUP_SUFFIX
+        data = files.read_small(source) or b""
+        decode_config(main.rpartition("/")[2], data)  # it could be read when the plan was made
+        self._keep(path)
+        if path == files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON):
+            data = with_topics_on_disk(self._root, data, wall_clock_ms())
+        self._disk.replace(path, data)
+
+    def _set_back(self, paths: list[str]) -> None:
+        ends = queue_ends(self._root) if paths else {}
+        for path in paths:
+            data, told = set_back(path.rpartition("/")[2], files.read_small(path) or b"", ends)
+            if told:
+                self._keep(path)
+                self._disk.replace(path, data)
+
+    def _keep(self, path: str) -> None:
+        """Keep what is about to be replaced: half of a file may still tell more than the whole one before it."""
+        damaged = files.read_small(path)
+        if damaged:
+            folder = files.join(self._root, SIDE_FOLDER, KEPT)
+            self._disk.make_folder(folder)
+            # The new file must not be on disk before the folder of the old one is: a power cut would leave neither
+            # name nor bytes of what was replaced. `replace` below syncs the file and its name in that folder.
+            self._disk.sync_folder(files.join(self._root, SIDE_FOLDER))
+            self._disk.replace(files.join(folder, f"{path.rpartition('/')[2]}.{wall_clock_ms()}"), damaged)
+
+
+def _folder(key: QueueKey, tree: str) -> str:
+    return filenames.queue_folder(key.topic, key.queue_id, tree)
+
+
+def _is_ours(name: str) -> bool:
+    """Say whether a file is named as those are that are made anew: what else lies there is left alone."""
+    return filenames.parse_segment_name(name) is not None or filenames.is_index_name(name)

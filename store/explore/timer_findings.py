@@ -1,0 +1,185 @@
+"""The timer's files looked at: timer log, wheel and check. What waits is told in `store/format/timer_log.py`."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rmq_spark.store.delivery.timer_files import TIMER_CHECK_NAME, TIMER_LOG, TIMER_WHEEL, TimerLog, TimerWheel
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError, StorePathError
+from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
+from rmq_spark.store.explore.layouts import field_position
+from rmq_spark.store.explore.sound_log import SoundLog
+from rmq_spark.store.format import filenames
+from rmq_spark.store.format.record import RECORD_HEAD
+from rmq_spark.store.format.timer_check import TIMER_CHECK, TIMER_CHECK_FILE_BYTES, decode_timer_check
+from rmq_spark.store.format.timer_log import BLANK_MAGIC, TIMER_UNIT, TIMER_UNIT_BYTES, due_times
+from rmq_spark.store.format.timer_wheel import SECOND_MS, SLOT_COUNT, TIMER_SLOT_BYTES
+
+_AREA = "timer"
+_NEXT_STEP = (
+    "Stop what delivers, and restore timerlog/, timerwheel and config/timercheck together from a copy. Without any of "
+    "them all that waits is taken from its queue anew, and what is overdue is delivered again"
+)
+_UNIT_AT = {name: field_position(TIMER_UNIT, name) for name in TIMER_UNIT.names or ()}
+
+
+def look_at_timer(root: str, log: SoundLog, log_begin: int, log_end: int, queue_end: int | None) -> list[Finding]:
+    """Return what is wrong with the timer's files. `queue_end` is the next offset of its queue, None without one."""
+    found = list(_look_at_check(root, queue_end))
+    try:
+        timer_log = TimerLog(root, Disk())
+    except (DamageError, StorePathError) as error:
+        found.append(_finding(f"the files of the timer log: {error}", files.join(root, TIMER_LOG), 0, "", ""))
+        return found
+    end, findings = _look_at_units(timer_log, log, log_begin, log_end)
+    found += findings
+    if timer_log.run.begin > 0 and not log_begin:  # what a file holds of the log goes before the file does
+        what = "the first files of the timer log are missing, and with them which messages wait"
+        path = timer_log.run.segments[0].path
+        found.append(_finding(what, path, 0, "a file that begins at 0", str(timer_log.run.begin)))
+    found += _look_at_wheel(root, timer_log, end)
+    path = files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)
+    page = files.read_small(path)
+    check = decode_timer_check(page or b"")
+    if page is not None and not page.strip(b"\0") and end > timer_log.run.begin:
+        what = "the timer's check says nothing: all that waits is taken anew, what is overdue again"
+        found.append(_finding(what, path, 0, "where the timer is", "zeros" if page else "an empty file"))
+    if timer_log.run.segments and check.log_position > end:
+        what = "the timer's check names a position behind the end of the timer log"
+        at = field_position(TIMER_CHECK, "log_position")
+        found.append(_finding(what, path, at, f"at most {end}", str(check.log_position)))
+    return found
+
+
+def _look_at_check(root: str, queue_end: int | None) -> Iterator[Finding]:
+    path = files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)
+    page = files.read_small(path)
+    if page is None:
+        if files.list_folder(files.join(root, TIMER_LOG)):
+            what = "there is a timer log and no config/timercheck: all that waits is taken anew, what is overdue again"
+            yield _finding(what, path, 0, f"a page of {TIMER_CHECK_FILE_BYTES} bytes", "none")
+        return
+    check = decode_timer_check(page)
+    if page and len(page) not in (TIMER_CHECK_FILE_BYTES, TIMER_CHECK.itemsize):
+        expected = f"{TIMER_CHECK_FILE_BYTES} bytes"
+        yield _finding("the length of the timer's check", path, len(page), expected, str(len(page)))
+    for name in ("read_time", "log_position", "queue_offset", "master_queue_offset"):
+        value, at = getattr(check, name), field_position(TIMER_CHECK, name)
+        most = queue_end if name == "queue_offset" else None
+        if value < 0 or (most is not None and value > most):
+            expected = "0 or more" if most is None else f"0 to {most}"
+            yield _finding(f"the field {name} of the timer's check", path, at, expected, str(value))
+    if check.read_time % SECOND_MS:
+        what = "the time up to which the timer has delivered"
+        yield _finding(what, path, 0, "a whole second", str(check.read_time))
+    if page[TIMER_CHECK.itemsize :].strip(b"\0"):
+        what = "bytes behind the fields of the timer's check, which nobody reads"
+        yield Finding(NOTE, _AREA, what, path, TIMER_CHECK.itemsize)
+
+
+def _look_at_units(timer_log: TimerLog, log: SoundLog, log_begin: int, log_end: int) -> tuple[int, list[Finding]]:
+    """Return where the timer log ends, and what is wrong with its units."""
+    found: list[Finding] = []
+    run = timer_log.run
+    end = run.begin
+    for positions, units in timer_log.scan(run.begin):
+        end = int(positions[-1]) + TIMER_UNIT_BYTES
+        previous = units["previous_position"].astype(np.int64)
+        places, sizes = units["physical_offset"].astype(np.int64), units["record_size"].astype(np.int64)
+        checks = (
+            ("previous_position", (previous < -1) | (previous >= positions), "an earlier position, or -1"),
+            ("physical_offset", (places < 0) | (places + sizes > log_end), f"a place before {log_end}"),
+            ("write_time", (units["write_time"] <= 0) | (units["write_time"] % SECOND_MS != 0), "a whole second"),
+            ("record_size", _are_other_sizes(log, places, sizes, log_begin, log_end), "the size of its record"),
+        )
+        for name, wrong, expected in checks:
+            for at in np.flatnonzero(wrong)[:1].tolist():
+                path, position = _place_of(timer_log, int(positions[at]) + _UNIT_AT[name])
+                what = f"{int(np.count_nonzero(wrong))} units of the timer log with a wrong {name}, the first here"
+                found.append(_finding(what, path, position, expected, str(int(units[name][at]))))
+    for segment in run.segments:
+        begin = max(end - segment.begin, 0)
+        if begin >= segment.size:
+            continue
+        for first, last in files.data_extents(segment.path, begin, segment.size):
+            stands = timer_log.units_at(np.array([segment.begin + begin]))
+            if int(stands["magic"][0]) == BLANK_MAGIC and last - first <= 64:
+                continue  # a filler
+            what = "bytes behind the end of the timer log"
+            found.append(_finding(what, segment.path, first, "zeros", f"{last - first} other bytes"))
+            break
+    return end, found
+
+
+def _are_other_sizes(
+    log: SoundLog, places: np.ndarray, sizes: np.ndarray, log_begin: int, log_end: int
+) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Say of each unit whether the record that it names says of itself that it is another."""
+    wrong = np.zeros(len(places), np.bool_)
+    place_at = field_position(RECORD_HEAD, "physical_offset")
+    inside = np.flatnonzero((places >= log_begin) & (places + sizes <= log_end) & (places >= 0))
+    for at in inside.tolist():
+        head = log.bytes_at(int(places[at]), place_at + 8)
+        told = int.from_bytes(head[:4], "big"), int.from_bytes(head[place_at:], "big")
+        wrong[at] = told != (int(sizes[at]), int(places[at]))
+    return wrong
+
+
+def _look_at_wheel(root: str, timer_log: TimerLog, log_end: int) -> Iterator[Finding]:
+    path = files.join(root, TIMER_WHEEL)
+    wheel = TimerWheel(root, Disk())
+    try:
+        if not wheel.is_there():
+            if timer_log.run.segments:
+                yield Finding(NOTE, _AREA, "there is no timer wheel: it is made anew from the timer log", path)
+            return
+    except DamageError as error:
+        yield Finding(
+            REPAIRABLE, _AREA, error.what, path, 0, str(error.expected), str(error.found), next_step=_NEXT_STEP
+        )
+        return
+    read_ms = decode_timer_check(
+        files.read_small(files.join(root, filenames.CONFIG, TIMER_CHECK_NAME)) or b""
+    ).read_time
+    slots = wheel.slots_from(read_ms)
+    seconds, lasts = slots["second"].astype(np.int64), slots["last_position"].astype(np.int64)
+    chosen = np.flatnonzero((seconds < read_ms // SECOND_MS + SLOT_COUNT) & (lasts >= timer_log.run.begin))
+    order = chosen[np.argsort(lasts[chosen], kind="stable")]
+    units = timer_log.units_at(lasts[order])
+    wrong = (units["unit_size"] != TIMER_UNIT_BYTES) | (due_times(units) // SECOND_MS != seconds[order])
+    wrong |= lasts[order] >= log_end
+    for at in np.flatnonzero(wrong)[:1].tolist():
+        slot = int(seconds[order[at]])
+        yield _finding(
+            f"{int(np.count_nonzero(wrong))} slots of the timer wheel name no unit of their second, the first here",
+            path,
+            slot % SLOT_COUNT * TIMER_SLOT_BYTES,
+            f"the position of a unit that is due in second {slot}",
+            str(int(lasts[order[at]])),
+        )
+    yield from _unnamed(path, timer_log, read_ms, dict(zip(seconds.tolist(), lasts.tolist(), strict=True)))
+
+
+def _unnamed(path: str, timer_log: TimerLog, read_ms: int, lasts: dict[int, int]) -> Iterator[Finding]:
+    """Tell seconds of which the wheel does not name the newest unit that waits."""
+    newest: dict[int, int] = {}
+    for positions, units in timer_log.scan(timer_log.run.begin):
+        due = due_times(units) // SECOND_MS
+        waits = due >= read_ms // SECOND_MS
+        newest.update(zip(due[waits].tolist(), positions[waits].tolist(), strict=True))
+    missing = sorted(second for second, position in newest.items() if lasts.get(second) != position)
+    if missing:
+        at = missing[0] % SLOT_COUNT * TIMER_SLOT_BYTES
+        what = f"{len(missing)} slots of the timer wheel do not name the newest message that waits, the first here"
+        yield _finding(what, path, at, str(newest[missing[0]]), str(lasts.get(missing[0], "nothing")))
+
+
+def _place_of(timer_log: TimerLog, position: int) -> tuple[str, int]:
+    segment = timer_log.run.holding(position)
+    return (segment.path, position - segment.begin) if segment else ("", position)
+
+
+def _finding(what: str, path: str, position: int, expected: str, found: str) -> Finding:
+    return Finding(DAMAGE, _AREA, what, path, position, expected, found, next_step=_NEXT_STEP)

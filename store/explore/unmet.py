@@ -1,0 +1,83 @@
+"""What of records and units does not agree, kept until all of the log has been seen."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmq_spark.store.explore.unit_ranges import UnitRanges
+from rmq_spark.store.format.record_columns import RecordColumns
+from rmq_spark.store.units import QueueKey
+
+RUNS_AT_MOST = 20_000  # kept of what does not agree: bounds memory where all is damaged
+
+NO_QUEUE, NO_UNIT, OTHER_UNIT, OTHER_TAGS = "no queue", "no unit", "another unit", "other tags"
+
+
+@dataclass(slots=True)
+class Unmet:
+    """Records one behind the other in a queue whose units are not there, or say something else (`kind`).
+
+    `[begin, end)` are queue offsets, `first` and `last` physical offsets of records.
+    """
+
+    key: QueueKey
+    kind: str
+    begin: int
+    end: int
+    first: int
+    last: int
+    count: int
+    size: int  # of the first record, in bytes
+    found: str = ""
+
+
+@dataclass(slots=True)
+class Step:
+    """A record whose queue offset is not the next one of its queue in the log."""
+
+    key: QueueKey
+    expected: int
+    found: int
+    place: int  # physical offset of the record
+    before: int  # of the queue's record before it
+
+
+@dataclass(slots=True)
+class Joined:
+    """What came out: units that agree with records, and what does not agree, as of all blocks so far."""
+
+    ranges: UnitRanges = field(default_factory=UnitRanges)
+    unmet: list[Unmet] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    unmet_records: int = 0
+    lives: dict[QueueKey, int] = field(default_factory=dict)
+
+    def note(self, key: QueueKey, kind: str, records: RecordColumns, rows: NDArray[np.intp], found: str = "") -> None:
+        """Keep records whose units do not agree, as one run where the last one ends."""
+        if not len(rows):
+            return
+        self.unmet_records += len(rows)
+        offsets = records.queue_offsets[rows]
+        ends = offsets + records.message_counts[rows]
+        for piece in np.split(np.arange(len(rows)), np.flatnonzero(offsets[1:] != ends[:-1]) + 1):
+            first, last = rows[piece[0]], rows[piece[-1]]
+            runs = self.unmet
+            before = runs[-1] if runs else None
+            if before is not None and (before.key, before.kind) == (key, kind) and before.end == int(offsets[piece[0]]):
+                before.end, before.last = int(ends[piece[-1]]), int(records.places[last])
+                before.count += len(piece)
+            elif len(runs) < RUNS_AT_MOST:
+                runs.append(
+                    Unmet(
+                        key,
+                        kind,
+                        int(offsets[piece[0]]),
+                        int(ends[piece[-1]]),
+                        int(records.places[first]),
+                        int(records.places[last]),
+                        len(piece),
+                        int(records.sizes[first]),
+                        found,
+                    )
+                )

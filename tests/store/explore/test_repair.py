@@ -1,0 +1,456 @@
+"""A repair makes anew what the log vouches for, loses nothing that was not accepted, and says what it leaves."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rmq_spark
+from rmq_spark import (
+    DamageError,
+    LockTimeoutError,
+    OptionError,
+    StoreChangedError,
+    StorePathError,
+    check,
+    plan_repair,
+    repair,
+)
+from rmq_spark.store import explore
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.units import QueueKey
+
+Rows = dict[QueueKey, list[dict[str, object]]]
+
+
+def rows_of(path: Path) -> Rows:
+    found: Rows = {}
+    with StoreReader(str(path)) as reader:
+        reader.refresh()
+        for topic in reader.topics():
+            for key in reader.queues(topic):
+                held = reader.bounds(key)
+                batches = reader.read(key, held.min_offset, held.max_offset, ["queueOffset", "commitLogOffset", "body"])
+                found[key] = [row for batch in batches for row in batch.to_pylist()]
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def spoil(path: Path, position: int, count: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(position, position + count):
+        data[at] ^= 0x55
+    path.write_bytes(data)
+
+
+def _a_unit(path: Path) -> None:
+    spoil(path / "consumequeue/TopicR/0/00000000000000000000", 64)
+
+
+def _a_queue_gone(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue/TopicA")
+
+
+def _a_queue_cut(path: Path) -> None:
+    file = path / "consumequeue/TopicR/0/00000000000000001000"
+    file.write_bytes(file.read_bytes()[:333])
+
+
+def _keys(path: Path) -> None:
+    spoil(next((path / "index").iterdir()), 500, 300)
+
+
+def _checkpoint(path: Path) -> None:
+    (path / "checkpoint").unlink()
+
+
+def _all_derived(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue")
+    (path / "consumequeue").mkdir()
+    shutil.rmtree(path / "index")
+    (path / "checkpoint").write_bytes(bytes(100))
+
+
+@pytest.mark.parametrize("damage", [_a_unit, _a_queue_gone, _a_queue_cut, _keys, _checkpoint, _all_derived])
+def test_what_is_derived_is_made_anew_from_a_whole_log(
+    damage: Callable[[Path], None], tmp_store: Callable[[str], Path]
+) -> None:
+    path = tmp_store("basic")
+    before = rows_of(path)
+    damage(path)
+    plan = plan_repair(path)
+    assert not plan.is_empty
+    assert plan.messages_lost == 0
+    done = repair(plan)
+    assert done.report.is_healthy, done.report
+    assert rows_of(path) == before
+    assert plan_repair(path).is_empty
+
+
+@pytest.mark.parametrize("name", ["batchconsumequeue", "consumequeue_ext"])
+def test_queues_of_batches_and_with_extensions_are_made_anew(name: str, tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("batchcq-cqext")
+    before = rows_of(path)
+    spoil(next(one for one in (path / name).rglob("*") if one.is_file()), 4)
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+
+
+def test_what_is_returned_has_names_for_who_annotates(tmp_store: Callable[[str], Path], tmp_path: Path) -> None:
+    path, file = tmp_store("livekill533"), tmp_path / "x.parquet"
+    plan = plan_repair(path)
+    values = {
+        "CheckReport": plan.report,
+        "Exported": rmq_spark.export_parquet(path, file),
+        "Finding": plan.report.findings[0],
+        "Imported": rmq_spark.import_parquet(tmp_path / "s", file),
+        "RepairPlan": plan,
+        "RepairStep": plan.steps[0],
+        "Repaired": repair(plan),
+    }
+    assert sorted(values) == sorted(explore.__all__)
+    for name, value in values.items():
+        assert type(value) is getattr(explore, name)
+    with pytest.raises(AttributeError, match="CheckReport"):
+        explore.Report  # noqa: B018
+
+
+def test_after_a_crash_a_repair_does_what_the_next_writer_does(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("livekill533")
+    assert "recover" in {step.action for step in plan_repair(path).steps}
+    done = repair(path)
+    assert done.report.is_healthy
+    assert done.report.state == "closed"
+    assert sum(map(len, rows_of(path).values())) == 300
+
+
+def test_a_plan_changes_nothing(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("livekill533")
+    before = {one: (one.stat().st_mtime_ns, one.read_bytes()) for one in path.rglob("*") if one.is_file()}
+    plan = plan_repair(path)
+    assert plan.to_arrow().num_rows == len(plan.steps)
+    assert {one: (one.stat().st_mtime_ns, one.read_bytes()) for one in path.rglob("*") if one.is_file()} == before
+
+
+def test_damage_to_the_log_is_left_and_the_plan_says_how_to_read_around_it(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    spoil(path / "commitlog/00000000000000016384", 5150, 1200)
+    spoil(path / "consumequeue/TopicA/0/00000000000000000000", 4)
+    plan = plan_repair(path)
+    assert plan.is_empty
+    assert plan.messages_lost == 0
+    words = " ".join(step.what for step in plan.steps)
+    assert "failOnDataLoss" in words
+    assert "cannot be made anew while the log is damaged" in words
+    before = (path / "commitlog/00000000000000016384").read_bytes()
+    assert not repair(plan).steps
+    assert (path / "commitlog/00000000000000016384").read_bytes() == before
+
+
+def test_a_log_is_only_cut_where_that_was_asked_for_and_the_loss_was_accepted(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    before = rows_of(path)
+    spoil(path / "commitlog/00000000000000016384", 5100, 3)  # in the body of message 23 of TopicR
+    plan = plan_repair(path, cut_log=True)
+    kept = {key: [row for row in rows if row["commitLogOffset"] < 16384 + 5007] for key, rows in before.items()}
+    lost = sum(map(len, before.values())) - sum(map(len, kept.values()))
+    assert plan.messages_lost == lost > 0
+    with pytest.raises(OptionError, match=f"would lose {lost} messages"):
+        repair(plan)
+    assert rows_of(path).keys() == before.keys()
+    done = repair(plan, accept_loss=True)
+    assert done.messages_lost == lost
+    assert done.report.is_healthy
+    assert rows_of(path) == {key: rows for key, rows in kept.items() if rows}
+
+
+@pytest.mark.parametrize("gone", [("0", "1"), ("1",), ()])
+def test_what_a_cut_costs_is_counted_whatever_became_of_the_queues(tmp_path: Path, gone: tuple[str, ...]) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=2) as store:
+        store.send_many(pa.table({"topic": ["t"] * 100, "body": [b"x" * 400] * 100}))
+    rows = [(row["commitLogOffset"], str(key.queue_id)) for key, found in rows_of(path).items() for row in found]
+    _, spoilt = max(row for row in rows if row[0] <= 16384 + 1000)
+    spoil(path / "commitlog/00000000000000016384", 1000, 50)
+    for queue in gone:
+        shutil.rmtree(path / "consumequeue/t" / queue)
+    plan = plan_repair(path, cut_log=True)
+    with pytest.raises(OptionError, match=f"would lose {plan.messages_lost} messages"):
+        repair(plan)
+    repaired = repair(plan, accept_loss=True)
+    assert repaired.report.is_healthy
+    lost = len(rows) - sum(map(len, rows_of(path).values()))
+    assert lost > 50
+    # Of the record that is spoilt only its unit still tells.
+    assert plan.messages_lost == lost - (spoilt in gone)
+
+
+def test_a_cut_is_to_be_accepted_even_where_nothing_could_be_counted(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=1) as store:
+        store.send_many(pa.table({"topic": ["t"] * 30, "body": [b"x" * 400] * 30}))
+    spoil(path / "commitlog/00000000000000000000", 15_000, 1000)
+    plan = plan_repair(path, cut_log=True)
+    uncounted = replace(plan, steps=tuple(replace(step, messages_lost=0) for step in plan.steps))
+    assert "cut" in {step.action for step in plan.steps}
+    with pytest.raises(OptionError, match="would lose 0 messages"):
+        repair(uncounted)
+
+
+def test_a_config_file_comes_back_from_the_one_before_it(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    (path / "config/topics.json").write_bytes(b'{"topicConfigTable":{')
+    assert [step.action for step in plan_repair(path).steps] == ["restore"]
+    assert repair(path).report.is_healthy
+    assert (path / "config/topics.json").read_bytes() == (path / "config/topics.json.bak").read_bytes()
+
+
+def test_topics_that_are_newer_than_the_bak_come_back_with_their_queues(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=3) as store:
+        for topic in ("first", "second", "third"):
+            store.send(topic, b"x")
+    damaged = (path / "config/topics.json").read_bytes()[:-40]
+    (path / "config/topics.json").write_bytes(damaged)
+    before = rows_of(path)
+    (step,) = plan_repair(path).steps
+    (finding,) = [one for one in check(path).findings if one.path == str(path / "config/topics.json") and one.expected]
+    assert "Not in it, and added by that with the queues on disk: third." in finding.next_step
+    assert step.action == "restore"
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+    with rmq_spark.open_reader(path) as reader:
+        assert reader.topics() == ["first", "second", "third"]
+    assert [one.read_bytes() for one in (path / "rmq/before-repair").iterdir()] == [damaged]
+
+
+def test_a_topics_json_that_is_gone_comes_back_from_an_older_bak(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("demo")
+    before = rows_of(path)
+    (path / "config/topics.json").unlink()
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+
+
+def test_a_queue_of_which_all_has_expired_is_not_begun_at_0_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=1) as store:
+        for topic, count in (("old", 30), ("new", 300)):
+            store.send_many(pa.table({"topic": [topic] * count, "body": [b"x" * 100] * count}))
+        assert store.expire(max_bytes=20_000).segments
+    file = path / "consumequeue/old/0/00000000000000000000"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:333])
+    plan = plan_repair(path)
+    assert plan.is_empty
+    assert "made anew it would begin at 0" in plan.steps[0].what
+    file.write_bytes(whole)
+    assert check(path).is_healthy
+    with rmq_spark.open_store(path) as store:
+        assert store.send("old", b"y").queue_offset == 30
+
+
+def test_what_was_deleted_does_not_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=1) as store:
+        for topic in ("deleted", "again", "other"):
+            store.send_many(pa.table({"topic": [topic] * 9, "body": [b"x"] * 9}))
+    config = path / "config/topics.json"
+    topics = json.loads(config.read_bytes())
+    for topic in ("deleted", "again"):
+        shutil.rmtree(path / "consumequeue" / topic)
+        del topics["topicConfigTable"][topic]
+    config.write_text(json.dumps(topics))
+    with rmq_spark.open_store(path, queues=1) as store:
+        store.send_many(pa.table({"topic": ["again"] * 2, "body": [b"new"] * 2}))
+    before = rows_of(path)
+    assert {str(key): len(rows) for key, rows in before.items()} == {"again/0": 2, "other/0": 9}
+    for topic in ("again", "other"):
+        spoil(path / "consumequeue" / topic / "0/00000000000000000000", 5)
+    done = repair(path)
+    assert [step.action for step in done.steps] == ["rebuild", "rebuild"]
+    assert done.report.is_healthy, done.report
+    assert rows_of(path) == before
+
+
+def test_a_plan_that_is_not_true_any_more_is_refused(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    _a_unit(path)
+    plan = plan_repair(path)
+    os.utime(path / "checkpoint")
+    with pytest.raises(StoreChangedError, match="Plan again"):
+        repair(plan)
+
+
+def test_while_a_broker_holds_the_store_nothing_is_repaired(tmp_store: Callable[[str], Path]) -> None:
+    path = tmp_store("basic")
+    _a_unit(path)
+    plan = plan_repair(path)
+    lock = FileLock(str(path / "lock"))
+    assert lock.try_take()
+    try:
+        with pytest.raises(LockTimeoutError):
+            repair(plan, lock_timeout_ms=100)
+    finally:
+        lock.release()
+    assert not (path / "abort").exists()
+
+
+@pytest.mark.parametrize("damaged", ["rmq/intents/q.json", "rmq/settings.json"])
+def test_what_no_writer_passes_over_is_refused_before_anything_is_done(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=2) as store:
+        store.send_many(pa.table({"topic": ["t"] * 20, "body": [b"x" * 40] * 20}))
+    (path / damaged).parent.mkdir(exist_ok=True)
+    (path / damaged).write_bytes(b"no json")
+    shutil.rmtree(path / "consumequeue/t/1")
+    plan = plan_repair(path)
+    assert "rebuild" in {step.action for step in plan.steps} or "recover" in {step.action for step in plan.steps}
+    whose = {path / "lock", path / "rmq/turn", path / "rmq/holder.json"}
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one not in whose}
+    with pytest.raises(DamageError, match=Path(damaged).name):
+        repair(plan)
+    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one not in whose} == before
+
+
+def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
+    tmp_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_store("basic")
+    before = rows_of(path)
+    _a_unit(path)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rmq_spark.store.log.recovery._take_over", die)
+        patched.setattr("rmq_spark.store.log.store_writer.prepare", die)
+        with pytest.raises(KeyboardInterrupt):
+            repair(path)
+    assert (path / "abort").exists()
+    assert not list((path / "consumequeue/TopicR/0").iterdir())
+    rmq_spark.close(path)
+    assert check(path).is_healthy
+    assert rows_of(path) == before
+
+
+@pytest.mark.parametrize("name", ["topics.json", "topics.json.bak"])
+def test_a_file_that_may_not_be_read_is_no_file_to_be_replaced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    rmq_spark.create_store(path, topics={"orders": 2})
+    rmq_spark.close(path)
+    topics = path / "config/topics.json"
+    topics.with_name("topics.json.bak").write_bytes(topics.read_bytes())
+    before = (topics.with_name(name)).read_bytes()
+    broken = plan_repair(_spoilt(path, topics))
+
+    def refuse(file: str, mode: str = "r") -> object:
+        if str(file).endswith(name):
+            raise PermissionError(13, "Permission denied", file)
+        return open(file, mode)
+
+    topics.write_bytes(before)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    (found,) = [one for one in check(path).findings if one.path.endswith(name)]
+    assert found.severity == "damage"
+    assert "Permission denied" in found.found
+    assert "as its owner" in found.next_step
+    assert not [step for step in plan_repair(path).steps if step.is_done_by_repair]
+    assert not repair(path).steps
+    with pytest.raises(StorePathError, match="Permission denied"):
+        repair(replace(broken, stamp=plan_repair(path).stamp))
+    assert topics.with_name(name).read_bytes() == before
+
+
+def _spoilt(path: Path, file: Path) -> Path:
+    file.write_bytes(b"{")
+    return path
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("fields", [(0,), (1,), (2,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("number", [6570360312300275865, -6570360312300275865])
+def test_a_checkpoint_of_garbage_is_what_is_wrong_and_is_made_anew(
+    number: int, fields: tuple[int, ...], is_closed: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"one")
+    page = bytearray((path / "checkpoint").read_bytes())
+    for field in fields:
+        page[field * 8 : field * 8 + 8] = number.to_bytes(8, "big", signed=True)
+    (path / "checkpoint").write_bytes(page)
+    if not is_closed:
+        (path / "abort").write_text("1")
+    found = [one for one in check(path).findings if one.severity != "note" and one.area != "store"]
+    assert {one.path for one in found} == {str(path / "checkpoint")}
+    assert {one.severity for one in found} == {"repairable"}
+    if number > 0 and len(fields) == 5 and is_closed:  # else the offset of the log's end vouches for it
+        with pytest.raises(DamageError, match=r"s/checkpoint, position 8.*`rmq repair`.*rmq_spark.repair"):
+            rmq_spark.open_store(path).send("orders", b"two")
+    done = repair(path)
+    assert done.report.is_healthy, done.report
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"two")
+    assert check(path).is_healthy
+
+
+def _with_offsets_at_the_ends(path: Path) -> dict[str, str]:
+    """Make a store whose groups and first delay level have read all, and return what the two files say."""
+    count = 900
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=1) as store:
+        for topic, level in (("orders", 0), ("%RETRY%billing", 0), ("orders", 1)):
+            columns = {"topic": [topic] * count, "body": [b"x" * 50] * count}
+            store.send_many(pa.table({**columns, "delayLevel": pa.array([level] * count, pa.int32())}))
+    table = {
+        f"{topic}@{group}": {"0": count}
+        for topic, group in (("orders", "billing"), ("orders", "CID_RMQ_SYS_TRANS"), ("%RETRY%billing", "billing"))
+    }
+    said = {
+        "consumerOffset.json": json.dumps({"offsetTable": table}),
+        "delayOffset.json": json.dumps({"offsetTable": {"1": count}}),
+    }
+    for name, text in said.items():
+        (path / "config" / name).write_text(text)
+    assert check(path).is_healthy
+    return said
+
+
+@pytest.mark.parametrize("segment", [1, 3])
+def test_offsets_beyond_a_log_that_is_cut_are_set_back_and_kept(segment: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    said = _with_offsets_at_the_ends(path)
+    spoil(path / f"commitlog/{segment << 16:020}", 3000, 400)
+    plan = plan_repair(path, cut_log=True)
+    assert {Path(step.path).name for step in plan.steps if step.action == "reset"} == set(said)
+    done = repair(plan, accept_loss=True)
+    assert done.report.is_healthy, done.report
+    for name, text in said.items():
+        (kept,) = (path / "rmq/before-repair").glob(f"{name}.*")
+        assert kept.read_text() == text
+    ends = {str(key): rows[-1]["queueOffset"] for key, rows in rows_of(path).items()}
+    table = json.loads((path / "config/consumerOffset.json").read_text().replace("{0:", '{"0":'))["offsetTable"]
+    assert table["orders@billing"]["0"] == min(int(str(ends["orders/0"])) + 1, 900)
+
+
+def test_offsets_that_were_left_beyond_the_ends_are_set_back_by_what_the_finding_names(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    _with_offsets_at_the_ends(path)
+    file = path / "config/consumerOffset.json"
+    file.write_text(file.read_text().replace("900", "950"))
+    found = [one for one in check(path).findings if one.severity == "damage"]
+    assert len(found) == 3
+    assert all("rmq_spark.plan_repair with cut_log=True" in one.next_step for one in found)
+    assert plan_repair(path).is_empty
+    plan = plan_repair(path, cut_log=True)
+    assert plan.messages_lost == 0
+    assert repair(plan).report.is_healthy
