@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.disk.guard import Watch
+from rmq_spark.store.disk.kernel_errors import read_error
 from rmq_spark.store.errors import StoreChangedError
 
 # Bounds the address space that one reader needs: spark.executor.pyspark.memory limits exactly that.
@@ -42,6 +43,8 @@ class Window:
             self._mapping = mmap.mmap(file.descriptor, end - aligned, prot=mmap.PROT_READ, offset=aligned)
         except ValueError:  # it shrank since it was asked for its size
             raise self._shrunk() from None
+        except OSError as error:
+            raise read_error(file.path, "mapped", error) from error
         whole = np.frombuffer(self._mapping, np.uint8)
         self._watch = Watch(whole.ctypes.data, len(whole), file.descriptor, end)
         self.data = whole[begin - aligned :]
@@ -75,7 +78,13 @@ class Window:
                 f"{self._file.path} was closed while a read of it went on: finish or drop a read before you refresh or "
                 "close its reader."
             )
-        if self._watch is not None and self._watch.shrank():
+        if self._watch is None:
+            return
+        try:
+            has_shrunk = self._watch.shrank()
+        except OSError as error:
+            raise read_error(self._file.path, "asked for its length", error) from error
+        if has_shrunk:
             raise self._shrunk()
 
     def close(self) -> None:
