@@ -19,7 +19,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.disk.window import Window
-from rmq_spark.store.errors import OptionError, StoreError, StorePathError
+from rmq_spark.store.errors import OptionError, StoreChangedError, StoreError, StorePathError
 
 OF_THE_PATH = [errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG]
 OF_THE_MACHINE = [errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EINTR]
@@ -126,6 +126,26 @@ def test_a_window_of_a_file_of_which_the_length_is_not_known_is_not_believed(pat
             fail(os, "fstat", errno.EIO),
         ):
             window.check()
+
+
+class BadPages:
+    """A mapping whose pages the disk does not give."""
+
+    def madvise(self, *_: int) -> None:
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+
+
+def test_a_page_that_the_disk_does_not_give_is_an_error_before_it_is_touched(path: str) -> None:
+    with OpenFile(path) as file, Window(file, 0, 5000, mapped=True) as window:
+        window.prepare(0, 5000)
+        mapping, window._mapping = window._mapping, BadPages()  # type: ignore[assignment]
+        with pytest.raises(StoreError, match=f"{path} cannot be read: Input/output error"):
+            window.prepare(0, 5000)
+        os.truncate(path, 4999)
+        window.prepare(0, 5000)  # no page of a bad disk: `check` tells of it
+        with pytest.raises(StoreChangedError, match="4999 bytes"):
+            window.check()
+        window._mapping = mapping
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
