@@ -4,7 +4,7 @@
     ├── OptionError            an option, a column or an argument is wrong: mend the call
     ├── DataLossError          messages that were promised are gone: decide (failOnDataLoss)
     └── StoreError             the store on disk does not allow what was asked
-        ├── StorePathError         no store there, or a kind of store that is not supported
+        ├── StorePathError         no store there, a kind that is not supported, or no right to read or write a path
         ├── NotFoundError          no such topic or queue
         ├── OffsetRangeError       the queue exists, the offset asked for does not
         ├── DamageError            bytes on disk break the format: evidence in the message
@@ -56,11 +56,15 @@ class DataLossError(RmqError):
 
 
 class StoreError(RmqError):
-    """The store on disk does not allow what was asked. Reading has changed nothing on disk."""
+    """The store on disk does not allow what was asked. Reading has changed nothing on disk.
+
+    As itself, of none of the classes below, it mostly says that the system failed: an error of the disk, too many open
+    files, no memory. The same call may succeed later.
+    """
 
 
 class StorePathError(StoreError):
-    """There is no store at the path, or one of a kind that is not supported."""
+    """There is no store at the path, or one of a kind that is not supported, or a path may not be read or written."""
 
 
 class NotFoundError(StoreError, LookupError):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rmq_spark.store.delivery.originals import read_originals
 from rmq_spark.store.delivery.timer_mark import Doubt
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.properties import UNIQ_KEY
@@ -76,8 +77,10 @@ def _copies(root: str, log: CommitLog, key: QueueKey, from_ms: int, end: int) ->
                 for identity, place in zip(_identities(records), units.physical_offsets[whole].tolist(), strict=True):
                     found.setdefault(identity, []).append(place)
             first += len(units)
-    except (DamageError, StorePathError):
-        # A queue that cannot be searched tells of no copy: then what it waits for is delivered, maybe again.
+    except (DamageError, StorePathError) as error:
+        if is_unreadable(error):
+            raise  # it may be read at the next tick: what it waits for stays until then
+        # A queue that is damaged tells of no copy: then what it waits for is delivered, maybe again.
         return found
     finally:
         queue.run.close()

@@ -1,5 +1,6 @@
 """The disk: the only place that opens, maps, lists, locks or changes files. May import words; imports no format.
 
+kernel_errors.py  the errors of the kernel as errors of this project
 files.py          folders and files, read by position
 window.py         a stretch of a file as one array of bytes, mapped or copied
 guard.py          keeps a process alive when a mapped file shrinks under it

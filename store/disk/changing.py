@@ -17,6 +17,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.disk.files import is_folder
+from rmq_spark.store.disk.kernel_errors import read_error
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import DiskFullError, StoreChangedError, StoreError, StorePathError
 
@@ -55,10 +57,10 @@ class Disk:
 
         Sync the folder above to keep its name through a power cut; those further up are synced here.
         """
-        if os.path.isdir(path):
+        if is_folder(path):
             return
         above = _folder_of(path)
-        if not os.path.isdir(above):
+        if not is_folder(above):
             self.make_folder(above)
             # A synced name in a folder whose own name is lost would be lost with it.
             self.sync_folder(_folder_of(above))
@@ -66,7 +68,7 @@ class Disk:
             try:
                 self.calls.make_folder(path)
             except FileExistsError:
-                if not os.path.isdir(path):
+                if not is_folder(path):
                     raise NotADirectoryError(errno.ENOTDIR, "a file stands there") from None
             except FileNotFoundError as error:
                 raise _unmakeable(path, error) from error
@@ -211,7 +213,10 @@ class ChangingFile:
         """Return `size` bytes from `position`, or fewer at the file's end."""
         pieces: list[bytes] = []
         while size > 0:
-            piece = os.pread(self._descriptor, size, position)
+            try:
+                piece = os.pread(self._descriptor, size, position)
+            except OSError as error:
+                raise read_error(self.path, "read", error) from error
             if not piece:
                 break
             pieces.append(piece)
@@ -220,7 +225,10 @@ class ChangingFile:
 
     def size(self) -> int:
         """Return the file's length now, in bytes."""
-        return os.fstat(self._descriptor).st_size
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise read_error(self.path, "asked for its length", error) from error
 
     def begin_sync(self) -> None:
         """Have the kernel begin to write out this file: a later `sync` waits less. Promises nothing."""
@@ -239,8 +247,11 @@ class ChangingFile:
     def close(self) -> None:
         """Close the file; nothing is synced. A second call does nothing."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            # Forgotten first: the kernel frees the descriptor also where it reports an error, and its number is
+            # another file's soon. What a network file system reports here was not written.
+            descriptor, self._descriptor = self._descriptor, -1
+            with _explained(self.path):
+                os.close(descriptor)
 
     def _refuse_if_poisoned(self) -> None:
         assert self._descriptor >= 0, f"{self.path} is closed"
@@ -272,7 +283,7 @@ def _explained(path: str) -> Iterator[None]:
 
 def _unmakeable(path: str, error: OSError) -> StoreError:
     """Return why a folder cannot be made, although the one above it was there a moment ago."""
-    if not os.path.isdir(_folder_of(path)):
+    if not is_folder(_folder_of(path)):
         return _explanation(path, error)
     return StorePathError(
         f"the folder {path} cannot be made: {error.strerror}. {_folder_of(path)} is there, but its file system takes "

@@ -20,7 +20,17 @@ import time
 import weakref
 from collections.abc import Callable
 
-from rmq_spark.store.errors import StoreChangedError, StoreError, StorePathError
+from rmq_spark.store.disk.kernel_errors import (
+    ABSENT,
+    FORBIDDEN,
+    NO_LEASE,
+    NO_LOCKS,
+    is_of_path,
+    read_error,
+    reading,
+    reason,
+)
+from rmq_spark.store.errors import StoreChangedError, StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
 _FLOCK = "hhqqi4x"
@@ -99,21 +109,22 @@ class FileLock:
     def _open(self) -> int:
         try:
             descriptor = os.open(self.path, self._access | os.O_CLOEXEC)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a folder can be opened to be read
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a folder can be opened to be read
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            except OSError:
                 os.close(descriptor)
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                raise
             return descriptor
         except FileNotFoundError as error:
             raise StoreChangedError(
                 f"{self.path} is gone: the store was moved or removed. Open the store again."
             ) from error
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise StoreError(
-                    f"{self.path} cannot be locked: {error.strerror}. Raise the limit of open files (ulimit -n)."
-                ) from error
+            if not is_of_path(error):
+                raise read_error(self.path, "locked", error) from error
             raise StorePathError(
-                f"{self.path} cannot be locked: {error.strerror}. Who appends to a store needs to {self._right} this "
+                f"{self.path} cannot be locked: {reason(error)}. Who appends to a store needs to {self._right} this "
                 "file. Give the user who runs Spark that right, or run as the user who owns the store."
             ) from error
 
@@ -123,8 +134,10 @@ class FileLock:
         except OSError as error:
             if error.errno in _TAKEN:
                 return False
+            if error.errno not in NO_LOCKS:
+                raise read_error(self.path, "locked", error) from error
             raise StorePathError(
-                f"{self.path} cannot be locked: {error.strerror}. Its file system has no working locks, and without "
+                f"{self.path} cannot be locked: {reason(error)}. Its file system has no working locks, and without "
                 "them two writers would destroy the store. Keep it on a local disk."
             ) from error
         return True
@@ -137,6 +150,8 @@ class FileLock:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise read_error(self.path, "locked", error) from error
 
     def _forget(self) -> None:
         """Close a descriptor that came over a fork. Not unlocked: the lock is one with the parent's."""
@@ -182,7 +197,9 @@ class BrokerLock(FileLock):
         if not self.is_held or not self._has_lease:
             return False
         now_s = self._monotonic_s()
-        if fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+        with reading(self.path, "asked for its lease"):
+            lease = fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE)
+        if lease != fcntl.F_RDLCK:
             return True  # the kernel says the same of a lease that is being broken and of one that is gone
         self._whole_s = now_s
         return False
@@ -209,6 +226,8 @@ class BrokerLock(FileLock):
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 return False  # somebody has it open for writing
+            if error.errno not in NO_LEASE:
+                raise read_error(self.path, "leased", error) from error
         return super()._try_lock(descriptor)  # the lease goes with the descriptor
 
 
@@ -217,8 +236,12 @@ def lease_break_s() -> float:
     try:
         with open(_BREAK_TIME, encoding="ascii") as file:
             return float(file.read())
-    except (OSError, ValueError):
+    except ValueError:
         return _USUAL_BREAK_S
+    except OSError as error:
+        if error.errno in ABSENT | FORBIDDEN:
+            return _USUAL_BREAK_S
+        raise read_error(_BREAK_TIME, "read", error) from error
 
 
 _all: "weakref.WeakSet[FileLock]" = weakref.WeakSet()

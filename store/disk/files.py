@@ -1,14 +1,19 @@
 """Folders and files for reading. Nothing here creates, changes or locks anything.
 
-Every function raises StoreChangedError for a file that was there and is gone or has shrunk, and StorePathError for
-one that cannot be read (a permission, a link that leads nowhere).
+Only ENOENT and ENOTDIR mean that something does not exist. Every other error of the kernel is raised: StorePathError
+where the path or its rights are wrong, StoreError where the disk fails or the machine lacks something. A file that
+existed and is gone or has shrunk is a StoreChangedError.
 """
 
+import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from types import TracebackType
 
-from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
+from rmq_spark.store.disk.kernel_errors import ABSENT, read_error, reading, reason
+from rmq_spark.store.errors import OptionError, StoreChangedError
 
 _EXTENT_BYTES = 1 << 20
 
@@ -17,59 +22,62 @@ def list_folder(path: str) -> list[tuple[str, bool]]:
     """Return name and is-a-folder of everything in `path`, sorted by name; [] if there is no such folder."""
     try:
         with os.scandir(path) as entries:
-            return sorted((entry.name, is_folder(entry.path)) for entry in entries)
+            # Most file systems give the kind with the name: no further call is needed then.
+            return sorted((entry.name, entry.is_dir()) for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise read_error(error.filename or path, "listed", error) from error
 
 
 def file_size(path: str) -> int:
     """Return the file's length in bytes, -1 if there is no such file."""
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return -1
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    found = _status(path)
+    return -1 if found is None else found.st_size
 
 
 def modified_ms(path: str) -> int:
     """Return when the file was last modified, in ms since the epoch; -1 if there is no such file."""
-    try:
-        return os.stat(path).st_mtime_ns // 1_000_000
-    except OSError:
-        return -1
+    found = _status(path)
+    return -1 if found is None else found.st_mtime_ns // 1_000_000
 
 
 def stamp(path: str) -> tuple[int, int, int] | None:
     """Return what differs once a small file was replaced or written: its inode, length and time; None without one."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    found = _status(path)
+    return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def is_folder(path: str) -> bool:
     """Say whether there is a folder at `path`, or a link to one."""
-    return os.path.isdir(path)
+    found = _status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def exists(path: str) -> bool:
     """Say whether there is a file or a folder at `path`, or a link to one."""
-    return os.path.exists(path)
+    return _status(path) is not None
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Return what the kernel knows of a file or folder, None where there is none."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise read_error(path, "looked up", error) from error
 
 
 def read_small(path: str) -> bytes | None:
-    """Return a whole small file, None if there is none."""
+    """Return a whole small file, None if there is none. A file in place of its folder is an error."""
     try:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise read_error(path, "read", error) from error
 
 
 def join(*parts: str) -> str:
@@ -90,21 +98,32 @@ def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
     with OpenFile(path) as file:
         at = begin
         while at < end:
-            try:
-                at = os.lseek(file.descriptor, at, os.SEEK_DATA)
-            except OSError:
-                return  # nothing but a hole is left
-            until = min(os.lseek(file.descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
+            found = _next_data(file, at)
+            if found is None:
+                return
+            at, until = found[0], min(found[1], end, found[0] + _EXTENT_BYTES)
             if at >= until:
                 return
-            if os.pread(file.descriptor, until - at, at).strip(b"\0"):
+            if file.read(at, until - at).strip(b"\0"):
                 yield at, until
             at = until
 
 
+def _next_data(file: "OpenFile", at: int) -> tuple[int, int] | None:
+    """Return the next part of a file that is no hole, from `at` on; None if nothing but a hole is left."""
+    try:
+        begin = os.lseek(file.descriptor, at, os.SEEK_DATA)
+        return begin, os.lseek(file.descriptor, begin, os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise read_error(file.path, "searched for data", error) from error
+
+
 def free_bytes(path: str) -> int:
     """Return how much of the file system that holds `path` this user may still fill."""
-    held = os.statvfs(path)
+    with reading(path, "asked for its free space"):
+        held = os.statvfs(path)
     return held.f_bavail * held.f_frsize
 
 
@@ -128,19 +147,23 @@ def absolute(path: str | os.PathLike[str]) -> str:
         raise OptionError(f"{path!r} is no path. Give the folder of a store as a str or a pathlib.Path.")
     if "\0" in text:
         raise OptionError(f"the path {text!r} has the character 0 in it, which no path can have. Take it out.")
-    return os.path.abspath(os.path.expanduser(text))
+    try:
+        return os.path.abspath(os.path.expanduser(text))
+    except OSError as error:  # the working folder was removed
+        raise OptionError(
+            f"the path {text!r} cannot be made absolute: {reason(error)}; expected a working folder that exists. Give "
+            "the path from / on."
+        ) from error
 
 
 def resolved(path: str) -> str:
     """Return the absolute path with every link in it followed, as far as there is something."""
-    return os.path.realpath(path)
-
-
-def _unreadable(path: str, error: OSError) -> StorePathError:
-    return StorePathError(
-        f"{path} cannot be read: {error.strerror}. The user who runs Spark needs to read every folder and file of the "
-        "store, and each must be what its name says, no link that leads nowhere."
-    )
+    try:
+        return os.path.realpath(path, strict=True)
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise read_error(error.filename or path, "resolved", error) from error
+        return os.path.realpath(path)
 
 
 class OpenFile:
@@ -158,7 +181,7 @@ class OpenFile:
                 f"{path} is gone: retention deleted it, or the store was moved or rebuilt. Plan the read again."
             ) from error
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise read_error(path, "opened", error) from error
 
     def __enter__(self) -> "OpenFile":
         return self
@@ -174,28 +197,39 @@ class OpenFile:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+            descriptor, self.descriptor = self.descriptor, -1
+            # The kernel frees the descriptor also where it reports an error, and what was read was read before.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def size(self) -> int:
         """Return the file's length now, in bytes."""
-        return os.fstat(self.descriptor).st_size
+        try:
+            return os.fstat(self.descriptor).st_size
+        except OSError as error:
+            raise read_error(self.path, "asked for its length", error) from error
 
     def read(self, position: int, size: int) -> bytes:
         """Return `size` bytes from `position`, or fewer at the file's end."""
-        data = os.pread(self.descriptor, size, position)
-        while 0 < len(data) < size:
-            more = os.pread(self.descriptor, size - len(data), position + len(data))
-            if not more:
-                break
-            data += more
+        try:
+            data = os.pread(self.descriptor, size, position)
+            while 0 < len(data) < size:
+                more = os.pread(self.descriptor, size - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise read_error(self.path, "read", error) from error
         return data
 
     def read_into(self, position: int, target: memoryview) -> None:
         """Fill `target` with the bytes from `position` on. Raises StoreChangedError if the file is shorter."""
         done = 0
         while done < len(target):
-            count = os.preadv(self.descriptor, [target[done:]], position + done)
+            try:
+                count = os.preadv(self.descriptor, [target[done:]], position + done)
+            except OSError as error:
+                raise read_error(self.path, "read", error) from error
             if not count:
                 raise StoreChangedError(
                     f"{self.path} has {self.size()} bytes, {position + len(target)} were expected: it was cut "

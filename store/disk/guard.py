@@ -43,14 +43,17 @@ class Watch:
         _watched[address] = self
 
     def shrank(self) -> bool:
-        """Say whether the file is, or once was, too short for the mapping: what was read may be zeros."""
-        return self._zeroed or self._is_short()
+        """Say whether the file is, or once was, too short for the mapping: what was read may be zeros.
+
+        Raises OSError if the kernel does not say how long the file is: what was read is not to be believed then.
+        """
+        return self._zeroed or os.fstat(self._descriptor).st_size < self._end
 
     def _is_short(self) -> bool:
         try:
             return os.fstat(self._descriptor).st_size < self._end
         except OSError:
-            return True  # the file cannot even be asked: what is mapped of it is not to be believed
+            return True  # in the handler nothing may be raised: zeros, and `shrank` says so
 
     def release(self) -> None:
         """Stop watching; call before the mapping or the descriptor is closed."""

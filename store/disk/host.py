@@ -4,11 +4,15 @@ A process number alone names nobody: numbers are used again, and every container
 goes by its host, the boot, the space that its number counts in, its number and the moment it started.
 """
 
+import errno
 import os
 import socket
 from dataclasses import dataclass
 
+from rmq_spark.store.disk.kernel_errors import ABSENT, FORBIDDEN, TOO_MANY_FILES, read_error
+
 _PROC = "/proc"
+_UNTOLD = ABSENT | FORBIDDEN | {errno.ESRCH}
 _DEAD_STATES = "ZXx"  # a zombie holds no lock: its files are closed
 _STATE_FIELD, _START_FIELD = 0, 19  # of what follows the command in /proc/<pid>/stat (proc_pid_stat(5): 3 and 22)
 
@@ -88,13 +92,15 @@ def ipv4_address() -> str:
     A broker asks its network interfaces instead and takes the first address outside 127.0, 192.168 and 0.
     (RemotingUtil#getLocalAddress in 4.9, NetworkUtil in 5.x).
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # Connecting a datagram socket only asks the routing table. The address is one reserved for examples.
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
-        except OSError:  # no route leads anywhere
-            return _own_address()
+    except OSError as error:
+        if error.errno in TOO_MANY_FILES:
+            raise read_error("a socket", "opened", error) from error
+        return _own_address()  # no route leads anywhere, or this machine has no IPv4
 
 
 def _own_address() -> str:
@@ -105,15 +111,21 @@ def _own_address() -> str:
 
 
 def _pid_space() -> str:
+    path = f"{_PROC}/self/ns/pid"
     try:
-        return os.readlink(f"{_PROC}/self/ns/pid")
-    except OSError:
-        return ""
+        return os.readlink(path)
+    except OSError as error:
+        if error.errno in _UNTOLD:
+            return ""
+        raise read_error(path, "read", error) from error
 
 
 def _read(path: str) -> str:
+    """Return a file of /proc, "" if there is none, it is not for this user, or its process has ended."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
-    except OSError:
-        return ""
+    except OSError as error:
+        if error.errno in _UNTOLD:
+            return ""
+        raise read_error(path, "read", error) from error

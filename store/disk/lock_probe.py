@@ -1,11 +1,13 @@
 """Whether somebody holds a lock on a file, asked without taking one: who asks is in nobody's way."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
 import struct
 
+from rmq_spark.store.disk.kernel_errors import NO_LEASE, NO_LOCKS, read_error, reason
 from rmq_spark.store.errors import StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid.
@@ -17,8 +19,8 @@ def is_locked(path: str, at: int = 0, *, exclusively: bool = False) -> bool:
     """Say whether somebody holds a lock on the byte `at` of the file; False where there is no such file.
 
     That is another process, whatever kind its lock is of, or an object of this one with an open-file-description lock.
-    With `exclusively` shared locks do not count. Raises StorePathError where it cannot be found out: the file cannot be
-    opened, or its file system has no locks.
+    With `exclusively` shared locks do not count. Raises StorePathError where this user may not read the file or the
+    file system has no locks, and StoreError where the kernel fails to answer.
     """
     kind = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
     try:
@@ -31,15 +33,17 @@ def is_locked(path: str, at: int = 0, *, exclusively: bool = False) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise StorePathError(
-            f"whether {path} is locked cannot be found out: {error.strerror}. The user who runs Spark needs to read "
-            "this file, on a file system with locks; and if too many files are open, raise the limit (ulimit -n)."
-        ) from error
+        if error.errno in NO_LOCKS:
+            raise StorePathError(
+                f"{path} cannot be asked for its lock: {reason(error)}; expected a file system with locks. Keep the "
+                "store on a local disk."
+            ) from error
+        raise read_error(path, "asked for its lock", error) from error
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
 def seems_locked(path: str) -> bool:
-    """Do as `is_locked`, and say False where it cannot be found out. For who only reads, and may read all the same.
+    """Do as `is_locked`, and say False where this user may not ask. For who only reads, and may read all the same.
 
     A broker holds byte 0 of its lock file as long as it lives (DefaultMessageStore#start, 4.9 and 5.3).
     """
@@ -60,16 +64,16 @@ def is_open_to_write(path: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise StorePathError(
-            f"{path} cannot be opened: {error.strerror}. The user who runs Spark needs to read this file."
-        ) from error
+        raise read_error(path, "opened", error) from error
     try:
         # As `file_lock.BrokerLock` does it: a signal that nobody minds, instead of SIGIO, of which a process dies.
         fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except BlockingIOError:
-        return True
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return True
+        if error.errno not in NO_LEASE:
+            raise read_error(path, "asked for a lease", error) from error
         return False
     finally:
         os.close(descriptor)  # and with it the lease

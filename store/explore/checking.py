@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, RmqError, StoreChangedError, StoreError, StorePathError
 from rmq_spark.store.explore.check_report import CheckReport, Looked
 from rmq_spark.store.explore.config_check import look_at_configs
@@ -65,7 +66,8 @@ def check(
     All records are read, with their CRCs, and held against the units of all queues and the entries of the key index;
     then config files, checkpoint, timer and our own files. Nothing on disk is changed, made or locked, and it works
     beside a live broker or writer. Memory does not grow with the store, but for what is wrong with it. `progress` is
-    called with the bytes of the log that were read and that there are. Raises StorePathError where there is no store.
+    called with the bytes of the log that were read and that there are. Raises StorePathError where there is no store,
+    and StoreError where the kernel does not let the log, a queue or the index be read: nobody knows how the rest is.
     """
     root = files.absolute(path)
     folders, left = commit_log_folders(root, commit_log_path), how_left(root)
@@ -154,7 +156,7 @@ class _Check:
         self._again(lambda: look_at_side_files(self._root, self._left.closing))
         self._tell_stale(end)
         self._looked.bytes += end - begin + self._looked.units * 20 + index.bytes
-        self._looked.files = _count_files(self._root)
+        self._looked.files = self._count_files(self._root, {one.path for one in self._findings.all()})
         return self._report(begin, end)
 
     def _report(self, begin: int, end: int) -> CheckReport:
@@ -197,8 +199,12 @@ class _Check:
         path = files.join(self._root, filenames.CHECKPOINT)
         try:
             return decode_checkpoint(files.read_small(path) or b"", path)
-        except StorePathError:
-            return Checkpoint()  # told with the small files
+        except StoreError as error:
+            if not is_unreadable(error):
+                raise
+            self._findings.add(of_error(error, filenames.CHECKPOINT, path))
+            self._is_checkpoint_spoilt = True
+            return Checkpoint()
 
     def _folder_of(self, key: QueueKey) -> str:
         return files.join(self._root, filenames.CONSUME_QUEUE, key.topic, str(key.queue_id))
@@ -209,6 +215,8 @@ class _Check:
         try:
             self._queues = dict(self._topics.queues)
         except StorePathError as error:
+            if is_unreadable(error):
+                raise  # without its queues nothing can be said of the log
             step = "Which one is the queue's topics.json says (queue.type)."
             self._findings.add(Finding(DAMAGE, filenames.CONSUME_QUEUE, str(error), self._root, next_step=step))
         unread = dict(unreadable_queues(self._queues))
@@ -321,7 +329,12 @@ class _Check:
                 return [of_error(error, "store", self._root)]
         return [found]
 
-
-def _count_files(folder: str) -> int:
-    listed = files.list_folder(folder)
-    return sum(_count_files(files.join(folder, name)) if is_folder else 1 for name, is_folder in listed)
+    def _count_files(self, folder: str, told: set[str]) -> int:
+        """Return how many files a folder holds; tell of those within it that cannot be listed, if it is not `told`."""
+        try:
+            listed = files.list_folder(folder)
+        except StoreError as error:
+            if folder not in told:
+                self._findings.add(of_error(error, "store", folder))
+            return 0
+        return sum(self._count_files(files.join(folder, name), told) if is_folder else 1 for name, is_folder in listed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import OptionError, StorePathError
+from rmq_spark.store.errors import OptionError, StoreError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.format import fastjson, filenames
 from rmq_spark.store.format.config_json import (
@@ -107,7 +107,7 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
             data = files.read_small(one)
             if data is not None:
                 values[one] = decode_config(name, data)
-        except StorePathError as error:
+        except StoreError as error:
             if not files.is_folder(one):
                 return None, [_unreadable(one, error)]  # it may be whole: nobody goes by the other one
             faults[one] = 0, "a folder"
@@ -149,7 +149,7 @@ def _look_at_pair(folder: str, name: str) -> tuple[Any, list[Finding]]:
     return values.get(path, values.get(path + BACKUP_SUFFIX)), found
 
 
-def _unreadable(path: str, error: StorePathError) -> Finding:
+def _unreadable(path: str, error: StoreError) -> Finding:
     """Return the finding of a file that is there and that this user, or this machine, cannot read."""
     what = "the file cannot be read, so nobody knows what it says"
     step = "Check, and repair, as its owner, or give the user who does the right to read it. Nothing takes its place."
@@ -168,7 +168,7 @@ def _odd_names(path: str, name: str) -> Iterator[Finding]:
     """Yield entries of topics or groups that call themselves otherwise than their key does."""
     try:
         whole = fastjson.parse((files.read_small(path) or b"{}").decode())
-    except (ValueError, StorePathError):
+    except (ValueError, StoreError):
         return  # told
     table = whole.get(_TABLES[name]) if isinstance(whole, dict) else None
     for key, entry in table.items() if isinstance(table, dict) else ():

@@ -59,7 +59,7 @@ def _by_units(root: str, place: int) -> dict[QueueKey, int]:
     """Return how many messages of each queue have units for records that reach beyond a physical offset."""
     counts = {}
     for key, queue in TopicTable(root).queues.items():
-        if queue.run.fault() is None:
+        if not queue.run.is_damaged():
             end = queue.search_written_end()
             first = first_reaching_beyond(queue, end, place)
             counts[key] = queue.offset_of(end, end) - queue.offset_of(first, end)

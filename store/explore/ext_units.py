@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.explore.finding import NOTE, REPAIRABLE, Finding
 from rmq_spark.store.format import filenames
@@ -92,6 +93,8 @@ class ExtUnits:
             try:
                 self._runs[key] = list_segments(folder)
             except StoreError as error:
+                if is_unreadable(error):
+                    raise
                 self._runs[key] = None
                 self.findings.append(
                     Finding(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.explore.finding import DAMAGE, Finding
 from rmq_spark.store.explore.log_walk import LogFault
@@ -72,6 +73,8 @@ def of_error(error: StoreError, area: str, path: str = "") -> Finding:
     """Return what an error says as a finding; `path` is for one that names no file of its own."""
     if not isinstance(error, DamageError):
         step = "Give the user who checks the right to read it, and see that it is a file."
+        if is_unreadable(error):
+            step = ""  # an error of the kernel says itself what to do
         return Finding(DAMAGE, area, str(error), path, next_step=step)
     expected = "" if error.expected is None else str(error.expected)
     found = "" if error.expected is None else str(error.found)

@@ -79,7 +79,7 @@ class Deleted:
     def _place_of(self, table: TopicTable, key: QueueKey) -> int:
         """Return where the last record of a queue lies, as its last units say; -1 without one that can be read."""
         queue = table.queues[key]
-        if queue.run.fault() is not None:
+        if queue.run.is_damaged():
             return -1
         end = queue.search_written_end()
         places = queue.read(max(end - _LAST_UNITS, queue.run.begin), end).physical_offsets

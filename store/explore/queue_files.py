@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.explore.seen_log import REBUILD_STEP, area_of
@@ -21,6 +22,10 @@ _RESTORE_STEP = (
 
 def of_unread(queue: ConsumeQueue, fault: StoreError) -> Finding:
     """Return the finding of a queue whose files cannot be read as such."""
+    if is_unreadable(fault):
+        what = f"nobody knows what the files of queue {queue.key} hold: {fault}"
+        key = queue.key
+        return Finding(DAMAGE, area_of(queue), what, queue.run.folder, 0, "", "", key.topic, key.queue_id)
     is_cut = isinstance(fault, DamageError)
     step = REBUILD_STEP if is_cut else "Move what does not belong there away."
     return Finding(

@@ -37,7 +37,7 @@ def queue_ends(root: str, place: int | None = None) -> dict[QueueKey, int]:
     """Return the next queue offset of each queue whose files can be read; those of a log that ends at `place`."""
     ends = {}
     for key, queue in TopicTable(root).queues.items():
-        if queue.run.fault() is None:
+        if not queue.run.is_damaged():
             end = queue.search_written_end()
             last = end if place is None else first_reaching_beyond(queue, end, place)
             ends[key] = queue.offset_of(last, end)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.errors import DamageError, OptionError, StorePathError
+from rmq_spark.store.disk.kernel_errors import is_unreadable
+from rmq_spark.store.errors import DamageError, OptionError, StoreError, StorePathError
 from rmq_spark.store.explore import summary_html
 from rmq_spark.store.explore.message_view import Message, message_of
 from rmq_spark.store.explore.outside import refuse_in_store
@@ -142,7 +143,9 @@ class StoreExplorer(StoreReader):
         for queue in queues:
             try:
                 bounds, sample = self.bounds(queue), self.sample(queue, size)
-            except (DamageError, StorePathError) as error:
+            except StoreError as error:
+                if not (isinstance(error, DamageError | StorePathError) or is_unreadable(error)):
+                    raise
                 found[queue] = QueueSummary(queue.queue_id, problem=str(error))
                 continue
             faults = find_faults(self._log.segments, sample.units.physical_offsets, sample.units.sizes)

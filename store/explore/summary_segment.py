@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError, StorePathError
 from rmq_spark.store.explore.summary_reader import StoreExplorer
 from rmq_spark.store.format.record import Blank, Record
@@ -122,7 +123,9 @@ def _extents_by_topic(reader: StoreExplorer, segment: Segment) -> dict[str, Exte
                 for units in reader.units_between(queue, segment.begin, segment.end, _READ_UNITS):
                     places.append(units.physical_offsets)
                     sizes.append(units.sizes)
-            except (DamageError, StorePathError):
+            except (DamageError, StorePathError) as error:
+                if is_unreadable(error):
+                    raise
                 continue  # its records are without a unit then
         if places and sum(map(len, places)):
             found[topic] = _in_order(np.concatenate(places), np.concatenate(sizes))

@@ -7,6 +7,7 @@ import numpy as np
 from rmq_spark.store.delivery.timer_files import TIMER_CHECK_NAME, TIMER_LOG, TIMER_WHEEL, TimerLog, TimerWheel
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StorePathError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.explore.layouts import field_position
@@ -31,6 +32,8 @@ def look_at_timer(root: str, log: SoundLog, log_begin: int, log_end: int, queue_
     try:
         timer_log = TimerLog(root, Disk())
     except (DamageError, StorePathError) as error:
+        if is_unreadable(error):
+            raise
         found.append(_finding(f"the files of the timer log: {error}", files.join(root, TIMER_LOG), 0, "", ""))
         return found
     end, findings = _look_at_units(timer_log, log, log_begin, log_end)

@@ -68,14 +68,13 @@ class Lease:
     def beat(self) -> bool:
         """Raise the counter; say whether the lease is still held. For any thread.
 
-        A file that cannot be written, on a full disk say, stays as it is until the next beat.
+        A file that cannot be written, on a full disk say, or not be looked up, stays as it is until the next beat.
         """
-        with self._writing:
+        with self._writing, contextlib.suppress(StoreError):
             if not self.is_held:
                 return False
             self._member = replace(self._member, beat=self._member.beat + 1)
-            with contextlib.suppress(StoreError):
-                self._write(self._member)
+            self._write(self._member)
         return True
 
     def release(self) -> None:

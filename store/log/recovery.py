@@ -100,7 +100,7 @@ def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
     died before it wrote a checkpoint.
     """
     for queue in TopicTable(store.root).queues.values():
-        if queue.run.fault() is None:
+        if not queue.run.is_damaged():
             end = queue.search_written_end()
             last = queue.read(max(end - 1, queue.run.begin), end).physical_offsets
             queue.run.close()

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.errors import DamageError, StorePathError
+from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.record import (
@@ -58,8 +58,8 @@ class LogTail:
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit
-        self.faults: dict[QueueKey, DamageError | StorePathError] = {}
-        self._unreadable: dict[QueueKey, tuple[ConsumeQueue, DamageError | StorePathError]] = {}  # what files they have
+        self.faults: dict[QueueKey, StoreError] = {}
+        self._unreadable: dict[QueueKey, tuple[ConsumeQueue, StoreError]] = {}  # what files they have
         self.pending: set[QueueKey] = set()  # queues with a logged message that has no unit yet
         # Where the next look starts: behind the last record that has a unit. What has none yet may still be
         # taken back by the restart of a writer that died.

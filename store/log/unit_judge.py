@@ -112,7 +112,7 @@ class UnitJudge:
         if isinstance(record, Record):
             owner = queues.get(QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id))
             if owner is not None and owner is not queue:
-                if owner.run.fault() is not None:
+                if owner.run.is_damaged():
                     return None  # nobody knows what units it has
                 if record.queue_offset >= owner.run.begin:
                     end = owner.search_written_end()

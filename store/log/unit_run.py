@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk.files import OpenFile
-from rmq_spark.store.errors import DamageError, StoreChangedError, StorePathError
+from rmq_spark.store.disk.kernel_errors import is_unreadable
+from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 
 
@@ -30,13 +31,26 @@ class UnitRun:
         self._listed = None
         self.close()
 
-    def fault(self) -> DamageError | StorePathError | None:
-        """Return what is wrong with the files as such (names, lengths), None if nothing is."""
+    def fault(self) -> StoreError | None:
+        """Return what is wrong with the files as such (names, lengths), None if nothing is.
+
+        Also the error of files that the kernel does not let be listed, see `is_unreadable`.
+        """
         try:
             self._listed = self._run
-        except (DamageError, StorePathError) as error:
+        except StoreError as error:
             return error
         return None
+
+    def is_damaged(self) -> bool:
+        """Say whether something is wrong with the files as such.
+
+        Raises StoreError where the kernel does not let them be listed: nobody knows then what units there are.
+        """
+        fault = self.fault()
+        if fault is not None and is_unreadable(fault):
+            raise fault
+        return fault is not None
 
     @property
     def _run(self) -> SegmentRun:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import decode_delay_offsets
@@ -55,7 +56,8 @@ class WaitingMessages:
     def needed_from(self) -> Needed | None:
         """Return where the first message lies that waits and is not late by more than a day, None where none does.
 
-        Files that are damaged hold nothing: else they would fill the disk.
+        Files that are damaged hold nothing: else they would fill the disk. Raises StoreError for files that the kernel
+        does not let be read: what waits in them is not known, so nothing may be deleted.
         """
         now_ms = self._now_ms()
         read = files.read_small(self._offsets_path), files.read_small(self._check_path)
@@ -83,8 +85,9 @@ class WaitingMessages:
                     min(begin, end), end, lambda unit: not 0 <= unit["tags_code"] < now_ms - LATE_MS
                 )
                 yield from queue.read(first, min(first + 1, end)).physical_offsets.tolist()
-            except StoreError:
-                continue
+            except StoreError as error:
+                if is_unreadable(error):
+                    raise
             finally:
                 queue.run.close()
 
@@ -93,8 +96,9 @@ class WaitingMessages:
         for find in (self._not_taken, self._in_wheel):
             try:
                 yield from find(check, now_ms)
-            except StoreError:
-                continue
+            except StoreError as error:
+                if is_unreadable(error):
+                    raise
 
     def _not_taken(self, check: TimerCheck, now_ms: int) -> list[int]:
         """Return where the first message lies that is not in the wheel yet: its queue knows only when it was stored."""

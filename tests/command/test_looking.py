@@ -71,7 +71,7 @@ def test_a_queue_that_cannot_be_read_is_named_beside_the_table(
     monkeypatch.setattr(os, "scandir", refusing)
     for ran in (rmq(command, store), rmq(command, store, "--json")):
         assert ran.status == 0
-        assert ran.err.startswith(f"orders/1: {folder} cannot be read: Permission denied")
+        assert ran.err.startswith(f"orders/1: {folder} cannot be listed: Permission denied")
         assert ran.err.endswith(f"; `rmq check {store}` says more\n")
         assert len(ran.err.splitlines()) == 1
 

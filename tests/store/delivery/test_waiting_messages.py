@@ -1,5 +1,7 @@
 """Retention and what waits: it stays in the log until it was delivered, or is a day late, and then its loss is told."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_spark.store.delivery.ticker import Tick
+from rmq_spark.store.errors import RmqError, StoreError, StorePathError
+from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.retention import Expired
+from rmq_spark.store.log.waiting_messages import WaitingMessages
+from rmq_spark.store.testing.failing_kernel import each_failure
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.timer_rig import waiting
 
@@ -111,6 +117,52 @@ def test_files_that_are_damaged_hold_nothing(kit: "Kit") -> None:
     fill(kit)
     Path(kit.root, "timerlog", "garbage").write_bytes(b"x")
     assert expire(kit).segments > 0
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("kind", ["level", "timer", "taken"])
+def test_what_cannot_be_read_now_is_never_taken_for_nothing_that_waits(
+    kit: "Kit", wait: Wait, kind: str, error: int
+) -> None:
+    kit.put(wait(18, "two hours") if kind == "level" else waiting(1, kit.now_ms + DAY_MS))
+    if kind == "taken":
+        assert kit.tick().delivered == 0
+    fill(kit)
+
+    def ask() -> object:
+        return WaitingMessages(kit.root, CommitLog((f"{kit.root}/commitlog",), mapped=False), kit.clock).needed_from()
+
+    needed = ask()
+    assert needed is not None
+    for hit, outcome in each_failure(kit.root, error, ask):
+        if isinstance(outcome, RmqError):
+            assert isinstance(outcome, StoreError), hit
+            assert kit.root in str(outcome), hit
+        else:
+            assert outcome == needed, hit
+
+
+def test_retention_deletes_nothing_while_a_folder_cannot_be_read(
+    kit: "Kit", wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.put(wait(18, "two hours"))
+    fill(kit)
+    folder, real = f"{kit.root}/consumequeue/SCHEDULE_TOPIC_XXXX/17", os.scandir
+    segments = os.listdir(f"{kit.root}/commitlog")
+
+    def refuse(path: str) -> object:
+        if path == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StorePathError, match=f"{folder} cannot be listed: Permission denied"):
+        expire(kit)
+    assert os.listdir(f"{kit.root}/commitlog") == segments
+    monkeypatch.undo()
+    assert expire(kit).held_by == f"{kit.root}/config/delayOffset.json"
+    kit.now_ms += 2 * HOUR_MS
+    assert kit.tick().delivered == 1
 
 
 def test_while_nothing_is_delivered_the_answer_is_kept(kit: "Kit", monkeypatch: pytest.MonkeyPatch) -> None:

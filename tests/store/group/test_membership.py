@@ -287,6 +287,26 @@ def test_who_was_taken_for_dead_comes_back_unless_another_has_its_place(make) ->
         first.rejoin()
 
 
+def test_a_beat_that_cannot_look_up_the_lock_is_followed_by_the_next_one(make, monkeypatch) -> None:
+    """Else the thread ends, and other machines take the member for dead."""
+    member = make("a")
+    member.join()
+    path, real = member.paths.member(member.id), os.stat
+
+    def refuse(path: str, **more: object) -> os.stat_result:
+        if str(path).endswith(".lock"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, **more)
+
+    before = read_member(path).beat
+    monkeypatch.setattr(os, "stat", refuse)
+    assert member.lease.beat()
+    assert read_member(path).beat == before
+    monkeypatch.undo()
+    assert member.lease.beat()
+    assert read_member(path).beat == before + 1
+
+
 def test_a_thread_raises_the_beat_and_ends_with_the_lease(make) -> None:
     member = make("a", replace(SHARED, lease_heartbeat_ms=1))
     before = threading.active_count()

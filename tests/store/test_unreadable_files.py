@@ -1,0 +1,89 @@
+"""A call to the kernel fails, each one of a read and of a check: an error that names the file, never fewer rows."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import check, open_reader, plan_repair
+from rmq_spark.store.errors import RmqError, StoreError, StorePathError
+from rmq_spark.store.testing.failing_kernel import each_failure
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.testing.sample_store import build_store
+from rmq_spark.store.units import QueueBounds, QueueKey
+
+ERRORS = [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.ENOMEM, errno.ELOOP, errno.EINTR]
+ROWS = 40
+
+
+def assert_is_told(root: Path, hit: str, error: RmqError) -> None:
+    assert isinstance(error, StoreError), (hit, error)
+    assert str(root) in str(error), (hit, error)
+
+
+@pytest.fixture(params=[False, True], ids=["closed", "crashed"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    messages = [SampleMessage("orders", number % 2, b"body %d" % number) for number in range(ROWS)]
+    return build_store(tmp_path / "store", messages, queue_file_bytes=200, abort=request.param).path
+
+
+def read_all(store: Path, read_mode: str) -> list[bytes]:
+    rows = []
+    with open_reader(store, read_mode=read_mode) as reader:
+        reader.refresh()
+        for topic in reader.topics():
+            for queue in reader.queues(topic):
+                held = reader.bounds(queue)
+                for batch in reader.read(queue, held.min_offset, held.max_offset, ["body"]):
+                    rows += batch.column("body").to_pylist()
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("read_mode", ["mmap", "pread"])
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_a_read_gives_every_row_or_an_error_that_names_the_file(store: Path, error: int, read_mode: str) -> None:
+    whole = read_all(store, read_mode)
+    assert len(whole) == ROWS
+    for hit, outcome in each_failure(str(store), error, lambda: read_all(store, read_mode)):
+        if isinstance(outcome, RmqError):
+            assert_is_told(store, hit, outcome)
+        else:
+            assert outcome == whole, hit
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_check_of_a_damaged_store_never_calls_it_healthy(store: Path, error: int) -> None:
+    (unit,) = (store / "consumequeue/orders/0").glob("0" * 20)
+    data = bytearray(unit.read_bytes())
+    data[41] ^= 1
+    unit.write_bytes(data)
+    assert not check(store).is_healthy
+    for hit, outcome in each_failure(str(store), error, lambda: check(store, sleep=lambda _: None)):
+        if isinstance(outcome, RmqError):
+            assert_is_told(store, hit, outcome)
+        else:
+            assert not outcome.is_healthy, hit  # type: ignore[attr-defined]
+
+
+def test_a_queue_whose_folder_cannot_be_listed_hides_no_other_and_is_never_rebuilt(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = store / "consumequeue/orders/0", os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with open_reader(store) as reader:
+        reader.refresh()
+        with pytest.raises(StorePathError, match=f"{folder} cannot be listed: Permission denied; expected"):
+            reader.bounds(QueueKey("orders", 0))
+        assert reader.bounds(QueueKey("orders", 1)) == QueueBounds(0, ROWS // 2)
+    findings = [one for one in check(store).findings if one.path == str(folder)]
+    assert [(one.severity, one.action) for one in findings] == [("damage", "leave")]
+    assert "Permission denied" in findings[0].what
+    with pytest.raises(StorePathError, match=f"{folder} cannot be listed"):
+        plan_repair(store)
