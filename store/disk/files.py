@@ -4,6 +4,7 @@ Every function raises StoreChangedError for a file that was there and is gone or
 one that cannot be read (a permission, a link that leads nowhere).
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from types import TracebackType
@@ -88,18 +89,9 @@ def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
     A part is at most 1 MiB. Bytes that are zero may be among them.
     """
     with OpenFile(path) as file:
-        at = begin
-        while at < end:
-            try:
-                at = os.lseek(file.descriptor, at, os.SEEK_DATA)
-            except OSError:
-                return  # nothing but a hole is left
-            until = min(os.lseek(file.descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
-            if at >= until:
-                return
-            if os.pread(file.descriptor, until - at, at).strip(b"\0"):
-                yield at, until
-            at = until
+        for first, last in file.extents(begin, end):
+            if os.pread(file.descriptor, last - first, first).strip(b"\0"):
+                yield first, last
 
 
 def free_bytes(path: str) -> int:
@@ -180,6 +172,22 @@ class OpenFile:
     def size(self) -> int:
         """Return the file's length now, in bytes."""
         return os.fstat(self.descriptor).st_size
+
+    def extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of [begin, end) that are no holes, at most 1 MiB each; they may hold zeros."""
+        at = begin
+        while at < end:
+            try:
+                at = os.lseek(self.descriptor, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise _unreadable(self.path, error) from error
+                return  # only a hole is left
+            until = min(os.lseek(self.descriptor, at, os.SEEK_HOLE), end, at + _EXTENT_BYTES)
+            if at >= until:
+                return
+            yield at, until
+            at = until
 
     def read(self, position: int, size: int) -> bytes:
         """Return `size` bytes from `position`, or fewer at the file's end."""

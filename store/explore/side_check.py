@@ -35,7 +35,7 @@ from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.settings_file import SETTINGS, read_settings
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER, has_failed_sync, watermark_path
 
 _CHECKPOINT_STEP = "Recovery goes by it. rmq_spark.repair has a writer make it anew."
 _TIMES = ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp")
@@ -146,6 +146,12 @@ def _look_at_watermark(root: str) -> Iterator[Finding]:
     data = files.read_small(path)
     if data is None:
         return
+    if has_failed_sync(root):
+        what = "a sync failed, or its writer died in it: what was written since may be in memory only, and lost with it"
+        step = "The next writer writes it again and syncs it; rmq_spark.close(path) and rmq_spark.repair do it now."
+        yield Finding(
+            REPAIRABLE, SIDE_FOLDER, what, path, 0, "a sync that ended", "none", next_step=step, action="recover"
+        )
     if len(data) != SLOT_COUNT * SLOT_BYTES:
         expected = f"{SLOT_COUNT * SLOT_BYTES} bytes"
         what = "the length of the note of how far the store was written"
