@@ -53,6 +53,14 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
     elif closing is Closing.LIVE:
         what = "a broker or writer is at the store, or appended to it and did not close it"
         yield Finding(NOTE, "store", what, abort)
+    ahead_ms = (newest_ms or 0) - wall_clock_ms()
+    if ahead_ms > CLOCKS_DIFFER_MS:
+        what = (
+            f"the last message was stored {ahead_ms // 1000} s ahead of this machine's clock: a clock was wrong once. "
+            "New messages get the same store time until the clock reaches it, and retention by age keeps them that long"
+        )
+        step = "docs/OPERATIONS.md, A clock that was ahead, has the ways out."
+        yield Finding(NOTE, "store", what, files.join(root, filenames.COMMIT_LOG), next_step=step)
     path = files.join(root, filenames.LOCK)
     if files.is_folder(path):
         step = "No broker and no writer starts on it. Remove it while none is at the store."
