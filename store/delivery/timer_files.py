@@ -4,7 +4,7 @@ Reading is for anybody; changing for who holds the store's lock, as a broker rea
 are by position, near ones together, so a message that waits costs nothing until it is due.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +41,7 @@ from rmq_spark.store.format.timer_wheel import (
     TIMER_SLOT_BYTES,
     WHEEL_BYTES,
 )
+from rmq_spark.store.log.changes import write_again
 from rmq_spark.store.log.segments import SegmentRun, list_segments
 
 TIMER_LOG, TIMER_WHEEL, TIMER_CHECK_NAME = "timerlog", "timerwheel", "timercheck"
@@ -206,6 +207,13 @@ class TimerLog:
                         file.write(first, bytes(last - first))
                 self._unsynced.add(segment.path)
 
+    def write_again_from(self, position: int, note_progress: Callable[[], None]) -> None:
+        """Write again the log from a position on: a sync of it may have failed."""
+        for segment in self.run.segments:
+            if segment.end > position:
+                write_again(self._disk, segment.path, max(position - segment.begin, 0), note_progress)
+                self._unsynced.add(segment.path)
+
     def sync(self) -> None:
         """Return when all that was written survives a power cut."""
         for path in sorted(self._unsynced):
@@ -318,6 +326,11 @@ class TimerWheel:
                     whole[numbers[first:last] - begin] = slots[first:last]
                     data = whole.tobytes()
                 file.write(begin * TIMER_SLOT_BYTES, data)
+        self._is_unsynced = True
+
+    def write_again(self, note_progress: Callable[[], None]) -> None:
+        """Write again all slots: a sync of them may have failed."""
+        write_again(self._disk, self._path, 0, note_progress)
         self._is_unsynced = True
 
     def sync(self) -> None:

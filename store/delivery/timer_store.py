@@ -13,7 +13,7 @@ next `prepare` writes it. A broker that starts between the two knows no note, an
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -100,7 +100,7 @@ class TimerStore:
         has_wheel, is_settled = self._wheel.is_there(), self._is_settled(state)
         self._wheel.make()
         if state.progress.part >= 0 and not state.is_told:
-            self._cut_chain(state.progress)
+            self._cut_chain(state.progress, section.note_progress)
         if is_settled and not self._has_new(state):
             doubt = state.doubt if state.doubt.covers(state.progress.read_ms) else Doubt()
             assert state.check is not None
@@ -170,6 +170,9 @@ class TimerStore:
                 is_ours=state.is_ours,
                 is_same_boot=state.mark is not None and state.mark.boot == self._boot,
             )
+            # What is behind the check's position was not synced, or its sync failed: then no later sync writes it.
+            log.write_again_from(min(held.log_position, mended.end), section.note_progress)
+            self._wheel.write_again(section.note_progress)
         taken = self._first_left(mended.queue_offset, min(self._queue.run.begin, end))
         progress = self._free_progress(state.progress, second_ms)
         # Never behind what was delivered: a second before it comes once round the wheel again, if ever.
@@ -251,7 +254,7 @@ class TimerStore:
         )
         return Due(note={READ: int(slots["second"][-1]) * SECOND_MS + SECOND_MS, PART: -1})
 
-    def _cut_chain(self, progress: Progress) -> None:
+    def _cut_chain(self, progress: Progress, note_progress: Callable[[], None]) -> None:
         """Take the units that were delivered out of their second's chain, for a broker.
 
         Not where one of them takes another back, which may be behind it: then a broker would deliver that.
@@ -262,7 +265,12 @@ class TimerStore:
             return
         units = read_chains(log, slots)
         old = units.positions <= progress.part
-        if old.all() or not old.any() or (units.units["magic"][old] & DELETE).any():
+        if not old.any():
+            # It is cut already, by who failed or died before that was synced.
+            log.write_again_from(int(units.positions[0]), note_progress)
+            self._wheel.write_again(note_progress)
+            return
+        if old.all() or (units.units["magic"][old] & DELETE).any():
             return
         first = int(np.argmin(old))
         log.unlink_before(int(units.positions[first]))

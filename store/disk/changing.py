@@ -113,6 +113,21 @@ class Disk:
         """
         self._replace(path, data, is_synced=False)
 
+    def make_durable(self, path: str, data: Bytes) -> None:
+        """Have a small file that holds `data`, which whoever wrote it may not have synced, survive a power cut.
+
+        Where its sync fails it is written again as a new file: a second sync would succeed and write nothing.
+        """
+        try:
+            with self.open(path) as file:
+                file.sync()
+        except StoreChangedError:
+            raise
+        except StoreError:
+            self.replace(path, data)
+            return
+        self.sync_folder(_folder_of(path))
+
     def put_in_place(self, path: str, target: str) -> None:
         """Give a finished file, synced by its writer, the name `target`, which another may have had until now.
 
@@ -208,6 +223,15 @@ class ChangingFile:
         with _explained(self.path):
             while done < len(view):
                 done += self._calls.write(self._descriptor, position + done, view[done:])
+
+    def write_again(self, position: int, data: Bytes) -> None:
+        """Write bytes that the file has there already; a later sync puts them on the disk, whatever sync failed before.
+
+        For whole folios of the page cache, as `SystemCalls.write_again` explains.
+        """
+        self._refuse_if_poisoned()
+        with _explained(self.path):
+            self._calls.write_again(self.path, self._descriptor, position, _view(data))
 
     def read(self, position: int, size: int) -> bytes:
         """Return `size` bytes from `position`, or fewer at the file's end."""

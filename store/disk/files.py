@@ -96,28 +96,9 @@ def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
     A part is at most 1 MiB. Bytes that are zero may be among them.
     """
     with OpenFile(path) as file:
-        at = begin
-        while at < end:
-            found = _next_data(file, at)
-            if found is None:
-                return
-            at, until = found[0], min(found[1], end, found[0] + _EXTENT_BYTES)
-            if at >= until:
-                return
-            if file.read(at, until - at).strip(b"\0"):
-                yield at, until
-            at = until
-
-
-def _next_data(file: "OpenFile", at: int) -> tuple[int, int] | None:
-    """Return the next part of a file that is no hole, from `at` on; None if nothing but a hole is left."""
-    try:
-        begin = os.lseek(file.descriptor, at, os.SEEK_DATA)
-        return begin, os.lseek(file.descriptor, begin, os.SEEK_HOLE)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            return None
-        raise read_error(file.path, "searched for data", error) from error
+        for first, last in file.extents(begin, end):
+            if file.read(first, last - first).strip(b"\0"):
+                yield first, last
 
 
 def free_bytes(path: str) -> int:
@@ -208,6 +189,23 @@ class OpenFile:
             return os.fstat(self.descriptor).st_size
         except OSError as error:
             raise read_error(self.path, "asked for its length", error) from error
+
+    def extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of [begin, end) that are no holes, at most 1 MiB each; they may hold zeros."""
+        at = begin
+        while at < end:
+            try:
+                at = os.lseek(self.descriptor, at, os.SEEK_DATA)
+                hole = os.lseek(self.descriptor, at, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return  # only a hole is left
+                raise read_error(self.path, "searched for data", error) from error
+            until = min(hole, end, at + _EXTENT_BYTES)
+            if at >= until:
+                return
+            yield at, until
+            at = until
 
     def read(self, position: int, size: int) -> bytes:
         """Return `size` bytes from `position`, or fewer at the file's end."""

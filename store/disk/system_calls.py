@@ -7,6 +7,7 @@ calls the kernel to change anything, but for locks (`file_lock.py`), which leave
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable
 
@@ -14,6 +15,11 @@ from collections.abc import Callable
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _FILE_MODE = 0o666  # less the umask, as Java creates files
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
+# Linux caches files in folios of up to 2**11 pages (MAX_XAS_ORDER), at multiples of their size.
+FOLIO_BYTES = mmap.PAGESIZE << 11
+_DIRECT_BLOCK_BYTES = 4096  # a multiple of what any disk takes in a direct write
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_NO_DIRECT_WRITES = {errno.EINVAL, errno.EOPNOTSUPP}  # tmpfs before Linux 6.6, some FUSE file systems
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: begin, and wait for nothing
 _write_out = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux
 _sync_data = getattr(os, "fdatasync", os.fsync)
@@ -42,9 +48,7 @@ class SystemCalls:
         """
 
         def fill(descriptor: int) -> None:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(descriptor, data[done:], position + done)
+            _write_all(descriptor, position, data)
             self._sync_new(descriptor)
 
         _create(path, size_bytes, fill)
@@ -56,6 +60,28 @@ class SystemCalls:
     def write(self, descriptor: int, position: int, data: memoryview) -> int:
         """Write bytes at a position; return how many the kernel took, possibly fewer than given."""
         return os.pwrite(descriptor, data, position)
+
+    def write_again(self, path: str, descriptor: int, position: int, data: memoryview) -> None:
+        """Write bytes that the file has there already, in a way that reaches the disk after a failed sync.
+
+        ext4 keeps with a page where its bytes go. After a failed write-back it treats that place as recorded, which it
+        is not: what is written to the page later is lost with the page cache, though its sync succeeds. A direct write
+        drops the page first. It drops neighbours that share a folio with it, too, which may be the only copy: so the
+        range is a whole number of FOLIO_BYTES from `position`, a multiple of it, or reaches to the end of the file.
+        """
+        assert position % FOLIO_BYTES == 0, position
+        whole = len(data) // _DIRECT_BLOCK_BYTES * _DIRECT_BLOCK_BYTES
+        try:
+            if not whole or not _write_directly(path, position, data[:whole]):
+                whole = 0
+            if whole < len(data):
+                _sync_data(descriptor)  # only clean pages can be dropped
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(descriptor, position + whole, len(data) - whole, os.POSIX_FADV_DONTNEED)
+                _write_all(descriptor, position + whole, data[whole:])
+        except BaseException:
+            _write_all(descriptor, position, data)  # what was dropped may have been the only copy
+            raise
 
     def sync(self, descriptor: int) -> None:
         """Return when everything written to the file so far, and its size, survives a power cut."""
@@ -91,6 +117,32 @@ class SystemCalls:
 
     def _sync_new(self, descriptor: int) -> None:
         _sync_data(descriptor)
+
+
+def _write_all(descriptor: int, position: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], position + done)
+
+
+def _write_directly(path: str, position: int, data: memoryview) -> bool:
+    """Write past the page cache; say whether the file system can."""
+    if not _DIRECT:
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | _DIRECT)
+        try:
+            with mmap.mmap(-1, len(data)) as aligned:
+                aligned[:] = data.tobytes()
+                with memoryview(aligned) as view:
+                    _write_all(descriptor, position, view)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in _NO_DIRECT_WRITES:
+            return False
+        raise
+    return True
 
 
 def _write_nothing(descriptor: int) -> None:

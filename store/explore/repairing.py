@@ -164,6 +164,8 @@ class _Repair:
 
     def _forget_note(self) -> None:
         path = watermark_path(self._root)
+        # A failed sync is recorded there, and nowhere else.
+        self._writer.finish_failed_sync()
         if files.file_size(path) >= 0:
             self._disk.remove(path)
             self._disk.sync_folder(files.parent(path))

@@ -35,7 +35,7 @@ from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.settings_file import SETTINGS, read_settings
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER, has_failed_sync, watermark_path
 
 _CHECKPOINT_STEP = "Recovery goes by it. rmq_spark.repair has a writer make it anew."
 _TIMES = ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp")
@@ -53,6 +53,14 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
     elif closing is Closing.LIVE:
         what = "a broker or writer is at the store, or appended to it and did not close it"
         yield Finding(NOTE, "store", what, abort)
+    ahead_ms = (newest_ms or 0) - wall_clock_ms()
+    if ahead_ms > CLOCKS_DIFFER_MS:
+        what = (
+            f"the last message was stored {ahead_ms // 1000} s ahead of this machine's clock: a clock was wrong once. "
+            "New messages get the same store time until the clock reaches it, and retention by age keeps them that long"
+        )
+        step = "docs/OPERATIONS.md, A clock that was ahead, has the ways out."
+        yield Finding(NOTE, "store", what, files.join(root, filenames.COMMIT_LOG), next_step=step)
     path = files.join(root, filenames.LOCK)
     if files.is_folder(path):
         step = "No broker and no writer starts on it. Remove it while none is at the store."
@@ -146,6 +154,12 @@ def _look_at_watermark(root: str) -> Iterator[Finding]:
     data = files.read_small(path)
     if data is None:
         return
+    if has_failed_sync(root):
+        what = "a sync failed, or its writer died in it: what was written since may be in memory only, and lost with it"
+        step = "The next writer writes it again and syncs it; rmq_spark.close(path) and rmq_spark.repair do it now."
+        yield Finding(
+            REPAIRABLE, SIDE_FOLDER, what, path, 0, "a sync that ended", "none", next_step=step, action="recover"
+        )
     if len(data) != SLOT_COUNT * SLOT_BYTES:
         expected = f"{SLOT_COUNT * SLOT_BYTES} bytes"
         what = "the length of the note of how far the store was written"

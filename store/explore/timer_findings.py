@@ -6,6 +6,7 @@ import numpy as np
 
 from rmq_spark.store.delivery.timer_files import TIMER_CHECK_NAME, TIMER_LOG, TIMER_WHEEL, TimerLog, TimerWheel
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StorePathError
@@ -13,6 +14,7 @@ from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.format import filenames
+from rmq_spark.store.format.checkpoint import CLOCKS_DIFFER_MS
 from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.timer_check import TIMER_CHECK, TIMER_CHECK_FILE_BYTES, decode_timer_check
 from rmq_spark.store.format.timer_log import BLANK_MAGIC, TIMER_UNIT, TIMER_UNIT_BYTES, due_times
@@ -77,6 +79,14 @@ def _look_at_check(root: str, queue_end: int | None) -> Iterator[Finding]:
     if check.read_time % SECOND_MS:
         what = "the time up to which the timer has delivered"
         yield _finding(what, path, 0, "a whole second", str(check.read_time))
+    ahead_ms = check.read_time - wall_clock_ms()
+    if ahead_ms > CLOCKS_DIFFER_MS:
+        what = (
+            f"the timer has delivered up to a time that is {ahead_ms // SECOND_MS} s ahead of this machine's clock: "
+            "a clock was wrong once. Messages that wait for an earlier time come when the clock reaches that time"
+        )
+        step = "docs/OPERATIONS.md, A clock that was ahead, has the ways out."
+        yield Finding(NOTE, _AREA, what, path, next_step=step)
     if page[TIMER_CHECK.itemsize :].strip(b"\0"):
         what = "bytes behind the fields of the timer's check, which nobody reads"
         yield Finding(NOTE, _AREA, what, path, TIMER_CHECK.itemsize)

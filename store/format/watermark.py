@@ -8,6 +8,11 @@ The file has four slots, each a line of JSON behind its CRC. Two are written in 
 a sync: they survive the death of any process, but after a power cut may be ahead of what they speak of, or gone; `boot`
 tells the two cases apart. The other two are written in turn when the store is settled, and synced: what they say holds
 through a power cut. In each pair a half-written slot leaves the other.
+
+A note with `is_syncing` is written before each sync of the store's files, and replaced after it. Linux reports a failed
+sync once, to one process: the next sync of the same file succeeds, and the bytes are not on disk. The note outlives the
+process that got the error, needs no room on a full disk, and counts in the boot that wrote it: after another one only
+what is on disk can be read.
 """
 
 import json
@@ -45,11 +50,12 @@ class Watermark:
     index: IndexState = field(default_factory=IndexState)
     number: int = 0  # counts the notes: the higher one of two is the newer
     settled_number: int = 0  # counts the settled ones
+    is_syncing: bool = False  # a sync of the files in `dirty` began; it failed, unless a writer is at work
 
     @property
     def is_settled(self) -> bool:
         """Say whether nothing was written since the store was last left in order."""
-        return not self.is_open and self.end == self.settled_end and self.dirty == ()
+        return not self.is_open and not self.is_syncing and self.end == self.settled_end and self.dirty == ()
 
 
 def encode_slot(note: Watermark) -> tuple[int, bytes]:

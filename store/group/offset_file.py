@@ -187,9 +187,7 @@ class OffsetFile:
             if held.data != self._synced:
                 # A broker waits for no disk. Until the new file has its name, this one must survive a power cut, and
                 # under its name: those that the broker wrote before may have been synced no more than this one.
-                with self._disk.open(self._path) as file:
-                    file.sync()
-                self._disk.sync_folder(files.parent(self._path))
+                self._disk.make_durable(self._path, held.data)
             # For who finds the file broken later. Not synced: whatever a power cut leaves of it, the file is whole.
             self._disk.replace_unsynced(self._path + filenames.BACKUP_SUFFIX, held.data)
         # A crash in here leaves the file as it was, or the new one, both whole. After it the new offsets are there for

@@ -4,8 +4,32 @@ from collections.abc import Callable, Iterable
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.disk.system_calls import FOLIO_BYTES
+from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
+
+
+def write_again(disk: Disk, path: str, begin: int, note_progress: Callable[[], None] = lambda: None) -> None:
+    """Read a file from a position on and write the same bytes, so that the next sync puts them on the disk.
+
+    After a failed sync Linux treats pages as written, and no later sync writes them. Holes stay holes.
+    """
+    with disk.open(path) as file, OpenFile(path) as held:
+        size = file.size()
+        for first in range(begin - begin % FOLIO_BYTES, size, FOLIO_BYTES):
+            note_progress()
+            data = file.read(first, min(FOLIO_BYTES, size - first))
+            # Not by extents alone: the page cache may have bytes for which the file system found no room.
+            if data.strip(b"\0") or any(held.extents(first, first + len(data))):
+                file.write_again(first, data)
+                if file.read(first, len(data)) != data:
+                    raise StoreError(
+                        f"{path} cannot be written: its bytes from position {first} on were written again after a "
+                        f"failed sync, and the disk has others; expected the same {len(data)} bytes. Look for the "
+                        "disk's state in the kernel's log (dmesg), and move the store to a sound disk."
+                    )
 
 
 class Changes:
@@ -53,6 +77,10 @@ class Changes:
             path = files.parent(path)
             self._folders.add(path)
 
+    def is_empty(self) -> bool:
+        """Say whether nothing is noted."""
+        return not (self._files or self._folders or self._unknown)
+
     def names(self) -> tuple[str, ...] | None:
         """Return what a watermark keeps: files, and folders with a slash at the end; None for "too many"."""
         if self._unknown:
@@ -80,6 +108,14 @@ class Changes:
         self._files -= inside
         self._folders -= chosen
         self._unknown -= chosen
+
+    def write_again(self, begin_of: Callable[[str], int]) -> None:
+        """Write the same bytes into every noted file, from the position on that `begin_of` returns for its path."""
+        for root in sorted(self._unknown):
+            self._note_all(root)
+        for path in sorted(self._files):
+            if files.file_size(path) > 0:
+                write_again(self._disk, path, begin_of(path), self._note_progress)
 
     def _sync(self, paths: Iterable[str], folders: Iterable[str]) -> None:
         for path in sorted(paths):

@@ -77,9 +77,7 @@ class DelayOffsetFile:
             if held.data != self._synced:
                 # A broker waits for no disk. Until the new file has its name, this one must survive a power cut, and
                 # under its name.
-                with self._disk.open(self._path) as changing:
-                    changing.sync()
-                self._disk.sync_folder(files.parent(self._path))
+                self._disk.make_durable(self._path, held.data)
             # For who finds the file broken later. Not synced: whatever a power cut leaves of it, the file is whole.
             self._disk.replace_unsynced(self._path + filenames.BACKUP_SUFFIX, held.data)
         # A crash in here leaves the file as it was, or the new one, both whole.

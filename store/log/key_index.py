@@ -22,7 +22,7 @@ from rmq_spark.store.errors import StoreChangedError
 from rmq_spark.store.format.index_file import INDEX_UNIT, IndexShape, encode_header
 from rmq_spark.store.format.index_keys import SlotGroups, encode_keys
 from rmq_spark.store.format.index_state import IndexState, state_of
-from rmq_spark.store.log.changes import Changes
+from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.index_files import IndexFiles, KnownFile
 from rmq_spark.store.log.index_repair import holds_still, take_back
 from rmq_spark.store.log.index_slots import SlotRuns
@@ -141,6 +141,13 @@ class KeyIndex:
                 self._delete([state.name])
         self.look()
         return is_whole
+
+    def write_again_from(self, name: str, note_progress: Callable[[], None]) -> None:
+        """Write again what the files from `name` on hold, for recovery after a failed sync."""
+        for one in self._files.names:
+            if one >= name:
+                write_again(self._disk, self._files.path(one), 0, note_progress)
+                self._changes.note_file(self._files.path(one))
 
     def drop_unsafe(self, index_msg_timestamp: int) -> int:
         """Delete the files that a broker's crash, or a power cut, may have spoiled; return `indexed_end` after it.

@@ -4,6 +4,8 @@ Only who holds the store's lock may use it. Segments are made at their full size
 Source: CommitLog#asyncPutMessages, MappedFileQueue#tryCreateMappedFile, MultiPathMappedFileQueue (5.3).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import ChangingFile, Disk
 from rmq_spark.store.format.filenames import segment_name
 from rmq_spark.store.format.record import encode_blank
-from rmq_spark.store.log.changes import Changes
+from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.placement import Filler, Placement
 from rmq_spark.store.log.segments import Segment
@@ -82,6 +84,14 @@ class LogWriter:
         self.close()
         self._log.look()
         return cleared
+
+    def write_again_from(self, physical_offset: int, note_progress: Callable[[], None]) -> None:
+        """Write again the log from a physical offset on, for recovery after a failed sync."""
+        self.close()
+        for segment in self._log.segments.segments:
+            if segment.end > physical_offset:
+                write_again(self._disk, segment.path, max(physical_offset - segment.begin, 0), note_progress)
+                self._changes.note_file(segment.path)
 
     def _segment_at(self, physical_offset: int) -> Segment:
         """Return the segment for a physical offset; it is made if it is not there yet."""

@@ -17,7 +17,7 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_unit import encode_batch_units
 from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT, encode_blank_fill, encode_units
-from rmq_spark.store.log.changes import Changes
+from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
 from rmq_spark.store.log.segments import Segment
 from rmq_spark.store.log.unit_run import UnitRun
@@ -70,11 +70,11 @@ class QueueWriter:
         changes: Changes,
         file_bytes: Callable[[np.dtype[np.void]], int],
         is_batch: Callable[[str], bool],
-        sync_log: Callable[[], None],
+        sync_with_log: Callable[[str], None],
         note_progress: Callable[[], None],
     ) -> None:
         self._disk, self._root, self._changes = disk, root, changes
-        self._file_bytes, self._is_batch, self._sync_log = file_bytes, is_batch, sync_log
+        self._file_bytes, self._is_batch, self._sync_with_log = file_bytes, is_batch, sync_with_log
         self._note_progress = note_progress
         self._ends: dict[QueueKey, _End] = {}
         self._new_bytes: dict[np.dtype[np.void], int] = {}  # length of a queue's first file, by layout
@@ -124,6 +124,16 @@ class QueueWriter:
                         file.write(first, bytes(last - first))
                 self._changes.note_file(segment.path)
         run.look()
+
+    def write_again_from(self, key: QueueKey, physical_offset: int) -> None:
+        """Write again the units of records from a physical offset on and what follows them, after a failed sync."""
+        end = self._end(key)
+        run = end.queue.run
+        begin = end.queue.first_from(physical_offset, end.unit) * run.layout.itemsize
+        for segment in run.segments:
+            if segment.end > begin:
+                write_again(self._disk, segment.path, max(begin - segment.begin, 0), self._note_progress)
+        run.close()
 
     def rewind(self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool]) -> None:
         """Go on at the first unit of a record from `physical_offset` on, or of what a power cut left of such units.
@@ -212,9 +222,7 @@ class QueueWriter:
             # A broker that opens the store after a power cut looks at a queue's last three files only
             # (ConsumeQueue#recover): a file before them must not lack units. But first the log: units that outlive
             # their records have every later recovery of a broker cut back all queues.
-            self._sync_log()
-            with self._disk.open(run.segments[-1].path) as full:
-                full.sync()
+            self._sync_with_log(run.segments[-1].path)
         path = files.join(run.folder, filenames.segment_name(begin))
         if files.file_size(path) == 0:
             self._disk.remove(path)  # somebody died while making it: MappedFileQueue#doLoad takes it away, too

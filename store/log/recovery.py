@@ -1,11 +1,12 @@
 """What a writer finds when it takes the lock, and how it makes the store whole again before it appends.
 
-Five cases, told apart by `abort`, by our watermark and by what stands where it points:
+Six cases, told apart by `abort`, by our watermark and by what stands where it points:
 
 | case | sign | what is done |
 | --- | --- | --- |
 | as we left it | the watermark agrees with the disk | nothing |
 | one of ours died | and a section is open, and the machine ran on | what it logged is dispatched, half a record goes |
+| a sync failed | the watermark says that one began | what it may not have written is written again, and synced |
 | the power went | `abort`, and what we settled last | whole records behind that are dispatched, the rest goes |
 | crashed | `abort` is there | readers' end of the log holds: what is behind goes, missing units are made |
 | a broker's, or new | no `abort` | readers' end of the log holds; stale bytes behind it are made zero |
@@ -30,6 +31,7 @@ from rmq_spark.store.format.record import (
 )
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
+from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
@@ -49,10 +51,19 @@ def prepare(store: StoreFiles) -> None:
     has_abort = store.has_abort()
     ran_on = note is not None and bool(note.boot) and note.boot == boot_id()
     _refuse_lost_log(store, note if ran_on else settled)
-    if note is not None and _stands(store, note, has_abort, ran_on=ran_on):
+    stands = note is not None and _stands(store, note, has_abort, ran_on=ran_on)
+    if note is not None and note.is_syncing and ran_on:
+        _repeat_sync(
+            store, note, settled if stands and has_abort else None, Closing.CRASHED if has_abort else Closing.CLOSED
+        )
+        return
+    if note is not None and stands:
         if note.is_open:
             _finish_section(store, note)
         else:
+            if note.is_settled and has_abort:
+                # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
+                write_again(store.disk, watermark_path(store.root), 0)
             store.believe(note)
         return
     # Where the machine ran on and our note is wrong, somebody else wrote: what was settled says nothing of that.
@@ -136,6 +147,43 @@ def _finish_section(store: StoreFiles, note: Watermark) -> None:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
 
 
+def _repeat_sync(store: StoreFiles, note: Watermark, settled: Watermark | None, closing: Closing) -> None:
+    """Write again and sync what a failed sync may have left off the disk, or raise: then the note of it stays.
+
+    `settled` is given if nobody else wrote since. The kernel may have dropped some of the bytes from memory, so only
+    what certifies itself counts, as after a power cut.
+    """
+    _LOG.warning(
+        "rmq: %s: a sync failed, or its writer died in it: what was written since the last settling is written again",
+        store.root,
+    )
+    if settled is not None and settled.settled_number == note.settled_number and _is_within_log(store, settled):
+        _roll_forward(store, settled, known_end=max(note.end, note.logged_end))
+        return
+    _write_again(store, note)
+    _take_over(store, closing)
+    if closing is Closing.CLOSED:
+        store.forget_sync()
+
+
+def finish_failed_sync(store: StoreFiles) -> None:
+    """Write again and sync what a failed sync may have left off the disk, for who will remove our note of it."""
+    store.look()
+    note = read_watermark(store.root)
+    if note is not None and note.is_syncing and note.boot == boot_id():
+        _write_again(store, note)
+
+
+def _write_again(store: StoreFiles, note: Watermark) -> None:
+    begins = {
+        segment.path: min(max(note.settled_end - segment.begin, 0), segment.size)
+        for segment in store.log.segments.segments
+    }
+    changes = Changes(store.disk, (store.root, *store.folders), note.dirty, store.note_progress)
+    changes.write_again(lambda path: begins.get(path, 0))
+    changes.sync()
+
+
 def _take_over(store: StoreFiles, closing: Closing) -> None:
     """Find the end as a reader does, and make the files agree with it."""
     checkpoint, page_crc = store.read_checkpoint()
@@ -158,7 +206,8 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             last_place=place if head else -1,
             last_head=head,
             checkpoint_crc=page_crc,
-            settled_end=tail.end if closing is Closing.CLOSED else -1,
+            # After a crash the checkpoint vouches for what comes before the begin of the look.
+            settled_end=tail.end if closing is Closing.CLOSED else tail.begin,
             dirty=() if closing is Closing.CLOSED else None,
         )
     )
@@ -171,7 +220,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     cleared = store.log_writer.clear_from(tail.end)
     if closing is Closing.CLOSED:
         # Before a note says that all is settled: a power cut could bring back what was cleared, right behind the end.
-        store.changes.sync()
+        store.sync_changes()
     else:
         indexed = store.index.drop_unsafe(checkpoint.index_msg_timestamp)
         # Records before the first one without a unit have theirs, or belong to a topic that was deleted.
@@ -183,13 +232,28 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         store.settle()
 
 
-def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
+def _roll_forward(store: StoreFiles, settled: Watermark, known_end: int | None = None) -> None:
     """After a power cut: what was settled is there; what came later counts as far as it was written whole.
 
-    Units and keys behind the settled end may have been lost one by one, so all of them are made anew.
+    Units and keys behind the settled end may have been lost one by one, so all of them are made anew. With `known_end`,
+    where the log ended before a failed sync, everything that may not be on the disk is written again.
     """
-    store.believe(replace(settled, dirty=None, number=(read_watermark(store.root) or settled).number))
     end = _whole_end(store, settled.end)
+    if known_end is not None:
+        if end < known_end:
+            _LOG.error(
+                "rmq: %s: messages at physical offsets [%d, %d) are lost: a sync of the log failed, and the kernel has "
+                "dropped their bytes from memory. The disk is full or fails: see the kernel's log (dmesg)",
+                store.root,
+                end,
+                known_end,
+            )
+        end = min(end, known_end)
+    number = (read_watermark(store.root) or settled).number
+    # A note that is written before the end says how far the log was found to go.
+    store.believe(
+        replace(settled, dirty=None, number=number, is_open=True, logged_end=end, is_syncing=known_end is not None)
+    )
     queues = list(TopicTable(store.root).queues)
     for key in queues:
         store.queues.rewind(key, settled.end, lambda offset, place: stands_at(store, offset, place))
@@ -200,6 +264,11 @@ def _roll_forward(store: StoreFiles, settled: Watermark) -> None:
     last = dispatch(store, begin, end, settled.end)
     for key in queues:
         store.queues.clear_behind(key)
+    if known_end is not None:
+        store.log_writer.write_again_from(settled.end, store.note_progress)
+        for key in queues:
+            store.queues.write_again_from(key, settled.end)
+        store.index.write_again_from(settled.index.name, store.note_progress)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()
@@ -214,6 +283,7 @@ def _whole_end(store: StoreFiles, begin: int) -> int:
     """
     place = begin
     while True:
+        store.note_progress()
         record = store.log.record_at(place)
         if isinstance(record, Blank):
             segment = store.log.segments.holding(place)

@@ -78,7 +78,7 @@ def expire(
     begin = store.log.segments.begin
     queue_files = _expire_queues(store, begin)
     index_files = store.index.expire(begin)
-    store.changes.sync()
+    store.sync_changes()
     store.queues.forget()
     found = Expired(keep, queue_files, index_files, size_bytes, *held)
     _LOG.info("rmq: retention in %s: the log begins at %d now, %s", store.root, begin, found)

@@ -130,6 +130,9 @@ class StoreFiles:
             # From here a broker that opens the store after a crash recovers it, through a power cut too: the name
             # is on disk before any byte of the log is.
             self.disk.replace(self._abort, encode_abort(files.process_id()))
+        elif self.note.is_settled:
+            # The writer that made `abort` may have failed, or died, before its name was on disk.
+            self.disk.sync_folder(self.root)
         self._write_note(replace(self.note, is_open=True, logged_end=self.note.end))
 
     def note_logged(self, end: int) -> None:
@@ -157,6 +160,7 @@ class StoreFiles:
         if self.note.is_settled and not self.has_abort():
             return
         self.log_writer.close()
+        self._note_sync()
         self.changes.sync()
         # That may have taken long. Raises where a broker may have loaded the store meanwhile: it keeps its checkpoint
         # mapped, and whatever dies then must find `abort`. What was synced does no harm.
@@ -179,6 +183,7 @@ class StoreFiles:
             checkpoint_crc=zlib.crc32(page),
             settled_end=self.note.end,
             is_open=False,
+            is_syncing=False,
             logged_end=0,
             dirty=(),
             index=self.index.state(),
@@ -189,15 +194,45 @@ class StoreFiles:
         self.disk.remove(self._abort)
         self.disk.sync_folder(self.root)
 
+    def sync_changes(self) -> None:
+        """Sync everything that changed, and leave `abort` and the checkpoint as they are."""
+        if self.changes.is_empty():
+            return
+        self._note_sync()
+        self.changes.sync()
+        self._write_note(replace(self.note, dirty=(), is_syncing=False))
+
+    def sync_with_log(self, path: str) -> None:
+        """Sync the log, then the file at `path`."""
+        self._note_sync()
+        self.changes.sync_in(self.folders)
+        with self.disk.open(path) as file:
+            file.sync()
+        # On disk the note of the sync stays until the next note of this section replaces it.
+
+    def forget_sync(self) -> None:
+        """Write a note that no sync failed: what a failed one left was written and synced."""
+        self._write_note(replace(self.note, is_syncing=False))
+
+    def _note_sync(self) -> None:
+        """Say on disk that a sync begins: the next writer must not trust it unless a later note follows.
+
+        Before the sync, because after one that fails nothing can be relied on: this process may die, and the disk take
+        no more writes. The kernel reports the failure once, and a later sync of the same file succeeds.
+        """
+        if not self.changes.is_empty():
+            is_syncing = self.note.is_syncing
+            self._write_note(replace(self.note, dirty=self.changes.names(), is_syncing=True))
+            self.note = replace(self.note, is_syncing=is_syncing)
+
     def _queue_writer(self) -> QueueWriter:
-        changes = self.changes
         return QueueWriter(
             self.disk,
             self.root,
-            changes,
+            self.changes,
             self._queue_file_bytes,
             self.topics.is_batch,
-            lambda: changes.sync_in(self.folders),
+            self.sync_with_log,
             self.note_progress,
         )
 

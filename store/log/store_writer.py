@@ -18,7 +18,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.store_settings import DelayTerms, StoreSettings
 from rmq_spark.store.log.broker_kind import found_broker_version
 from rmq_spark.store.log.file_sizes import FileSizes
-from rmq_spark.store.log.recovery import prepare
+from rmq_spark.store.log.recovery import finish_failed_sync, prepare
 from rmq_spark.store.log.retention import Expired, Needed
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.settings_file import check_settings, write_settings
@@ -132,6 +132,13 @@ class StoreWriter:
         with self.section() as section:
             section.settle()
         self.release()
+
+    def finish_failed_sync(self) -> None:
+        """Write again what a failed sync may have left off the disk. Under the lock, for who removes the watermark."""
+        try:
+            finish_failed_sync(self._files)
+        finally:
+            self._files.close()
 
     def release(self) -> None:
         """Let go of every file. What was appended stays as it is: visible, and safe from the death of processes."""

@@ -55,6 +55,7 @@ class LogTail:
         self._log, self._left, self._checkpoint = log, left, checkpoint
         self._may_exist, self._last_indexed = may_exist, last_indexed
         self._judge = UnitJudge(log, checkpoint, last_indexed)
+        self.begin = 0  # physical offset from which the last whole look began
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit
@@ -144,7 +145,7 @@ class LogTail:
     def _look(self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], left: Left, *, whole: bool) -> None:
         if whole:
             self._base, self.ends, self._last_record = self._live_begin(left.closing), {}, (0, b"")
-            self._waiting, self._newest_ms, self._last_places = [], -1, {}
+            self._waiting, self._newest_ms, self._last_places, self.begin = [], -1, {}, self._base
         base = self._base
         seen = self._read_units(queues, among, whole=whole)
         flags, chained = self._chain(base, seen, left)

@@ -107,9 +107,7 @@ class TopicWriter:
             # The next change of a broker would put what stands in the file, nothing or half, over the backup.
             self._replace(found.text)
             return
-        with self._disk.open(self._path) as file:
-            file.sync()
-        self._disk.sync_folder(files.parent(self._path))
+        self._disk.make_durable(self._path, found.text)
         self._durable_at = self._read_at
 
     def _seen(self) -> tuple[int, int]:

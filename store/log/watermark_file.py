@@ -5,6 +5,8 @@ from dataclasses import replace
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.host import boot_id
+from rmq_spark.store.disk.lock_probe import seems_locked
+from rmq_spark.store.format import filenames
 from rmq_spark.store.format.watermark import SLOT_BYTES, SLOT_COUNT, Watermark, decode_slots, encode_slot
 
 SIDE_FOLDER = "rmq"  # below the store's folder: what RocketMQ does not know
@@ -48,3 +50,12 @@ def write_watermark(disk: Disk, root: str, note: Watermark) -> Watermark:
 def is_at_work(note: Watermark | None) -> bool:
     """Say whether our writers are at work, between two sections: all up to the watermark is whole, if not synced."""
     return note is not None and not note.is_open and not note.is_settled and bool(note.boot) and note.boot == boot_id()
+
+
+def has_failed_sync(root: str) -> bool:
+    """Say whether a sync of the store's files failed in this boot, and nobody has repeated it."""
+    note = read_watermark(root)
+    if note is None or not note.is_syncing or note.boot != boot_id():
+        return False
+    # A writer at work syncs while it holds the lock, and writes the next note before it releases it.
+    return not seems_locked(files.join(root, filenames.LOCK)) and read_watermark(root) == note

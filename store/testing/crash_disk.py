@@ -7,14 +7,18 @@
             image.write_to(empty_folder)
             ... recover there, and look for everything that was acknowledged at or before `point` ...
 
+A sync can fail (`fail_syncs`), as when a disk is full or broken at write-back: a power cut may take what it should have
+written, for ever, and the next sync of the same file succeeds.
+
 Work can also be cut off at an effect (`die_at`) and be taken up again on the same disk (`revive`): so a power cut in
 the second life of a writer can take what its first life did not sync.
 
 What a crash may leave is said in `crash_image.py`.
 """
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from random import Random
 
@@ -31,6 +35,7 @@ from rmq_spark.store.testing.crash_image import (
 from rmq_spark.store.testing.disk_effects import (
     Create,
     Effect,
+    FailedSync,
     MakeFolder,
     Remove,
     RemoveFolder,
@@ -79,6 +84,15 @@ class CrashDisk(Disk):
         """Let effects happen again: the next process begins its life. Unsynced ones of the last stay unsynced."""
         self._recorder.dies_at = None
 
+    @property
+    def sync_count(self) -> int:
+        """Return how many syncs there were so far, of files, folders and new files, failed ones included."""
+        return self._recorder.sync_count
+
+    def fail_syncs(self, numbers: Collection[int]) -> None:
+        """Have the syncs of these numbers raise EIO; counting starts at 0."""
+        self._recorder.failing_syncs = numbers
+
     def images(self, point: int, seed: int, *, subset_count: int = 4) -> Iterator[Image]:
         """Yield the images of a crash after the first `point` effects, no two alike; the same for the same seed.
 
@@ -126,6 +140,8 @@ class Recorder(SystemCalls):
     def __init__(self, root: str, base: Contents) -> None:
         self.effects: list[Effect] = []
         self.dies_at: int | None = None
+        self.sync_count = 0
+        self.failing_syncs: Collection[int] = ()
         self._root = root
         self._numbers = number_files(base)  # by path, of the files that are there now
         self._next_number = len(self._numbers)
@@ -159,14 +175,26 @@ class Recorder(SystemCalls):
         self.effects.append(Write(*self._open[descriptor], position, bytes(data[:count])))
         return count
 
+    def write_again(self, path: str, descriptor: int, position: int, data: memoryview) -> None:
+        while data:
+            done = self.write(descriptor, position, data)
+            position, data = position + done, data[done:]
+
     def sync(self, descriptor: int) -> None:
         self._live()
         # Not synced for real: the machine that runs the test stays on, and waiting for its disk costs most of the time.
-        self.effects.append(Sync(*self._open[descriptor]))
+        file = self._open[descriptor]
+        try:
+            self._count_sync(file[0])
+        except OSError:
+            self.effects.append(FailedSync(*file))
+            raise
+        self.effects.append(Sync(*file))
 
     def sync_folder(self, path: str) -> None:
         self._live()
         assert os.path.isdir(path), path
+        self._count_sync(path)
         self.effects.append(SyncFolder(self._inside(path)))
 
     def rename(self, source: str, target: str) -> None:
@@ -190,12 +218,18 @@ class Recorder(SystemCalls):
 
     def _sync_new(self, descriptor: int) -> None:
         """Wait for no disk, as in `sync`."""
+        self._count_sync("a new file")
 
     def _note_new(self, path: str, size_bytes: int, position: int, data: bytes) -> None:
         inside = self._inside(path)
         self._numbers[inside] = self._next_number
         self.effects.append(Create(inside, self._next_number, size_bytes, position, data))
         self._next_number += 1
+
+    def _count_sync(self, path: str) -> None:
+        number, self.sync_count = self.sync_count, self.sync_count + 1
+        if number in self.failing_syncs:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     def _live(self) -> None:
         if self.dies_at is not None and len(self.effects) >= self.dies_at:

@@ -5,6 +5,8 @@ The model, which is harsher than ext4 and XFS are:
 - A process that dies takes nothing with it. A write that was under way may have reached any multiple of 512 bytes.
 - A power cut keeps what was synced. Of each sector (512 bytes) that was written since, it keeps any version that the
   sector ever had, whatever it keeps of other sectors, files and names.
+- After a sync of a file that failed, the sectors that were written before it keep, for ever, any version that they ever
+  had: no later sync writes them, only a later write of the same bytes that is synced. Processes read what was written.
 - Names made and taken away in a folder since it was synced come in order: the first few of them stay. Folders are
   independent of each other and of the bytes behind the names. A folder without its name takes all in it along.
 - A file made at a size has that size as soon as it has its name. One that grew by writes ends behind the last of them
@@ -12,7 +14,7 @@ The model, which is harsher than ext4 and XFS are:
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,6 +22,7 @@ from random import Random
 from rmq_spark.store.testing.disk_effects import (
     Create,
     Effect,
+    FailedSync,
     MakeFolder,
     Remove,
     RemoveFolder,
@@ -81,34 +84,59 @@ def number_files(contents: Contents) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _File:
-    # Both are whole and never changed in place: images share them, and bytes remember their hash.
+    # All are whole and never changed in place: images share them, and bytes remember their hash.
     synced: bytes
     now: bytes
     pending: list[tuple[int, bytes]] = field(default_factory=list)
+    # After a failed sync: the writes that it lost, what was synced before the first of them, and synced writes since.
+    lost: list[tuple[int, bytes]] = field(default_factory=list)
+    before_lost: bytes = b""
+    after_lost: list[tuple[int, bytes]] = field(default_factory=list)
 
     def write(self, position: int, data: bytes) -> None:
         self.now = _with_piece(self.now, position, data)
         self.pending.append((position, data))
 
     def sync(self) -> None:
-        self.synced = self.now
+        if self.lost:
+            for position, data in self.pending:
+                self.synced = _with_piece(self.synced, position, data)
+            self.after_lost += self.pending
+        else:
+            self.synced = self.now
+        self.pending.clear()
+
+    def fail_sync(self) -> None:
+        if not self.lost:
+            self.before_lost = self.synced
+        self.lost += self.pending
         self.pending.clear()
 
     def torn(self, random: Random) -> bytes:
         """Return a version in which some sectors of some pending writes are on the disk."""
-        versions: dict[int, int] = {}  # sector -> how many of the pending writes it has seen
-        for number, (position, data) in enumerate(self.pending):
-            kept = random.choice((0.0, 0.5, 1.0))
-            for sector in _sectors(position, len(data)):
-                if random.random() < kept:
-                    versions[sector] = number + 1
-        result = bytearray(self.synced)
-        for number, (position, data) in enumerate(self.pending):
-            for sector in _sectors(position, len(data)):
-                if number < versions.get(sector, 0):
-                    begin = max(position, sector * SECTOR_BYTES)
-                    _put(result, begin, data[begin - position : (sector + 1) * SECTOR_BYTES - position])
-        return bytes(result)
+        synced = self.synced
+        if self.lost:
+            result = bytearray(_torn(self.before_lost, self.lost, random))
+            for position, data in self.after_lost:
+                _put(result, position, data)
+            synced = bytes(result)
+        return _torn(synced, self.pending, random)
+
+
+def _torn(synced: bytes, writes: Sequence[tuple[int, bytes]], random: Random) -> bytes:
+    versions: dict[int, int] = {}  # sector -> how many of the writes it has seen
+    for number, (position, data) in enumerate(writes):
+        kept = random.choice((0.0, 0.5, 1.0))
+        for sector in _sectors(position, len(data)):
+            if random.random() < kept:
+                versions[sector] = number + 1
+    result = bytearray(synced)
+    for number, (position, data) in enumerate(writes):
+        for sector in _sectors(position, len(data)):
+            if number < versions.get(sector, 0):
+                begin = max(position, sector * SECTOR_BYTES)
+                _put(result, begin, data[begin - position : (sector + 1) * SECTOR_BYTES - position])
+    return bytes(result)
 
 
 @dataclass(slots=True)
@@ -173,6 +201,8 @@ class DiskState:
                 self._files[number].write(position, data)
             case Sync(_, number):
                 self._files[number].sync()
+            case FailedSync(_, number):
+                self._files[number].fail_sync()
             case SyncFolder(path):
                 self._folder(path).sync()
             case Rename(source, target):
@@ -209,7 +239,7 @@ class DiskState:
             return folder.after(random.choice((0, count, random.randint(0, count))))
 
         def data(file: _File) -> bytes:
-            which = random.randrange(4) if file.pending else 0
+            which = random.randrange(4) if file.pending or file.lost else 0
             return file.torn(random) if which > 1 else (file.now if which else file.synced)
 
         return self._contents(_Choice(names, data))

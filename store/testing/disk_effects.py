@@ -49,6 +49,14 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedSync:
+    """A sync of the file failed. The kernel calls what was written before clean: no later sync writes it."""
+
+    path: str
+    file: int
+
+
+@dataclass(frozen=True, slots=True)
 class SyncFolder:
     """Every name made or taken away in the folder before is so for good."""
 
@@ -77,5 +85,5 @@ class RemoveFolder:
     path: str
 
 
-Effect = MakeFolder | Create | Write | Sync | SyncFolder | Rename | Remove | RemoveFolder
+Effect = MakeFolder | Create | Write | Sync | FailedSync | SyncFolder | Rename | Remove | RemoveFolder
 EFFECTS_ON_NAMES = (MakeFolder, Create, Rename, Remove, RemoveFolder)

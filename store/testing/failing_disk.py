@@ -64,6 +64,10 @@ class FailingCalls(SystemCalls):
             raise
         return self._inner.write(descriptor, position, data)
 
+    def write_again(self, path: str, descriptor: int, position: int, data: memoryview) -> None:
+        self._count(path)
+        self._inner.write_again(path, descriptor, position, data)
+
     def sync(self, descriptor: int) -> None:
         self._count("")
         self._inner.sync(descriptor)

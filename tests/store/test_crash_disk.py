@@ -102,6 +102,29 @@ def test_what_was_synced_stays_and_what_was_not_may_be_lost(root: Path) -> None:
     assert {image.contents["file"] for image in every_image(disk)} == {b"safelate", b"safe\0\0\0\0"}
 
 
+def test_what_a_failed_sync_should_have_written_may_be_lost_whatever_is_synced_later(root: Path) -> None:
+    disk = CrashDisk(root)
+    path = str(root / "file")
+    disk.create(path, 2 * SECTOR_BYTES)
+    disk.sync_folder(str(root))
+    disk.fail_syncs({1})
+    with disk.open(path) as file:
+        file.write(0, b"a" * 2 * SECTOR_BYTES)
+        with pytest.raises(StoreError, match="Input/output error"):
+            file.sync()
+    with disk.open(path) as file:
+        assert file.read(0, 1) == b"a"
+        file.sync()
+        file.write(SECTOR_BYTES, b"b" * SECTOR_BYTES)
+        file.sync()
+    found = {image.contents["file"] for image in every_image(disk)}
+    assert found == {first * SECTOR_BYTES + b"b" * SECTOR_BYTES for first in (b"a", b"\0")}
+    with disk.open(path) as file:
+        file.write(0, b"a" * SECTOR_BYTES)
+        file.sync()
+    assert {image.contents["file"] for image in every_image(disk)} == {b"a" * SECTOR_BYTES + b"b" * SECTOR_BYTES}
+
+
 def test_a_name_may_be_lost_although_the_bytes_behind_it_were_synced(root: Path) -> None:
     disk = CrashDisk(root)
     disk.create(str(root / "file"), 4)

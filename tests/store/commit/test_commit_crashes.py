@@ -16,6 +16,7 @@ import pytest
 from rmq_spark.store.commit.intents import Intents
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import StoreError
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.crash_image import Image
 from rmq_spark.store.testing.disk_effects import Rename
@@ -201,3 +202,46 @@ def test_who_finishes_relies_on_no_name_that_is_not_on_disk(
 @pytest.mark.parametrize("first", range(8))
 def test_who_finishes_may_die_anywhere_too(make_kit: MakeKit, spread: Spread, tmp_path: Path, first: int) -> None:
     print(f"{crash_twice(make_kit, spread, tmp_path, range(first, 104, 8), 9)} images")
+
+
+def fail_syncs(make_kit: MakeKit, spread: Spread, tmp_path: Path, failing: range) -> tuple[int, int]:
+    """Fail one sync of a commit, commit the batch again, and cut the power; return counts of failures and images."""
+    failures = images = 0
+    for number in failing:
+        root = tmp_path / f"live{number}"
+        root.mkdir()
+        disk = CrashDisk(root)
+        kit = make_kit(str(root / "store"), disk)
+        kit.commit(CommitKey("q", 0), kit.stage(CommitKey("q", 0), BEFORE))
+        kit.commit(CommitKey("w"), kit.stage(CommitKey("w"), FOREIGN, topic="F"), flush="async")
+        begun = disk.sync_count
+        disk.fail_syncs({begun + number})
+        try:
+            kit.commit(KEY, kit.stage(KEY, NAMES))
+        except StoreError:
+            failures += 1
+        if disk.sync_count <= begun + number:
+            break
+        kit.commit(KEY, kit.stage(KEY, NAMES))
+        life = Life(kit, disk, 0, disk.effect_count)
+
+        def check_one(image: Image, point: int, is_power_cut: bool) -> None:
+            check(revived(make_kit, image, tmp_path / "image"), spread, is_done=True, is_power_cut=True, is_synced=True)
+
+        images += check_images(life, [disk.effect_count], check_one, number, subset_count=2)
+        shutil.rmtree(root)
+    print(f"{failures} failures, {images} images")
+    return failures, images
+
+
+def test_a_commit_whose_sync_failed_once_is_whole_after_a_power_cut(
+    make_kit: MakeKit, spread: Spread, tmp_path: Path
+) -> None:
+    failures, _ = fail_syncs(make_kit, spread, tmp_path, range(0, 60, 3))
+    assert failures > 3
+
+
+@pytest.mark.torture
+def test_any_sync_of_a_commit_may_fail(make_kit: MakeKit, spread: Spread, tmp_path: Path) -> None:
+    failures, _ = fail_syncs(make_kit, spread, tmp_path, range(60))
+    assert failures > 10

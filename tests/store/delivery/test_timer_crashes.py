@@ -204,3 +204,47 @@ def test_who_goes_on_with_the_timer_may_die_too(make_kit: MakeKit, tmp_path: Pat
     life = Life(kit, disk, begun, disk.effect_count)
     points = range(life.begun, life.done + 1)[after % 17 :: 17]
     print(f"{check_images(make_kit, life, tmp_path / 'image', points, after, 1)} images")
+
+
+def fail_syncs(make_kit: MakeKit, tmp_path: Path, failing: range) -> int:
+    """Fail one sync of a tick, tick again with another ticker, and cut the power; return how many failed."""
+    failures = 0
+    for number in failing:
+        kit, disk = prepared(make_kit, tmp_path / f"live{number}")
+        begun = disk.sync_count
+        disk.fail_syncs({begun + number})
+        kit.tick(small(kit.ticker()))
+        if disk.sync_count <= begun + number:
+            break
+        failures += 1
+        for _ in range(3):
+            kit.tick(small(kit.ticker()))
+        kit.settle()
+        images = list(disk.images(disk.effect_count, number, subset_count=1))
+        # Nobody syncs the mark. With it what is before the position that the check names is not looked at again.
+        mark = "store/rmq/delivery/timer.json"
+        kept = {mark: images[0].contents[mark]}
+        images += [Image(f"{image}, with the mark", {**image.contents, **kept}) for image in images[1:]]
+        for image in images[1:]:
+            with pytest.MonkeyPatch.context() as patch:
+                for module in BOOT_MODULES:
+                    patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
+                try:
+                    again = revived(make_kit, image, tmp_path / "image", kit.now_ms)
+                    assert [int(name) for name in again.messages()[0]] == EARLY + TAKEN + NEW
+                    check(again, comes_by=False)
+                except (AssertionError, Exception) as error:
+                    raise AssertionError(f"sync {number}: {image}: {error!r}") from error
+        shutil.rmtree(tmp_path / f"live{number}")
+    return failures
+
+
+def test_a_tick_whose_sync_failed_once_loses_and_doubles_nothing_after_a_power_cut(
+    make_kit: MakeKit, tmp_path: Path
+) -> None:
+    assert fail_syncs(make_kit, tmp_path, range(0, 100, 5)) > 3
+
+
+@pytest.mark.torture
+def test_any_sync_of_a_tick_may_fail(make_kit: MakeKit, tmp_path: Path) -> None:
+    assert fail_syncs(make_kit, tmp_path, range(100)) > 20

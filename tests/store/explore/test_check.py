@@ -17,6 +17,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark import StoreChangedError, StorePathError, check
+from rmq_spark.store import Ticker
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -511,3 +512,24 @@ def test_what_changes_whenever_it_is_looked_at_is_told(
     assert not report.is_healthy
     assert any("a file is gone" in f"{one}" for one in report.findings)
     assert waits
+
+
+def test_a_check_notes_that_a_clock_was_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, ahead_ms = str(tmp_path / "store"), 30 * 86_400_000
+    with rmq_spark.open_store(root) as store:
+        store.send("orders", "waits", deliver_at_ms=wall_clock_ms() + 60_000)
+    assert not [one for one in check(root).findings if "ahead of this machine's clock" in one.what]
+    now_ms = wall_clock_ms() + ahead_ms
+    with monkeypatch.context() as patch:
+        for module in ("commit.message_store", "delivery.ticker", "delivery.message_store"):
+            patch.setattr(f"rmq_spark.store.{module}.wall_clock_ms", lambda: now_ms, raising=False)
+        with Ticker(root) as ticker:
+            while not ticker.tick(now_ms).delivered:
+                pass
+        with rmq_spark.open_store(root) as store:
+            store.send("orders", "stored ahead")
+    report = check(root)
+    assert report.is_healthy
+    found = [one for one in report.findings if "ahead of this machine's clock" in one.what]
+    assert [(one.severity, one.area) for one in found] == [("note", "store"), ("note", "timer")]
+    assert all("OPERATIONS" in one.next_step for one in found)
