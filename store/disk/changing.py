@@ -238,9 +238,14 @@ class ChangingFile:
 
     def close(self) -> None:
         """Close the file; nothing is synced. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        # Nothing is called between the two lines: an interrupt finds the file open, or closed and forgotten.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
 
     def _refuse_if_poisoned(self) -> None:
         assert self._descriptor >= 0, f"{self.path} is closed"

@@ -173,9 +173,10 @@ class OpenFile:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        # Nothing is called between the two lines: an interrupt finds the file open, or closed and forgotten.
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def size(self) -> int:
         """Return the file's length now, in bytes."""
