@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -24,7 +23,6 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
-from rmq_spark.store.log.store_lock import StoreLock
 from rmq_spark.store.units import QueueKey
 
 # A file that is dropped without being closed warns; here an interrupt has kept it from that.

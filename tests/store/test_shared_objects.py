@@ -64,6 +64,11 @@ def test_a_shared_store_keeps_every_acknowledged_message(tmp_path: Path) -> None
 def test_a_shared_store_is_closed_between_two_calls(tmp_path: Path) -> None:
     store, acknowledged = rmq_spark.open_store(tmp_path / "s"), []
 
+    def send_all(number: int) -> None:
+        for at in range(10_000):
+            store.send("orders", f"{number}.{at}")
+            acknowledged.append(f"{number}.{at}")
+
     def send(number: int) -> None:
         if number == 0:
             while len(acknowledged) < THREADS:
@@ -71,9 +76,7 @@ def test_a_shared_store_is_closed_between_two_calls(tmp_path: Path) -> None:
             store.close()
             return
         with pytest.raises(StoreError, match="was closed"):
-            for at in range(10_000):
-                store.send("orders", f"{number}.{at}")
-                acknowledged.append(f"{number}.{at}")
+            send_all(number)
 
     assert in_threads(send) == []
     assert sorted(bodies(tmp_path / "s")) == sorted(acknowledged)
