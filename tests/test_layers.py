@@ -72,7 +72,7 @@ ONLY = {
     "socket": "store.disk.host",
     "subprocess": "store.testing java",
     "tempfile": "store.testing command.demonstration command.message_output",
-    "threading": "datasource group_listeners store.group store.testing command.progress",
+    "threading": "datasource group_listeners store.disk.synchronized store.group store.testing command.progress",
     "multiprocessing": "",
     "concurrent": "store.commit.read_ahead",
     "json": (

@@ -141,17 +141,20 @@ class _Commit:
 
     def _run(self, chunks: Iterator[EncodedRecords]) -> CommitTotals:
         first, problem = self._look_at_files(chunks)
-        begun = self._begin(first, problem)
-        del first  # else a third chunk would be in memory to the end
+        begun: Verdict | _Progress | None = None
+        try:
+            begun = self._begin(first, problem)
+            del first  # else a third chunk would be in memory to the end
+            if isinstance(begun, _Progress):
+                while begun.rows < self._rows:
+                    self._take_turn(begun, chunks)
+        finally:
+            # Not done: whoever takes the store's lock next goes on from here.
+            if isinstance(begun, _Progress):
+                begun.lock.release()
         if isinstance(begun, Verdict):
             return self._skip(begun)
         if begun is not None:
-            try:
-                while begun.rows < self._rows:
-                    self._take_turn(begun, chunks)
-            finally:
-                # Not done: whoever takes the store's lock next goes on from here.
-                begun.lock.release()
             self._clean_up()
         queues = begun.queues if begun is not None else set()
         level = self._options.log_level
@@ -231,9 +234,9 @@ class _Commit:
         if other is None:
             return None
         lock = self._roller.intents.lock(self._key.query_id)
-        if not lock.try_take():
-            return other
         try:
+            if not lock.try_take():
+                return other
             turn = self._roller.finish(section, other)
         finally:
             lock.release()
@@ -259,10 +262,10 @@ class _Commit:
         )
         self._roller.prepare(section, intent)
         lock = self._roller.intents.lock(self._key.query_id)
-        is_taken = lock.try_take()
-        assert is_taken, lock.path  # there is no intent, and the store's lock is ours
-        begun = _Progress(intent, lock)
         try:
+            is_taken = lock.try_take()
+            assert is_taken, lock.path  # there is no intent, and the store's lock is ours
+            begun = _Progress(intent, lock)
             self._roller.intents.write(intent)
             # From here the rows come into the store, by whomever. A crash before has changed nothing.
             self._append(section, begun, first)

@@ -30,6 +30,7 @@ from rmq_spark.store.commit.staging import CHUNK_BYTES, check_staged, read_chunk
 from rmq_spark.store.commit.sweeping import remove_staged
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.errors import (
     DiskFullError,
     LockTimeoutError,
@@ -271,10 +272,11 @@ class IntentFinisher:
         if not files.list_folder(intents.folder):
             return False
         intents.remove_remains()
-        dead = intents.take_dead()
-        self._stuck.clear()
+        dead: list[tuple[Intent, FileLock]] = []
         appended_bytes = 0
         try:
+            dead = intents.take_dead()
+            self._stuck.clear()
             for intent, _ in dead:
                 turn = self._roller.finish(section, intent, self._turn_bytes - appended_bytes)
                 appended_bytes += turn.appended_bytes
@@ -287,8 +289,12 @@ class IntentFinisher:
                     break
             return appended_bytes > 0
         finally:
-            for _, lock in dead:
-                lock.release()
+            try:
+                for _, lock in dead:
+                    lock.release()
+            finally:  # an interrupt may have ended the first round
+                for _, lock in dead:
+                    lock.release()
 
     def needed_from(self) -> Needed | None:
         """Return where the oldest intent's rows begin: without that part of the log nobody could finish it.

@@ -147,8 +147,8 @@ class Intents:
         try:
             for name in self._names():
                 lock = self._lock_named(name)
+                locks.append(lock)
                 if lock.try_take():
-                    locks.append(lock)
                     intent = self._read_named(name)
                     dead += [(intent, lock)] if intent is not None else []
         except BaseException:
@@ -231,9 +231,9 @@ class Intents:
             if query is None or query in living:
                 continue
             lock = FileLock(files.join(self.folder, query + _LOCK))
-            if files.file_size(lock.path) >= 0 and not lock.try_take():
-                continue  # somebody is about to make it
             try:
+                if files.file_size(lock.path) >= 0 and not lock.try_take():
+                    continue  # somebody is about to make it
                 self._disk.remove(files.join(self.folder, name))
             finally:
                 lock.release()

@@ -15,6 +15,7 @@ from rmq_spark.store.commit.row_slices import named_topics, split_records
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.encoding import EncodedRecords
@@ -51,15 +52,17 @@ class SendResult:
     message_id: str
 
 
-class MessageStore:
-    """A store opened to append. One thread at a time; any number of processes, of ours, at once; no broker.
+class MessageStore(Synchronized):
+    """A store opened to append. Several threads may share it, and several processes may open it; no broker may.
 
+    The calls of one object run one at a time: threads gain nothing from sharing it, and lose nothing either.
     Messages are visible, and safe from the death of any process, once the call returns; with `flush="sync"`, or after
     `settle` or `close`, from a power cut too. Use it in `with`, or `close` it: then every call but `close` raises
     StoreError.
     """
 
     def __init__(self, path: str, settings: WriterSettings, outbox: OutboxSettings, flush: str) -> None:
+        super().__init__()
         self.path, self._flush, self._outbox_settings = files.absolute(path), flush, outbox
         disk = Disk()
         finisher = IntentFinisher(self.path, disk, wall_clock_ms)
@@ -79,6 +82,7 @@ class MessageStore:
     ) -> None:
         self.close()
 
+    @synchronized
     def send(
         self,
         topic: str,
@@ -124,6 +128,7 @@ class MessageStore:
             parse(record.properties)[UNIQ_KEY],
         )
 
+    @synchronized
     def send_many(self, messages: pa.Table | pa.RecordBatch, *, topic: str | None = None) -> pa.Table:
         """Append the rows of a table, in their order, and return where each went, a row for each.
 
@@ -141,6 +146,7 @@ class MessageStore:
             sent.append(_places(records, parts))
         return pa.concat_tables(sent).combine_chunks()
 
+    @synchronized
     def create_topic(self, topic: str, queues: int = 4, *, perm: int = PERM_READ | PERM_WRITE) -> int:
         """Make a topic with so many queues, if it is not there, and return how many it has.
 
@@ -166,6 +172,7 @@ class MessageStore:
             reader.refresh()
             return {queue.queue_id: reader.bounds(queue) for queue in reader.queues(topic)}
 
+    @synchronized
     def expire(self, *, max_age_ms: int | None = None, max_bytes: int | None = None) -> Expired:
         """Delete the oldest segments: those whose messages are all older, and those beyond so many bytes of log."""
         check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
@@ -173,18 +180,21 @@ class MessageStore:
         with self._writer.section() as section:
             return section.expire(max_age_ms, max_bytes)
 
+    @synchronized
     def set_retention(self, *, max_age_ms: int | None = None, max_bytes: int | None = None) -> None:
         """Have every writer of ours delete what is older, or beyond so many bytes, from now on; None: nothing is."""
         check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
         self._refuse_if_closed()
         self._writer.set_retention(max_age_ms, max_bytes)
 
+    @synchronized
     def settle(self) -> None:
         """Have everything that was appended on disk for good; a broker calls the store cleanly closed then."""
         self._refuse_if_closed()
         with self._writer.section() as section:
             section.settle()
 
+    @synchronized
     def close(self) -> None:
         """Settle, and let go of the store. A second call does nothing; sending is over."""
         if not self._is_closed:
@@ -214,6 +224,9 @@ class MessageStore:
                 error.add_note(f"The first {there} rows of the call were appended. Send only the others again.")
             raise
         return records, appended
+
+    def _release_locks(self) -> None:
+        self._writer.lock.release()
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

@@ -13,6 +13,7 @@ from rmq_spark.store.delivery.failed_rows import failed_rows_of
 from rmq_spark.store.delivery.retry_decision import next_times
 from rmq_spark.store.delivery.retry_topics import check_retrying_group
 from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SendBackTerms, SentBack
+from rmq_spark.store.disk.synchronized import synchronized
 from rmq_spark.store.errors import OptionError, RmqError
 from rmq_spark.store.log.section import MAX_SECTION_BYTES
 
@@ -29,13 +30,15 @@ SENT_BACK = pa.schema(
 
 
 class MessageStore(message_store.MessageStore):
-    """A store opened to append. One thread at a time; any number of processes, of ours, at once; no broker.
+    """A store opened to append. Several threads may share it, and several processes may open it; no broker may.
 
+    The calls of one object run one at a time: threads gain nothing from sharing it, and lose nothing either.
     Messages are visible, and safe from the death of any process, once the call returns; with `flush="sync"`, or after
     `settle` or `close`, from a power cut too. Use it in `with`, or `close` it: then every call but `close` raises
     StoreError.
     """
 
+    @synchronized
     def send_back(
         self,
         rows: pa.Table | pa.RecordBatch | list[dict[str, object]],

@@ -9,8 +9,9 @@ from rmq_spark.store.group.pull import PullResult
 
 
 class PullConsumer(pull_consumer.PullConsumer):
-    """A store to pull from, and a group whose offsets are read and set. One thread at a time; use it in `with`.
+    """A store to pull from, and a group whose offsets are read and set. Several threads may share it; use it in `with`.
 
+    Its calls run one at a time, except that others may run while `pull_block_if_not_found` waits.
     Every call looks at the store as it is then, beside any writer, a broker too. Offsets that were updated are
     written by `commit`, and at the latest by `close`; a `with` whose body raises writes none.
     """

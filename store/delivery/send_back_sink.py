@@ -180,8 +180,8 @@ def _commit_batch(
     make_folders(writer.root, writer.disk)
     rows = SentRows(writer.root, writer.disk, key)
     lock = rows.lock()
-    _take(lock, key, settings.lock_timeout_ms)
     try:
+        _take(lock, key, settings.lock_timeout_ms)
         files_of = [one.file for one in staged]
         count = sum(one.rows for one in files_of)
         if count:

@@ -35,6 +35,7 @@ from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
 from rmq_spark.store.disk.lock_probe import seems_locked
+from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.errors import DamageError, LockTimeoutError, RmqError, StoreChangedError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
@@ -68,8 +69,10 @@ class Tick:
     problem: RmqError | None = None
 
 
-class Ticker:
-    """Delivers what is due in the store at `path`. One thread at a time; any number of processes; `close` it.
+class Ticker(Synchronized):
+    """Delivers what is due in the store at `path`. For any number of threads and processes; `close` it.
+
+    The calls of one object run one at a time.
 
     `settings` say how the store's lock is taken and where the log lies; without them the log lies at `commit_log_path`.
     `clock_ms` is the time at which messages are stored, `sleep` takes seconds. Opening it touches nothing.
@@ -86,6 +89,7 @@ class Ticker:
         clock_ms: Callable[[], int] = wall_clock_ms,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        super().__init__()
         self.path = files.absolute(path)
         self._settings = settings or WriterSettings(
             _APPLICATION, _LOCK_TIMEOUT_MS, allow_network_store, commit_log_path
@@ -93,6 +97,7 @@ class Ticker:
         self._disk, self._clock_ms, self._sleep = disk or Disk(), clock_ms, sleep
         self._ledger = Ledger(self.path, self._disk)
         self._turn = FileLock(side_path(self.path, FOLDER, _TURN))
+        self._probe = BrokerLock(files.join(self.path, filenames.LOCK))
         self._sources: Sequence[DueSource] | None = None
         self._known: tuple[object, Outlook] | None = None  # what stood where news shows first, and what was due then
         self._told = ""
@@ -107,11 +112,20 @@ class Ticker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @synchronized
     def close(self) -> None:
         """Let go of files. A tick opens again what it needs."""
+        self._close()
+
+    def _close(self) -> None:
         for source in self._sources or ():
             source.close()
 
+    def _release_locks(self) -> None:
+        self._turn.release()
+        self._probe.release()
+
+    @synchronized
     def tick(self, now_ms: int) -> Tick:
         """Deliver what is due at `now_ms`, at most 64 MiB of log, and say when to tick again.
 
@@ -140,6 +154,7 @@ class Ticker:
         next_due_ms = self.tick(now_ms).next_due_ms
         return None if next_due_ms is None else max(next_due_ms - now_ms, 0)
 
+    @synchronized
     def hand_over(self) -> None:
         """Have the files that a broker reads say what was delivered so far; deliver nothing.
 
@@ -149,9 +164,9 @@ class Ticker:
         if self._note()[0] < 0:
             return
         self._make_turn()
-        if not self._turn.try_take():
-            return  # who delivers now does that at the end
         try:
+            if not self._turn.try_take():
+                return  # who delivers now does that at the end
             finisher = IntentFinisher(self.path, self._disk, self._clock_ms)
             with StoreWriter(self.path, self._disk, self._settings, self._clock_ms, self._sleep, [finisher]) as writer:
                 self._broken.clear()
@@ -159,8 +174,10 @@ class Ticker:
                 for problem in self._broken.values():
                     raise problem
         finally:
-            self.close()
-            self._turn.release()
+            try:
+                self._close()
+            finally:
+                self._turn.release()
 
     def _prepare(self, writer: StoreWriter, now_ms: int) -> tuple[int, Note]:
         """Have all sources learn what waits, and write what a broker reads. Return the last commit and its note."""
@@ -218,14 +235,12 @@ class Ticker:
 
     def _is_brokers(self) -> bool:
         """Say whether a broker holds the store or is starting; at once, so that somebody else may look like one."""
-        path = files.join(self.path, filenames.LOCK)
-        if not seems_locked(path):
+        if not seems_locked(self._probe.path):
             return False
-        probe = BrokerLock(path)
         try:
-            return not probe.try_take()
+            return not self._probe.try_take()
         finally:
-            probe.release()
+            self._probe.release()
 
     def _look(self, now_ms: int) -> Outlook:
         note, outlook = self._note()[1], Outlook()
@@ -254,16 +269,18 @@ class Ticker:
     def _work(self, now_ms: int) -> Tick:
         """Take the turn and deliver; without it somebody else does."""
         self._make_turn()
-        if not self._turn.try_take():
-            return self._leave()
         delivered: list[int] = []
         try:
+            if not self._turn.try_take():
+                return self._leave()
             is_more = self._deliver(now_ms, delivered)
         except RmqError as error:
             return replace(self._leave(error, now_ms), delivered=sum(delivered))
         finally:
-            self.close()
-            self._turn.release()
+            try:
+                self._close()
+            finally:
+                self._turn.release()
         stamp, outlook = self._stamp(), self._look(now_ms)
         rest = self._rest(stamp, outlook, sum(delivered))
         if is_more or outlook.has_work:

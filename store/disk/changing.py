@@ -270,12 +270,18 @@ class ChangingFile:
 
     def close(self) -> None:
         """Close the file; nothing is synced. A second call does nothing."""
-        if self._descriptor >= 0:
-            # Forgotten first: the kernel frees the descriptor also where it reports an error, and its number is
-            # another file's soon. What a network file system reports here was not written.
-            descriptor, self._descriptor = self._descriptor, -1
-            with _explained(self.path):
+        # Nothing is called between the two lines: an interrupt finds the file open, or closed and forgotten.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
                 os.close(descriptor)
+            except OSError as error:
+                # The kernel freed the descriptor all the same. A network file system reports lost writes here.
+                raise _explanation(self.path, error) from error
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
 
     def _refuse_if_poisoned(self) -> None:
         assert self._descriptor >= 0, f"{self.path} is closed"

@@ -8,9 +8,9 @@ A broker opens its lock file before it looks at the store, and locks it only aft
 and its #load, #start). So against brokers a lock is not enough: `BrokerLock` takes a lease too.
 """
 
-import contextlib
 import errno
 import fcntl
+import io
 import math
 import os
 import signal
@@ -55,13 +55,16 @@ class FileLock:
 
     def __init__(self, path: str, at: int = 0) -> None:
         self.path, self._at = path, at
-        self._descriptor = -1
+        # A KeyboardInterrupt may come after every call. So the file is an object that closes itself when nothing
+        # refers to it, it is kept here before it is locked, and it is closed before it is forgotten.
+        self._file: io.FileIO | None = None
+        self._is_locked = False
         _all.add(self)
 
     @property
     def is_held(self) -> bool:
         """Say whether this object holds the lock, in this process."""
-        return self._descriptor >= 0
+        return self._is_locked and self._file is not None and not self._file.closed
 
     @property
     def is_waited_for(self) -> bool:
@@ -75,47 +78,56 @@ class FileLock:
     def try_take(self) -> bool:
         """Take the lock if nobody has it; say whether it was taken. Does not wait.
 
-        Raises StoreChangedError if there is no such file, StorePathError if it cannot be opened for writing or its
-        file system has no locks, StoreError if too many files are open.
+        Call it inside the `try` whose `finally` calls `release`: an interrupt may come when the lock is taken and
+        before this returns. Raises StoreChangedError if there is no such file, StorePathError if it cannot be opened
+        for writing or its file system has no locks, StoreError if too many files are open.
         """
         assert not self.is_held, f"{self.path} is locked already"
         for _ in range(_TRIES):
-            descriptor = self._open()
             try:
+                self._file = self._open()
+                descriptor = self._file.fileno()
                 if not self._try_lock(descriptor):
                     return False
                 if self._is_at_path(descriptor):
-                    self._descriptor, descriptor = descriptor, -1
+                    self._is_locked = True
                     return True
                 # Somebody put another file there between the two calls: a lock on the old one excludes nobody.
             finally:
-                if descriptor >= 0:
-                    os.close(descriptor)
+                if not self._is_locked:
+                    self.release()
         return False
 
     def release(self) -> None:
-        """Let the lock go; nothing happens if it is not held."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            # Unlocked before it is closed: a child between fork and exec may still have the descriptor.
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, self._range(fcntl.F_UNLCK))
-            os.close(descriptor)
+        """Let the lock go; nothing happens if it is not held.
+
+        An interrupt may come before this begins: then the lock is still held, and a second call releases it.
+        """
+        was_locked, self._is_locked = self._is_locked, False
+        file = self._file
+        if file is None:
+            return
+        try:
+            if was_locked and not file.closed:
+                # Unlocked before it is closed: a child between fork and exec may still have the descriptor.
+                fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, self._range(fcntl.F_UNLCK))
+        except OSError:
+            pass  # closing the file releases the lock too
+        finally:
+            try:  # noqa: SIM105 - a call to suppress() is one more place for an interrupt
+                file.close()
+            except OSError:
+                pass  # the kernel closed the file all the same, and released the lock with it
+            self._file = None
 
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
+        if getattr(self, "_file", None) is not None:
             self.release()
 
-    def _open(self) -> int:
+    def _open(self) -> io.FileIO:
         try:
-            descriptor = os.open(self.path, self._access | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a folder can be opened to be read
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            except OSError:
-                os.close(descriptor)
-                raise
-            return descriptor
+            # Opened by C code alone: no interrupt can come between the system call and the object that closes it.
+            return io.FileIO(self.path, "rb" if self._access == os.O_RDONLY else "r+b", opener=os.open)
         except FileNotFoundError as error:
             raise StoreChangedError(
                 f"{self.path} is gone: the store was moved or removed. Open the store again."
@@ -147,7 +159,12 @@ class FileLock:
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise StorePathError(
+                    f"{self.path} cannot be locked: it is not a regular file. Move it away; the next writer creates it."
+                )
+            return os.path.samestat(found, os.stat(self.path))
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -155,9 +172,9 @@ class FileLock:
 
     def _forget(self) -> None:
         """Close a descriptor that came over a fork. Not unlocked: the lock is one with the parent's."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+        self._file, self._is_locked = None, False
 
 
 class BrokerLock(FileLock):
@@ -196,9 +213,10 @@ class BrokerLock(FileLock):
         """Say whether a broker that starts waits for the release, or has ceased to wait and looks at the store."""
         if not self.is_held or not self._has_lease:
             return False
+        assert self._file is not None
         now_s = self._monotonic_s()
         with reading(self.path, "asked for its lease"):
-            lease = fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE)
+            lease = fcntl.fcntl(self._file.fileno(), fcntl.F_GETLEASE)
         if lease != fcntl.F_RDLCK:
             return True  # the kernel says the same of a lease that is being broken and of one that is gone
         self._whole_s = now_s

@@ -5,7 +5,6 @@ where the path or its rights are wrong, StoreError where the disk fails or the m
 existed and is gone or has shrunk is a StoreChangedError.
 """
 
-import contextlib
 import errno
 import os
 import stat
@@ -177,11 +176,13 @@ class OpenFile:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self.descriptor >= 0:
-            descriptor, self.descriptor = self.descriptor, -1
-            # The kernel frees the descriptor also where it reports an error, and what was read was read before.
-            with contextlib.suppress(OSError):
+        # Nothing is called between the two lines: an interrupt finds the file open, or closed and forgotten.
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            try:  # noqa: SIM105 - a call to suppress() is one more place for an interrupt
                 os.close(descriptor)
+            except OSError:
+                pass  # the kernel freed the descriptor all the same, and what was read was read before
 
     def size(self) -> int:
         """Return the file's length now, in bytes."""

@@ -15,7 +15,7 @@ that is half sent, and its first rows would be passed over.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -137,7 +137,7 @@ class _Import:
         with writer.section() as section:  # what a dead call promised is finished by then, and the ledger says so
             row = Ledger(self._root, self._disk).read(self._query_id)
             self._refuse_other_file(row, total)
-            self._make_topics(section.write_queues, section.ensure_topic)
+            self._make_topics(section.write_queues, section.ensure_topics)
         number, at = (-1, 0) if row is None else (row.batch_id, row.note.get(_ROWS, 0))
         skipped = at
         outbox = Outbox(self._root, OutboxSettings(self._commit_log_path, _DEFAULT_QUEUES))
@@ -220,20 +220,25 @@ class _Import:
             check_sent_topic(check_topic(name))
         return found
 
-    def _make_topics(self, has: Callable[[str], int | None], make: Callable[[str, int], int]) -> None:
-        """Make topics that are missing; raise where one has too few queues for the messages of the file."""
+    def _make_topics(
+        self, has: Callable[[str], int | None], make: Callable[[Iterable[str], dict[str, int]], object]
+    ) -> None:
+        """Make topics that are missing; raise before that if a topic has too few queues for the file's messages."""
+        missing: dict[str, int] = {}
         held = json.loads((self._source.parquet.schema_arrow.metadata or {}).get(METADATA, b"{}"))
         told = held.get("queues", {}) if isinstance(held, dict) else {}
         for name, needed in self._queues.items():
             count = has(name)
             if count is None:
-                count = make(name, max(needed, int(told.get(name, _DEFAULT_QUEUES))))
-            if count < needed:
+                missing[name] = max(needed, int(told.get(name, _DEFAULT_QUEUES)))
+            elif count < needed:
                 raise OptionError(
                     f"topic {name} has {count} queues in the store, and the file has messages of queue {needed - 1}. "
                     "Give keep_queues=False to have them spread over the queues that there are, or a topic of its own "
                     "(topic=...). Nothing was sent."
                 )
+        if missing:
+            make(missing, missing)  # in one write: the file is as long as the store has topics
 
 
 def _largest(names: pa.Array | None, ids: pa.Array | None, topic: str | None, count: int) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """Topics and queues of a store that may be damaged: what topics.json says as far as it can be read."""
 
 from rmq_spark.store.errors import StoreError
-from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.log.topics import FoundTopics, TopicTable
 
 
 class SoundTopics(TopicTable):
@@ -12,4 +12,4 @@ class SoundTopics(TopicTable):
         try:
             super().look_at_configs()
         except StoreError:
-            self._configs = {}
+            self._found = FoundTopics()

@@ -148,16 +148,18 @@ class StoreExplorer(StoreReader):
                     raise
                 found[queue] = QueueSummary(queue.queue_id, problem=str(error))
                 continue
+            if not len(sample.units):
+                found[queue] = QueueSummary(queue.queue_id, bounds.min_offset, bounds.max_offset, 0)
+                continue
             faults = find_faults(self._log.segments, sample.units.physical_offsets, sample.units.sizes)
             held = sample.record_bytes(faults.good)
             problem = self._problem(sample, faults)
             found[queue] = QueueSummary(queue.queue_id, bounds.min_offset, bounds.max_offset, held, problem=problem)
             if problem is not None or not sample.is_whole:
                 inexact.add(queue.topic)
-            if len(sample.units):
-                edges.append(queue)
-                places += [int(sample.units.physical_offsets[at]) for at in (0, -1)]
-                sizes += [int(sample.units.sizes[at]) for at in (0, -1)]
+            edges.append(queue)
+            places += [int(sample.units.physical_offsets[at]) for at in (0, -1)]
+            sizes += [int(sample.units.sizes[at]) for at in (0, -1)]
         _, stored = head_times(self._log, np.array(places, np.int64), np.array(sizes, np.int64))
         for queue, (first_ms, last_ms) in zip(edges, stored.reshape(-1, 2).tolist(), strict=True):
             found[queue] = replace(found[queue], first_ms=_known(first_ms), last_ms=_known(last_ms))

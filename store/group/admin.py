@@ -132,15 +132,21 @@ def reset_offsets(
     offsets = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
     paths = GroupPaths(root, group)
     turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
-    with turn.hold(), offsets.hold(group):
-        # Read before anything is written: a damaged file is found out while all is as it was.
-        read_resets(paths.resets)
-        # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since. No
-        # query publishes over the offset meanwhile, for this has the turn. What is known of stopped queues is forgotten
-        # last: a crash before that leaves dead letters that their queue passes over once more.
-        offsets.commit_held(group, targets)
-        add_reset(paths, disk, turn, targets, wall_clock_ms())
-        forget_stopped(root, group, targets)
+    try:
+        with turn.hold(), offsets.hold(group):
+            # Read before anything is written: a damaged file is found out while all is as it was.
+            read_resets(paths.resets)
+            # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since.
+            # No query publishes over the offset meanwhile, for this has the turn. What is known of stopped queues is
+            # forgotten last: a crash before that leaves dead letters that their queue passes over once more.
+            offsets.commit_held(group, targets)
+            add_reset(paths, disk, turn, targets, wall_clock_ms())
+            forget_stopped(root, group, targets)
+    finally:  # an interrupt may have kept `with` from this
+        try:
+            offsets.release()
+        finally:
+            turn.release()
     return _nested(targets)
 
 

@@ -112,6 +112,7 @@ class GroupTurn:
     ) -> None:
         self._paths, self._disk, self._sleep, self._timeout_ms = paths, disk, sleep, timeout_ms
         self._lock = FileLock(paths.turn)
+        self._holds = 0  # begun so far
 
     @property
     def is_held(self) -> bool:
@@ -126,11 +127,19 @@ class GroupTurn:
         folders that cannot be written. Nothing is held after an error.
         """
         make_group_folder(self._paths, self._disk)
-        self._wait()
+        self._holds += 1
+        number = self._holds
         try:
+            self._wait()
             yield
         finally:
-            self._lock.release()
+            # An interrupted `with` may be finalized late, when the same object holds the lock for another one.
+            if number == self._holds:
+                self._lock.release()
+
+    def release(self) -> None:
+        """Release the lock if an interrupt kept `hold` from that; nothing happens if it is not held."""
+        self._lock.release()
 
     def _wait(self) -> None:
         waited_ms = 0

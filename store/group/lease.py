@@ -50,20 +50,21 @@ class Lease:
         self._disk.make_folder(self._folder)
         with contextlib.suppress(FileExistsError):
             self._disk.create(self._lock_path, 0)
-        if not self._lock.try_take():
-            raise StoreError(
-                f"{self._lock_path} is locked by another process, though its name is this one's alone. Remove the file "
-                "if you made it by hand, and start the query again."
-            )
         try:
+            if not self._lock.try_take():
+                raise StoreError(
+                    f"{self._lock_path} is locked by another process, though its name is this one's alone. Remove the "
+                    "file if you made it by hand, and start the query again."
+                )
             # The lock first: who sees the file without it takes it for a dead member's.
             self._write(self._member)
+            self._stop = threading.Event()
+            arguments = weakref.ref(self), self._stop, self._heartbeat_ms / 1000
+            threading.Thread(target=_beat_on, args=arguments, name="rmq-spark lease", daemon=True).start()
         except BaseException:
+            self._end_thread()
             self._lock.release()
             raise
-        self._stop = threading.Event()
-        arguments = weakref.ref(self), self._stop, self._heartbeat_ms / 1000
-        threading.Thread(target=_beat_on, args=arguments, name="rmq-spark lease", daemon=True).start()
 
     def beat(self) -> bool:
         """Raise the counter; say whether the lease is still held. For any thread.
@@ -81,8 +82,8 @@ class Lease:
         """Give the lease up and take its files away; nothing happens if it is not held in this process."""
         if not self._lock.is_held:
             return
-        self._end_thread()
         try:
+            self._end_thread()
             with self._writing:  # no beat puts the file back
                 self._disk.remove(self._file)
                 self._disk.remove(self._lock_path)

@@ -158,6 +158,10 @@ class OffsetFile:
         with self._lock.hold():
             yield
 
+    def release(self) -> None:
+        """Release the store's lock if an interrupt kept `hold` or `commit` from that; else nothing happens."""
+        self._lock.release()
+
     def commit_held(self, group: str, offsets: Offsets) -> Outcome:
         """Do what `commit` does, for who holds the lock by `hold`."""
         assert self._lock.is_held, "the store's lock is not held"

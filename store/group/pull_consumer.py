@@ -20,6 +20,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.host import host_name
+from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.errors import OptionError, StoreError
 from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
 from rmq_spark.store.group.arrival_wait import wait_for_arrival
@@ -54,9 +55,10 @@ class Ticking(Protocol):
         """Let go of files."""
 
 
-class PullConsumer:
-    """A store to pull from, and a group whose offsets are read and set. One thread at a time; use it in `with`.
+class PullConsumer(Synchronized):
+    """A store to pull from, and a group whose offsets are read and set. Several threads may share it; use it in `with`.
 
+    Its calls run one at a time, except that others may run while `pull_block_if_not_found` waits.
     Every call looks at the store as it is then, beside any writer, a broker too. Offsets that were updated are
     written by `commit`, and at the latest by `close`; a `with` whose body raises writes none.
     """
@@ -86,6 +88,7 @@ class PullConsumer:
         closed with the consumer. `now_ms` is a clock that nobody sets, `sleep` takes seconds. Raises OptionError for a
         group's name that RocketMQ refuses and for unknown columns, StorePathError where there is no store.
         """
+        super().__init__()
         check_columns(columns)
         self.group = None if group is None else check_consumer_group(group)
         self._reader = PullReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
@@ -98,6 +101,7 @@ class PullConsumer:
         self._now_ms, self._sleep = now_ms, sleep
         self._sender: MessageStore | None = None
         self._offset_file: OffsetFile | None = None
+        self._turn: GroupTurn | None = None
         self._offsets = OffsetMemory()
         self._wanted: dict[str, RowFilter | None] = {}
         self._is_closed = False
@@ -124,26 +128,31 @@ class PullConsumer:
         except StoreError as late:
             error.add_note(f"when the consumer of {self._reader.path} was closed after that: {late}")
 
+    @synchronized
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
         self._look()
         return self._reader.topics()
 
+    @synchronized
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by queue id. Raises NotFoundError, which names other topics."""
         self._look()
         return self._reader.queues(topic)
 
+    @synchronized
     def min_offset(self, queue: QueueKey) -> int:
         """Return the queue offset of the first message that is still there. Raises NotFoundError."""
         self._look()
         return self._reader.bounds(queue).min_offset
 
+    @synchronized
     def max_offset(self, queue: QueueKey) -> int:
         """Return the queue offset that the next message will get. Raises NotFoundError."""
         self._look()
         return self._reader.bounds(queue).max_offset
 
+    @synchronized
     def search_offset(self, queue: QueueKey, at: int | datetime, rule: str = "lower") -> int:
         """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
 
@@ -154,6 +163,7 @@ class PullConsumer:
         self._look()
         return self._reader.offset_at_time(queue, time_ms, rule)
 
+    @synchronized
     def subscribe(self, topic: str, tags: str | None = None, *, sql92: str | None = None) -> None:
         """Have pulls from the topic give only messages that match: `tags`, as "A || B", or `sql92`, as "a > 5".
 
@@ -165,6 +175,7 @@ class PullConsumer:
         self.queues(topic)
         self._wanted[topic] = wanted
 
+    @synchronized
     def pull(
         self, queue: QueueKey, offset: int, max_messages: int = PULL_MESSAGES, *, accept: Accept | None = None
     ) -> PullResult:
@@ -196,9 +207,10 @@ class PullConsumer:
         timeout_ms = check_whole("timeout_ms", timeout_ms, 0)
         offset = check_offset("pull_block_if_not_found", offset)
         max_messages = check_whole("max_messages", max_messages, 1)
-        due_ms = self._deliver()
-        self._look()
-        found = self._pull(queue, offset, max_messages, accept)
+        with self._mutex:
+            due_ms = self._deliver()
+            self._look()
+            found = self._pull(queue, offset, max_messages, accept)
         held_ms = hold_ms(
             timeout_ms, is_not_found=found.pull_status is PullStatus.NO_NEW_MSG, long_polling=self._long_polling
         )
@@ -209,18 +221,23 @@ class PullConsumer:
 
         def is_woken() -> bool:
             nonlocal max_offset, due_ms
-            has_moved = self._reader.refresh()
-            if has_moved or (due_ms is not None and self._now_ms() >= due_ms):
-                due_ms = self._deliver()  # what came may be due before anything that was there
-                has_moved = self._reader.refresh() or has_moved
-            if has_moved:
-                max_offset = self._reader.bounds(queue).max_offset
-            return hold.is_woken(max_offset, self._now_ms(), self._has_wanted(queue, accept))
+            with self._mutex:
+                self._refuse_if_closed()
+                has_moved = self._reader.refresh()
+                if has_moved or (due_ms is not None and self._now_ms() >= due_ms):
+                    due_ms = self._deliver()  # what came may be due before anything that was there
+                    has_moved = self._reader.refresh() or has_moved
+                if has_moved:
+                    max_offset = self._reader.bounds(queue).max_offset
+                return hold.is_woken(max_offset, self._now_ms(), self._has_wanted(queue, accept))
 
+        # Other threads may use the consumer while this one sleeps.
         wait_for_arrival(is_woken, hold.until_ms, self._now_ms, self._sleep)
-        self._reader.refresh()
-        return self._pull(queue, offset, max_messages, accept)
+        with self._mutex:
+            self._look()
+            return self._pull(queue, offset, max_messages, accept)
 
+    @synchronized
     def fetch_consume_offset(self, queue: QueueKey, *, from_store: bool = False) -> int | None:
         """Return the next offset that the group is to consume of a queue, None if it has none.
 
@@ -237,6 +254,7 @@ class PullConsumer:
             self._offsets.learn(queue, offset)
         return offset
 
+    @synchronized
     def update_consume_offset(self, queue: QueueKey, offset: int, *, increase_only: bool = False) -> None:
         """Have the group go on at `offset` in a queue; `commit` writes it. `increase_only` never goes back.
 
@@ -248,6 +266,7 @@ class PullConsumer:
         self._check_queue(queue)
         self._offsets.update(queue, offset, increase_only=increase_only)
 
+    @synchronized
     def commit(self, queues: Iterable[QueueKey] | None = None) -> dict[QueueKey, int]:
         """Write the updated offsets of these queues, or of all, into the store, and return those written.
 
@@ -267,7 +286,8 @@ class PullConsumer:
             settings = replace(self._settings, allow_network_store=True)
             self._offset_file = OffsetFile(root, disk, settings, wall_clock_ms, self._sleep)
         paths = GroupPaths(root, group)
-        with GroupTurn(paths, disk, self._sleep, self._settings.lock_timeout_ms).hold():
+        self._turn = self._turn or GroupTurn(paths, disk, self._sleep, self._settings.lock_timeout_ms)
+        with self._turn.hold():
             outcome = self._offset_file.commit(group, offsets)
             if outcome is Outcome.BROKER:
                 raise refuse_commit(root, group)
@@ -293,6 +313,7 @@ class PullConsumer:
         """
         self._let_go(lambda: self.group is not None and self.commit())
 
+    @synchronized
     def _let_go(self, finish: Callable[[], object]) -> None:
         if self._is_closed:
             return
@@ -345,6 +366,7 @@ class PullConsumer:
             raise OptionError(f"{what} are a group's: open the consumer with group=, the name of a consumer group.")
         return self.group
 
+    @synchronized
     def _sending(self) -> MessageStore:
         self._refuse_if_closed()
         if self._sender is None:
@@ -354,6 +376,12 @@ class PullConsumer:
     def _open_store(self) -> MessageStore:
         outbox = OutboxSettings(self._settings.commit_log_path)
         return MessageStore(self._reader.path, self._settings, outbox, "async")
+
+    def _release_locks(self) -> None:
+        if self._offset_file is not None:
+            self._offset_file.release()
+        if self._turn is not None:
+            self._turn.release()
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

@@ -13,7 +13,7 @@ The order of writes in a section, and what a crash leaves at each step:
    survive a power cut, and a broker calls the store closed in order.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,12 +104,12 @@ class Section:
         return self.ensure_topics((topic,), queue_count, perm)[topic]
 
     def ensure_topics(
-        self, topics: Iterable[str], queue_count: int, perm: int = PERM_READ | PERM_WRITE
+        self, topics: Iterable[str], queue_count: int | Mapping[str, int], perm: int = PERM_READ | PERM_WRITE
     ) -> dict[str, int]:
         """Return each topic's number of queues; those that are not there are made together, for good.
 
-        Raises OptionError for a name that no broker would take and StorePathError for a topic that may not be written
-        to, before anything is made.
+        `queue_count` is one number for all topics, or a number for each of them. Raises OptionError for a name that no
+        broker would take and StorePathError for a topic that may not be written to, before anything is made.
         """
         return self._store.topics.ensure(topics, queue_count, self._store.now_ms(), perm)
 

@@ -81,6 +81,7 @@ class StoreLock:
         self._holder: Holder | None = None
         self._noted_ms = 0
         self._is_checked = False
+        self._holds = 0  # begun so far
 
     @property
     def is_held(self) -> bool:
@@ -88,8 +89,8 @@ class StoreLock:
         return self._lock.is_held
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold the store's lock in the body of `with`; waits for it, in turn with others.
+    def hold(self) -> Iterator[int]:
+        """Hold the store's lock in the body of `with`; waits for it, in turn with others. Gives the hold's number.
 
         Raises LockTimeoutError when a broker has the store, or a writer that makes no progress for `lock_timeout_ms`,
         StorePathError for a network file system and for folders that cannot be written. Nothing is held after an error.
@@ -100,14 +101,43 @@ class StoreLock:
         if not self._is_checked and self._has_no_leases():
             self._lock = FileLock(self._lock.path)
         self._is_checked = True
+        self._holds += 1
+        number = self._holds
         try:
             self._wait()
             self._name_holder()
             self._turn.release()
-            yield
+            yield number
         finally:
-            self._turn.release()
-            self._release()
+            # An interrupted `with` may be finalized late, when the same object holds the lock for another one.
+            if self.is_latest(number):
+                self.release()
+
+    def is_latest(self, number: int) -> bool:
+        """Say whether no hold has begun since the one of this number."""
+        return number == self._holds
+
+    def release(self) -> None:
+        """Release every lock that this object holds; nothing happens if it holds none.
+
+        `hold` does this by itself. An interrupt that comes as `hold` ends can prevent it, so whoever owns this object
+        calls it once more when its own work ends.
+        """
+        try:
+            if self._holder is not None and self._lock.is_held:  # in a forked child the note is the parent's
+                # What was done is done: a name that stays behind misleads those who wait, but does no harm.
+                with contextlib.suppress(StoreError):
+                    self._disk.remove(self._holder_path)
+        finally:
+            # The turn last: until then nobody else can be about to take the other two.
+            try:
+                self._lock.release()
+            finally:
+                try:
+                    self._ours.release()
+                finally:
+                    self._turn.release()
+        self._holder = None
 
     def has_broker(self) -> bool:
         """Say whether a broker holds the store, or is about to. Takes no lock, and waits for nobody.
@@ -185,9 +215,11 @@ class StoreLock:
             self._disk.sync_folder(self._root)
             with contextlib.suppress(FileExistsError):
                 self._disk.create(self._turn.path, 0)
-        if files.file_size(self._lock.path) < len(_LOCK_CONTENT):
+        if files.file_size(self._lock.path) < 0:
+            # Opened to be written only while it has no name: whoever has it open so keeps all others from a lease.
             with contextlib.suppress(FileExistsError):
-                self._disk.create(self._lock.path, len(_LOCK_CONTENT))
+                self._disk.create_filled(self._lock.path, len(_LOCK_CONTENT), 0, _LOCK_CONTENT)
+        if files.file_size(self._lock.path) < len(_LOCK_CONTENT):  # cut, or a broker is about to write it
             with self._disk.open(self._lock.path) as file:
                 file.write(0, _LOCK_CONTENT)  # the same as anybody else writes, so it needs no lock
 
@@ -212,15 +244,11 @@ class StoreLock:
 
     def _try_take(self) -> bool:
         """Take the lock: first against others of ours, then against brokers."""
-        if not self._ours.try_take():
-            return False
         try:
-            if self._lock.try_take():
-                return True
+            return self._ours.try_take() and self._lock.try_take()
         finally:
             if not self._lock.is_held:
                 self._ours.release()
-        return False
 
     def _pause(self, pause_ms: int) -> int:
         """Sleep; return for how long, in ms. Clocks that are set while it sleeps count for little."""
@@ -261,18 +289,6 @@ class StoreLock:
         with contextlib.suppress(DiskFullError):
             self._disk.replace_unsynced(self._holder_path, encode_holder(self._holder))
         self._noted_ms = now_ms
-
-    def _release(self) -> None:
-        if self._lock.is_held:  # else it was never taken, or this is a forked child: the note is the parent's
-            try:
-                if self._holder is not None:
-                    # What was done is done: a name that stays behind misleads those who wait, but does no harm.
-                    with contextlib.suppress(StoreError):
-                        self._disk.remove(self._holder_path)
-            finally:
-                self._lock.release()
-                self._ours.release()
-        self._holder = None
 
 
 def refuse_network(path: str, *, allowed: bool) -> None:

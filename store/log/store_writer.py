@@ -115,7 +115,7 @@ class StoreWriter:
         first, in sections of its own: others get their turn in between.
         """
         while True:
-            with self.lock.hold():
+            with self.lock.hold() as hold:
                 try:
                     self._make_settings()
                     prepare(self._files)
@@ -125,7 +125,8 @@ class StoreWriter:
                         self._retire(section)
                         return
                 finally:
-                    self._files.close()
+                    if self.lock.is_latest(hold):  # else a later section has the files open
+                        self._files.close()
 
     def close(self) -> None:
         """Leave the store as one that was closed in order: everything is on disk for good, `abort` is gone."""
@@ -141,8 +142,11 @@ class StoreWriter:
             self._files.close()
 
     def release(self) -> None:
-        """Let go of every file. What was appended stays as it is: visible, and safe from the death of processes."""
-        self._files.close()
+        """Let go of every file and lock. What was appended stays: visible, and safe from the death of processes."""
+        try:
+            self._files.close()
+        finally:
+            self.lock.release()
 
     def set_retention(self, max_age_ms: int | None, max_bytes: int | None) -> None:
         """Write into the store's settings what every writer of ours deletes at the end of its sections."""

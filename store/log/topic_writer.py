@@ -4,7 +4,7 @@ Only who holds the store's lock may change it. The file before the change is kep
 broker reads when it finds none that it can read. Source: TopicConfigManager, ConfigManager#persist, #load (5.3).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from rmq_spark.store.disk import files
@@ -69,10 +69,15 @@ class TopicWriter:
         return config.write_queue_count
 
     def ensure(
-        self, topics: Iterable[str], queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
+        self,
+        topics: Iterable[str],
+        queue_count: int | Mapping[str, int],
+        now_ms: int,
+        perm: int = PERM_READ | PERM_WRITE,
     ) -> dict[str, int]:
         """Return the number of write queues of each topic; those that are not there are made with `queue_count`.
 
+        `queue_count` is one number for all topics, or a number for each of them.
         All are made by one write of the file: it is as long as the store has topics. What it returns stands on disk
         for good. Raises OptionError for a name that no broker would take and StorePathError for a topic that may not be
         written to, before anything is made.
@@ -84,7 +89,7 @@ class TopicWriter:
             count = self.write_queues(topic)
             if count is None or self.config(topic) is None:
                 filenames.check_topic_name(topic)
-                count = count or queue_count
+                count = count or (queue_count if isinstance(queue_count, int) else queue_count[topic])
                 attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
                 made[topic] = TopicConfig(topic, count, count, perm, attributes=attributes)
             counts[topic] = count

@@ -6,7 +6,8 @@ ConsumeQueueStore#load does (5.3).
 
 import difflib
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rmq_spark.store.disk import files
@@ -22,13 +23,26 @@ _NEXT_STEP = "Restore the file from a copy."
 MAX_QUEUES = 1 << 16  # of one topic: a damaged digit must not become billions of queues
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class FoundTopics:
     """What config/topics.json says, and the text that says it: b"" without one, and that of `.bak` if `is_backup`."""
 
     file: TopicsFile = field(default_factory=TopicsFile)
     text: bytes = b""
     is_backup: bool = False
+
+
+# What objects of this process have decoded and still use, by path: a file of 100,000 topics takes a second.
+_decoded: "weakref.WeakValueDictionary[str, FoundTopics]" = weakref.WeakValueDictionary()
+
+
+def _decode(path: str, text: bytes, *, is_backup: bool = False) -> FoundTopics:
+    """Return the topics of a text, decoded only if it is not the one that was last decoded for this path."""
+    found = _decoded.get(path)
+    if found is None or found.text != text:
+        found = FoundTopics(decode_topics_file(text), text, is_backup)
+        _decoded[path] = found
+    return found
 
 
 def read_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> dict[str, TopicConfig]:
@@ -50,7 +64,7 @@ def find_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> Found
         if not text:
             break
         try:
-            return FoundTopics(decode_topics_file(text), text)
+            return _decode(path, text)
         except ValueError as error:
             problem = error
             sleep(_WAIT_SECONDS * 2**attempt)
@@ -61,7 +75,7 @@ def find_topics(root: str, sleep: Callable[[float], None] = time.sleep) -> Found
         what = "not the JSON of topics, and there is no .bak beside it"
         raise DamageError(what, path, 0, "JSON", str(problem), _NEXT_STEP)
     try:
-        return FoundTopics(decode_topics_file(text), text, is_backup=True)
+        return _decode(path + filenames.BACKUP_SUFFIX, text, is_backup=True)
     except ValueError as error:
         path += filenames.BACKUP_SUFFIX
         raise DamageError("not the JSON of topics", path, 0, "JSON", str(error), _NEXT_STEP) from error
@@ -80,7 +94,7 @@ class TopicTable:
         self._root = root
         self._looked = False
         self._configs_stamp: tuple[int, int] | None = None  # size and time (ms) of the file that was read
-        self._configs: dict[str, TopicConfig] = {}
+        self._found = FoundTopics()
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._ids: dict[str, list[int]] = {}  # of the queues that have a folder, by topic
 
@@ -91,10 +105,10 @@ class TopicTable:
         return self._queues
 
     @property
-    def configs(self) -> dict[str, TopicConfig]:
+    def configs(self) -> Mapping[str, TopicConfig]:
         """What topics.json says, by topic."""
         self._look_once()
-        return self._configs
+        return self._found.file.topics
 
     def _look_once(self) -> None:
         if not self._looked:
@@ -140,7 +154,7 @@ class TopicTable:
         path = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
         stamp = files.file_size(path), files.modified_ms(path)
         if stamp != self._configs_stamp:
-            self._configs = read_topics(self._root)
+            self._found = find_topics(self._root)
             self._configs_stamp = stamp  # of before it was read: what changed meanwhile is read once more
 
     def _look_at_topic(
@@ -166,7 +180,7 @@ class TopicTable:
     def topics(self) -> list[str]:
         """Return every topic's name, sorted."""
         self._look_once()
-        names = {*self._ids, *self._configs}
+        names = {*self._ids, *self._found.file.topics}
         return sorted(name for name in names if not name.startswith(filenames.LIGHT_QUEUE_PREFIX))
 
     def has(self, key: QueueKey) -> bool:

@@ -1,6 +1,7 @@
 """fastjson's JSON: read as it writes it, refused with the position, in linear time, and written alike."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,29 @@ def test_what_strict_json_takes_is_read_to_the_same(text: str) -> None:
 
 def test_half_a_character_survives_writing() -> None:
     assert write("\ud83d").encode() == b'"\\ud83d"'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * fastjson.MAX_DEPTH + "]" * fastjson.MAX_DEPTH,
+        "[" * (fastjson.MAX_DEPTH + 1) + "]" * (fastjson.MAX_DEPTH + 1),
+        '{"a":[' * 60 + "1" + "]}" * 60,
+        "[" * 100_000,
+        "9" * 400,
+        "9" * 401,
+        "[NaN]",
+        '{"a":1,"a":2}',
+        '"\\ud83d"',
+        "-0",
+        "1.5E+3",
+    ],
+)
+def test_parse_answers_as_the_tolerant_reader_does(text: str) -> None:
+    def answer(read: Callable[[str], Any]) -> tuple[str, object]:
+        try:
+            return "value", read(text)
+        except FastjsonError as error:
+            return "error", str(error)
+
+    assert answer(parse) == answer(lambda given: fastjson._Reader(given).read())

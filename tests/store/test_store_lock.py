@@ -561,3 +561,15 @@ def test_after_a_crash_at_any_moment_the_lock_can_be_taken_and_the_turn_stands_i
             for left in after.images(after.effect_count, seed=1):
                 assert was_made or "rmq" in left.contents, image
             shutil.rmtree(path)
+
+
+def test_an_interrupted_hold_that_ends_late_does_not_release_a_later_one(tmp_path: Path) -> None:
+    lock = make_lock(tmp_path / "s")
+    interrupted = lock.hold()
+    interrupted.__enter__()
+    lock.release()  # the interrupt came before the body of `with`, and a traceback keeps the generator
+    with lock.hold():
+        interrupted.__exit__(None, None, None)
+        assert lock.is_held
+        assert is_locked(str(tmp_path / "s" / "rmq" / "turn"), 1)
+    assert not lock.is_held

@@ -5,11 +5,21 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+import rmq_spark
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import OptionError, StorePathError
-from rmq_spark.store.format.config_json import DataVersion, TopicConfig, TopicsFile, encode_topics_file
+from rmq_spark.store.format.config_json import (
+    DataVersion,
+    TopicConfig,
+    TopicsFile,
+    decode_topics_file,
+    encode_topics_file,
+)
+from rmq_spark.store.log import topics as topics_module
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_lock import StoreLock
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -149,3 +159,36 @@ def test_the_length_of_new_queue_files_is_asked_for_once_in_an_append(
     with store.section() as section:
         section.append(encode_samples([SampleMessage(f"t{number}", 0, b"body") for number in range(MANY)]))
     assert len(asked) == 1
+
+
+def test_topics_json_is_decoded_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def count(text: bytes) -> TopicsFile:
+        decoded.append(len(text))
+        return decode_topics_file(text)
+
+    monkeypatch.setattr(topics_module, "decode_topics_file", count)
+    with rmq_spark.open_store(tmp_path / "s") as first:
+        for name in ("a", "b"):
+            first.create_topic(name)
+    with rmq_spark.open_store(tmp_path / "s") as store:
+        decoded.clear()
+        for _ in range(3):
+            store.send("a", "x")
+            store.topics()
+        assert len(decoded) == 1
+        store.create_topic("c")
+        store.send("c", "x")
+        assert store.topics() == ["a", "b", "c"]
+        assert len(decoded) == 2
+
+
+def test_import_creates_all_topics_by_one_write(tmp_path: Path) -> None:
+    names = [f"t{number}" for number in range(50)]
+    parquet.write_table(pa.table({"topic": names, "body": names}), tmp_path / "f.parquet")
+    rmq_spark.import_parquet(tmp_path / "s", tmp_path / "f.parquet")
+    found = find_topics(str(tmp_path / "s")).file
+    assert set(found.topics) == set(names)
+    assert found.data_version is not None
+    assert found.data_version.counter == 1

@@ -1,0 +1,205 @@
+"""KeyboardInterrupt wherever CPython may raise it in a call: no lock stays held, and the same object can go on.
+
+The exception is kept, as a notebook keeps its last one: its traceback keeps every frame, and all that frames refer to.
+"""
+
+import dis
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import rmq_spark
+from rmq_spark.store.delivery.ticker import Ticker
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
+from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
+from rmq_spark.store.units import QueueKey
+
+# A file that is dropped without being closed warns; here an interrupt has kept it from that.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+Call = Callable[[], object]
+# CPython looks for signals behind calls, at the begin of a function and at jumps back.
+LOOKS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD"}
+LOCKING = (
+    "store_lock file_lock store_writer contextlib lease group_paths membership offset_file synchronized ticker commits "
+    "intents finishing message_store pull_consumer admin"
+)
+# Only a query's own process makes these calls, and it ends with the interrupt: the exception is not kept.
+FORGOTTEN = {"join"}
+PLACES = 40  # of each call, in a usual run
+
+
+class Interrupt:
+    """A trace function that raises KeyboardInterrupt at one place of a call."""
+
+    def __init__(self, at: int, modules: str) -> None:
+        self.at, self.seen, self.place = at, 0, ""
+        self._modules = set(modules.split())
+        self._names: dict[CodeType, dict[int, str]] = {}
+        self._last: dict[int, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "Interrupt | None":
+        code = frame.f_code
+        name = code.co_filename.rsplit("/", 1)[-1].removesuffix(".py")
+        if name not in self._modules:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            if code not in self._names:
+                self._names[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
+            before, self._last[id(frame)] = self._last.get(id(frame)), self._names[code].get(frame.f_lasti, "")
+            if before in LOOKS:
+                self.seen += 1
+                if self.seen == self.at:
+                    self.place = f"{name}:{frame.f_lineno} {code.co_name}"
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+        return self
+
+
+def interrupted(call: Call, at: int) -> tuple[Interrupt, KeyboardInterrupt | None]:
+    """Make a call, with an interrupt at its place number `at`. Return where that was, and what was raised."""
+    interrupt, before = Interrupt(at, LOCKING), sys.gettrace()
+    try:
+        sys.settrace(interrupt)
+        call()
+    except KeyboardInterrupt as error:
+        return interrupt, error
+    finally:
+        sys.settrace(before)
+    return interrupt, None
+
+
+def held(root: Path) -> list[str]:
+    """Return the locks of a store that somebody holds, by which others are kept waiting."""
+    found = []
+    for path in sorted(root.rglob("*")):
+        if path.name in ("lock", "turn") or path.suffix == ".lock":
+            found += [f"{path.relative_to(root)}, byte {at}" for at in (0, 1) if is_locked(str(path), at)]
+    path = root / "lock"
+    if path.exists():
+        if is_open_to_write(str(path)):
+            found.append("lock is open for writing")
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        except BlockingIOError:
+            found.append("lock has a lease")
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with rmq_spark.open_store(tmp_path / "store", segment_bytes=1 << 22) as store:
+        store.send("orders", "first", queue_id=0)
+    return tmp_path / "store"
+
+
+def _sending(root: Path) -> Iterator[Call]:
+    store = rmq_spark.open_store(root, lock_timeout_ms=500)
+    while True:
+        yield lambda: store.send("orders", "x", queue_id=0)
+
+
+def _making(root: Path) -> Iterator[Call]:
+    for number in range(1_000_000):
+        store = rmq_spark.open_store(root / f"new{number}", lock_timeout_ms=500, segment_bytes=1 << 16)
+        yield lambda store=store: store.send("orders", "x", queue_id=0)  # type: ignore[misc]
+
+
+def _ticking(root: Path) -> Iterator[Call]:
+    ticker, store = Ticker(str(root)), rmq_spark.open_store(root)
+    now_ms = time.time_ns() // 1_000_000  # noqa: TID251
+    while True:
+        store.send("orders", "later", delay_level=1)
+        yield lambda: ticker.tick(now_ms + 60_000)
+
+
+def _committing_offsets(root: Path) -> Iterator[Call]:
+    consumer = rmq_spark.open_consumer(root, "billing", lock_timeout_ms=500)
+    for offset in range(1, 1_000_000):
+        consumer.update_consume_offset(QueueKey("orders", 0), offset)
+        yield consumer.commit
+
+
+def _resetting_offsets(root: Path) -> Iterator[Call]:
+    while True:
+        yield lambda: rmq_spark.reset_offsets(root, "billing", "earliest", "orders", lock_timeout_ms=500)
+
+
+def _importing(root: Path) -> Iterator[Call]:
+    for number in range(1_000_000):
+        file = root.parent / f"{number}.parquet"
+        pa.parquet.write_table(pa.table({"topic": ["orders"], "body": [f"row {number}"]}), file)
+        yield lambda file=file: rmq_spark.import_parquet(root, file, lock_timeout_ms=500)  # type: ignore[misc]
+
+
+def _joining(root: Path) -> Iterator[Call]:
+    clocks = Clocks(lambda: 1_700_000_000_000, time.monotonic, time.sleep)
+    terms = MemberTerms("app", "one", "shared", "avg", "orders:*", lease_heartbeat_ms=3_600_000)
+    for number in range(1_000_000):
+        member = Membership(GroupPaths(str(root), "g"), Disk(), terms, clocks, str(number), is_shared=False)
+
+        def join(member: Membership = member) -> None:
+            try:
+                member.join()
+            finally:
+                member.leave()
+
+        yield join
+
+
+CALLS = {
+    "send": _sending,
+    "open_store": _making,
+    "tick": _ticking,
+    "commit": _committing_offsets,
+    "reset_offsets": _resetting_offsets,
+    "import_parquet": _importing,
+    "join": _joining,
+}
+
+
+def _locks_left(root: Path, name: str, sample: int | None) -> tuple[Counter[str], int]:
+    """Interrupt a call at `sample` of its places, or at all; return where locks were left, and how many were tried."""
+    calls, left = CALLS[name](root), Counter[str]()
+    next(calls)()  # makes what only the first call makes
+    count = interrupted(next(calls), 0)[0].seen
+    assert count > 50, "the modules that lock have other names"
+    places: list[int] | range = range(1, count + 1)
+    if sample is not None and sample < count:
+        places = sorted(random.Random(name).sample(places, sample))
+    for at in places:
+        call = next(calls)
+        interrupt, error = interrupted(call, at)
+        if name in FORGOTTEN:
+            error = None
+        for lock in held(root):
+            left[f"{interrupt.place}: {lock}"] += 1
+        del error  # until here it has kept all frames
+        call()
+    return left, len(places)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_interrupted_calls_leave_no_lock(root: Path, name: str) -> None:
+    left, count = _locks_left(root, name, PLACES)
+    assert not left, f"{left.total()} of {count} interrupted calls left a lock: {dict(left)}"
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", CALLS)
+def test_interrupted_calls_leave_no_lock_anywhere(root: Path, name: str) -> None:
+    left, count = _locks_left(root, name, None)
+    print(f"{name}: {count} places interrupted, {left.total()} left a lock")
+    assert not left, f"{left.total()} of {count} interrupted calls left a lock: {dict(left)}"
