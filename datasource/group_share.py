@@ -124,7 +124,7 @@ class GroupShare:
         known = before.positions.keys() | share.seeks.keys() | share.starts.keys()
         self._query.publish({queue: at for queue, at in begins.items() if queue in known and queue in self._owned})
 
-    def note_answered(self, *, is_batch: bool) -> None:
+    def note_answered(self, *, is_batch: bool = True) -> None:
         """Note that Spark was given an offset that was planned with the last share. A plan may fail before that.
 
         `is_batch` says whether that is another offset than before, and so a batch.
