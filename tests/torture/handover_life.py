@@ -4,7 +4,9 @@
 
 Prints "ready" when it has a session, begins its query when FOLDER has a file `begin`, and then prints "started". To the
 file `notes` it adds a line "<queue id> <queue offset>" for each message of a batch. While a file `sleep` exists, each
-batch sleeps after that. A file `stop` stops the query; then it prints "stopped". INTERVAL is the trigger's, "" for none.
+batch sleeps after that. A file `stop` stops the query; then it prints "stopped".
+
+INTERVAL is the trigger's, "" for none.
 """
 
 import sys
