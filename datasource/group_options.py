@@ -21,6 +21,7 @@ GROUP_FIELDS = {
     "fenceLostQueues": "is_fenced",
     "leaseTimeout": "lease_timeout_ms",
     "leaseHeartbeat": "lease_heartbeat_ms",
+    "handoverTimeout": "handover_timeout_ms",
     "subscribeRetry": "subscribes_retry",
 }
 # What means nothing without a group.
@@ -33,6 +34,7 @@ _NOT_FOR_BROADCASTING = (
     "fenceLostQueues",
     "leaseTimeout",
     "leaseHeartbeat",
+    "handoverTimeout",
 )
 _TIME_AND_FALLBACK = (
     "groupFallback=timestamp and startingTimestamp go together, where a query begins at its group "
@@ -56,6 +58,7 @@ class GroupOptions:
     is_fenced: bool = False
     lease_timeout_ms: int = 120_000
     lease_heartbeat_ms: int = 30_000
+    handover_timeout_ms: int = 60_000
     subscribes_retry: bool = True
 
     @property
@@ -144,6 +147,11 @@ def _refuse_idle(options: GroupOptions, found: Mapping[str, Any]) -> None:
             raise OptionError(
                 f"allocateStrategy={found[name]} says how the queries of a group share its queues, and this one reads "
                 "them all. Add assignment=shared, or leave allocateStrategy out."
+            )
+        if not options.is_shared and name == "handoverTimeout":
+            raise OptionError(
+                f"handoverTimeout={found[name]} limits how long a query keeps queues that other queries of the group "
+                "wait for, and this one shares no queues. Add assignment=shared, or leave handoverTimeout out."
             )
 
 

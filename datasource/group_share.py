@@ -34,6 +34,7 @@ def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
         group.commit,
         group.lease_timeout_ms,
         group.lease_heartbeat_ms,
+        group.handover_timeout_ms,
     )
 
 
@@ -123,11 +124,14 @@ class GroupShare:
         known = before.positions.keys() | share.seeks.keys() | share.starts.keys()
         self._query.publish({queue: at for queue, at in begins.items() if queue in known and queue in self._owned})
 
-    def note_answered(self) -> None:
-        """Note that Spark was given an offset that was planned with the last share. A plan may fail before that."""
+    def note_answered(self, *, is_batch: bool = True) -> None:
+        """Note that Spark was given an offset that was planned with the last share. A plan may fail before that.
+
+        `is_batch` says whether that is another offset than before, and so a batch.
+        """
         self._is_first = False
         self._had |= self._owned
-        self._query.settle()
+        self._query.settle(is_batch=is_batch)
 
     def _places(
         self, before: StreamOffset, back: Mapping[QueueKey, int], bounds: Bounds, step: GroupStep

@@ -12,6 +12,7 @@ get a copy that knows nothing but the settings. What Spark 4.3 does, and what fo
   either.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         self._join()
         self._tick()
-        answer = self._view.plan(lambda: self._latest_offset(start, limits))
+        answer = self._view.plan(lambda: self._plan_end(start, limits))
         if answer is start and self._options.long_polling_ms > 0 and self._snapshot is None:
             return self._wait_for_batch(start, limits)
         return answer
@@ -175,7 +176,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return True  # Spark is dead: what is held in its name is free once this process has ended
                 has_news = has_news or (self._group is not None and self._group.has_news())
             if has_news:
-                answer = self._view.plan(lambda: self._latest_offset(start, limits))
+                answer = self._view.plan(lambda: self._plan_end(start, limits))
             return answer is not start
 
         wait_for_arrival(has_come, until_ms, self._monotonic_ms, self._sleep)
@@ -183,6 +184,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _has_news(self) -> bool:
         return self._view.has_moved() or (self._group is not None and self._group.has_news())
+
+    def _plan_end(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """Return the end of the next batch. Meanwhile the group's handover thread leaves the queues alone."""
+        with contextlib.nullcontext() if self._group is None else self._group.query.planning():
+            return self._latest_offset(start, limits)
 
     def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         now_ms = self._now_ms()
@@ -195,9 +201,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         share = Share() if self._group is None else self._group.look(before, self._view.bounds)
         after, until_ms = self._plan(before, share, limits, now_ms)
         self._planned, self._report = (share, after.positions), None
+        is_idle = is_same(before, after)
         if self._group is not None:
-            self._group.note_answered()
-        if is_same(before, after):
+            self._group.note_answered(is_batch=not is_idle)
+        if is_idle:
             self._idle_at, self._idle_until_ms = start, until_ms
             return start
         self._idle_at = None
@@ -208,7 +215,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._join()  # a repeated batch comes before all else
-        return self._view.plan(lambda: self._partitions(start, end))
+        with contextlib.nullcontext() if self._group is None else self._group.query.planning():
+            return self._view.plan(lambda: self._partitions(start, end))
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = self._decode(start), self._decode(end)

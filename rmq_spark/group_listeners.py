@@ -34,6 +34,7 @@ class _GroupSource:
         self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
         self.commit_log_path = str(mark["commitLogPath"]) if "commitLogPath" in mark else None
         self.is_published = mark.get("commit") != "off"  # commitOffsets
+        self.member_batch = int(mark["batch"]) if "batch" in mark else None  # of a member that shares queues
         self.reset = int(end.get("@", {}).get("reset", 0))
         self.suspended = int(end.get("@", {}).get("suspended", 0))
         self.offsets = {
@@ -66,38 +67,57 @@ class GroupOffsetListener(_Listener):
     Without it a query that is stopped between two triggers leaves its group one batch behind, which then is delivered
     again to whoever goes on without its checkpoint. `rmq_spark.session()` adds one; with a session of another make:
     `spark.streams.addListener(rmq_spark.GroupOffsetListener())`. With commitOffsets=off it publishes nothing either.
+
+    Of a query with assignment=shared it publishes each batch as soon as the batch has ended, and records the end. So
+    the query hands queues over between two triggers, and none of the batch's messages comes twice. Without the listener
+    only the next trigger shows that the batch has ended.
+
     Safe to call from any thread. What fails is logged.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, list[_GroupSource]] = {}  # by run
+        self._warned: set[str] = set()  # runs of which a batch could not be published
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """Remember how far the query has come."""
+        """Remember how far the query has come, and publish it if the query shares queues."""
+        run = str(event.progress.runId)
         found = [source for source in _group_sources(event.progress) if source.is_published]
-        if found:
-            with self._lock:
-                self._last[str(event.progress.runId)] = found
+        if not found:
+            return
+        with self._lock:
+            self._last[run] = found
+        for source in found:
+            if source.member_batch is not None:
+                self._publish_batch(source, run)
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
         """Publish what was remembered."""
+        run = str(event.runId)
         with self._lock:
-            found = self._last.pop(str(event.runId), [])
+            found = self._last.pop(run, [])
+            self._warned.discard(run)
         for source in found:
             try:
-                publish_last_offsets(
-                    source.path,
-                    source.group,
-                    source.member_id,
-                    source.offsets,
-                    source.reset,
-                    source.suspended,
-                    source.batch,
-                    commit_log_path=source.commit_log_path,
-                )
+                _publish(source)
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
+
+    def _publish_batch(self, source: _GroupSource, run: str) -> None:
+        try:
+            _publish(source)
+        except RmqError as error:
+            with self._lock:
+                is_first = run not in self._warned
+                self._warned.add(run)
+            if is_first:
+                _LOG.warning(
+                    "rmq: the end of a batch is not published before the next trigger of the query, in the consumer "
+                    "group %s: %s",
+                    source.group,
+                    error,
+                )
 
 
 class GroupLagListener(_Listener):
@@ -121,6 +141,20 @@ class GroupLagListener(_Listener):
                 pass  # no member, for the store cannot be written, and so without offsets: there is nothing to report
             except Exception as error:  # the user's, or the store's: the query goes on
                 _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
+
+
+def _publish(source: _GroupSource) -> None:
+    publish_last_offsets(
+        source.path,
+        source.group,
+        source.member_id,
+        source.offsets,
+        source.reset,
+        source.suspended,
+        source.batch,
+        finished_batch=source.member_batch,
+        commit_log_path=source.commit_log_path,
+    )
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:

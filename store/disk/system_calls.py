@@ -107,6 +107,10 @@ class SystemCalls:
         """Give a file another name in its folder; what had that name is gone. Others see the one or the other."""
         os.rename(source, target)
 
+    def touch(self, path: str) -> None:
+        """Set a file's times to now. FileNotFoundError if it does not exist."""
+        os.utime(path)
+
     def remove(self, path: str) -> None:
         """Take away a file's name. FileNotFoundError if there is none."""
         os.unlink(path)

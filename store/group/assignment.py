@@ -6,6 +6,9 @@ share and free. A share that another still has, it gets when that one asks, or d
 
 Offsets are published under the group's turn after a look at the claims: a query that was thought dead, and whose
 queues others have taken, publishes nothing of them.
+
+Between two triggers the query gives up queues by `surplus` and `give_up` (`handover.py`), which claim and publish
+nothing. The next `rebalance` learns of it from the claims.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -55,7 +58,8 @@ class Rebalanced(NamedTuple):
 
 
 class Assignment:
-    """The queues of one member, which has joined with assignment=all or shared. For one thread.
+    """The queues of one member, which has joined with assignment=all or shared. For one thread at a time.
+
     After any error the next `rebalance` finds out what holds, and reports it.
     """
 
@@ -72,6 +76,8 @@ class Assignment:
         self._listed: tuple[str, ...] = ()
         self._settled_head = b""  # as of the last whole look; publishing may have seen newer claims since
         self._probed = 0.0
+        self._surplus: tuple[QueueKey, ...] = ()
+        self._surplus_of: object = None  # what `_surplus` was found for
 
     @property
     def epochs(self) -> dict[QueueKey, int]:
@@ -142,6 +148,45 @@ class Assignment:
     def is_published(self) -> bool:
         """Say whether nobody wrote the offsets since this query looked at them or did itself. Takes no lock."""
         return stamp_of_offsets(self._membership.paths.root) == self._stamp
+
+    def surplus(self) -> tuple[QueueKey, ...]:
+        """Return those of the query's queues, sorted, to which other living members are entitled now.
+
+        Takes no lock, writes nothing, and is cheap while neither members nor claims change. The queues are those of the
+        last rebalance. Raises OptionError where the strategy does not share the queues out, DamageError.
+        """
+        membership = self._membership
+        if not membership.lease.is_held:
+            return ()
+        sharing = membership.seen_sharing(membership.listed())  # also without queues: who is silent shows only in time
+        if not self._epochs:
+            return ()
+        head = read_claims_head(self._path)
+        if self._surplus_of != (sharing, head, self._queues):
+            wanted, claims = self._own_share(self._queues, sharing), self._read_claims().queues
+            self._surplus = tuple(
+                sorted(queue for queue in self._epochs if queue not in wanted and self._is_mine(queue, claims))
+            )
+            self._surplus_of = sharing, head, self._queues
+        return self._surplus
+
+    def give_up(self, queues: Collection[QueueKey], *, is_fenced: bool) -> tuple[QueueKey, ...]:
+        """Let go those of the queues to which others are entitled still; return them, sorted. Publishes nothing.
+
+        With `is_fenced` their epochs count up, so that all tasks of the query's batch are fenced, also if the query is
+        the next owner itself. Raises what `rebalance` raises, and then nothing has changed.
+        """
+        membership = self._membership
+        with membership.turn.hold():
+            if not membership.lease.is_held:
+                return ()
+            wanted, claims = self._own_share(self._queues, membership.sharing()), self._read_claims()
+            gone = sorted(queue for queue in queues if queue not in wanted and self._is_mine(queue, claims.queues))
+            if gone:
+                # `_settled_head` stays: the next rebalance looks at the claims, and finds these queues gone.
+                freed = {queue: Claim(NOBODY, claims.queues[queue].epoch + is_fenced) for queue in gone}
+                self._write_claims(Claims(claims.change + 1, membership.id, {**claims.queues, **freed}))
+        return tuple(gone)
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
         """Publish what is finished, let all queues go and leave the group. It is left, whatever fails."""
@@ -232,6 +277,7 @@ def check_epochs(root: str, group: str, member_id: str, epochs: Mapping[QueueKey
         raise GroupConflictError(
             f"{', '.join(map(str, lost))}: not the member {member_id}'s any more in the consumer group {group}. "
             f"{lost[0]} was its with epoch {epochs[lost[0]]}, and {path} has epoch {epoch}, owner "
-            f"{owner or 'nobody'}. Others took this query for dead: it was stopped for longer than leaseTimeout. Start "
-            "it again; what this batch read of these queues is read by the other member too."
+            f"{owner or 'nobody'}. This batch took longer than handoverTimeout while another member waited for its "
+            "queues, or the query was stopped for longer than leaseTimeout. Start it again; what this batch read of "
+            "these queues is read by the other member too. For longer batches raise handoverTimeout."
         )

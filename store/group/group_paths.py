@@ -3,6 +3,7 @@
     rmq/groups/<group>/turn                    locked by whoever changes what follows
                        members/<id>.lock       locked by a living member
                        members/<id>.json       who the member is
+                       members/<id>.finished   the last batch that the member finished; written by its driver
                        claims.json             whose each queue is
                        resets.json             offsets that queries are to go to
                        published.json          when the group's offsets were last published
@@ -60,6 +61,10 @@ class GroupPaths:
     def member(self, member_id: str) -> str:
         """Return the file that says who a member is."""
         return files.join(self.members, f"{safe_name(member_id)}.json")
+
+    def finished_batch(self, member_id: str) -> str:
+        """Return the file in which a member's driver records the last batch that the member finished."""
+        return files.join(self.members, f"{safe_name(member_id)}.finished")
 
     @property
     def claims(self) -> str:

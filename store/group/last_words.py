@@ -1,14 +1,17 @@
-"""What a query finished last, published on its behalf once it has ended.
+"""What a query finished last, published on its behalf: when it has ended, and after each batch of a shared group.
 
 A query publishes at each trigger what the batches before it finished. The batch that was the last one when it was
 stopped is finished too, and nobody asks its reader again. So whoever hears that the query ended, and how far it had
 come, publishes that: its queues are still claimed in its name, unless another member has taken them, who then has gone
 on from where the group stood.
+
+A member that shares queues has each batch published in this way as soon as the batch has ended. The member's handover
+thread learns of the end from `finished_batch.py`, and may give the queues up from then on.
 """
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePath
 
 from rmq_spark.store.commit.keys import CommitKey
@@ -17,6 +20,7 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, NotFoundError
 from rmq_spark.store.group.claims import read_claims
+from rmq_spark.store.group.finished_batch import write_finished_batch
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome
 from rmq_spark.store.group.published import write_published
@@ -38,9 +42,10 @@ def publish_last_offsets(
     applied_suspension: int = 0,
     last_batch: CommitKey | None = None,
     *,
+    finished_batch: int | None = None,
     commit_log_path: str | None = None,
 ) -> bool:
-    """Publish the next queue offsets that a member which has ended reached; say whether the group has them now.
+    """Publish the next queue offsets that a member has reached and finished; say whether the group has them now.
 
     Left out are queues that another has claimed since, those that a reset after `applied_reset` sent elsewhere, and
     those in which the group stands further by now: this comes late, and somebody may have gone on as the group. And
@@ -48,12 +53,15 @@ def publish_last_offsets(
     that an orderly listener stopped after the change `applied_suspension` is finished where it goes on, if the query's
     `last_batch`, the one that reached the offsets, or one before it stopped it. What another one says of it may never
     have been committed: it is written down before the batch's dead letters are in the store. Then it is left out.
-    Waits for writers of ours up to 10 s without progress of theirs. Raises LockTimeoutError, StorePathError and
-    DamageError.
+    `finished_batch` is the member's number of the batch, if the member is to learn of its end; it is recorded once the
+    offsets are published. Waits for writers of ours up to 10 s without progress of theirs. Raises LockTimeoutError,
+    StorePathError and DamageError.
     """
     root, disk = files.absolute(path), Disk()
-    offsets = _reached(root, commit_log_path, offsets)
     paths = GroupPaths(root, group)
+    if not _owns_any(paths, member_id, offsets):
+        return False
+    offsets = _reached(root, commit_log_path, offsets)
     with GroupTurn(paths, disk, time.sleep).hold():
         claims, resets = read_claims(paths.claims).queues, read_resets(paths.resets).since(applied_reset)
         suspended = read_suspended(root, group)
@@ -72,12 +80,17 @@ def publish_last_offsets(
         file = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
         held = file.read(group)
         own = {queue: offset for queue, offset in own.items() if offset >= held.get(queue, 0)}
-        if not own:
-            return False
-        outcome = file.commit(group, own)
+        outcome = file.commit(group, own) if own else Outcome.UNCHANGED
         if outcome is Outcome.WRITTEN:
             write_published(paths, disk, wall_clock_ms(), member_id)
-    return outcome is not Outcome.BROKER
+        if finished_batch is not None and outcome is not Outcome.BROKER and _owns_any(paths, member_id, offsets):
+            write_finished_batch(paths, disk, member_id, finished_batch)
+    return bool(own) and outcome is not Outcome.BROKER
+
+
+def _owns_any(paths: GroupPaths, member_id: str, queues: Collection[QueueKey]) -> bool:
+    claims = read_claims(paths.claims).queues
+    return any(queue in claims and claims[queue].owner == member_id for queue in queues)
 
 
 def _reached(root: str, commit_log_path: str | None, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:

@@ -6,6 +6,7 @@ batch for hours.
 """
 
 import contextlib
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -30,6 +31,7 @@ class Lease:
         self._disk, self._member, self._heartbeat_ms = disk, member, heartbeat_ms
         self._folder = paths.members
         self._file, self._lock_path = paths.member(member_id), paths.member_lock(member_id)
+        self._finished_batch = paths.finished_batch(member_id)
         self._lock = FileLock(self._lock_path)
         self._writing = threading.Lock()  # of the member's file
         self._stop = threading.Event()
@@ -69,13 +71,17 @@ class Lease:
     def beat(self) -> bool:
         """Raise the counter; say whether the lease is still held. For any thread.
 
-        A file that cannot be written, on a full disk say, or not be looked up, stays as it is until the next beat.
+        A file that cannot be written, on a full disk say, keeps its counter until the next beat. Its time changes all
+        the same: members on this host take a file that never changes for that of a stopped process.
         """
         with self._writing, contextlib.suppress(StoreError):
             if not self.is_held:
                 return False
             self._member = replace(self._member, beat=self._member.beat + 1)
-            self._write(self._member)
+            try:
+                self._write(self._member)
+            except StoreError:
+                self._disk.touch(self._file)
         return True
 
     def release(self) -> None:
@@ -85,13 +91,15 @@ class Lease:
         try:
             self._end_thread()
             with self._writing:  # no beat puts the file back
+                self._disk.remove(self._finished_batch)
                 self._disk.remove(self._file)
                 self._disk.remove(self._lock_path)
         finally:
             self._lock.release()
 
     def __del__(self) -> None:
-        if hasattr(self, "_stop"):
+        # At the end of the interpreter the thread may have been ended while it had the event's own lock.
+        if hasattr(self, "_stop") and not sys.is_finalizing():
             self._end_thread()
 
     def _end_thread(self) -> None:

@@ -1,9 +1,10 @@
 """Whether other members of a group live, as seen from this process.
 
-On one machine their locks say so, at once. Where several machines share a file system their locks may not be seen, and
-there a member lives if its file changed within `leaseTimeout`, by the clock of whoever looks: within its own or the
-observer's, whichever is longer, for who beats seldom is not dead to one that beats often. No two machines' clocks are
-compared, and no clock that anybody can set is asked.
+On one machine a member whose lock is free is dead at once. One that holds its lock and gives no sign of life for
+`leaseTimeout` counts as dead too: its process is stopped (SIGSTOP, a frozen container). Where several machines share a
+file system their locks may not be seen, and there a member lives if its file changed within `leaseTimeout`, by the
+clock of whoever looks: within its own or the observer's, whichever is longer, for who beats seldom is not dead to one
+that beats often. No two machines' clocks are compared, and no clock that anybody can set is asked.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,20 @@ from rmq_spark.store.group.member_file import Member, read_member
 _WEAK_BOOT_ID = "btime"
 
 
+# The part of `leaseTimeout` that one look may add to a silence. An observer that was stopped together with the member
+# looks again before the member has had time to beat.
+_SILENCE_PER_LOOK = 0.25
+
+
+@dataclass(slots=True)
+class _Silence:
+    """For how long (s) the file of a member that holds its lock has not changed, as of the last look."""
+
+    stamp: tuple[int, int, int] | None
+    seen: float
+    lasted: float = 0.0
+
+
 @dataclass(slots=True)
 class _Beat:
     data: bytes
@@ -28,7 +43,7 @@ class _Beat:
 
 
 class Observer:
-    """Looks after the other members of one group. For one thread.
+    """Looks after the other members of one group. For one thread at a time.
 
     `monotonic` is a clock in seconds that only runs forward; `is_shared` says whether other machines may use this file
     system and not see this one's locks.
@@ -41,6 +56,7 @@ class Observer:
         self._is_shared, self._here = is_shared, this_process()
         self._members: dict[str, Member] = {}
         self._beats: dict[str, _Beat] = {}
+        self._silences: dict[str, _Silence] = {}
 
     def member(self, member_id: str) -> Member | None:
         """Return who a member is, None if its file is gone or damaged. What it says is remembered, but for the beat."""
@@ -73,7 +89,7 @@ class Observer:
     def is_alive(self, member_id: str) -> bool:
         """Say whether a member lives. One whose lock cannot be seen lives at first sight, and as long as it beats."""
         if self.is_by_lock(member_id):
-            return is_locked(self._paths.member_lock(member_id))
+            return is_locked(self._paths.member_lock(member_id)) and not self._is_stopped(member_id)
         data = files.read_small(self._paths.member(member_id))
         now = self._monotonic()  # after the look: a pause between the two must not count against the member
         if data is None:
@@ -82,9 +98,7 @@ class Observer:
         if beat is None or beat.data != data:
             self._beats[member_id] = _Beat(data, now, beat is not None)
             return True
-        member = self.member(member_id)
-        timeout_ms = max(self._timeout_ms, member.lease_timeout_ms if member is not None else 0)
-        return (now - beat.seen) * 1000 < timeout_ms
+        return now - beat.seen < self._timeout_s(member_id)
 
     def has_beaten(self, member_id: str) -> bool:
         """Say whether the member gave a sign of life since it was seen first."""
@@ -94,3 +108,21 @@ class Observer:
         """Forget a member that is dead."""
         self._members.pop(member_id, None)
         self._beats.pop(member_id, None)
+        self._silences.pop(member_id, None)
+
+    def _timeout_s(self, member_id: str) -> float:
+        member = self.member(member_id)
+        return max(self._timeout_ms, member.lease_timeout_ms if member is not None else 0) / 1000
+
+    def _is_stopped(self, member_id: str) -> bool:
+        """Say whether a member that holds its lock has been silent for the timeout, as far as this observer looked."""
+        stamp = files.stamp(self._paths.member(member_id))
+        now = self._monotonic()  # after the look
+        silence = self._silences.get(member_id)
+        if silence is None or silence.stamp != stamp:
+            self._silences[member_id] = _Silence(stamp, now)
+            return False
+        timeout_s = self._timeout_s(member_id)
+        silence.lasted += min(now - silence.seen, timeout_s * _SILENCE_PER_LOOK)
+        silence.seen = now
+        return silence.lasted >= timeout_s

@@ -7,7 +7,7 @@ messages are lost to those who do not want them; here the second one is refused,
 Members join, leave and are buried by whoever has the group's turn, so that of two that join at once one sees the other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -27,7 +27,9 @@ LEASE_HEARTBEAT_MS = 30_000  # ClientConfig#heartbeatBrokerInterval
 DYING_MS = 5_000  # how long a process of this machine may take to die before a second query of its group is refused
 _POLL_S = 0.05
 _MEMBER_SUFFIX = ".json"
-_SUFFIXES = (_MEMBER_SUFFIX + TEMPORARY_SUFFIX, _MEMBER_SUFFIX, ".lock")
+_SUFFIXES = tuple(
+    suffix + temporary for suffix in (_MEMBER_SUFFIX, ".finished", ".lock") for temporary in (TEMPORARY_SUFFIX, "")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Clocks:
 
 
 class Membership:
-    """One query in one group, from `join` to `leave`. For one thread.
+    """One query in one group, from `join` to `leave`. For one thread at a time.
 
     `unique` is a text that no other membership ever has. `is_shared` says whether other machines may use the store's
     file system and not see this one's locks; None: as the file system's kind says.
@@ -154,13 +156,17 @@ class Membership:
                 self._observer.forget(member_id)
         return living
 
-    def sharing(self) -> list[str]:
-        """Return the sorted ids of the living members among whom queues are shared. For who has the turn."""
+    def seen_sharing(self, listed: Sequence[str]) -> list[str]:
+        """Return those of the `listed` members that `sharing` would return now. Needs no turn and changes nothing."""
         return [
             member_id
-            for member_id, member in self.living().items()
-            if member is None or member.assignment != "broadcasting"
+            for member_id in sort_client_ids(listed)
+            if self.is_alive(member_id) and (member_id == self.id or _takes_queues(self._observer.member(member_id)))
         ]
+
+    def sharing(self) -> list[str]:
+        """Return the sorted ids of the living members among whom queues are shared. For who has the turn."""
+        return [member_id for member_id, member in self.living().items() if _takes_queues(member)]
 
     def _try_join(self) -> str | None:
         """Join; return the id of who is in the way if somebody is."""
@@ -189,6 +195,10 @@ class Membership:
             f"{self.member} cannot join the consumer group {self.paths.group} of the store {self.paths.root}: "
             f"{conflict(self.member, member)}. The other member is {member}, its file {path}. Nothing was read."
         )
+
+
+def _takes_queues(member: Member | None) -> bool:
+    return member is None or member.assignment != "broadcasting"
 
 
 def conflict(me: Member, other: Member | None) -> str:

@@ -12,12 +12,19 @@ A store that cannot be written, or on which a broker lives, is read all the same
 checkpoint, and a warning says so once. With commitOffsets=required that fails, and where queues are shared: who gets a
 queue whose offset is not published would begin at its end, or read it all again. Who may not write at all stays outside
 the group; what passes (a full or failing disk, a lock that is not to be had) is tried again at each step.
+
+Threads: the reader's calls come from one thread. A member that shares queues has a second one, which calls `hand_over`
+(`handover.py`). One lock keeps the two apart: the reader's thread has it within each call, and for the whole of a
+trigger by `planning`; the other thread does nothing while it cannot have the lock. Both take the group's turn and the
+store's lock only after it. A third thread beats (`lease.py`) and takes no lock that anybody holds for long.
 """
 
+import contextlib
 import logging
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmq_spark.store.disk import files
@@ -26,8 +33,10 @@ from rmq_spark.store.disk.changing import Disk, is_disk_trouble, is_forbidden
 from rmq_spark.store.errors import DamageError, LockTimeoutError, StoreError
 from rmq_spark.store.group.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
+from rmq_spark.store.group.finished_batch import read_finished_batch
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.handover import HANDOVER_TIMEOUT_MS, Handover, start_looking
 from rmq_spark.store.group.member_file import Kind
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
 from rmq_spark.store.group.message_queue import MessageQueue
@@ -58,6 +67,7 @@ class GroupTerms:
     commit: str = "auto"
     lease_timeout_ms: int = 120_000
     lease_heartbeat_ms: int = 30_000
+    handover_timeout_ms: int = HANDOVER_TIMEOUT_MS
     allow_network_store: bool = True  # one small file under the store's lock; messages are another matter
 
 
@@ -79,7 +89,7 @@ class GroupStep:
 
 
 class QueryGroup:
-    """A query's membership, from its first `step` to the end of its process. For one thread."""
+    """A query's membership, from its first `step` to the end of its process. For one thread, beside its own two."""
 
     def __init__(self, path: str, terms: GroupTerms) -> None:
         check_consumer_group(terms.group)
@@ -101,6 +111,15 @@ class QueryGroup:
         settings = WriterSettings("rmq-spark", _PUBLISH_WAIT_MS, terms.allow_network_store)
         self._offset_file = OffsetFile(self.root, disk, settings, wall_clock_ms, time.sleep)
         self._assignment = Assignment(self._membership, self._share, self._commit)
+        self._lock = threading.RLock()  # of the reader's thread and the handover thread
+        self._handover = Handover(
+            self._assignment,
+            terms.handover_timeout_ms / 1000,
+            lambda: read_finished_batch(self.paths, self.member_id),
+            clocks.monotonic,
+        )
+        self._stop_looking: threading.Event | None = None
+        self._handover_warned = False
         self._has_joined = self._is_shut_out = self._has_failed_to_join = False
         self._unclaimed: set[QueueKey] = set()  # read all the same, for the store cannot be written
         self._fresh: set[QueueKey] = set()  # gained since a step was settled
@@ -120,6 +139,17 @@ class QueryGroup:
         return self._has_failed_to_join or bool(self._unclaimed)
 
     @property
+    def batches(self) -> int:
+        """How many batches the query has planned as a member: the number of the last one."""
+        return self._handover.batches
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """Keep the handover thread away in the body of `with`, in which the reader plans a batch."""
+        with self._lock:
+            yield
+
+    @property
     def _must_publish(self) -> bool:
         return self.terms.commit == "required" or self.terms.assignment == "shared"
 
@@ -134,8 +164,11 @@ class QueryGroup:
         In a store that cannot be written a query that reads all queues stays outside, with a warning: for good if it
         may not write there, else until a later call.
         """
-        if self._has_joined or self._is_shut_out:
-            return
+        with self._lock:
+            if not (self._has_joined or self._is_shut_out):
+                self._join()
+
+    def _join(self) -> None:
         try:
             self._membership.join()
         except StoreError as error:
@@ -149,6 +182,8 @@ class QueryGroup:
             )
         else:
             self._has_joined, self._has_failed_to_join = True, False
+            if self.terms.assignment == "shared":
+                self._stop_looking = start_looking(self)
 
     def offsets(self) -> dict[QueueKey, int]:
         """Return the group's next queue offsets as they stand. Raises DamageError."""
@@ -159,13 +194,15 @@ class QueryGroup:
         return read_suspended(self.root, self.terms.group)
 
     def has_news(self) -> bool:
-        """Say whether a step may find something new, beside messages. Cheap; takes no lock."""
-        if self._look_at_resets() != self._resets:
-            return True
-        if self._retry_at_s is not None and self._membership.clocks.monotonic() >= self._retry_at_s:
-            return True
-        # Who could not join tries again when it is asked to, at the next trigger: not while one waits for a message.
-        return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
+        """Say whether a step may find something new, beside messages. Cheap; takes no lock of other processes."""
+        with self._lock:
+            if self._look_at_resets() != self._resets:
+                return True
+            if self._retry_at_s is not None and self._membership.clocks.monotonic() >= self._retry_at_s:
+                return True
+            # Who could not join tries again when it is asked to, at the next trigger: not while one waits for a
+            # message.
+            return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
 
     def step(
         self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
@@ -177,6 +214,13 @@ class QueryGroup:
         query has applied, None for one that knows none: to it they are all past. Outside of the group all queues are
         its own. Raises GroupConflictError, DamageError.
         """
+        with self._lock:
+            self._handover.begin()
+            return self._step(queues, finished, applied_reset)
+
+    def _step(
+        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+    ) -> GroupStep:
         self.join()
         self._resets = self._look_at_resets()
         pending = {} if applied_reset is None else self._resets.since(applied_reset)
@@ -194,9 +238,49 @@ class QueryGroup:
         pending = {} if applied_reset is None else self._resets.since(applied_reset)
         return GroupStep(moved.owned, tuple(sorted(self._fresh)), held, moved.lost, pending, self._resets.number)
 
-    def settle(self) -> None:
-        """Take note that what the last step gained stands in an offset of the query. Until then it is gained again."""
-        self._fresh.clear()
+    def settle(self, *, is_batch: bool = True) -> None:
+        """Take note that what the last step gained stands in an offset of the query. Until then it is gained again.
+
+        `is_batch` says whether a batch was planned. Without one nothing is in flight until the next step, and what was
+        finished is published.
+        """
+        with self._lock:
+            self._fresh.clear()
+            self._handover.plan(is_batch=is_batch)
+
+    def hand_over(self) -> None:
+        """Give queues up between two triggers, if others are entitled to them. For the handover thread.
+
+        Does nothing while the reader is within a call. What fails is tried again at the next look; the next trigger
+        raises it, if it lasts.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            released, fenced = self._handover.look()
+        except Exception as error:  # also what a strategy of the user's raises: the thread goes on
+            if not self._handover_warned:
+                _LOG.warning("rmq: the consumer group %s: queues cannot be handed over: %s", self.terms.group, error)
+            self._handover_warned = True
+        else:
+            self._handover_warned = False
+            self._report_handover(released, fenced)
+        finally:
+            self._lock.release()
+
+    def _report_handover(self, released: Sequence[QueueKey], fenced: Sequence[QueueKey]) -> None:
+        if released:
+            names = listed([str(queue) for queue in released])
+            _LOG.info("rmq: the consumer group %s: %s released, for other members", self.terms.group, names)
+        if fenced:
+            _LOG.warning(
+                "rmq: the consumer group %s: other members have waited for %g s (handoverTimeout) for %s, and the "
+                "batch that reads these queues has not ended. The queues are given up; the batch's messages of them "
+                "come again at another member",
+                self.terms.group,
+                self.terms.handover_timeout_ms / 1000,
+                listed([str(queue) for queue in fenced]),
+            )
 
     def begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         """Have the group begin there in topics in which it has no offset; return all its offsets then.
@@ -205,6 +289,10 @@ class QueryGroup:
         asks another day, would find another place. Where offsets cannot be written, or are not to be, they are returned
         all the same.
         """
+        with self._lock:
+            return self._begin(beginnings)
+
+    def _begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         if not self._has_joined:
             return {**beginnings, **self.offsets()}
         try:
@@ -224,17 +312,21 @@ class QueryGroup:
 
         Raises LockTimeoutError where that cannot be, and commitOffsets=required or the queues are shared.
         """
-        if self._has_joined:
-            try:
-                self._assignment.publish(finished)
-            except StoreError as error:
-                self._bear(error)
+        with self._lock:
+            if self._has_joined:
+                try:
+                    self._assignment.publish(finished)
+                except StoreError as error:
+                    self._bear(error)
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
         """Publish, let all queues go, and leave. A process that ends without it is as good as gone, too."""
-        if self._has_joined:
-            self._has_joined = False
-            self._assignment.leave(finished)
+        with self._lock:
+            if self._has_joined:
+                self._has_joined = False
+                if self._stop_looking is not None:
+                    self._stop_looking.set()
+                self._assignment.leave(finished)
 
     def _rebalance(self, queues: Sequence[QueueKey], done: Mapping[QueueKey, int]) -> Rebalanced:
         """Return what is this query's: what it claims, or without a claim all."""

@@ -40,6 +40,7 @@ def parse(given: dict[str, str]) -> ReadOptions:
         (AT_GROUP, "Add consumerGroup=name"),
         ({"orderly": "true"}, "Add consumerGroup=name"),
         (GROUP | {"orderly": "true", "minPartitions": "2"}, "minPartitions splits queues"),
+        (GROUP | {"handoverTimeout": "10s"}, "Add assignment=shared, or leave handoverTimeout out"),
         *(
             (LOUD | {name: text}, f"Leave {name} out")
             for name, text in {
@@ -48,6 +49,7 @@ def parse(given: dict[str, str]) -> ReadOptions:
                 "onOffsetConflict": "fail",
                 "leaseTimeout": "90s",
                 "leaseHeartbeat": "10s",
+                "handoverTimeout": "10s",
                 "allocateStrategy": "circle",
             }.items()
         ),
@@ -70,6 +72,8 @@ def test_what_would_change_nothing_or_contradicts_is_refused_with_what_to_do(giv
     "given",
     [
         SHARED | {"allocateStrategy": "circle", "groupFallback": "earliest", "orderly": "true"},
+        SHARED | {"handoverTimeout": "10s"},
+        GROUP | {"handoverTimeout": "60s"},
         SHARED | BY_TIME,
         SHARED | AT_GROUP,
         GROUP | AT_GROUP | BY_TIME,

@@ -57,7 +57,7 @@ PARSED = ((parse_source, OPTIONS), (parse_sink, SINK_OPTIONS))
 
 @pytest.mark.parametrize("option", with_default(OPTIONS), ids=lambda option: option.name)
 def test_a_default_that_can_be_given_is_what_holds_without_it(option: Option) -> None:
-    assert len(with_default(OPTIONS)) == 18
+    assert len(with_default(OPTIONS)) == 19
     others = {"consumerGroup": "g"} if option.name in GROUP_FIELDS else {}
     assert parse_options({option.name: option.default} | others, 0) == parse_options(others, 0)
 

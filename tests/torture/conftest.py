@@ -97,13 +97,18 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def script_command(script: str) -> list[str]:
+    """Return the command that runs a script of this folder."""
+    return [sys.executable, str(HERE / script)]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Life]]:
     """A function that starts a script of this folder, or another command, and ends it after the test."""
     lives: list[Life] = []
 
     def begin(script: str, *arguments: str, command: Sequence[str] | None = None, **environment: str) -> Life:
-        run = [*(command or [sys.executable, str(HERE / script)]), *arguments]
+        run = [*(command or script_command(script)), *arguments]
         lives.append(Life(run, tmp_path / f"{len(lives):03d}-{Path(script).stem}.log", **environment))
         return lives[-1]
 

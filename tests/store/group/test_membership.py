@@ -4,6 +4,8 @@ import errno
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import DamageError, GroupConflictError, StoreError
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.member_file import encode_member, read_member
@@ -348,3 +351,80 @@ def test_a_forked_child_neither_holds_nor_ends_its_parents_lease(make) -> None:
     assert member.lease.is_held
     assert living(member) == ["a"]
     assert json.loads(Path(member.paths.member(member.id)).read_text())["pid"] == os.getpid()
+
+
+def test_is_alive_of_a_member_whose_process_is_stopped_ends_after_its_timeout_of_silence(make, clock) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    second.join()
+    for _ in range(10):
+        assert living(second) == ["a", "b"]
+        clock.seconds += 29
+        first.lease.beat()
+    for _ in range(4):
+        assert living(second) == ["a", "b"]
+        clock.seconds += 29.9
+    assert living(second) == ["a", "b"]
+    clock.seconds += 0.5
+    assert living(second) == ["b"]
+    assert first.lease._lock.is_held
+    assert not first.lease.is_held, "it learns of it when it goes on"
+
+
+def test_is_alive_does_not_take_the_observers_own_pause_for_silence(make, clock) -> None:
+    first, second = make("a"), make("b")
+    first.join()
+    second.join()
+    assert living(second) == ["a", "b"]
+    clock.seconds += 100_000  # both were stopped, as in a container that was frozen
+    assert living(second) == ["a", "b"]
+    first.lease.beat()
+    for _ in range(4):
+        assert living(second) == ["a", "b"]
+        clock.seconds += 29.9
+
+
+def test_beat_on_a_full_disk_is_a_sign_of_life_on_this_host(make, clock, tmp_path: Path) -> None:
+    first = Membership(GroupPaths(str(tmp_path), "g"), Disk(FullDisk()), SHARED, clock.clocks(), "a", is_shared=False)
+    first.join()
+    second = make("b")
+    second.join()
+    FullDisk.is_full = True
+    for _ in range(20):
+        assert living(second) == ["a", "b"]
+        time.sleep(0.002)  # the kernel's clock for files is a coarse one
+        assert first.lease.beat()
+        clock.seconds += 29.9
+    FullDisk.is_full = False
+
+
+class FullDisk(SystemCalls):
+    """A disk that may be full: then no file can be made."""
+
+    is_full = False
+
+    def create(self, path: str, size_bytes: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        super().create(path, size_bytes)
+
+
+ENDS_WHILE_ITS_THREAD_WAKES = """
+import sys, threading, time
+from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
+
+terms = MemberTerms("app", "q", "shared", "avg", "T")
+me = Membership(GroupPaths(sys.argv[1], "g"), Disk(), terms, Clocks(wall_clock_ms, time.monotonic, time.sleep), "m")
+me.join()
+# As the thread that beats does when it wakes up, and the interpreter ends before it goes on.
+threading.Thread(target=me.lease._stop._cond.acquire, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_lease_does_not_keep_a_process_from_ending(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", ENDS_WHILE_ITS_THREAD_WAKES, str(tmp_path)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
