@@ -85,7 +85,7 @@ def row_faults(operation: Operation, before: Rows, outcome: Outcome) -> Iterator
 def store_faults(runner: CaseRunner, operation: Operation, plain: Plain, tried: Tried) -> list[str]:
     """Look at the store that a case left: read it, close it, check it. Changes it, so in a process of its own."""
     store, faults = str(runner.store), []
-    if os.path.exists(store) and operation.base is not base_stores.without_a_queue:
+    if operation.base not in (base_stores.without_a_queue, base_stores.nothing):
         try:
             read_rows(store)
         except Exception as error:
