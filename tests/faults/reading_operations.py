@@ -23,10 +23,10 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 FINDINGS = "findings"  # of an answer of `check`
 
 
-def read_rows(store: str) -> Rows:
+def read_rows(store: str, read_mode: str = "auto") -> Rows:
     """Read every message of a store; refuse a gap and an end before the queue's maximum offset."""
     rows: Rows = Counter()
-    with StoreReader(store) as reader:
+    with StoreReader(store, read_mode=read_mode) as reader:
         reader.refresh()
         for topic in reader.topics():
             for queue in reader.queues(topic):
@@ -43,6 +43,10 @@ def read_rows(store: str) -> Rows:
 
 def _read(session: Session, number: int) -> Rows:
     return read_rows(session.store)
+
+
+def _read_without_mapping(session: Session, number: int) -> Rows:
+    return read_rows(session.store, "pread")
 
 
 def _look_up(session: Session, number: int) -> list[Any]:
@@ -99,6 +103,7 @@ def _pending_transactions(session: Session, number: int) -> list[Any]:
 
 READING = (
     Operation("read", base_stores.in_use, _read, reads=True),
+    Operation("read-without-mapping", base_stores.in_use, _read_without_mapping, reads=True),
     Operation("look-up", base_stores.in_use, _look_up, reads=True),
     Operation("summary", base_stores.in_use, _summary, reads=True),
     Operation("check", base_stores.in_use, _check, reads=True),

@@ -32,6 +32,7 @@ from ledger import Facts, read_facts
 from rmq_spark.store import Ticker
 from rmq_spark.store.delivery import timer_store  # noqa: F401  loaded before the first fork
 from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.errors import RmqError
 from rmq_spark.store.explore import repairing  # noqa: F401
 from rmq_spark.store.testing.forked import run_forked
 
@@ -122,7 +123,8 @@ def work(store: str, books: Path, seed: int, deeds: Deeds, lock_timeout_ms: int)
             try:
                 deed(worker)
             except BaseException as error:
-                worker.ledger.note("raised", deed.__name__, type(error).__name__, str(error)[:600])
+                is_ours = isinstance(error, RmqError)
+                worker.ledger.note("raised", deed.__name__, type(error).__name__, str(error)[:600], is_ours)
                 break
             took_s = time.monotonic() - deed_begun
             if took_s > SLOW_S:
@@ -164,6 +166,8 @@ class KillRound:
                 faults += self._judged(close_and_look, is_final=True, is_ticked=True)
             if faults or time.monotonic() > until:
                 break
+        for deed, kind, text, is_ours in self.facts.get("raised", []):
+            faults += [] if is_ours else [f"RAW in {deed}: {kind}: {text}"]
         faults += [f"SLOW {deed}: {took_s} s" for deed, took_s in self.facts.get("slow", []) if not self.with_stops]
         return faults
 
@@ -215,7 +219,7 @@ def main() -> int:
         for fault in faults:
             print(f"FAULT round {number} of seed {options.seed} | {' '.join(fault.split())[:1500]}", flush=True)
         facts = kill_round.facts
-        for deed, kind, text in facts.get("raised", []):
+        for deed, kind, text, _ in facts.get("raised", []):
             if not raised[f"{deed}:{kind}"]:
                 print(f"an error that a worker met: {deed}: {kind}: {' '.join(text.split())[:300]}", flush=True)
             raised[f"{deed}:{kind}"] += 1
