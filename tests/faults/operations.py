@@ -109,6 +109,7 @@ class Operation:
     writer_options: dict[str, Any] | None = None  # not None: the store is opened before calls fail
     done_again_after_death: bool = False  # the judge expects the whole of it in the end
     deletes: bool = False  # messages may be gone in the end
+    is_durable: bool = True  # when it returns, a power cut takes nothing of it
     reads: bool = False
     view: Callable[[Session], object] | None = None
 
@@ -323,14 +324,14 @@ _ASYNC: dict[str, Any] = {}
 _SYNC = {"flush": "sync"}
 
 WRITING = (
-    Operation("send", base_stores.settled, _send, _sent("orders"), _ASYNC),
+    Operation("send", base_stores.settled, _send, _sent("orders"), _ASYNC, is_durable=False),
     Operation("send-sync", base_stores.in_use, _send, _sent("orders"), _SYNC),
     Operation("send-new-topic", base_stores.settled, _send_to_a_new_topic, _sent("topic{}"), _SYNC),
-    Operation("send-many", base_stores.settled, _send_many, _sent_whole, _ASYNC),
-    Operation("send-delayed", base_stores.settled, _send_delayed, _sent_delayed, _ASYNC),
+    Operation("send-many", base_stores.settled, _send_many, _sent_whole, _ASYNC, is_durable=False),
+    Operation("send-delayed", base_stores.settled, _send_delayed, _sent_delayed, _ASYNC, is_durable=False),
     Operation("close", base_stores.in_use, _close),
     Operation("sink", base_stores.settled, _sink("sync"), _sunk, done_again_after_death=True),
-    Operation("sink-async", base_stores.settled, _sink("async"), _sunk, done_again_after_death=True),
+    Operation("sink-async", base_stores.settled, _sink("async"), _sunk, done_again_after_death=True, is_durable=False),
     Operation("tick", base_stores.due, _tick, _ticked, done_again_after_death=True),
     Operation("expire", base_stores.settled, _expire, writer_options=_ASYNC, deletes=True),
     Operation("expire-beside-levels", base_stores.waiting_by_level, _expire_some, _still_waiting, _ASYNC, deletes=True),
@@ -362,5 +363,5 @@ WRITING = (
         done_again_after_death=True,
     ),
     Operation("recover", base_stores.cut_commit, _close, _recovered),
-    Operation("recover-and-send", base_stores.cut_commit, _send, _recovered_and_sent),
+    Operation("recover-and-send", base_stores.cut_commit, _send, _recovered_and_sent, is_durable=False),
 )

@@ -4,7 +4,7 @@
 2. The same operation afterwards succeeds, in the same process (SECOND).
 3. An operation that reads answers as without a fault, or fails (SILENT). A check may report what it could not read,
    and nothing else (FALSE-ALARM).
-4. A sync that failed is not taken for one that succeeded (SWALLOWED).
+4. An operation that promises durability does not succeed when a sync failed (SWALLOWED).
 5. A reader reads the store then (UNREADABLE). After a close the store is closed and healthy (UNHEALTHY).
 6. No message that was there before is missing (GONE), none is doubled (DOUBLE), and what the operation promises is
    kept: its own judge says so. No promise of a commit is left open (INTENTS).
@@ -39,7 +39,8 @@ def ending_faults(operation: Operation, kind: FaultKind, plain: Plain, tried: Tr
         yield f"SECOND {second.how}: {second.text}"
     if first.how == "ok" and operation.reads:
         yield from answer_faults(plain.answer, tried.answer, tried.hit)
-    if first.how == "ok" and kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync"):
+    is_sync = kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync")
+    if first.how == "ok" and is_sync and operation.is_durable:
         yield f"SWALLOWED {tried.hit}: the operation returned"
 
 

@@ -35,6 +35,7 @@ from rmq_spark.store import check
 from rmq_spark.store.testing.preload import NoCompilerError, compile_preload, preloaded
 
 KEPT_STORES = 10
+LEAST_SHARE = 0.3  # of the time, for cases
 NO_COMPILER = 2
 Case = tuple[str, str, int]  # operation, kind, number of the call
 
@@ -129,6 +130,7 @@ def search(options: argparse.Namespace, folder: Path) -> int:
     else:
         found = FaultSearch(folder, options.operations, options.kinds)
         chosen = found.sample(random, options.sample) if options.sample else found.shuffled(random)
+    until = max(until, time.monotonic() + LEAST_SHARE * options.seconds)  # whatever the stores took to build
     shares = [chosen[worker :: options.workers] for worker in range(options.workers)]
     waiting = [
         os.fork() or _child(found, number, share, until, folder / f"counts-{number}")

@@ -73,7 +73,8 @@ def test_the_oracle_sees_errors_that_are_foreign_or_name_no_path(kit: dict[str, 
     assert ending_faults(kit, "send", ("RAW", "OSError(5)"), "ok") == {"RAW"}
     assert ending_faults(kit, "send", ("hung", "after 90 s"), "not tried") == {"HUNG"}
     assert ending_faults(kit, "send", named, "LockTimeoutError") == {"SECOND"}
-    assert ending_faults(kit, "send", ("ok", ""), "ok", call="fdatasync") == {"SWALLOWED"}
+    assert ending_faults(kit, "send-sync", ("ok", ""), "ok", call="fdatasync") == {"SWALLOWED"}
+    assert ending_faults(kit, "send", ("ok", ""), "ok", call="fdatasync") == set(), "flush=async promises less"
 
 
 def test_the_oracle_sees_answers_that_are_silently_other_ones(kit: dict[str, ModuleType]) -> None:

@@ -27,6 +27,7 @@ ROOT = TESTS.parent
 MINUTES = 55  # with TORTURE=1: the rest of an hour is for stages that end late
 GRACE = 1.5  # of a stage's seconds, and
 GRACE_S = 180  # beside: then it is ended
+ENDS_WITHIN_S = 60
 SHOWN_FAULTS = 10
 MISSING = 2  # the exit status of a stage that misses something on this machine
 NO_COMPILER = "missing: a C compiler"
@@ -87,7 +88,13 @@ STAGES = (
         "python -P -m pytest -m torture FILE::TEST --torture-seed SEED",
         least_s=120,  # one pipeline
     ),
-    Stage("faults", 26, script(TESTS / "faults" / "run.py"), "python tests/faults/run.py --case OPERATION:KIND:NUMBER"),
+    Stage(
+        "faults",
+        26,
+        script(TESTS / "faults" / "run.py"),
+        "python tests/faults/run.py --case OPERATION:KIND:NUMBER",
+        least_s=40,
+    ),
     Stage("kills", 16, script(HERE / "kills.py"), "python tests/torture/kills.py --seed SEED --round N --seconds 0"),
     Stage("stops", 8, script(HERE / "kills.py", "--stops"), "the same with --stops"),
     Stage("interrupts", 6, script(HERE / "interrupts.py"), "python tests/torture/interrupts.py --place OPERATION:N"),
@@ -117,15 +124,23 @@ def run_stage(stage: Stage, seed: int, seconds: float, folder: Path) -> Result:
             code: int | None = process.wait(seconds * GRACE + GRACE_S)
         except subprocess.TimeoutExpired:
             code = None
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
     status = {0: "ok", None: "did not end"}.get(code, "FAILED")
     if code == MISSING and "no C compiler" in log.read_text(errors="replace"):
         status = NO_COMPILER
     lines = log.read_text(errors="replace").splitlines()
     show(stage, status, lines, log)
     return Result(stage, status, time.monotonic() - begun, summary_of(stage, lines))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a stage: first so that tests end what they started in sessions of their own, then for certain."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_WITHIN_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def show(stage: Stage, status: str, lines: Sequence[str], log: Path) -> None:
