@@ -13,7 +13,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo notebooks test lint kills torture mutants compat bench wheel clean
+.PHONY: help setup demo notebooks test lint torture mutants compat bench wheel clean
 
 help: ## this list
 	@echo "Targets, each with its own set-up:"
@@ -40,11 +40,11 @@ lint: setup ## style, format, types: all three, also when the first finds someth
 	$(BIN)/mypy || bad=1; \
 	exit $$bad
 
-kills: setup ## kill pipelines at random, a few times (Java)
-	@$(BIN)/python -P -m pytest -m kills -rs -s -o faulthandler_timeout=900 $(or $(TESTS),tests/torture)
-
-torture: setup ## the long random runs
-	@$(BIN)/python -P -m pytest -m torture -o faulthandler_timeout=0 $(TESTS)
+# TORTURE=10: ten times as long. TORTURE_MINUTES=5: five minutes. TORTURE_SEED, TORTURE_STAGES: of tests/torture/run.py.
+torture: setup ## kills, faults, interrupts, mutations, clocks, pipelines: all at random, an hour (Java, gcc)
+	@$(BIN)/python tests/torture/run.py \
+		--minutes $(or $(TORTURE_MINUTES),$(shell expr 55 \* $(or $(TORTURE),1))) \
+		$(if $(TORTURE_SEED),--seed $(TORTURE_SEED)) $(if $(TORTURE_STAGES),--stages "$(TORTURE_STAGES)")
 
 mutants: setup ## alter every field that is written or read, one at a time: does a test notice? (an hour)
 	@$(BIN)/python tests/mutation/run.py

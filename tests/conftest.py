@@ -3,8 +3,10 @@
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +25,49 @@ settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
+_TORTURE_MINUTES = 2  # of a long run that does not name its minutes
+_ends_at = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of long random runs."""
+    group = parser.getgroup("torture", "long random runs")
+    group.addoption("--torture-seed", type=int, help="of the order of tests, and of `run_seed`; default: random")
+    group.addoption("--torture-seconds", type=float, help="begin only tests that end in time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed of this run, unless it is given; note when its time is over."""
+    if config.getoption("--torture-seed") is None:
+        config.option.torture_seed = Random().randrange(2**32)
+    if (seconds := config.getoption("--torture-seconds")) is not None:
+        config.stash[_ends_at] = time.monotonic() + seconds
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a long run for which the time does not suffice."""
+    mark = item.get_closest_marker("torture")
+    if mark and _ends_at in item.config.stash:
+        needed_s = mark.kwargs.get("minutes", _TORTURE_MINUTES) * 60
+        if time.monotonic() + needed_s > item.config.stash[_ends_at]:
+            pytest.skip("the time is over")
+
+
+@pytest.fixture
+def run_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of a long random run, another one in each run; a failure prints it."""
+    seed = int(request.config.getoption("--torture-seed"))
+    print("seed", seed)
+    return seed
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In parallel runs put files with Spark first: who begins a long one as the last is left alone with it."""
+    """In parallel runs put files with Spark first: who begins a long one as the last is left alone with it.
+
+    Where time is limited the seed shuffles the tests: each run tries others.
+    """
+    if _ends_at in config.stash:
+        Random(config.getoption("--torture-seed")).shuffle(items)
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("spark")}
         items.sort(key=lambda item: item.path not in slow)

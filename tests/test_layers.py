@@ -66,7 +66,7 @@ ONLY = {
     "mmap": "store.disk",
     "os": "store.disk store.testing java spark_session command.message_output command.all_commands",
     "shutil": "store.testing java command.health",
-    "signal": "store.disk command",
+    "signal": "store.disk store.testing command",
     "click": "command",
     "rich": "command",
     "socket": "store.disk.host",

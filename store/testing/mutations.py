@@ -8,7 +8,7 @@ aim at places that mean something (heads of records, units, head fields), the ot
 import os
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -54,10 +54,14 @@ class MutableStore:
     """A store that may be damaged and made whole again. One thread at a time.
 
     `pristine` must not be changed by anybody while this lives. `others` are stores of which files are mixed in.
+    `weights` says how often a file of a folder, or a file at the top, is chosen; 1 where it says nothing.
     """
 
-    def __init__(self, pristine: Path, work: Path, others: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, pristine: Path, work: Path, others: Sequence[Path] = (), weights: Mapping[str, int] | None = None
+    ) -> None:
         self.path = work
+        self._weights = _WEIGHTS if weights is None else weights
         self._pristine, self._others = pristine, others
         self._touched: list[Path] = []
         self._links = [path.relative_to(pristine) for path in sorted(pristine.rglob("*")) if path.is_file()]
@@ -105,7 +109,7 @@ class MutableStore:
             if (self.path / relative).is_file():
                 groups.setdefault(_group(relative), []).append(relative)
         names = sorted(groups)
-        name = random.choices(names, [_WEIGHTS.get(name, 1) for name in names])[0]
+        name = random.choices(names, [self._weights.get(name, 1) for name in names])[0]
         return random.choice(groups[name])
 
     def _change_bytes(self, random: Random) -> str:

@@ -32,7 +32,7 @@ from wrong_values import NO_WRONG_VALUE
 ROOT = Path(__file__).resolve().parent.parent.parent
 COPIED = ["rmq_spark", "store", "datasource", "tests", "docs", "setup.cfg", "pyspark_rmq.py"]
 TIME_LIMIT_S = 600  # of one mutant, on a busy machine: a hang is noticed too
-PYTEST = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "not spark and not torture and not kills"]
+PYTEST = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "not spark and not torture"]
 # hypothesis is imported before pytest can rewrite its assertions, which does no harm.
 PYTEST += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 KINDS = ["byte order", "width", "place", "name", "constant", "write", "read"]

@@ -72,7 +72,7 @@ def test_followers_between_any_two_steps_of_a_writer_see_each_message_once(tmp_p
     assert_faultless(seed, follow_step_by_step(tmp_path, seed))
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=0.2)
 @pytest.mark.parametrize("seed", range(1000, 1300))
 def test_followers_between_any_two_steps_of_many_writers_see_each_message_once(tmp_path: Path, seed: int) -> None:
     assert_faultless(seed, follow_step_by_step(tmp_path, seed))
@@ -174,7 +174,7 @@ def test_readers_beside_an_appending_process_see_each_message_once(tmp_path: Pat
     assert_faultless(seed, side_by_side.end())
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=11)
 def test_readers_beside_processes_that_are_killed_see_each_message_once(tmp_path: Path, seed: int) -> None:
     """Ten minutes, through some forty writers; each finds what the one before left when it was killed."""
     random = Random(seed)

@@ -170,13 +170,15 @@ def test_the_check_of_retries_sees_a_copy_that_came_twice() -> None:
         check_retries([*copies, copies[1]])
 
 
-@pytest.mark.kills
+@pytest.mark.torture(minutes=1.5)
 @pytest.mark.parametrize("model", ["concurrently", "orderly"])
-def test_a_listener_that_fails_in_a_driver_that_is_killed(start: Start, tmp_path: Path, model: str) -> None:
-    run_consumers(start, tmp_path, Random().randrange(2**32), model, 60, 2)
+def test_a_listener_that_fails_in_a_driver_that_is_killed(
+    start: Start, tmp_path: Path, run_seed: int, model: str
+) -> None:
+    run_consumers(start, tmp_path, run_seed, model, 60, 2)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=5)
 @pytest.mark.parametrize("model", ["concurrently", "orderly"])
 def test_a_listener_that_fails_in_a_driver_that_is_killed_ten_times(start: Start, tmp_path: Path, model: str) -> None:
     run_consumers(start, tmp_path, 1, model, 1_000, 10)

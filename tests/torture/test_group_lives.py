@@ -196,19 +196,21 @@ def run_lives(start: Start, folder: Path, seed: int, *, deaths: int, stops_a_lif
     lives.finish()
 
 
-@pytest.mark.kills
+@pytest.mark.torture(minutes=2)
 def test_a_groups_query_that_is_stopped_and_killed_four_times_loses_and_doubles_nothing(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, run_seed: int
 ) -> None:
-    run_lives(start, tmp_path, Random().randrange(2**32), deaths=4, stops_a_life=1, keep_share=1.0)
+    run_lives(start, tmp_path, run_seed, deaths=4, stops_a_life=1, keep_share=1.0)
 
 
-@pytest.mark.kills
-def test_a_group_goes_on_without_its_querys_checkpoint_and_loses_nothing(start: Start, tmp_path: Path) -> None:
-    run_lives(start, tmp_path, Random().randrange(2**32), deaths=3, stops_a_life=2, keep_share=0.5)
+@pytest.mark.torture(minutes=2)
+def test_a_group_goes_on_without_its_querys_checkpoint_and_loses_nothing(
+    start: Start, tmp_path: Path, run_seed: int
+) -> None:
+    run_lives(start, tmp_path, run_seed, deaths=3, stops_a_life=2, keep_share=0.5)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=5)
 @pytest.mark.parametrize("seed", range(10))
 def test_groups_whose_query_is_stopped_and_killed_a_hundred_times_lose_nothing(
     start: Start, tmp_path: Path, seed: int

@@ -169,12 +169,12 @@ def run_crew(start: Start, folder: Path, seed: int, messages: int) -> None:
     assert len(every) - len(set(every)) <= crew.rows_a_batch * 2, "a death or a stop costs one batch at most"
 
 
-@pytest.mark.kills
-def test_three_drivers_that_come_and_go_deliver_every_message(start: Start, tmp_path: Path) -> None:
-    run_crew(start, tmp_path, Random().randrange(2**32), 40_000)
+@pytest.mark.torture(minutes=2)
+def test_three_drivers_that_come_and_go_deliver_every_message(start: Start, tmp_path: Path, run_seed: int) -> None:
+    run_crew(start, tmp_path, run_seed, 40_000)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=5)
 @pytest.mark.parametrize("seed", range(3))
 def test_three_drivers_that_come_and_go_deliver_every_message_of_many(start: Start, tmp_path: Path, seed: int) -> None:
     run_crew(start, tmp_path, seed, 200_000)

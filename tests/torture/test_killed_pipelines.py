@@ -117,14 +117,14 @@ def run_lives(start: Start, folder: Path, seed: int, kills: int) -> None:
     assert_left_in_order(store)
 
 
-@pytest.mark.kills
-def test_a_pipeline_that_is_killed_four_times_copies_every_message_once(start: Start, tmp_path: Path) -> None:
-    seed = Random().randrange(2**32)
-    print("seed", seed)
-    run_lives(start, tmp_path, seed, kills=4)
+@pytest.mark.torture(minutes=1.5)
+def test_a_pipeline_that_is_killed_four_times_copies_every_message_once(
+    start: Start, tmp_path: Path, run_seed: int
+) -> None:
+    run_lives(start, tmp_path, run_seed, kills=4)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=4)
 @pytest.mark.parametrize("seed", range(10))
 def test_pipelines_that_are_killed_a_hundred_times_copy_every_message_once(
     start: Start, tmp_path: Path, seed: int

@@ -84,16 +84,14 @@ def kill_executors(start: Start, folder: Path, home: Path, seed: int, kills: int
     assert read_bodies(folder / "store") == list(range(count)), f"seed {seed}, {killed} kills"
 
 
-@pytest.mark.kills
+@pytest.mark.torture(minutes=1.5)
 def test_a_pipeline_whose_executors_are_killed_copies_every_message_once(
-    start: Start, tmp_path: Path, spark_home: Path
+    start: Start, tmp_path: Path, spark_home: Path, run_seed: int
 ) -> None:
-    seed = Random().randrange(2**32)
-    print("seed", seed)
-    kill_executors(start, tmp_path, spark_home, seed, kills=2)
+    kill_executors(start, tmp_path, spark_home, run_seed, kills=2)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=4)
 @pytest.mark.parametrize("seed", range(5))
 def test_pipelines_whose_executors_are_killed_for_long_copy_every_message_once(
     start: Start, tmp_path: Path, spark_home: Path, seed: int
@@ -101,7 +99,7 @@ def test_pipelines_whose_executors_are_killed_for_long_copy_every_message_once(
     kill_executors(start, tmp_path, spark_home, seed, kills=20)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=3)
 def test_what_failed_and_doubled_attempts_staged_is_written_once(
     start: Start, tmp_path: Path, spark_home: Path
 ) -> None:

@@ -14,7 +14,7 @@ from rmq_spark.store.errors import GroupConflictError
 if TYPE_CHECKING:
     from tests.torture.conftest import Life
 
-pytestmark = [pytest.mark.spark, pytest.mark.kills]
+pytestmark = [pytest.mark.spark, pytest.mark.torture(minutes=1)]
 
 GROUP = "waiters"  # of waiting_life.py
 STARTS_WITHIN_S = 120
