@@ -134,5 +134,6 @@ def report_losses(losses: list[Loss], fail: bool, counted: str = "") -> None:
         refuse_losses(losses)
     for loss in losses:
         _LOG.warning("rmq: skipped, failOnDataLoss=false: %s", loss)
-    if losses:
-        _LOG.warning("rmq: skipped %d messages in all%s", sum(loss.count for loss in losses), counted)
+    count = sum(loss.count for loss in losses)
+    if count:
+        _LOG.warning("rmq: skipped %d messages in all%s", count, counted)

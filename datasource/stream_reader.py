@@ -12,6 +12,7 @@ get a copy that knows nothing but the settings. What Spark 4.3 does, and what fo
   either.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,11 @@ from rmq_spark.datasource.planning import (
     check_progress,
     clip_ranges,
     count_new,
+    describe_unsubscribed,
     is_same,
     plan_batch,
     ranges_between,
+    refuse_unsubscribed,
     resolve_positions,
 )
 from rmq_spark.datasource.settings import ReadSettings
@@ -66,6 +69,8 @@ from rmq_spark.store.units import QueueKey
 if TYPE_CHECKING:
     from rmq_spark.datasource.group_share import GroupShare
     from rmq_spark.store import Ticker
+
+_LOG = logging.getLogger("rmq_spark")
 
 _GROUP_LOOK_MS = 50.0  # between two looks at the consumer group while a trigger waits for a message
 _COUNTED = ', counted under "@".lost in the offset of this batch'
@@ -217,11 +222,18 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         if not self._view.has_looked:
             self._look([part.queue for part in ranges])
-        unsubscribed = self._view.unsubscribed([part.queue for part in ranges])
+        unsubscribed = self._unsubscribed([part.queue for part in ranges])
         kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
         pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
         return [plan_partition(self._view, [piece], self._fence(piece.queue)) for piece in pieces]
+
+    def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Return those of the queues that the query does not read. Raises OptionError for one without leave to lose."""
+        found = self._view.unsubscribed(queues)
+        if self._options.fail_on_data_loss:
+            refuse_unsubscribed(found, str(self._options.subscription))
+        return found
 
     def _fence(self, queue: QueueKey) -> Fence | None:
         """Return what a task has to show to read the queue, if it has to."""
@@ -313,7 +325,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "the consumer group's offset",
                 clip=True,
             )
-            progress = check_progress(before, bounds, placed, self._view.unsubscribed(before.positions))
+            unsubscribed = self._unsubscribed(before.positions)
+            if unsubscribed:
+                what = describe_unsubscribed(unsubscribed, str(self._options.subscription))
+                _LOG.warning("rmq: failOnDataLoss=false: %s. The query drops these positions", what)
+            progress = check_progress(before, bounds, placed, unsubscribed)
             progress = replace(progress, losses=[*progress.losses, *gone, *share.losses])
             report_losses(progress.losses, fail, _COUNTED)
             return progress

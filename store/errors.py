@@ -48,10 +48,14 @@ class DataLossError(RmqError):
         self.topic, self.queue_id, self.begin, self.end, self.why = topic, queue_id, begin, end, why
 
     def __str__(self) -> str:
+        count = self.end - self.begin
+        what = (
+            f"{count} messages, queue offsets [{self.begin}, {self.end})" if count else f"messages from {self.begin} on"
+        )
         return (
-            f"data loss in queue {self.topic}/{self.queue_id}: {self.end - self.begin} messages, queue "
-            f"offsets [{self.begin}, {self.end}), cannot be read any more: {self.why}. To go on without "
-            "them set failOnDataLoss=false: they are skipped, and how many is logged."
+            f"data loss in queue {self.topic}/{self.queue_id}: {what}, cannot be read any more: {self.why}. To go on "
+            "without them set failOnDataLoss=false: they are skipped, and the log says "
+            + ("how many." if count else "so; how many is not known.")
         )
 
 
