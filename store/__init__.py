@@ -70,11 +70,13 @@ if TYPE_CHECKING:
     from rmq_spark.store.format.rows import DecodeLimits
     from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought, has_sought
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
+    from rmq_spark.store.group.allocation import find_strategy
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
     from rmq_spark.store.group.beginnings import find_beginnings
     from rmq_spark.store.group.group_name import check_consumer_group
     from rmq_spark.store.group.last_words import publish_last_offsets
+    from rmq_spark.store.group.members import group_members
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.query_group import GroupStep, GroupTerms, QueryGroup
     from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
@@ -139,7 +141,9 @@ __all__ = [
     "export_parquet",
     "failed_column_type",
     "find_beginnings",
+    "find_strategy",
     "group_lag",
+    "group_members",
     "group_offsets",
     "groups",
     "has_sought",
@@ -215,11 +219,13 @@ _MODULES = {
     "format.rows": "DecodeLimits",
     "format.sought": "has_sought Sought SOUGHT_COLUMNS",
     "group.admin": "group_lag group_offsets groups reset_offsets",
+    "group.allocation": "find_strategy",
     "group.arrival_wait": "wait_for_arrival",
     "group.assignment": "check_epochs",
     "group.beginnings": "find_beginnings",
     "group.group_name": "check_consumer_group",
     "group.last_words": "publish_last_offsets",
+    "group.members": "group_members",
     "group.offset_file": "read_group_offsets",
     "group.query_group": "GroupStep GroupTerms QueryGroup",
     "group.suspended": "Suspended Suspension write_outcomes",

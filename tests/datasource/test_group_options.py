@@ -67,6 +67,16 @@ def test_what_would_change_nothing_or_contradicts_is_refused_with_what_to_do(giv
 
 
 @pytest.mark.parametrize(
+    "name", ["nonsense", "consistentHash:0", "machineRoom:", "config:[1]", "no_such_module:f", "os.path:no_such_name"]
+)
+@pytest.mark.parametrize("given", [SHARED, SHARED | {"orderly": "true"}])
+def test_a_strategy_that_is_none_is_refused_before_a_store_is_looked_at(given, name) -> None:
+    with pytest.raises(OptionError, match="accepted are avg") as caught:
+        parse(given | {"allocateStrategy": name})
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "given",
     [
         SHARED | {"allocateStrategy": "circle", "groupFallback": "earliest", "orderly": "true"},
