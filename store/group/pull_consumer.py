@@ -36,7 +36,7 @@ from rmq_spark.store.group.pull_status import PullStatus
 from rmq_spark.store.group.whole_number import MAX_LONG, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
 
 __all__ = ["DEFAULT_COLUMNS", "HOLD_MS", "PULL_MESSAGES", "PullConsumer"]
 
@@ -148,9 +148,11 @@ class PullConsumer:
         """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
 
         "lower": the first message stored at or after it; "upper": the last one at or before it; "nearest": as
-        RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, NotFoundError.
+        RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, seconds too, NotFoundError.
         """
         time_ms = check_whole("search_offset: at", _ms(at), -MAX_LONG)
+        if is_in_seconds(time_ms) and not isinstance(at, datetime):
+            raise OptionError(f"search_offset: at={time_ms} {describe_seconds(time_ms)}.")
         self._look()
         return self._reader.offset_at_time(queue, time_ms, rule)
 

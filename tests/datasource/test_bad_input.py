@@ -209,6 +209,8 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.read(startingOffset="earliest"),
     "a wrong filter": lambda case: case.read(sql92="price >"),
     "tags without a tag": lambda case: case.read(tags="||"),
+    "tags separated by something else": lambda case: case.read(tags="a,b"),
+    "a time in seconds": lambda case: case.read(startingTimestamp="1700000000"),
     "two filters for one topic": lambda case: case.read(tags="A", sql92="price > 10"),
     "a filter for a topic that is not read": lambda case: case.read(tags='{"payments": "A"}'),
     "a value that is none of the words": lambda case: case.read(startingOffsets="earlyest"),

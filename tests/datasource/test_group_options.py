@@ -8,7 +8,7 @@ from rmq_spark.store.errors import OptionError
 GROUP = {"consumerGroup": "billing"}
 SHARED = GROUP | {"assignment": "shared"}
 LOUD = GROUP | {"messageModel": "broadcasting"}
-TIME = {"startingTimestamp": "5"}
+TIME = {"startingTimestamp": "1000000000005"}
 BY_TIME = TIME | {"groupFallback": "timestamp"}
 AT_GROUP = {"startingOffsets": "group"}
 TOGETHER = "groupFallback=timestamp and startingTimestamp go together"
