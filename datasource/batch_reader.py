@@ -21,6 +21,7 @@ from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.splitting import pack_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import find_ends, find_starts
+from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
 from rmq_spark.datasource.values import EARLIEST, LATEST
 from rmq_spark.store import Sought
 from rmq_spark.store.units import QueueKey
@@ -56,7 +57,10 @@ class RmqBatchReader(DataSourceReader):
 
     def _plan(self, view: StoreView) -> list[InputPartition]:
         view.look()
-        ranges, options = select(view, self._ranges(view), self._pushdown), self._options
+        options, ranges = self._options, self._ranges(view)
+        warn_of_pattern(options.subscription, list(view.bounds), view.store)
+        warn_of_filters(options.filters, ranges, view.store)
+        ranges = select(view, ranges, self._pushdown)
         if options.keys is None and options.message_ids is None:
             return self._partitions_of(view, ranges)
         sought = Sought(options.keys or (), options.message_ids or ())

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 
 from rmq_spark.datasource import clocks
 from rmq_spark.datasource.batch_reader import plan_partition, read_planned, report_losses
-from rmq_spark.datasource.limits import must_wait
+from rmq_spark.datasource.limits import QueueRange, must_wait
 from rmq_spark.datasource.offsets import (
     StreamOffset,
     decode_offset,
@@ -61,6 +61,7 @@ from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.suspension import held_queues
 from rmq_spark.datasource.timestamps import find_starts
+from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
 from rmq_spark.datasource.values import LATEST, MARK
 from rmq_spark.store import parent_process_id, wait_for_arrival
 from rmq_spark.store.errors import RmqError, StoreChangedError
@@ -110,6 +111,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last answer, in both forms
         self._planned: tuple[Share, Mapping[QueueKey, int]] | None = None  # the last plan: whose queues, and how far
         self._report: dict[str, Any] | None = None
+        self._has_warned = False  # of what matches nothing: at the first look of a run
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_settings": self._settings}
@@ -277,6 +279,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view.look(known)
         if self._view.bounds is not bounds:
             self._report = None
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn_of_unmatched()
+
+    def _warn_of_unmatched(self) -> None:
+        """Warn, when the query begins, of a pattern and of filters that match nothing by now; both are legal."""
+        options, bounds, store = self._options, self._view.bounds, self._view.store
+        warn_of_pattern(options.subscription, list(bounds), store)
+        held = [QueueRange(queue, there.min_offset, there.max_offset) for queue, there in bounds.items()]
+        warn_of_filters(options.filters, held, store)
 
     def _plan(self, before: StreamOffset, share: Share, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
         """Return the end of the next batch, and when the clock alone could change it, if ever."""
