@@ -24,6 +24,7 @@ _LOG = logging.getLogger("rmq_spark")
 
 SAMPLED_QUEUES = 16  # of those that a filter is for, spread over them
 SAMPLED_MESSAGES = 256  # newest, and as many oldest, of each
+_PLACES = SAMPLED_MESSAGES // 64  # so that the places that `wanted_share` looks at are side by side
 _SHOWN_NAMES = 12
 _IN_COLUMNS = {"TAGS", "KEYS"}  # properties that are columns of their own
 
@@ -86,6 +87,9 @@ def _sample(parts: Sequence[QueueRange]) -> Iterator[QueueRange]:
 
 
 def _has_match(store: StoreReader, part: QueueRange, wanted: RowFilter) -> bool:
+    """Say whether a message matches. Of tags the units are asked; True where they have none, as those of batches."""
+    if wanted.codes is not None:
+        return store.wanted_share(part.queue, part.begin, part.end, wanted, _PLACES) > 0
     found = store.read_on(part.queue, part.begin, part.end, ("queueOffset",), DecodeLimits(), wanted)
     return any(one.batch.num_rows for one in found)
 
