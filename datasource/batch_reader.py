@@ -16,6 +16,7 @@ from rmq_spark.datasource.partition_reader import read_partition
 from rmq_spark.datasource.planning import Loss, clip_ranges, find_ahead, refuse_losses, resolve_positions
 from rmq_spark.datasource.pushdown import Pushdown
 from rmq_spark.datasource.pushed_filters import PushedFilters
+from rmq_spark.datasource.read_rights import ReadRights
 from rmq_spark.datasource.selection import look_up, select
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.splitting import pack_ranges
@@ -58,6 +59,9 @@ class RmqBatchReader(DataSourceReader):
     def _plan(self, view: StoreView) -> list[InputPartition]:
         view.look()
         options, ranges = self._options, self._ranges(view)
+        rights = ReadRights(view.path, options)
+        rights.look(view.store, view.bounds)
+        ranges = [part for part in ranges if rights.allows(part.queue)]
         warn_of_pattern(options.subscription, list(view.bounds), view.store)
         warn_of_filters(options.filters, ranges, view.store)
         ranges = select(view, ranges, self._pushdown)

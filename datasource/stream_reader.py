@@ -54,6 +54,7 @@ from rmq_spark.datasource.planning import (
     refuse_unsubscribed,
     resolve_positions,
 )
+from rmq_spark.datasource.read_rights import ReadRights
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.splitting import split_ranges
@@ -96,6 +97,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
         self._view = StoreView(options)
         self._end = StreamEnd(options)
+        self._rights = ReadRights(self._view.path, options)
         self._group = _group_share(options, self._view)
         # Only who takes part in a group was asked to write to the store: such a query delivers what waited there.
         log_path = self._view.commit_log_path
@@ -199,7 +201,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = self._decode(start)
         self._look(before.positions)
         self._end.look(self._view.store, self._view.bounds, now_ms)
-        share = Share() if self._group is None else self._group.look(before, self._view.bounds)
+        share = Share() if self._group is None else self._group.look(before, self._readable())
         after, until_ms = self._plan(before, share, limits, now_ms)
         self._planned, self._report = (share, after.positions), None
         if self._group is not None:
@@ -279,6 +281,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view.look(known)
         if self._view.bounds is not bounds:
             self._report = None
+        self._rights.look(self._view.store, self._view.bounds)
         if not self._has_warned:
             self._has_warned = True
             self._warn_of_unmatched()
@@ -323,7 +326,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_read(self, queue: QueueKey) -> bool:
         """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
-        return self._end.covers(queue) and (self._snapshot is None or queue in self._snapshot)
+        is_new = self._snapshot is not None and queue not in self._snapshot
+        return self._end.covers(queue) and self._rights.allows(queue) and not is_new
+
+    def _readable(self) -> Bounds:
+        """Return the bounds of the queues that the query's group may read: among them its members share."""
+        return {queue: there for queue, there in self._view.bounds.items() if self._rights.allows(queue)}
 
     def _check_progress(self, before: StreamOffset, bounds: Bounds, share: Share) -> Progress:
         """Return where the queues stand, after the losses were raised or logged."""

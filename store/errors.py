@@ -6,6 +6,7 @@
     └── StoreError             the store on disk does not allow what was asked
         ├── StorePathError         no store there, or a kind of store that is not supported
         ├── NotFoundError          no such topic or queue
+        ├── NoPermissionError      a topic or a group is closed to consumers: have an administrator open it
         ├── OffsetRangeError       the queue exists, the offset asked for does not
         ├── DamageError            bytes on disk break the format: evidence in the message
         ├── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
@@ -69,6 +70,13 @@ class StorePathError(StoreError):
 
 class NotFoundError(StoreError, LookupError):
     """The topic or queue is not in the store. The message lists what is."""
+
+
+class NoPermissionError(StoreError):
+    """The store's configuration does not let a consumer group read: RocketMQ's NO_PERMISSION.
+
+    The topic's `perm` lacks read, or the group has consumeEnable=false. A reader without a group is not refused.
+    """
 
 
 class OffsetRangeError(StoreError, LookupError):
