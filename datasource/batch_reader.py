@@ -16,11 +16,13 @@ from rmq_spark.datasource.partition_reader import read_partition
 from rmq_spark.datasource.planning import Loss, clip_ranges, find_ahead, refuse_losses, resolve_positions
 from rmq_spark.datasource.pushdown import Pushdown
 from rmq_spark.datasource.pushed_filters import PushedFilters
+from rmq_spark.datasource.read_rights import ReadRights
 from rmq_spark.datasource.selection import look_up, select
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.splitting import pack_ranges
 from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.timestamps import find_ends, find_starts
+from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
 from rmq_spark.datasource.values import EARLIEST, LATEST
 from rmq_spark.store import Sought
 from rmq_spark.store.units import QueueKey
@@ -56,7 +58,13 @@ class RmqBatchReader(DataSourceReader):
 
     def _plan(self, view: StoreView) -> list[InputPartition]:
         view.look()
-        ranges, options = select(view, self._ranges(view), self._pushdown), self._options
+        options, ranges = self._options, self._ranges(view)
+        rights = ReadRights(view.path, options)
+        rights.look(view.store, view.bounds)
+        ranges = [part for part in ranges if rights.allows(part.queue)]
+        warn_of_pattern(options.subscription, list(view.bounds), view.store)
+        warn_of_filters(options.filters, ranges, view.store)
+        ranges = select(view, ranges, self._pushdown)
         if options.keys is None and options.message_ids is None:
             return self._partitions_of(view, ranges)
         sought = Sought(options.keys or (), options.message_ids or ())
@@ -134,5 +142,6 @@ def report_losses(losses: list[Loss], fail: bool, counted: str = "") -> None:
         refuse_losses(losses)
     for loss in losses:
         _LOG.warning("rmq: skipped, failOnDataLoss=false: %s", loss)
-    if losses:
-        _LOG.warning("rmq: skipped %d messages in all%s", sum(loss.count for loss in losses), counted)
+    count = sum(loss.count for loss in losses)
+    if count:
+        _LOG.warning("rmq: skipped %d messages in all%s", count, counted)

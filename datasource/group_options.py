@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rmq_spark.datasource.values import GROUP, Positions, show_duration
-from rmq_spark.store import check_consumer_group, retry_topic_of
+from rmq_spark.store import check_consumer_group, find_strategy, retry_topic_of
 from rmq_spark.store.errors import OptionError
 
 # Option -> where its value goes.
@@ -83,8 +83,8 @@ _DEFAULTS = {field.name: field.default for field in fields(GroupOptions)}
 def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
     """Return the group's options of those that were given, None without consumerGroup.
 
-    Raises OptionError for a name that RocketMQ refuses, and for options that mean nothing without a group or contradict
-    each other.
+    Raises OptionError for a name that RocketMQ refuses, for a strategy that does not exist or cannot be imported, and
+    for options that mean nothing without a group or contradict each other.
     """
     if "consumerGroup" not in found:
         for name in _FOR_GROUPS:
@@ -94,6 +94,8 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
     check_consumer_group(found["consumerGroup"])
     options = GroupOptions(**{field: found[name] for name, field in GROUP_FIELDS.items() if name in found})
     _refuse_idle(options, found)
+    if "allocateStrategy" in found:
+        find_strategy(options.strategy)
     if options.is_broadcasting and options.is_shared:
         raise OptionError(
             "messageModel=broadcasting and assignment=shared are both given. In broadcasting every query reads all "

@@ -46,7 +46,8 @@ class ConsumedRows(WriterCommitMessage):
 class ListenerJob:
     """What tasks and commit of one `consume` need to know. `options` are those of `mode=sendBack`.
 
-    `drops`: what failed is not sent back. `is_shared`: the group's queries share its queues.
+    `drops`: what failed is not sent back. `is_shared`: the group's queries share its queues. `retry_topic` is the one
+    that the query reads, None for a query that reads none.
     """
 
     listener: Listener
@@ -54,6 +55,7 @@ class ListenerJob:
     options: SinkOptions
     drops: bool = False
     is_shared: bool = False
+    retry_topic: str | None = None
 
     @property
     def _stops_queues(self) -> bool:
@@ -127,7 +129,13 @@ class ListenerJob:
             }
         resends = self.options.expired_original == "resend"
         return ListenerTask(
-            self.listener, self.terms, lambda names: Row(*names), histories, drops=self.drops, resends=resends
+            self.listener,
+            self.terms,
+            lambda names: Row(*names),
+            histories,
+            drops=self.drops,
+            resends=resends,
+            retry_topic=self.retry_topic,
         )
 
 

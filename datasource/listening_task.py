@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_spark.datasource.listening import (
     ORDERLY,
@@ -25,7 +26,7 @@ from rmq_spark.datasource.listening import (
     consume_orderly,
 )
 from rmq_spark.datasource.listening_values import values_of
-from rmq_spark.store import COPY_TIMES
+from rmq_spark.store import COPY_TIMES, is_system_topic
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
 
@@ -44,7 +45,7 @@ class ListenerTask:
 
     When `failed_batches` is at its end, `outcomes` has the orderly queues that were stopped or went on, `rows` and
     `failures` count rows: given to the listener or not, and failed. `resends`: rows bring what is needed to send them
-    anew.
+    anew. `retry_topic` is the one that the query reads, None for a query that reads none.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class ListenerTask:
         *,
         drops: bool = False,
         resends: bool = False,
+        retry_topic: str | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener, self._terms, self._make_row = listener, terms, make_row
         self._histories, self._drops, self._monotonic_s = histories, drops, monotonic_s
+        self._retry_topic = retry_topic
         # Of a column that only a row made anew needs, the query may have made something else.
         self._kept = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
         self.outcomes: list[QueueOutcome] = []
@@ -111,7 +114,7 @@ class ListenerTask:
                 _refuse_nameless(piece)
                 columns = [values_of(column) for column in piece.columns]
                 named = dict(zip(piece.schema.names, columns, strict=True))
-                topics = named[_topic_column(piece)]
+                topics = _physical_topics(piece, self._retry_topic)
                 places = zip(topics, named["queueId"], named["queueOffset"], named["reconsumeTimes"], strict=True)
                 for row, (values, (topic, queue_id, offset, times)) in enumerate(
                     zip(zip(*columns, strict=True), places, strict=True)
@@ -124,6 +127,23 @@ class ListenerTask:
 
 def _topic_column(piece: pa.RecordBatch) -> str:
     return next(name for name in TOPIC_COLUMNS if name in piece.schema.names)
+
+
+def _physical_topics(piece: pa.RecordBatch, retry_topic: str | None) -> list[str]:
+    """Return the topic of each row's queue, also where the rows show only the topic to which they were first sent.
+
+    Only a retry topic has messages that are consumed again under their first topic: RocketMQ counts reconsumeTimes in
+    copies that it puts there, and other topics get 0 (SendMessageProcessor, 4.9 and 5.3).
+    """
+    column = _topic_column(piece)
+    topics: list[str] = piece.column(column).to_pylist()
+    if column == "physicalTopic" or retry_topic is None:
+        return topics
+    are_copies = pc.greater(piece.column("reconsumeTimes"), 0).to_pylist()
+    return [
+        retry_topic if is_copy and not is_system_topic(topic) else topic
+        for topic, is_copy in zip(topics, are_copies, strict=True)
+    ]
 
 
 def _refuse_nameless(piece: pa.RecordBatch) -> None:

@@ -11,7 +11,7 @@ from rmq_spark.datasource.limits import FitBytes, MeasureBytes, QueueRange, take
 from rmq_spark.datasource.offsets import StreamOffset
 from rmq_spark.datasource.options import Limits
 from rmq_spark.datasource.values import EARLIEST, LATEST, Positions
-from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError
+from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.units import QueueBounds, QueueKey
 
 Bounds = Mapping[QueueKey, QueueBounds]
@@ -24,7 +24,8 @@ AHEAD = (
     "it is to go on"
 )
 VANISHED = "the store has no such queue any more, and looking twice did not find it"
-UNSUBSCRIBED = "the checkpoint has a position in the queue, but the query does not subscribe to it any more"
+UNSUBSCRIBED = "the query does not subscribe to the queue, which the checkpoint names"
+_SHOWN_TOPICS, _SHOWN_QUEUES = 5, 8  # that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Loss:
         return self.end - self.begin
 
     def __str__(self) -> str:
+        if not self.count:
+            return f"messages of queue {self.queue} from queue offset {self.begin} on: {self.why}"
         return f"{self.count} messages of queue {self.queue}, queue offsets [{self.begin}, {self.end}): {self.why}"
 
 
@@ -131,18 +134,45 @@ class Progress:
     losses: list[Loss]
 
 
+def describe_unsubscribed(queues: Collection[QueueKey], subscription: str) -> str:
+    """Return what is wrong with a checkpoint that has positions in `queues`, which the query does not read."""
+    ids: dict[str, list[str]] = {}
+    for queue in sorted(queues):
+        ids.setdefault(queue.topic, []).append(str(queue.queue_id))
+    shown = [
+        f"{topic} (queue{'s' if len(some) > 1 else ''} {', '.join(some[:_SHOWN_QUEUES])}"
+        f"{' …' if len(some) > _SHOWN_QUEUES else ''})"
+        for topic, some in ids.items()
+    ]
+    more = f" and {len(shown) - _SHOWN_TOPICS} more topics" if len(shown) > _SHOWN_TOPICS else ""
+    return (
+        f"the checkpoint is not one of {subscription}: it has positions in {', '.join(shown[:_SHOWN_TOPICS])}{more}, "
+        "to which the query does not subscribe"
+    )
+
+
+def refuse_unsubscribed(queues: Collection[QueueKey], subscription: str) -> None:
+    """Raise OptionError if a checkpoint has positions in `queues`, which the query does not read; nothing for none."""
+    if queues:
+        raise OptionError(
+            f"{describe_unsubscribed(queues, subscription)}; expected a checkpoint of the same topics. Give this query "
+            "a checkpointLocation of its own, or subscribe to those topics again. With failOnDataLoss=false the query "
+            "drops these positions and does not read what is left there."
+        )
+
+
 def check_progress(
     offset: StreamOffset, bounds: Bounds, starts: Mapping[QueueKey, int], unsubscribed: Collection[QueueKey] = ()
 ) -> Progress:
     """Return where the queues of `bounds` stand after `offset`, which is not the initial one, or is with `starts`.
 
     A queue that the offset does not name begins at its place in `starts`, else at its earliest message. A queue
-    that `bounds` does not name has vanished, and is left out from now on.
+    that `bounds` does not name has vanished, unless it is in `unsubscribed`. The next offset names neither.
     """
     losses = [
-        Loss(queue, position, position, UNSUBSCRIBED if queue in unsubscribed else VANISHED)
+        Loss(queue, position, position, VANISHED)
         for queue, position in offset.positions.items()
-        if queue not in bounds
+        if queue not in bounds and queue not in unsubscribed
     ]
     begins, new = {}, {}
     for queue, there in bounds.items():
@@ -212,13 +242,16 @@ def ranges_between(before: StreamOffset, after: StreamOffset) -> list[QueueRange
     """Return what a batch from `before` to `after` reads, sorted by queue; nothing where the end lies before.
 
     A queue begins at its place in the `seeks` of `after`; else, if `before` does not name it, in the `starts` of
-    `after`, else where it ends.
+    `after`, else where it ends. A batch does not read what `after` counts as lost behind the position in `before`.
     """
     if before == after:  # a batch without news, in which `starts` and `seeks` are history
         return []
     starts = after.starts or {}
+    counted = {
+        queue: at + after.lost.get(queue, 0) - before.lost.get(queue, 0) for queue, at in before.positions.items()
+    }
     ranges = [
-        QueueRange(queue, after.seeks.get(queue, before.positions.get(queue, starts.get(queue, end))), end)
+        QueueRange(queue, after.seeks.get(queue, counted.get(queue, starts.get(queue, end))), end)
         for queue, end in after.positions.items()
     ]
     return sorted((part for part in ranges if part.count > 0), key=lambda part: part.queue)

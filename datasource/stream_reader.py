@@ -13,6 +13,7 @@ get a copy that knows nothing but the settings. What Spark 4.3 does, and what fo
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from rmq_spark.datasource import clocks
 from rmq_spark.datasource.batch_reader import plan_partition, read_planned, report_losses
-from rmq_spark.datasource.limits import must_wait
+from rmq_spark.datasource.limits import QueueRange, must_wait
 from rmq_spark.datasource.offsets import (
     StreamOffset,
     decode_offset,
@@ -47,11 +48,14 @@ from rmq_spark.datasource.planning import (
     check_progress,
     clip_ranges,
     count_new,
+    describe_unsubscribed,
     is_same,
     plan_batch,
     ranges_between,
+    refuse_unsubscribed,
     resolve_positions,
 )
+from rmq_spark.datasource.read_rights import ReadRights
 from rmq_spark.datasource.settings import ReadSettings
 from rmq_spark.datasource.share import Share
 from rmq_spark.datasource.splitting import split_ranges
@@ -59,6 +63,7 @@ from rmq_spark.datasource.store_view import StoreView
 from rmq_spark.datasource.stream_end import StreamEnd
 from rmq_spark.datasource.suspension import held_queues
 from rmq_spark.datasource.timestamps import find_starts
+from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
 from rmq_spark.datasource.values import LATEST, MARK
 from rmq_spark.store import parent_process_id, wait_for_arrival
 from rmq_spark.store.errors import RmqError, StoreChangedError
@@ -67,6 +72,8 @@ from rmq_spark.store.units import QueueKey
 if TYPE_CHECKING:
     from rmq_spark.datasource.group_share import GroupShare
     from rmq_spark.store import Ticker
+
+_LOG = logging.getLogger("rmq_spark")
 
 _GROUP_LOOK_MS = 50.0  # between two looks at the consumer group while a trigger waits for a message
 _COUNTED = ', counted under "@".lost in the offset of this batch'
@@ -91,6 +98,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
         self._view = StoreView(options)
         self._end = StreamEnd(options)
+        self._rights = ReadRights(self._view.path, options)
         self._group = _group_share(options, self._view)
         # Only who takes part in a group was asked to write to the store: such a query delivers what waited there.
         log_path = self._view.commit_log_path
@@ -106,6 +114,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last answer, in both forms
         self._planned: tuple[Share, Mapping[QueueKey, int]] | None = None  # the last plan: whose queues, and how far
         self._report: dict[str, Any] | None = None
+        self._has_warned = False  # of what matches nothing: at the first look of a run
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_settings": self._settings}
@@ -198,7 +207,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = self._decode(start)
         self._look(before.positions)
         self._end.look(self._view.store, self._view.bounds, now_ms)
-        share = Share() if self._group is None else self._group.look(before, self._view.bounds)
+        share = Share() if self._group is None else self._group.look(before, self._readable())
         after, until_ms = self._plan(before, share, limits, now_ms)
         self._planned, self._report = (share, after.positions), None
         is_idle = is_same(before, after)
@@ -225,11 +234,18 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         if not self._view.has_looked:
             self._look([part.queue for part in ranges])
-        unsubscribed = self._view.unsubscribed([part.queue for part in ranges])
+        unsubscribed = self._unsubscribed([part.queue for part in ranges])
         kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
         pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
         return [plan_partition(self._view, [piece], self._fence(piece.queue)) for piece in pieces]
+
+    def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Return those of the queues that the query does not read. Raises OptionError for one without leave to lose."""
+        found = self._view.unsubscribed(queues)
+        if self._options.fail_on_data_loss:
+            refuse_unsubscribed(found, str(self._options.subscription))
+        return found
 
     def _fence(self, queue: QueueKey) -> Fence | None:
         """Return what a task has to show to read the queue, if it has to."""
@@ -273,6 +289,17 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view.look(known)
         if self._view.bounds is not bounds:
             self._report = None
+        self._rights.look(self._view.store, self._view.bounds)
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn_of_unmatched()
+
+    def _warn_of_unmatched(self) -> None:
+        """Warn, when the query begins, of a pattern and of filters that match nothing by now; both are legal."""
+        options, bounds, store = self._options, self._view.bounds, self._view.store
+        warn_of_pattern(options.subscription, list(bounds), store)
+        held = [QueueRange(queue, there.min_offset, there.max_offset) for queue, there in bounds.items()]
+        warn_of_filters(options.filters, held, store)
 
     def _plan(self, before: StreamOffset, share: Share, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
         """Return the end of the next batch, and when the clock alone could change it, if ever."""
@@ -307,7 +334,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_read(self, queue: QueueKey) -> bool:
         """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
-        return self._end.covers(queue) and (self._snapshot is None or queue in self._snapshot)
+        is_new = self._snapshot is not None and queue not in self._snapshot
+        return self._end.covers(queue) and self._rights.allows(queue) and not is_new
+
+    def _readable(self) -> Bounds:
+        """Return the bounds of the queues that the query's group may read: among them its members share."""
+        return {queue: there for queue, there in self._view.bounds.items() if self._rights.allows(queue)}
 
     def _check_progress(self, before: StreamOffset, bounds: Bounds, share: Share) -> Progress:
         """Return where the queues stand, after the losses were raised or logged."""
@@ -321,7 +353,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "the consumer group's offset",
                 clip=True,
             )
-            progress = check_progress(before, bounds, placed, self._view.unsubscribed(before.positions))
+            unsubscribed = self._unsubscribed(before.positions)
+            if unsubscribed:
+                what = describe_unsubscribed(unsubscribed, str(self._options.subscription))
+                _LOG.warning("rmq: failOnDataLoss=false: %s. The query drops these positions", what)
+            progress = check_progress(before, bounds, placed, unsubscribed)
             progress = replace(progress, losses=[*progress.losses, *gone, *share.losses])
             report_losses(progress.losses, fail, _COUNTED)
             return progress

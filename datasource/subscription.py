@@ -132,3 +132,9 @@ def named_topics(subscription: Subscription | None) -> tuple[str, ...] | None:
     if isinstance(chosen, Topics):
         return chosen.names
     return tuple({queue.topic for queue in chosen.queues}) if isinstance(chosen, Assignment) else None
+
+
+def spelled_topics(subscription: Subscription | None) -> tuple[str, ...]:
+    """Return the topics that a query spells out: of a pattern its alternatives, which may be expressions."""
+    chosen = subscription.chosen if isinstance(subscription, WithRetry) else subscription
+    return tuple(chosen.text.split("|")) if isinstance(chosen, Pattern) else named_topics(chosen) or ()

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
 
 # As in Kafka's offset JSON: a queue offset may be one of these instead.
 LATEST = -1
@@ -280,10 +280,16 @@ def parse_times(text: str, now_ms: int) -> Times:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Return ms since the epoch for a number of them, an ISO 8601 time with its zone, or `-10m` before now."""
+    """Return ms since the epoch for a number of them, an ISO 8601 time with its zone, or `-10m` before now.
+
+    A number of ms before 2001 is refused but for 0: it is a number of seconds.
+    """
     stripped = text.strip()
     if re.fullmatch(r"\d+", stripped, re.ASCII) and _number(stripped) <= COUNT_MAX:
-        return _number(stripped)
+        time_ms = _number(stripped)
+        if is_in_seconds(time_ms):
+            raise Unacceptable(f"has the number {time_ms}, which {describe_seconds(time_ms)}.")
+        return time_ms
     accepted = 'Accepted: ms since 1970, "2026-01-31T12:00:00Z", "2026-01-31T12:00:00+01:00", "-10m" (before now).'
     relative = _NUMBER_AND_UNIT.fullmatch(stripped[1:].lower()) if stripped.startswith("-") else None
     if relative is not None:

@@ -1,5 +1,6 @@
 """`consume`: a listener in RocketMQ's manner, run by a streaming query."""
 
+import inspect
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ from rmq_spark.datasource.options import ReadOptions, parse_options
 from rmq_spark.datasource.schema import Field
 from rmq_spark.datasource.send_back_schema import check_send_back_schema
 from rmq_spark.datasource.sink_options import SinkOptions
+from rmq_spark.datasource.subscription import spelled_topics
 from rmq_spark.store import check_retrying_group, retry_topic_of
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.units import QueueKey
@@ -75,6 +77,7 @@ def consume(
     store, source = _absolute(parse_value(_PATH, str(path), 0)), _find_source(df)
     _check_source(source, store, group, model)
     _check_columns(df, model, resends=resends)
+    retry_topic = _find_retry_topic(df, source, group)
     _check_pickles(listener)
     is_broadcasting = source.group is not None and source.group.is_broadcasting
     if model == ORDERLY and not is_broadcasting:
@@ -93,7 +96,7 @@ def consume(
     )
     name = f"rmq_listener_{uuid.uuid4().hex}"
     is_shared = source.group is not None and source.group.is_shared
-    job = ListenerJob(listener, terms, options, drops=is_broadcasting, is_shared=is_shared)
+    job = ListenerJob(listener, terms, options, drops=is_broadcasting, is_shared=is_shared, retry_topic=retry_topic)
     df.sparkSession.dataSource.register(make_sink(name, job))
     writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", checkpoint)
     if query_name is not None:
@@ -106,8 +109,7 @@ def consume(
 def _check_terms(
     listener: object, model: str, batch_size: int, max_reconsume_times: int | None, timeout: float | None
 ) -> ListenerTerms:
-    if not callable(listener):
-        raise OptionError(f"listener is {listener!r}, which cannot be called. Give a function of messages and context.")
+    _check_signature(listener)
     if model not in _MAX_RECONSUME_TIMES:
         raise OptionError(f'model={model!r} is none of: "{CONCURRENTLY}", "{ORDERLY}".')
     if not _is_count(batch_size, 1):
@@ -122,6 +124,30 @@ def _check_terms(
     most = max_reconsume_times if max_reconsume_times not in (None, -1) else _MAX_RECONSUME_TIMES[model]
     assert most is not None
     return ListenerTerms(model, batch_size, most, timeout)
+
+
+def _check_signature(listener: object) -> None:
+    """Raise OptionError for a listener that cannot be called with messages and context, or answers with no status."""
+    if not callable(listener):
+        raise OptionError(f"listener is {listener!r}, which cannot be called. Give a function of messages and context.")
+    name = getattr(listener, "__qualname__", type(listener).__name__)
+    call = listener if inspect.isroutine(listener) else getattr(listener, "__call__", listener)  # noqa: B004
+    if any(check(call) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
+        raise OptionError(
+            f"the listener {name} is a coroutine or a generator; expected a function that returns a status. Call what "
+            "it awaits or yields within an ordinary function."
+        )
+    try:
+        signature = inspect.signature(listener)
+    except ValueError:  # of a function in C that does not show its arguments
+        return
+    try:
+        signature.bind([], ConsumeContext("", 0))
+    except TypeError as error:
+        raise OptionError(
+            f"the listener {name} is called with two arguments, messages and context, and takes {signature}: {error}. "
+            "Declare it as def listener(messages, context)."
+        ) from None
 
 
 def _check_expired(word: str) -> str:
@@ -237,6 +263,23 @@ def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
     used = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
     fields = [Field(one.name, one.dataType.simpleString(), one.nullable) for one in df.schema.fields]
     check_send_back_schema([field for field in fields if field.name in used])
+
+
+def _find_retry_topic(df: "DataFrame", source: ReadOptions, group: str) -> str | None:
+    """Return the retry topic that the stream reads, None without one.
+
+    Raises OptionError for a stream that reads the retry topic of another group, too, and lacks physicalTopic: a row of
+    such a topic shows the topic to which it was first sent, so its queue cannot be known.
+    """
+    retry, read = retry_topic_of(group), source.for_stream().subscription
+    prefix = retry.removesuffix(group)
+    others = [name for name in spelled_topics(read) if name.startswith(prefix) and name != retry]
+    if others and "physicalTopic" not in df.columns:
+        raise OptionError(
+            f"the rows lack physicalTopic, and the stream reads {', '.join(others)}, whose rows show the topic to "
+            'which they were first sent. Add .option("columns", "*") to the source, and keep that column.'
+        )
+    return retry if read is not None and read.covers(QueueKey(retry, 0)) else None
 
 
 def _check_order(df: "DataFrame") -> None:

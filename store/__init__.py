@@ -65,18 +65,30 @@ if TYPE_CHECKING:
     )
     from rmq_spark.store.filter.tag_expression import parse_tag_expression
     from rmq_spark.store.format.columns import COLUMNS
+    from rmq_spark.store.format.config_json import TopicConfig
     from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
     from rmq_spark.store.format.filenames import check_sent_topic, is_system_topic
     from rmq_spark.store.format.rows import DecodeLimits
     from rmq_spark.store.format.sought import SOUGHT_COLUMNS, Sought, has_sought
     from rmq_spark.store.group.admin import group_lag, group_offsets, groups, reset_offsets
+    from rmq_spark.store.group.allocation import find_strategy
     from rmq_spark.store.group.arrival_wait import wait_for_arrival
     from rmq_spark.store.group.assignment import check_epochs
     from rmq_spark.store.group.beginnings import find_beginnings
     from rmq_spark.store.group.group_name import check_consumer_group
     from rmq_spark.store.group.last_words import publish_last_offsets
+    from rmq_spark.store.group.members import group_members
     from rmq_spark.store.group.offset_file import read_group_offsets
     from rmq_spark.store.group.query_group import GroupStep, GroupTerms, QueryGroup
+    from rmq_spark.store.group.read_rights import (
+        GroupRights,
+        describe_beyond,
+        describe_closed,
+        is_beyond,
+        is_closed,
+        refuse_queue,
+        refuse_topic,
+    )
     from rmq_spark.store.group.suspended import Suspended, Suspension, write_outcomes
     from rmq_spark.store.log.message_search import SearchAnswer, Span, subtract_spans
     from rmq_spark.store.log.store_reader import StoreReader
@@ -95,6 +107,7 @@ __all__ = [
     "DecodeLimits",
     "Expression",
     "GroupLag",
+    "GroupRights",
     "GroupStep",
     "GroupTerms",
     "MessageStore",
@@ -119,6 +132,7 @@ __all__ = [
     "Suspension",
     "TaskStage",
     "Ticker",
+    "TopicConfig",
     "TopicSummary",
     "abort_copies",
     "abort_sink",
@@ -135,15 +149,21 @@ __all__ = [
     "compile_filter",
     "count_text",
     "create_store",
+    "describe_beyond",
+    "describe_closed",
     "dump",
     "export_parquet",
     "failed_column_type",
     "find_beginnings",
+    "find_strategy",
     "group_lag",
+    "group_members",
     "group_offsets",
     "groups",
     "has_sought",
     "import_parquet",
+    "is_beyond",
+    "is_closed",
     "is_filtered_by_default",
     "is_system_topic",
     "only_tags",
@@ -158,6 +178,8 @@ __all__ = [
     "read_group_offsets",
     "read_stopped_queues",
     "refuse_missing_places",
+    "refuse_queue",
+    "refuse_topic",
     "repair",
     "republish_dead_letters",
     "reset_offsets",
@@ -210,18 +232,22 @@ _MODULES = {
     "filter.row_filter": "compile_filter Expression is_filtered_by_default only_tags RowFilter SQL92 TAG",
     "filter.tag_expression": "parse_tag_expression",
     "format.columns": "COLUMNS",
+    "format.config_json": "TopicConfig",
     "format.encoding": "MESSAGE_COLUMNS",
     "format.filenames": "check_sent_topic is_system_topic",
     "format.rows": "DecodeLimits",
     "format.sought": "has_sought Sought SOUGHT_COLUMNS",
     "group.admin": "group_lag group_offsets groups reset_offsets",
+    "group.allocation": "find_strategy",
     "group.arrival_wait": "wait_for_arrival",
     "group.assignment": "check_epochs",
     "group.beginnings": "find_beginnings",
     "group.group_name": "check_consumer_group",
     "group.last_words": "publish_last_offsets",
+    "group.members": "group_members",
     "group.offset_file": "read_group_offsets",
     "group.query_group": "GroupStep GroupTerms QueryGroup",
+    "group.read_rights": "describe_beyond describe_closed GroupRights is_beyond is_closed refuse_queue refuse_topic",
     "group.suspended": "Suspended Suspension write_outcomes",
     "log.message_search": "SearchAnswer Span subtract_spans",
     "log.store_reader": "StoreReader",

@@ -6,6 +6,7 @@
     └── StoreError             the store on disk does not allow what was asked
         ├── StorePathError         no store there, a kind that is not supported, or no right to read or write a path
         ├── NotFoundError          no such topic or queue
+        ├── NoPermissionError      a topic or a group is closed to consumers: have an administrator open it
         ├── OffsetRangeError       the queue exists, the offset asked for does not
         ├── DamageError            bytes on disk break the format: evidence in the message
         ├── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
@@ -48,10 +49,14 @@ class DataLossError(RmqError):
         self.topic, self.queue_id, self.begin, self.end, self.why = topic, queue_id, begin, end, why
 
     def __str__(self) -> str:
+        count = self.end - self.begin
+        what = (
+            f"{count} messages, queue offsets [{self.begin}, {self.end})" if count else f"messages from {self.begin} on"
+        )
         return (
-            f"data loss in queue {self.topic}/{self.queue_id}: {self.end - self.begin} messages, queue "
-            f"offsets [{self.begin}, {self.end}), cannot be read any more: {self.why}. To go on without "
-            "them set failOnDataLoss=false: they are skipped, and how many is logged."
+            f"data loss in queue {self.topic}/{self.queue_id}: {what}, cannot be read any more: {self.why}. To go on "
+            "without them set failOnDataLoss=false: they are skipped, and the log says "
+            + ("how many." if count else "so; how many is not known.")
         )
 
 
@@ -69,6 +74,13 @@ class StorePathError(StoreError):
 
 class NotFoundError(StoreError, LookupError):
     """The topic or queue is not in the store. The message lists what is."""
+
+
+class NoPermissionError(StoreError):
+    """The store's configuration does not let a consumer group read: RocketMQ's NO_PERMISSION.
+
+    The topic's `perm` lacks read, or the group has consumeEnable=false. A reader without a group is not refused.
+    """
 
 
 class OffsetRangeError(StoreError, LookupError):

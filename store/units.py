@@ -6,6 +6,23 @@ commit log. Ranges are half-open, `[begin, end)`.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+LAST_SECONDS_MS = 978_307_200_000  # 2001-01-01: no RocketMQ message is older, and seconds of this century are less
+
+
+def is_in_seconds(time_ms: int) -> bool:
+    """Say whether a number given as ms since the epoch cannot be meant so: seconds were given. 0 is the beginning."""
+    return 0 < time_ms <= LAST_SECONDS_MS
+
+
+def describe_seconds(time_ms: int) -> str:
+    """Return what is wrong with a time that `is_in_seconds`, as the rest of a sentence that begins with the number."""
+    day = datetime.fromtimestamp(time_ms // 1000, UTC).date()
+    return (
+        f"is the day {day} in ms since 1970, and the unit is milliseconds; expected 0, or a time after 2001. Multiply "
+        "seconds by 1000"
+    )
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -1,5 +1,6 @@
 """consume() through real Spark: listeners that fail, in both models and in broadcasting, and what is refused."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark import ConsumeContext, OptionError
+from rmq_spark.consuming import _check_terms as check_terms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -114,6 +116,27 @@ def test_a_row_that_fails_comes_again_from_the_retry_topic_and_ends_as_a_dead_le
     assert rmq_spark.group_offsets(orders.path, "billing")["orders"] == {0: 3, 1: 3}
 
 
+def test_with_the_default_columns_a_call_of_merged_partitions_has_rows_of_one_queue(orders: Orders) -> None:
+    calls = orders.folder / "calls"
+
+    def frame() -> "DataFrame":
+        options = {"subscribe": "orders", "consumerGroup": "billing", "startingOffsets": "earliest"}
+        return orders.spark.readStream.format("rmq").options(**options).load(str(orders.path)).coalesce(1)
+
+    def answer(body: str, context: ConsumeContext) -> object:
+        with calls.open("a") as file:
+            file.write(f"{context.topic}/{context.queue_id} {body}\n")
+        return None if context.topic == "orders" and body == "0-0" else "CONSUME_SUCCESS"
+
+    orders.run(answer, frame(), batch_size=1)
+    assert calls.read_text().splitlines()[0] == "orders/0 0-0"
+    calls.unlink()
+    time.sleep(1.1)
+    orders.store.send("orders", "0-3", queue_id=0)
+    orders.run(answer, frame(), batch_size=10)
+    assert sorted(calls.read_text().splitlines()) == ["%RETRY%billing/0 0-0", "orders/0 0-3"]
+
+
 def test_rows_behind_ack_index_go_back_when_the_listener_says(orders: Orders) -> None:
     def answer(body: str, context: ConsumeContext) -> str:
         context.ack_index, context.delay_level_when_next_consume = 1, -1
@@ -188,6 +211,70 @@ def test_what_does_not_fit_together_is_refused_before_anything_runs(
     with pytest.raises(OptionError, match=message):
         orders.consume(lambda body, context: None, orders.stream(**source), **given)
     assert orders.queries == []
+
+
+def no_context(messages: list[Any]) -> str:
+    return "CONSUME_SUCCESS"
+
+
+def three(messages: list[Any], context: ConsumeContext, more: object) -> str:
+    return "CONSUME_SUCCESS"
+
+
+def by_name(messages: list[Any], *, context: ConsumeContext) -> str:
+    return "CONSUME_SUCCESS"
+
+
+async def later(messages: list[Any], context: ConsumeContext) -> str:
+    return "CONSUME_SUCCESS"
+
+
+def one_by_one(messages: list[Any], context: ConsumeContext) -> Iterator[str]:
+    yield "CONSUME_SUCCESS"
+
+
+class Waiting:
+    async def __call__(self, messages: list[Any], context: ConsumeContext) -> str:
+        return "CONSUME_SUCCESS"
+
+
+@pytest.mark.parametrize("listener", [no_context, three, by_name, lambda: None, later, one_by_one, Waiting()])
+def test_a_listener_whose_signature_does_not_fit_is_refused_before_anything_runs(
+    orders: Orders, listener: Callable[..., object]
+) -> None:
+    where = {"path": orders.path, "group": "billing", "checkpoint_location": orders.folder / "checkpoint"}
+    with pytest.raises(OptionError, match=r"is called with two arguments, messages and context|is a coroutine or a"):
+        orders.queries.append(rmq_spark.consume(orders.stream(), listener, **where, trigger=NOW))
+
+
+def with_default(messages: list[Any], context: ConsumeContext, more: int = 1) -> str:
+    return "CONSUME_SUCCESS"
+
+
+def with_any(*arguments: Any) -> str:
+    return "CONSUME_SUCCESS"
+
+
+class Listener:
+    def consume(self, messages: list[Any], context: ConsumeContext) -> str:
+        return "CONSUME_SUCCESS"
+
+    def __call__(self, messages: list[Any], context: ConsumeContext) -> str:
+        return "CONSUME_SUCCESS"
+
+
+@pytest.mark.parametrize(
+    "listener", [with_default, with_any, functools.partial(three, more=1), Listener(), Listener().consume, max]
+)
+def test_a_listener_that_takes_messages_and_context_is_not_refused(listener: Callable[..., object]) -> None:
+    assert check_terms(listener, "concurrently", 1, None, None).batch_size == 1
+
+
+def test_another_groups_retry_topic_needs_the_column_that_names_it(orders: Orders) -> None:
+    orders.store.create_topic("%RETRY%other", 1)
+    columns = "topic,queueId,queueOffset,commitLogOffset,reconsumeTimes,body"
+    with pytest.raises(OptionError, match=r"lack physicalTopic, and the stream reads %RETRY%other"):
+        orders.consume(lambda body, context: None, orders.stream(subscribe="orders,%RETRY%other", columns=columns))
 
 
 def test_a_place_whose_type_the_query_changed_is_refused(orders: Orders) -> None:

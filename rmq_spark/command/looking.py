@@ -70,22 +70,27 @@ def _say_problems(path: str, topics: Iterable[Any]) -> None:
 def groups(path: str, commit_log_path: str | None, as_json: bool) -> None:
     """List the consumer groups: their topics, how many messages and seconds they are behind, and who is in them.
 
-    A group whose queries have not published an offset yet has no queues here. `rmq lag` goes queue by queue.
+    A group whose queries have not published an offset yet has no queues here. Members are living queries, also those
+    that have no queue. `rmq lag` goes queue by queue.
     """
     with waiting("reading offsets"):
         names = rmq_spark.groups(path, commit_log_path=commit_log_path)
         table = rows_of(rmq_spark.group_lag(path, commit_log_path=commit_log_path))
+        living = rows_of(rmq_spark.group_members(path, commit_log_path=commit_log_path))
     of_group: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in table:
         of_group[row["group"]].append(row)
-    rows = [_group_row(name, of_group[name]) for name in names]
+    members: dict[str, list[str]] = defaultdict(list)
+    for row in living:
+        members[row["group"]].append(row["member"])
+    rows = [_group_row(name, of_group[name], members[name]) for name in names]
     columns = ("group", "topics", "queues", "lagMessages", "lagBytes", "secondsBehind", "members")
     shown = [{**row, "members": len(row["members"])} for row in rows]
     nothing = "There are no consumer groups yet."
     show(rows if as_json else shown, columns, as_json=as_json, nothing=nothing, spared=("lagBytes", "queues"))
 
 
-def _group_row(name: str, queues: list[dict[str, Any]]) -> dict[str, Any]:
+def _group_row(name: str, queues: list[dict[str, Any]], members: list[str]) -> dict[str, Any]:
     return {
         "group": name,
         "topics": sorted({row["topic"] for row in queues}),
@@ -93,7 +98,7 @@ def _group_row(name: str, queues: list[dict[str, Any]]) -> dict[str, Any]:
         "lagMessages": sum(row["lagMessages"] or 0 for row in queues),
         "lagBytes": sum(row["lagBytes"] or 0 for row in queues),
         "secondsBehind": max((row["secondsBehind"] or 0.0 for row in queues), default=None),
-        "members": sorted({row["member"] for row in queues} - {None}),
+        "members": members,
     }
 
 

@@ -91,18 +91,15 @@ def cat(
                 out.write((table if limit is None else table.slice(0, limit - out.messages)).select(names))
                 if limit is not None and out.messages >= limit:
                     break
-    _say_how_many(out.messages, form, output, tags or "")
+    _say_how_many(out.messages, form, output)
 
 
-def _say_how_many(count: int, form: str, output: str | None, tags: str) -> None:
-    """Say how many messages went to a file, or that there is none; and why, where one bar makes two tags one."""
+def _say_how_many(count: int, form: str, output: str | None) -> None:
+    """Say how many messages went to a file, or that there is none."""
     if output not in (None, "-"):
         say(f"{count:,} messages are in {output}.")
     elif not count and form == "text":
         say("No message.")
-    if not count and "|" in tags.replace("||", ""):
-        meant = " || ".join(tag.strip() for tag in tags.split("|") if tag.strip())
-        say(f'--tags {tags!r}: "|" is part of a tag here. Alternatives need "||": --tags {meant!r}.')
 
 
 def _names(columns: str) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from rmq_spark.store.units import describe_seconds, is_in_seconds
+
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _LAST_MS = 2**63 - 1
@@ -23,6 +25,8 @@ class Moment(click.ParamType):
         if isinstance(value, int):
             return value
         if value.isdecimal() and int(value) <= _LAST_MS:
+            if is_in_seconds(int(value)):
+                self.fail(f"{value} {describe_seconds(int(value))}.", param, ctx)
             return int(value)
         shift = re.fullmatch(r"(?:now)?([+-])(\d{1,12})(ms|s|m|h|d)|now", value)
         if shift is not None:

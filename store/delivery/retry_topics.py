@@ -9,26 +9,20 @@ Both are made when the first message goes there, readable and writable. Source: 
 #consumerSendMsgBack, SubscriptionGroupConfig (4.9, 5.3; %DLQ% readable since 4.9.2).
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmq_spark.store.delivery.retry_decision import MAX_RECONSUME_TIMES
-from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError, OptionError
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.config_json import GroupConfig, decode_groups_file
+from rmq_spark.store.format.config_json import GroupConfig
+from rmq_spark.store.group.group_config import NEXT_STEP, group_config_path, read_group_config
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.topic_writer import TopicWriter
 from rmq_spark.store.log.topics import MAX_QUEUES
 
 DEAD_LETTER_QUEUES = 1  # AbstractSendMessageProcessor#DLQ_NUMS_PER_GROUP
-
-_TRIES = 4
-_WAIT_SECONDS = 0.02  # doubled each time: a broker overwrites the file in place within milliseconds
-_NEXT_STEP = "Restore the file from a copy, or remove it and its .bak: then every group has RocketMQ's defaults."
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ def read_retry_topics(root: str, group: str, max_reconsume_times: int | None = N
     """
     check_retrying_group(group)
     config = read_group_config(root, group) or GroupConfig(group)
-    path = _path(root)
+    path = group_config_path(root)
     if config.retry_queue_count <= 0:
         raise OptionError(
             f'consumer group "{group}" has retryQueueNums={config.retry_queue_count} in {path}: a broker would answer '
@@ -99,40 +93,8 @@ def read_retry_topics(root: str, group: str, max_reconsume_times: int | None = N
         )
     if config.retry_queue_count > MAX_QUEUES:
         what, found = f"retryQueueNums of group {group}", config.retry_queue_count
-        raise DamageError(what, path, 0, f"at most {MAX_QUEUES}", found, _NEXT_STEP)
+        raise DamageError(what, path, 0, f"at most {MAX_QUEUES}", found, NEXT_STEP)
     limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
     # A retry topic that is there may have fewer queues than the group was given since.
     there = TopicWriter(Disk(), root).write_queues(filenames.retry_topic(group))
     return RetryTopics(group, min(config.retry_queue_count, there or config.retry_queue_count), limit)
-
-
-def read_group_config(root: str, group: str, sleep: Callable[[float], None] = time.sleep) -> GroupConfig | None:
-    """Return what config/subscriptionGroup.json says of a group, None where it does not name it, or is not there.
-
-    One that is half written is read again before its `.bak` counts (ConfigManager#load). Raises DamageError.
-    """
-    path = _path(root)
-    problem = ""
-    for attempt in range(_TRIES):
-        text = files.read_small(path)
-        if not text:
-            break
-        try:
-            return decode_groups_file(text).groups.get(group)
-        except ValueError as error:
-            problem = str(error)
-            sleep(_WAIT_SECONDS * 2**attempt)
-    text = files.read_small(path + filenames.BACKUP_SUFFIX)
-    try:
-        if text:
-            return decode_groups_file(text).groups.get(group)
-    except ValueError as error:
-        problem = str(error)
-    if problem:
-        what = "not the JSON of consumer groups, nor is its .bak"
-        raise DamageError(what, path, 0, "JSON", problem, _NEXT_STEP)
-    return None
-
-
-def _path(root: str) -> str:
-    return files.join(root, filenames.CONFIG, filenames.SUBSCRIPTION_GROUP_JSON)

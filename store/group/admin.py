@@ -33,7 +33,7 @@ from rmq_spark.store.group.suspended import forget_stopped
 from rmq_spark.store.group.whole_number import check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
 
 EARLIEST, LATEST = "earliest", "latest"
 _SHOWN_COUNT = 12
@@ -189,15 +189,17 @@ def _time_ms(to: object) -> int:
                 f"reset_offsets: to={to!r} has no time zone. Give one, as in datetime(…, tzinfo=timezone.utc), or ms "
                 "since the epoch."
             )
-        to = round(to.timestamp() * 1000)
+        return max(0, round(to.timestamp() * 1000))
     try:
-        return check_whole("to", to, 0)
+        time_ms = check_whole("to", to, 0)
     except OptionError:
-        pass
-    raise OptionError(
-        f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets as '
-        '{"topic": {0: 12}}.'
-    )
+        raise OptionError(
+            f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets '
+            'as {"topic": {0: 12}}.'
+        ) from None
+    if is_in_seconds(time_ms):
+        raise OptionError(f"reset_offsets: to={time_ms} {describe_seconds(time_ms)}.")
+    return time_ms
 
 
 def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None) -> list[list[QueueKey]]:

@@ -5,6 +5,7 @@ stand `pull` (what one pull finds), `pull_hold` and `arrival_wait` (waiting), `o
 Follows DefaultMQPullConsumer (4.9.8).
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -34,12 +35,23 @@ from rmq_spark.store.group.pull_hold import PullHold, hold_ms
 from rmq_spark.store.group.pull_limits import PullLimits, limits_of_broker
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.group.pull_status import PullStatus
+from rmq_spark.store.group.read_rights import (
+    GroupRights,
+    describe_beyond,
+    describe_closed,
+    is_beyond,
+    is_closed,
+    refuse_queue,
+    refuse_topic,
+)
 from rmq_spark.store.group.whole_number import MAX_LONG, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
 
 __all__ = ["DEFAULT_COLUMNS", "HOLD_MS", "PULL_MESSAGES", "PullConsumer"]
+
+_LOG = logging.getLogger("rmq_spark")
 
 PULL_MESSAGES = 32
 HOLD_MS = 20_000  # DefaultMQPullConsumer#brokerSuspendMaxTimeMillis
@@ -105,6 +117,8 @@ class PullConsumer(Synchronized):
         self._offsets = OffsetMemory()
         self._wanted: dict[str, RowFilter | None] = {}
         self._is_closed = False
+        self._rights = None if group is None else GroupRights(self._reader.path, group, sleep=sleep)
+        self._told: set[str] = set()  # topics of which was said that consumers may not read them
 
     def __enter__(self) -> "PullConsumer":
         self._refuse_if_closed()
@@ -136,9 +150,17 @@ class PullConsumer(Synchronized):
 
     @synchronized
     def queues(self, topic: str) -> list[QueueKey]:
-        """Return the topic's queues by queue id. Raises NotFoundError, which names other topics."""
+        """Return the topic's queues by queue id, with a group those that RocketMQ gives to consumers.
+
+        Raises NotFoundError, which names other topics, and NoPermissionError for a topic that a group may not read.
+        """
         self._look()
-        return self._reader.queues(topic)
+        queues = self._reader.queues(topic)
+        if self.group is None:
+            return queues
+        configs = self._reader.topic_configs()
+        refuse_topic(configs, topic, self.group)
+        return [queue for queue in queues if not is_beyond(configs, queue)]
 
     @synchronized
     def min_offset(self, queue: QueueKey) -> int:
@@ -157,9 +179,11 @@ class PullConsumer(Synchronized):
         """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
 
         "lower": the first message stored at or after it; "upper": the last one at or before it; "nearest": as
-        RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, NotFoundError.
+        RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, seconds too, NotFoundError.
         """
         time_ms = check_whole("search_offset: at", _ms(at), -MAX_LONG)
+        if is_in_seconds(time_ms) and not isinstance(at, datetime):
+            raise OptionError(f"search_offset: at={time_ms} {describe_seconds(time_ms)}.")
         self._look()
         return self._reader.offset_at_time(queue, time_ms, rule)
 
@@ -183,7 +207,7 @@ class PullConsumer(Synchronized):
 
         An offset outside the queue is answered by a status. What `subscribe` said of the topic holds; `accept` says of
         an array of tags codes which are wanted. Raises OptionError for what is no queue offset and for `max_messages`
-        below 1, NotFoundError, DamageError.
+        below 1, NotFoundError, NoPermissionError where a broker refuses the group, DamageError.
         """
         offset, max_messages = check_offset("pull", offset), check_whole("max_messages", max_messages, 1)
         self._deliver()
@@ -338,7 +362,22 @@ class PullConsumer(Synchronized):
         wait_ms = None if self._ticker is None else self._ticker.tick_now()
         return None if wait_ms is None else self._now_ms() + wait_ms
 
+    def _check_rights(self, queue: QueueKey) -> None:
+        """Raise what a broker refuses to the group; without a group say once what a broker would refuse."""
+        configs = self._reader.topic_configs()
+        if self._rights is not None and self.group is not None:
+            self._rights.check()
+            if is_beyond(configs, queue):
+                self._reader.bounds(queue)  # a queue that does not exist is another error
+            refuse_queue(configs, queue, self.group)
+        elif queue.topic not in self._told and (is_closed(configs, queue.topic) or is_beyond(configs, queue)):
+            self._told.add(queue.topic)
+            closed = is_closed(configs, queue.topic)
+            found = describe_closed(configs, queue.topic) if closed else describe_beyond(configs, queue)
+            _LOG.warning("rmq: %s. Consumer groups may not read it; this reader has no group, and does", found)
+
     def _pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:
+        self._check_rights(queue)
         return pull(
             self._reader,
             queue,

@@ -12,7 +12,11 @@ from rmq_spark.store.units import QueueBounds
 
 
 class GetMessageStatus(StrEnum):
-    """How a store answers a pull; RocketMQ's names."""
+    """How a store answers a pull; RocketMQ's names.
+
+    RocketMQ's word for a missing queue is not among them: a broker makes the queue that it is asked for and answers
+    NO_MESSAGE_IN_QUEUE (findConsumeQueue, 4.9 and 5.3), and here that is an error.
+    """
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # messages were passed over, and none is wanted
@@ -21,7 +25,6 @@ class GetMessageStatus(StrEnum):
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"  # beyond the next message to come
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"  # the next message to come
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"  # before the first message that is still there
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"  # no such queue
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"  # nothing was ever stored in it
 
 
@@ -51,13 +54,8 @@ class Answer:
     next_begin_offset: int
 
 
-def answer_by_bounds(bounds: QueueBounds | None, offset: int) -> Answer | None:
-    """Return the answer to a pull from `offset` if the bounds alone give it, None if the queue is to be read.
-
-    `bounds` None: there is no such queue.
-    """
-    if bounds is None:
-        return Answer(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0)
+def answer_by_bounds(bounds: QueueBounds, offset: int) -> Answer | None:
+    """Return the answer to a pull from `offset` if the bounds alone give it, None if the queue is to be read."""
     if bounds.max_offset == 0:
         return Answer(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0)
     if offset < bounds.min_offset:
@@ -105,7 +103,7 @@ def response_code(status: GetMessageStatus, offset: int) -> ResponseCode:
             return ResponseCode.PULL_RETRY_IMMEDIATELY
         case GetMessageStatus.OFFSET_FOUND_NULL | GetMessageStatus.OFFSET_OVERFLOW_ONE:
             return ResponseCode.PULL_NOT_FOUND
-        case GetMessageStatus.NO_MATCHED_LOGIC_QUEUE | GetMessageStatus.NO_MESSAGE_IN_QUEUE if offset == 0:
+        case GetMessageStatus.NO_MESSAGE_IN_QUEUE if offset == 0:
             return ResponseCode.PULL_NOT_FOUND
     return ResponseCode.PULL_OFFSET_MOVED
 

@@ -3,7 +3,7 @@
 The layers below do the work; here they are put together, and names that a user typed meet what is there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +22,7 @@ from rmq_spark.store.errors import (
 from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.config_json import TopicConfig
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.sought import Sought
@@ -115,6 +116,12 @@ class StoreReader:
         if not found:
             raise NotFoundError(describe_missing_topic(topic, self.topics(), self.path))
         return found
+
+    def topic_configs(self) -> Mapping[str, TopicConfig]:
+        """Return what topics.json says now, by topic, {} without one. It is the same object while the file is."""
+        self._refuse_if_closed()
+        self._topics.look_at_configs()
+        return self._topics.configs
 
     def refresh(self) -> bool:
         """Look at the disk again; say whether bounds, queues or topics may have moved since the last look.

@@ -13,6 +13,7 @@ from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import (
     BATCH_QUEUE_TYPE,
+    PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
     QUEUE_TYPE,
@@ -91,7 +92,9 @@ class TopicWriter:
                 filenames.check_topic_name(topic)
                 count = count or (queue_count if isinstance(queue_count, int) else queue_count[topic])
                 attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
-                made[topic] = TopicConfig(topic, count, count, perm, attributes=attributes)
+                # Without the bit a broker makes no topic by itself (TopicConfigManager, 4.9 and 5.3).
+                bits = perm | PERM_INHERIT if topic == filenames.AUTO_CREATE_TOPIC else perm
+                made[topic] = TopicConfig(topic, count, count, bits, attributes=attributes)
             counts[topic] = count
         if made:
             self._write(made, now_ms)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import rmq_spark
+from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
+from rmq_spark.store.units import QueueKey
 
 Rmq = Callable[..., Any]
 
@@ -140,3 +142,14 @@ def test_a_group_that_is_not_there_is_an_error_that_names_those_that_are(rmq: Rm
     ran = rmq("lag", demo, "biling")
     assert ran.status == 1
     assert "billing" in ran.err
+
+
+def test_groups_lists_members_that_have_no_queue(rmq: Rmq, store: Path) -> None:
+    queries = [QueryGroup(str(store), GroupTerms("reporting", "shared")) for _ in range(2)]
+    for query in queries * 2:
+        query.step([QueueKey("orders", 0)], {}, None)
+    rows = {row["group"]: row for row in rmq("groups", store, "--json").rows}
+    assert rows["reporting"]["members"] == sorted(query.member_id for query in queries)
+    assert rows["billing"]["members"] == []
+    for query in queries:
+        query.leave({})

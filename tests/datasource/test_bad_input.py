@@ -122,6 +122,14 @@ def other_source(case: Case) -> None:
     case.stream()
 
 
+def other_topic(case: Case) -> None:
+    case.stream()
+    messages = [SampleMessage(topic, 0, b"x") for topic in ("orders", "payments") for _ in range(3)]
+    shutil.rmtree(case.store)
+    build_store(case.store, messages)
+    case.stream(subscribe="payments")
+
+
 def rebuilt_shorter(case: Case) -> None:
     case.stream()
     shutil.rmtree(case.store)
@@ -201,6 +209,8 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.read(startingOffset="earliest"),
     "a wrong filter": lambda case: case.read(sql92="price >"),
     "tags without a tag": lambda case: case.read(tags="||"),
+    "tags separated by something else": lambda case: case.read(tags="a,b"),
+    "a time in seconds": lambda case: case.read(startingTimestamp="1700000000"),
     "two filters for one topic": lambda case: case.read(tags="A", sql92="price > 10"),
     "a filter for a topic that is not read": lambda case: case.read(tags='{"payments": "A"}'),
     "a value that is none of the words": lambda case: case.read(startingOffsets="earlyest"),
@@ -226,6 +236,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a path that is no local one": lambda case: case.read("s3://bucket/store"),
     "a checkpoint of another version": other_version,
     "a checkpoint of another source": other_source,
+    "a checkpoint of another topic": other_topic,
     "no such path": lambda case: case.read("/nowhere"),
     "a path that is a file": lambda case: case.read(str(case.segment(0))),
     "a path that is no store": then(

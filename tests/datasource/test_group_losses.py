@@ -10,7 +10,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store import GroupTerms, QueryGroup
-from rmq_spark.store.errors import DataLossError
+from rmq_spark.store.errors import DataLossError, OptionError
 from rmq_spark.store.units import QueueKey
 
 SUBSCRIBED = {"subscribePattern": "orders|payments"}
@@ -74,10 +74,10 @@ def test_a_topic_that_vanished_is_a_loss(store, start, options) -> None:
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_topic_that_is_not_subscribed_to_any_more_is_a_loss(store, start, options) -> None:
+def test_a_topic_that_is_not_subscribed_to_any_more_is_refused(store, start, options) -> None:
     query = start(store, subscribe="orders,payments", **options)
     query.drain()
-    with pytest.raises(DataLossError, match="does not subscribe"):
+    with pytest.raises(OptionError, match="it has positions in payments"):
         start(store, query.committed, subscribe="orders", **options).drain()
 
 

@@ -8,7 +8,7 @@ from rmq_spark.store.errors import OptionError
 GROUP = {"consumerGroup": "billing"}
 SHARED = GROUP | {"assignment": "shared"}
 LOUD = GROUP | {"messageModel": "broadcasting"}
-TIME = {"startingTimestamp": "5"}
+TIME = {"startingTimestamp": "1000000000005"}
 BY_TIME = TIME | {"groupFallback": "timestamp"}
 AT_GROUP = {"startingOffsets": "group"}
 TOGETHER = "groupFallback=timestamp and startingTimestamp go together"
@@ -66,6 +66,16 @@ def test_what_would_change_nothing_or_contradicts_is_refused_with_what_to_do(giv
     with pytest.raises(OptionError) as caught:
         parse(given)
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["nonsense", "consistentHash:0", "machineRoom:", "config:[1]", "no_such_module:f", "os.path:no_such_name"]
+)
+@pytest.mark.parametrize("given", [SHARED, SHARED | {"orderly": "true"}])
+def test_a_strategy_that_is_none_is_refused_before_a_store_is_looked_at(given, name) -> None:
+    with pytest.raises(OptionError, match="accepted are avg") as caught:
+        parse(given | {"allocateStrategy": name})
+    assert repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,47 @@ def test_a_level_beyond_all_and_a_text_that_is_no_unicode_go_back() -> None:
     [row] = failed.to_pylist()
     assert row["delayLevel"] == 2**31 - 1
     assert row["error"] == "FileNotFoundError: [Errno 2] no such file: 'caf\\udce9'"
+
+
+def default_rows(times: Sequence[int], topic: str = "orders", first: int = 0) -> pa.RecordBatch:
+    """Return rows with the default columns: a retried one shows the topic that it was first sent to."""
+    batch = rows(len(times), first=first, reconsumeTimes=pa.array(times, pa.int32())).drop_columns(["physicalTopic"])
+    return batch.set_column(batch.schema.get_field_index("topic"), "topic", pa.repeat(topic, len(times)))
+
+
+def queues_of(*batches: pa.RecordBatch, retry_topic: str | None, **terms: Any) -> list[tuple[str, int, list[int]]]:
+    seen = []
+
+    def listen(messages: list[Any], context: ConsumeContext) -> str:
+        seen.append((context.topic, context.queue_id, [row.queueOffset for row in messages]))
+        return "CONSUME_SUCCESS"
+
+    task = ListenerTask(listen, ListenerTerms(**terms), make_row, {}, retry_topic=retry_topic)
+    assert list(task.failed_batches(batches)) == []
+    return seen
+
+
+def test_a_retried_row_with_the_default_columns_is_one_of_the_retry_topics_queue() -> None:
+    seen = queues_of(default_rows([0]), default_rows([2]), retry_topic="%RETRY%billing")
+    assert seen == [("orders", 0, [0]), ("%RETRY%billing", 0, [0])]
+
+
+def test_a_call_has_rows_of_one_queue_where_partitions_are_merged() -> None:
+    merged = default_rows([0, 0, 1, 1, 0], first=3)
+    seen = queues_of(merged, retry_topic="%RETRY%billing", batch_size=10)
+    assert seen == [("orders", 0, [3, 4]), ("%RETRY%billing", 0, [5, 6]), ("orders", 0, [7])]
+
+
+def test_a_retried_row_of_a_query_without_a_retry_topic_keeps_its_topic() -> None:
+    assert queues_of(default_rows([2]), retry_topic=None) == [("orders", 0, [0])]
+
+
+def test_a_dead_letter_is_no_row_of_the_retry_topic() -> None:
+    seen = queues_of(default_rows([3], topic="%DLQ%billing"), retry_topic="%RETRY%billing")
+    assert seen == [("%DLQ%billing", 0, [0])]
+
+
+def test_an_error_of_a_retried_row_names_the_queue_that_it_is_in() -> None:
+    task = ListenerTask(failing(7), ListenerTerms(), make_row, {}, retry_topic="%RETRY%billing")
+    assert len(list(task.failed_batches([default_rows([2], first=7)]))) == 1
+    assert task.errors == ["%RETRY%billing/0, queue offset 7: it returned None"]

@@ -216,9 +216,9 @@ def test_what_looks_like_a_contradiction_and_is_none_is_accepted() -> None:
 def test_offsets_of_an_assignment_or_a_pattern_must_be_covered_too() -> None:
     assigned = {"path": "/x", "assign": '{"orders": [0, 1]}'}
     parse_options(assigned | {"startingOffsets": '{"orders": {"1": 5}}'}, 0)
-    parse_options(assigned | {"startingTimestamp": '{"orders": 5}'}, 0)
+    parse_options(assigned | {"startingTimestamp": '{"orders": 1600000000005}'}, 0)
     assert "orders/2" in refusal(assigned | {"startingOffsets": '{"orders": {"2": 5}}'})
-    assert "topic others" in refusal(assigned | {"startingTimestamp": '{"others": 5}'})
+    assert "topic others" in refusal(assigned | {"startingTimestamp": '{"others": 1600000000005}'})
     pattern = {"path": "/x", "subscribePattern": "orders-.*"}
     parse_options(pattern | {"endingOffsets": '{"orders-eu": {"1": 5}}'}, 0)
     assert "payments/1" in refusal(pattern | {"endingOffsets": '{"payments": {"1": 5}}'})
@@ -270,3 +270,28 @@ def test_a_table_in_the_catalog_is_refused_because_it_could_not_be_read() -> Non
 
 def test_latest_and_earliest_are_kafkas_numbers() -> None:
     assert (LATEST, EARLIEST) == (-1, -2)
+
+
+@pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp"])
+@pytest.mark.parametrize(
+    "text", ["1", "1700000000", "978307200000", '{"orders": 1700000000}', '{"orders": {"0": "1"}}']
+)
+def test_a_time_in_seconds_is_refused_and_the_unit_is_named(name: str, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse(**{name: text})
+    said = str(caught.value)
+    assert said.startswith(name)
+    assert "the unit is milliseconds" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("0", 0),
+        ("978307200001", 978_307_200_001),
+        ("1700000000000", 1_700_000_000_000),
+        ("1999-01-01T00:00:00Z", 915_148_800_000),
+    ],
+)
+def test_a_time_in_ms_or_spelled_out_is_taken_as_it_is(text: str, time_ms: int) -> None:
+    assert parse(startingTimestamp=text).starting_times == Times(time_ms)

@@ -16,10 +16,11 @@ from rmq_spark.datasource.planning import (
     plan_batch,
     ranges_between,
     refuse_losses,
+    refuse_unsubscribed,
     resolve_positions,
 )
 from rmq_spark.datasource.values import EARLIEST, LATEST, Positions
-from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError
+from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.units import QueueBounds, QueueKey
 
 # No deadline: a busy machine is no bug. The same examples every time.
@@ -108,10 +109,22 @@ def test_a_queue_that_vanished_is_left_out() -> None:
     assert "no such queue any more" in progress.losses[0].why
 
 
-def test_a_queue_that_the_query_does_not_subscribe_to_any_more_is_told_apart() -> None:
+def test_a_queue_that_the_query_does_not_subscribe_to_any_more_is_no_loss_but_is_left_out() -> None:
     gone = QueueKey("c", 1)
     progress = check_progress(StreamOffset({gone: 4}), BOUNDS, {}, {gone})
-    assert "not subscribe" in progress.losses[0].why
+    assert progress.losses == []
+    assert gone not in progress.begins
+
+
+def test_an_error_about_a_checkpoint_names_a_few_topics_and_queues() -> None:
+    refuse_unsubscribed((), "x")
+    queues = [QueueKey(f"t{topic}", queue_id) for topic in range(7) for queue_id in range(20)]
+    with pytest.raises(OptionError) as caught:
+        refuse_unsubscribed(queues, 'subscribe="orders"')
+    said = str(caught.value)
+    assert "t0 (queues 0, 1, 2, 3, 4, 5, 6, 7 …)" in said
+    assert "and 2 more topics" in said
+    assert "t5" not in said
 
 
 def test_losses_are_refused_with_the_largest_and_how_many_more() -> None:

@@ -16,6 +16,7 @@ from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
+OLD_MS = 1_000_000_000_000
 RETRY = "%RETRY%billing"
 
 
@@ -114,9 +115,9 @@ def test_a_start_that_names_the_retry_topic_counts(sender: Sender, start: Callab
 
 def test_a_start_by_time_asks_nothing_of_the_retry_topic(tmp_path: Path, start: Callable) -> None:
     path = tmp_path / "old"
-    old = [SampleMessage(RETRY, 0, b"x", store_timestamp=1000 + number) for number in range(3)]
-    build_store(path, [*old, SampleMessage("orders", 0, b"x", store_timestamp=5000)])
-    query = start(path, startingTimestamp="4000", **GROUP)
+    old = [SampleMessage(RETRY, 0, b"x", store_timestamp=OLD_MS + 1000 + number) for number in range(3)]
+    build_store(path, [*old, SampleMessage("orders", 0, b"x", store_timestamp=OLD_MS + 5000)])
+    query = start(path, startingTimestamp=str(OLD_MS + 4000), **GROUP)
     query.drain()
     assert positions(query) == {RETRY: 3, "orders": 1}
 
@@ -226,7 +227,7 @@ def test_where_a_group_begins_its_retry_topic_is_that_of_rocketmq(
     monkeypatch.setattr("rmq_spark.store.group.beginnings.is_young", lambda *_: False)
     sender.send(RETRY, 3)
     options = {"groupFallback": fallback, "assignment": assignment}
-    options |= {"startingTimestamp": "1"} if fallback == "timestamp" else {}
+    options |= {"startingTimestamp": str(OLD_MS)} if fallback == "timestamp" else {}
     options |= {"startingOffsets": "group"} if assignment == "all" else {}
     query = start(sender.path, **options, **GROUP)
     rows = [row for batch in query.drain() for row in batch]
@@ -241,7 +242,7 @@ def test_a_retry_topic_that_comes_later_is_read_from_its_first_message_by_a_grou
     sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch, assignment: str
 ) -> None:
     monkeypatch.setattr("rmq_spark.store.group.beginnings.is_young", lambda *_: False)
-    options = {"groupFallback": "timestamp", "startingTimestamp": "1", "assignment": assignment}
+    options = {"groupFallback": "timestamp", "startingTimestamp": str(OLD_MS), "assignment": assignment}
     options |= {"startingOffsets": "group"} if assignment == "all" else {}
     query = start(sender.path, **options, **GROUP)
     query.drain()

@@ -4,8 +4,15 @@ import json
 
 import pytest
 
+from rmq_spark.datasource.offsets import decode_offset
 from rmq_spark.store import StoreReader
-from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, StoreChangedError
+from rmq_spark.store.errors import (
+    DataLossError,
+    NotFoundError,
+    OffsetRangeError,
+    OptionError,
+    StoreChangedError,
+)
 from rmq_spark.store.units import QueueKey
 
 
@@ -143,15 +150,70 @@ def test_a_topic_is_missing_only_if_a_second_look_says_so(store, monkeypatch, qu
     assert query.trigger() == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_a_subscription_that_shrank_is_data_loss_or_drops_the_queue(store, query_on) -> None:
+def test_a_subscription_that_shrank_is_refused_or_drops_the_queue(store, query_on, caplog) -> None:
     store.append("payments", 0, 1)
     query = query_on(store.path, subscribe="orders,payments", startingOffsets="earliest")
     query.drain()
-    with pytest.raises(DataLossError, match="does not subscribe to it any more"):
+    with pytest.raises(OptionError, match=r"positions in payments \(queues 0, 1\)") as caught:
         query_on(store.path, checkpoint=query.committed).trigger()
+    assert 'subscribe="orders"' in str(caught.value)
     lenient = query_on(store.path, checkpoint=query.committed, failOnDataLoss="false")
     assert lenient.drain() == [[]]
     assert lenient.committed == '{"orders": {"0": 3, "1": 0}, "@": {"v": 1}}'
+    assert "positions in payments (queues 0, 1)" in caplog.text
+    assert "0 messages" not in caplog.text
+
+
+def test_a_checkpoint_of_another_topic_is_refused_by_its_name(store, query_on) -> None:
+    store.append("payments", 0, 4)
+    query = query_on(store.path, startingOffsets="earliest")
+    query.drain()
+    with pytest.raises(OptionError) as caught:
+        query_on(store.path, checkpoint=query.committed, subscribe="payments").trigger()
+    said = str(caught.value)
+    assert 'the checkpoint is not one of subscribe="payments": it has positions in orders (queues 0, 1)' in said
+    assert "checkpointLocation" in said
+    assert "0 messages" not in said
+
+
+def test_a_planned_batch_of_another_topic_is_refused_by_its_name(store, query_on) -> None:
+    store.append("payments", 0, 4)
+    query = query_on(store.path, startingOffsets="earliest")
+    planned = query.plan()
+    with pytest.raises(OptionError, match=r"it has positions in orders \(queue 0\)"):
+        query_on(store.path, subscribe="payments").rows(query.committed, planned)
+
+
+def test_what_is_counted_in_the_offset_is_not_called_uncounted(grow, query_on, caplog) -> None:
+    store = grow()
+    store.append("orders", 0, 30, size=300)
+    query = query_on(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    query.trigger()
+    store.expire_segment()
+    store.append("orders", 0, 1)
+    lenient = query_on(store.path, checkpoint=query.committed, failOnDataLoss="false")
+    (rows,) = lenient.drain()
+    lost = rows[0][1] - 2
+    assert lenient.offset().lost == {QueueKey("orders", 0): lost}
+    assert caplog.text.count(f"skipped {lost} messages in all") == 1
+    assert "NOT counted" not in caplog.text
+
+
+def test_what_expires_after_the_plan_is_called_uncounted_and_no_more_than_that(grow, query_on, caplog) -> None:
+    store = grow()
+    store.append("orders", 0, 60, size=300)
+    query = query_on(store.path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    query.trigger()
+    store.expire_segment()
+    store.append("orders", 0, 1)
+    lenient = query_on(store.path, checkpoint=query.committed, failOnDataLoss="false")
+    planned = lenient.plan()
+    counted = decode_offset(json.loads(planned)).lost[QueueKey("orders", 0)]
+    store.expire_segment()
+    rows = query_on(store.path, failOnDataLoss="false").rows(lenient.committed, planned)
+    uncounted = rows[0][1] - 2 - counted
+    assert uncounted > 0
+    assert f'skipped {uncounted} messages in all, NOT counted under "@".lost' in caplog.text
 
 
 def test_a_start_beyond_the_end_never_was_and_one_that_expired_is_lost(grow, query_on) -> None:

@@ -12,11 +12,11 @@ from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.commit.ledger import Ledger
 from rmq_spark.store.commit.staged_file import StagedFile
 from rmq_spark.store.commit.staging import check_staged
-from rmq_spark.store.delivery.retry_topics import read_group_config
 from rmq_spark.store.delivery.sent_rows import SentRows
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.group.claims import NO_CLAIMS, read_claims
+from rmq_spark.store.group.group_config import read_group_config
 from rmq_spark.store.group.member_file import read_member
 from rmq_spark.store.group.offset_file import read_group_offsets
 from rmq_spark.store.group.resets import NO_RESETS, read_resets

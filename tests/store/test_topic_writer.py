@@ -192,3 +192,13 @@ def test_import_creates_all_topics_by_one_write(tmp_path: Path) -> None:
     assert set(found.topics) == set(names)
     assert found.data_version is not None
     assert found.data_version.counter == 1
+
+
+@pytest.mark.parametrize(("perm", "written"), [(6, 7), (4, 5), (2, 3)])
+def test_the_topic_that_new_topics_are_modelled_on_is_inherited_from(tmp_path: Path, perm: int, written: int) -> None:
+    """TopicConfigManager#createTopicInSendMessageMethod asks PermName#isInherited of TBW102 (4.9, 5.3)."""
+    store = StoreWriter(str(tmp_path), Disk(), WriterSettings(), lambda: NOW_MS, time.sleep)
+    with store.section() as section:
+        section.ensure_topics(["TBW102", "orders"], 8, perm)
+    topics = read_topics(str(tmp_path))
+    assert (topics["TBW102"].perm, topics["orders"].perm) == (written, perm)

@@ -38,8 +38,6 @@ def test_nothing_and_a_star_want_all(text: str | None) -> None:
         ("A||", "A", {65}),
         ("||A", "A", {65}),
         ("A||A", "A", {65}),
-        ("A|B", ["A|B"], {66375}),
-        ("A|||B", ["A", "|B"], {65, 3910}),
         (" * ", ["*"], {42}),
         ("A || *", "A*", {65, 42}),
         ("|| ||", "", set()),
@@ -62,6 +60,26 @@ def test_an_expression_has_the_tags_that_rocketmq_finds_in_it(text: str, tags: o
 def test_separators_alone_are_an_error_that_shows_what_is_accepted(text: str) -> None:
     with pytest.raises(OptionError, match=r'"\|\|.* has nothing between its separators\. Accepted: \*, or tags'):
         parse_tag_expression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "tag", "meant"),
+    [
+        ("a,b", "a,b", "a || b"),
+        ("a, b || c", "a, b", "a || b || c"),
+        ("a | b", "a | b", "a || b"),
+        ("A|B", "A|B", "A || B"),
+        ("A|||B", "|B", "A || B"),
+        (",", ",", ""),
+    ],
+)
+def test_a_comma_or_a_single_bar_in_a_tag_is_refused_with_what_was_meant(text: str, tag: str, meant: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_tag_expression(text)
+    said = str(caught.value)
+    assert f'the tag expression "{text}" has the tag "{tag}"' in said
+    assert "TAGS IN (" in said
+    assert f'"{meant}"' in said if meant else '"A || B"' in said
 
 
 def test_a_half_of_a_character_is_an_error() -> None:

@@ -312,6 +312,7 @@ def test_a_consumer_that_only_reads_changes_nothing_on_disk(store: str) -> None:
         (lambda one: one.pull(QUEUE, 0, 0), OptionError, "max_messages=0 is no whole number from 1 on"),
         (lambda one: one.pull(QUEUE, 0, "1"), OptionError, "max_messages='1' is no whole number"),
         (lambda one: one.pull_block_if_not_found(QUEUE, 0, timeout_ms=-1), OptionError, "timeout_ms=-1 is no whole"),
+        (lambda one: one.search_offset(QUEUE, 1_700_000_000), OptionError, "the unit is milliseconds"),
         (lambda one: one.search_offset(QUEUE, "noon"), OptionError, "search_offset: at='noon' is no whole number"),
         (lambda one: one.pull(QueueKey("T", 2), 0), NotFoundError, "has no queue 2. Its queues are: 0, 1"),
         (lambda one: one.queues("Tt"), NotFoundError, "Did you mean T"),

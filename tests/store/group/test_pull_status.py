@@ -24,7 +24,6 @@ FILE_UNITS = 300_000  # mappedFileSizeConsumeQueue
 @pytest.mark.parametrize(
     ("bounds", "offset", "status", "next_offset"),
     [
-        (None, 7, "NO_MATCHED_LOGIC_QUEUE", 0),
         ((0, 0), 0, "NO_MESSAGE_IN_QUEUE", 0),
         ((0, 0), 7, "NO_MESSAGE_IN_QUEUE", 0),
         ((0, 10), 10, "OFFSET_OVERFLOW_ONE", 10),
@@ -36,10 +35,9 @@ FILE_UNITS = 300_000  # mappedFileSizeConsumeQueue
     ],
 )
 def test_bounds_alone_answer_a_pull_outside_them(
-    bounds: tuple[int, int] | None, offset: int, status: str, next_offset: int
+    bounds: tuple[int, int], offset: int, status: str, next_offset: int
 ) -> None:
-    held = None if bounds is None else QueueBounds(*bounds)
-    assert answer_by_bounds(held, offset) == Answer(GetMessageStatus(status), next_offset)
+    assert answer_by_bounds(QueueBounds(*bounds), offset) == Answer(GetMessageStatus(status), next_offset)
 
 
 @pytest.mark.parametrize("offset", [5, 9])
@@ -93,7 +91,6 @@ CODES = {
     "NO_MATCHED_MESSAGE": (20, "NO_MATCHED_MSG", 20, "NO_MATCHED_MSG"),
     "OFFSET_FOUND_NULL": (19, "NO_NEW_MSG", 19, "NO_NEW_MSG"),
     "OFFSET_OVERFLOW_ONE": (19, "NO_NEW_MSG", 19, "NO_NEW_MSG"),
-    "NO_MATCHED_LOGIC_QUEUE": (19, "NO_NEW_MSG", 21, "OFFSET_ILLEGAL"),
     "NO_MESSAGE_IN_QUEUE": (19, "NO_NEW_MSG", 21, "OFFSET_ILLEGAL"),
     "OFFSET_OVERFLOW_BADLY": (21, "OFFSET_ILLEGAL", 21, "OFFSET_ILLEGAL"),
     "OFFSET_TOO_SMALL": (21, "OFFSET_ILLEGAL", 21, "OFFSET_ILLEGAL"),

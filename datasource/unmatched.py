@@ -1,0 +1,144 @@
+"""Warnings when a query begins: no topic matches its pattern, or no message of a sample matches its filter.
+
+A pattern is compared with all topics. A filter is asked of a bounded sample: the newest and the oldest messages of a
+few queues, up to the first one that matches. So a query whose filter matches costs one small read, and one whose filter
+does not, or seldom, reads no more than the sample. What it says of a filter is therefore said of the sample.
+"""
+
+import difflib
+import fnmatch
+import logging
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.datasource.filters import Filters
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.subscription import Pattern, Subscription, WithRetry
+from rmq_spark.store import TAG, DecodeLimits, Expression, RowFilter, StoreReader, compile_filter, is_system_topic
+from rmq_spark.store.errors import StoreError
+from rmq_spark.store.units import QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
+
+SAMPLED_QUEUES = 16  # of those that a filter is for, spread over them
+SAMPLED_MESSAGES = 256  # newest, and as many oldest, of each
+_PLACES = SAMPLED_MESSAGES // 64  # so that the places that `wanted_share` looks at are side by side
+_SHOWN_NAMES = 12
+_IN_COLUMNS = {"TAGS", "KEYS"}  # properties that are columns of their own
+
+
+def warn_of_pattern(subscription: Subscription | None, queues: Sequence[QueueKey], store: StoreReader) -> None:
+    """Warn if a query reads topics by a pattern, and none of `queues`, which it found, is of a topic that matches."""
+    chosen = subscription.chosen if isinstance(subscription, WithRetry) else subscription
+    if not isinstance(chosen, Pattern) or any(chosen.covers(queue) for queue in queues):
+        return
+    names = [name for name in store.topics() if not is_system_topic(name)]
+    as_wildcard = [name for name in names if fnmatch.fnmatchcase(name, chosen.text)]
+    hint = ""
+    if as_wildcard:
+        wanted = fnmatch_as_pattern(chosen.text)
+        hint = f' Did you mean "{wanted}", which matches {_listed(as_wildcard)}?'
+    else:
+        parts = [part.strip("^$.*+?()[]") for part in chosen.text.split("|")]
+        hint = _hint(parts, names)
+    there = f" Topics there: {_listed(names)}." if names else " The store has no topics yet."
+    _LOG.warning("rmq: %s matches no topic.%s%s", chosen, hint, there)
+
+
+def fnmatch_as_pattern(text: str) -> str:
+    """Return the regular expression for what was written as a wildcard: `pay*` is `pay.*`."""
+    return text.replace(".", "\\.").replace("*", ".*").replace("?", ".")
+
+
+def warn_of_filters(filters: Filters, ranges: Sequence[QueueRange], store: StoreReader) -> None:
+    """Warn of each filter that matches none of a sample of the messages in `ranges` to which it applies.
+
+    Nothing is said where there are no messages, or where they cannot be read: the query finds that out by itself.
+    """
+    of_filter: dict[Expression, list[QueueRange]] = {}
+    for part in ranges:
+        expression = filters.of(part.queue.topic)
+        if expression is not None and part.count:
+            of_filter.setdefault(expression, []).append(part)
+    for expression, parts in of_filter.items():
+        wanted = compile_filter(expression)
+        if wanted is None:
+            continue
+        try:
+            sample = list(_sample(parts))
+            if not any(_has_match(store, part, wanted) for part in sample):
+                _warn(store, expression, wanted, parts, sample)
+        except StoreError as error:
+            _LOG.debug("rmq: whether %s matches anything cannot be told: %s", expression, error)
+
+
+def _sample(parts: Sequence[QueueRange]) -> Iterator[QueueRange]:
+    """Yield the newest messages of up to SAMPLED_QUEUES ranges, then the oldest ones; none twice."""
+    step = -(-len(parts) // SAMPLED_QUEUES)
+    chosen = parts[::step]
+    for part in chosen:
+        yield QueueRange(part.queue, max(part.begin, part.end - SAMPLED_MESSAGES), part.end)
+    for part in chosen:
+        end = min(part.begin + SAMPLED_MESSAGES, part.end - SAMPLED_MESSAGES)
+        if part.begin < end:
+            yield QueueRange(part.queue, part.begin, end)
+
+
+def _has_match(store: StoreReader, part: QueueRange, wanted: RowFilter) -> bool:
+    """Say whether a message matches. Of tags the units are asked; True where they have none, as those of batches."""
+    if wanted.codes is not None:
+        return store.wanted_share(part.queue, part.begin, part.end, wanted, _PLACES) > 0
+    found = store.read_on(part.queue, part.begin, part.end, ("queueOffset",), DecodeLimits(), wanted)
+    return any(one.batch.num_rows for one in found)
+
+
+def _warn(
+    store: StoreReader,
+    expression: Expression,
+    wanted: RowFilter,
+    parts: Sequence[QueueRange],
+    sample: Sequence[QueueRange],
+) -> None:
+    looked, total = sum(part.count for part in sample), sum(part.count for part in parts)
+    topics = sorted({part.queue.topic for part in parts})
+    of_all = f"{looked} messages" if looked == total else f"{looked} messages looked at, of {total},"
+    if expression.kind == TAG:
+        names = _values(store, sample, "tags")
+        asked = [tag.strip() for tag in expression.text.split("||") if tag.strip()]
+        what = "Tags there"
+    else:
+        names = _values(store, sample, "properties")
+        asked = [name for name in wanted.property_names if name not in names and name not in _IN_COLUMNS]
+        what = "Properties there"
+    there = f" {what}: {_listed(names)}." if names else f" {what}: none."
+    _LOG.warning(
+        "rmq: %s matches none of the %s in %s.%s%s", expression, of_all, _listed(topics), _hint(asked, names), there
+    )
+
+
+def _values(store: StoreReader, sample: Sequence[QueueRange], column: str) -> list[str]:
+    """Return the distinct tags, or names of properties, of the sample, sorted."""
+    found: set[str] = set()
+    for part in sample:
+        for batch in store.read(part.queue, part.begin, part.end, [column]):
+            values = batch.column(0)
+            texts = values.keys if pa.types.is_map(values.type) else values
+            found.update(pc.unique(texts).drop_null().to_pylist())
+    return sorted(found)
+
+
+def _hint(asked: Sequence[str], names: Sequence[str]) -> str:
+    folded = {name.casefold(): name for name in names}
+    near = [
+        folded[match]
+        for one in asked
+        for match in difflib.get_close_matches(one.casefold(), list(folded), 1)
+        if folded[match] != one
+    ]
+    return f" Did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_SHOWN_NAMES])}{' …' if len(names) > _SHOWN_NAMES else ''}"
