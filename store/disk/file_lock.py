@@ -14,12 +14,12 @@ import fcntl
 import math
 import os
 import signal
-import stat
 import struct
 import time
 import weakref
 from collections.abc import Callable
 
+from rmq_spark.store.disk.files import check_regular, open_regular
 from rmq_spark.store.errors import StoreChangedError, StoreError, StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
@@ -98,10 +98,14 @@ class FileLock:
 
     def _open(self) -> int:
         try:
+            if self._access == os.O_RDONLY:
+                return open_regular(self.path)[0]
             descriptor = os.open(self.path, self._access | os.O_CLOEXEC)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a folder can be opened to be read
+            try:
+                check_regular(descriptor)
+            except OSError:
                 os.close(descriptor)
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                raise
             return descriptor
         except FileNotFoundError as error:
             raise StoreChangedError(
