@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+# What a terminal obeys (C0 without tab and line feed, DEL, C1), and line ends that are not of ours.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -49,8 +51,8 @@ def typed(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for people, to stderr."""
-    click.echo(text, err=True)
+    """Print lines for people, to stderr, with control characters spelt as Python spells them."""
+    click.echo(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), err=True)
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
@@ -101,7 +103,8 @@ def json_line(row: Mapping[str, Any]) -> str:
                 found[name], found[name + "Base64"] = None, base64.b64encode(value).decode()
         else:
             found[name] = value
-    return json.dumps(found, ensure_ascii=False, default=_json_value)
+    text = json.dumps(found, ensure_ascii=False, default=_json_value)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # JSON leaves DEL and C1 as they are
 
 
 def _json_value(value: Any) -> Any:

@@ -14,12 +14,11 @@ from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
 from rmq_spark.store.format.filenames import check_sent_topic, check_topic_name
 from rmq_spark.store.format.store_settings import BROKER_VERSIONS, DelayTerms
+from rmq_spark.store.log.topics import MAX_QUEUES
 
 FLUSHES = ("async", "sync")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
 PERMS = (PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE)
-# What a broker would still load: each queue of a topic is a folder, and a slip of the finger must not make millions.
-MAX_QUEUES = 1 << 16
 MAX_SEGMENT_BYTES = (1 << 31) - 1  # mappedFileSizeCommitLog is a Java int
 MAX_TIME_MS = (1 << 53) - 1  # exact in every language that may read it, and far enough
 MAX_TIMER_DELAY_S = (1 << 31) - 1  # timerMaxDelaySec is a Java int
@@ -183,10 +182,21 @@ def messages_of(given: object, topic: str | None) -> pa.Table:
     if unknown or missing:
         wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(sorted(missing))}"
         raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
-    try:
-        return table.cast(pa.schema([(field.name, _type_of(field)) for field in table.schema]))
-    except _NOT_ARROW as error:
-        raise OptionError(f"no messages: {error}. {_TYPES_ARE} Nothing was appended.") from None
+    return cast_columns(table)
+
+
+def cast_columns(table: pa.Table) -> pa.Table:
+    """Return columns of MESSAGE_COLUMNS, each once, with the types that the encoder takes."""
+    columns = []
+    for field in table.schema:
+        try:
+            columns.append(table.column(field.name).cast(_type_of(field)))
+        except _NOT_ARROW as error:
+            found = str(error).removesuffix(".")
+            raise OptionError(
+                f"no messages: column {field.name}: {found}. {_TYPES_ARE} Nothing was appended."
+            ) from None
+    return pa.Table.from_arrays(columns, names=table.column_names)
 
 
 def _type_of(field: pa.Field) -> pa.DataType:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.format.side_json import parse_json
 
 VERSION = 1
 
@@ -30,7 +31,7 @@ def read_side_file(path: str, what: str, next_step: str, build: Callable[[dict[s
     if data is None:
         return None
     try:
-        fields = json.loads(data)
+        fields = parse_json(data)
         if not isinstance(fields, dict):
             raise TypeError("no object")
         version = fields["v"]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.commit.side_file import digest_text
 from rmq_spark.store.format.encoding import EncodedRecords
+from rmq_spark.store.format.side_json import parse_json
 from rmq_spark.store.units import QueueKey
 
 VERSION = 1
@@ -40,7 +41,7 @@ _COLUMN_FACTORS = (1, 3, 5, 7, 11, 13, 17)
 
 def version_of(schema: pa.Schema) -> object:
     """Return the version that a file's schema names. Raises KeyError or ValueError where it names none."""
-    return json.loads((schema.metadata or {})[b"rmq"])["v"]
+    return parse_json((schema.metadata or {})[b"rmq"])["v"]
 
 
 def to_batch(records: EncodedRecords) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
@@ -72,7 +73,7 @@ def from_batch(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> Encode
     _, offsets, data = record.buffers()
     ends = np.frombuffer(offsets, np.int32, count + 1)
     key_ends = keys.offsets.to_numpy()
-    queues = json.loads(metadata[_QUEUES])
+    queues = parse_json(metadata[_QUEUES])
     records = EncodedRecords(
         np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])],
         np.diff(ends).astype(np.int64),

@@ -14,12 +14,12 @@ import io
 import math
 import os
 import signal
-import stat
 import struct
 import time
 import weakref
 from collections.abc import Callable
 
+from rmq_spark.store.disk.files import check_regular
 from rmq_spark.store.disk.kernel_errors import (
     ABSENT,
     FORBIDDEN,
@@ -30,6 +30,7 @@ from rmq_spark.store.disk.kernel_errors import (
     reading,
     reason,
 )
+from rmq_spark.store.disk.ownership import close_to_readers
 from rmq_spark.store.errors import StoreChangedError, StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
@@ -47,17 +48,22 @@ class FileLock:
     For one thread; two objects exclude each other even in one process. A forked child never holds it: there the
     descriptor is closed at once, and the parent's lock stays. It must not be held across a fork all the same, for what
     the child does between fork and that moment nobody guards.
+
+    With `only_writers` the file is closed to users who may read it and not write it: whoever may read a file can hold
+    a shared lock on it for ever. `Disk.create_lock` makes such files; those of earlier releases are closed when their
+    owner, or root, takes the lock.
     """
 
     _kind = fcntl.F_WRLCK
     _access = os.O_RDWR
     _right = "write"
 
-    def __init__(self, path: str, at: int = 0) -> None:
-        self.path, self._at = path, at
+    def __init__(self, path: str, at: int = 0, *, only_writers: bool = False) -> None:
+        self.path, self._at, self._only_writers = path, at, only_writers
         # A KeyboardInterrupt may come after every call. So the file is an object that closes itself when nothing
         # refers to it, it is kept here before it is locked, and it is closed before it is forgotten.
         self._file: io.FileIO | None = None
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that was locked
         self._is_locked = False
         _all.add(self)
 
@@ -97,6 +103,21 @@ class FileLock:
                 if not self._is_locked:
                     self.release()
         return False
+
+    def is_in_place(self) -> bool:
+        """Say whether the lock is held on the file that is at the path now: without it others may have a lock, too.
+
+        One system call.
+        """
+        if not self.is_held:
+            return False
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return False
+            raise read_error(self.path, "looked up", error) from error
+        return (found.st_dev, found.st_ino) == self._identity
 
     def release(self) -> None:
         """Let the lock go; nothing happens if it is not held.
@@ -159,12 +180,11 @@ class FileLock:
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise StorePathError(
-                    f"{self.path} cannot be locked: it is not a regular file. Move it away; the next writer creates it."
-                )
-            return os.path.samestat(found, os.stat(self.path))
+            locked = check_regular(descriptor)
+            if self._only_writers:
+                close_to_readers(descriptor, locked)
+            self._identity = locked.st_dev, locked.st_ino
+            return os.path.samestat(locked, os.stat(self.path))
         except FileNotFoundError:
             return False
         except OSError as error:

@@ -15,6 +15,7 @@ from rmq_spark.store.disk.kernel_errors import ABSENT, read_error, reading, reas
 from rmq_spark.store.errors import OptionError, StoreChangedError
 
 _EXTENT_BYTES = 1 << 20
+_LEAST_READ_BYTES = 1 << 12
 
 
 def list_folder(path: str) -> list[tuple[str, bool]]:
@@ -71,12 +72,47 @@ def _status(path: str) -> os.stat_result | None:
 def read_small(path: str) -> bytes | None:
     """Return a whole small file, None if there is none. A file in place of its folder is an error."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        descriptor, size = open_regular(path)
+        try:
+            pieces = []
+            while piece := os.read(descriptor, max(size, _LEAST_READ_BYTES)):
+                pieces.append(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise read_error(path, "read", error) from error
+
+
+def open_regular(path: str) -> tuple[int, int]:
+    """Open a regular file for reading and return its descriptor and its length in bytes. Raises OSError.
+
+    Never waits for the writer of a FIFO, which a plain open does.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # another process has a lease on the file: an open that may wait succeeds
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise
+        descriptor = os.open(path, flags)
+    try:
+        return descriptor, check_regular(descriptor).st_size
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def check_regular(descriptor: int) -> os.stat_result:
+    """Return what the system knows of an open regular file. Raises OSError for anything else: a FIFO, a folder."""
+    found = os.fstat(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return found
 
 
 def join(*parts: str) -> str:
@@ -155,7 +191,7 @@ class OpenFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.descriptor, _ = open_regular(path)
         except FileNotFoundError as error:
             raise StoreChangedError(
                 f"{path} is gone: retention deleted it, or the store was moved or rebuilt. Plan the read again."

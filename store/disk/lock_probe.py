@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 
+from rmq_spark.store.disk.files import open_regular
 from rmq_spark.store.disk.kernel_errors import NO_LEASE, NO_LOCKS, read_error, reason
 from rmq_spark.store.errors import StorePathError
 
@@ -24,7 +25,7 @@ def is_locked(path: str, at: int = 0, *, exclusively: bool = False) -> bool:
     """
     kind = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor, _ = open_regular(path)
         try:
             # Asked for the process, not for the open file: answered for locks of both kinds.
             answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0))
@@ -60,7 +61,7 @@ def is_open_to_write(path: str) -> bool:
     in this moment waits for microseconds. Raises StorePathError if the file cannot be opened to be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor, _ = open_regular(path)
     except FileNotFoundError:
         return False
     except OSError as error:

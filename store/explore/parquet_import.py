@@ -13,15 +13,14 @@ that is half sent, and its first rows would be passed over.
 """
 
 import hashlib
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 import pyarrow as pa
 
-from rmq_spark.store.commit.arguments import check_number, check_topic, messages_of
+from rmq_spark.store.commit.arguments import cast_columns, check_number, check_topic, messages_of
 from rmq_spark.store.commit.commits import CommitOptions, commit_staged
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
@@ -36,13 +35,16 @@ from rmq_spark.store.explore.parquet_export import METADATA
 from rmq_spark.store.explore.parquet_file import ParquetSource
 from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
 from rmq_spark.store.format.filenames import check_sent_topic
+from rmq_spark.store.format.side_json import parse_json
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.topics import MAX_QUEUES
 
 _ROWS = "rows"  # in the note of a commit: how many rows of the file are in the store
 _FILE = "file"  # in the note, too: what tells the file and the topic that it goes to, 48 bits
 _READ_ROWS = 1024  # of the file at a time: bodies may be large
 _COMMIT_ROWS, _COMMIT_BYTES = 65_536, 16 << 20
 _DEFAULT_QUEUES = 4
+_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,12 @@ class _Import:
         self._root, self._source, self._topic, self._keep_queues = root, source, topic, keep_queues
         self._commit_log_path, self._disk = commit_log_path, Disk()
         names = source.parquet.schema_arrow.names
+        twice = sorted({name for name in names if names.count(name) > 1} & {*MESSAGE_COLUMNS, "physicalTopic"})
+        if twice:
+            raise OptionError(
+                f"{source.path} has the column {', '.join(twice)} twice; expected each column once. Write the file "
+                "without the second one. Nothing was sent."
+            )
         self._columns = {column: column for column in MESSAGE_COLUMNS if column in names}
         if topic is None and "physicalTopic" in names:
             self._columns["topic"] = "physicalTopic"  # `topic` is where a retried message came from
@@ -204,33 +212,62 @@ class _Import:
 
     def _messages(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches([batch for batch in batches if batch.num_rows])
-        table = table.select(list(self._columns.values())).rename_columns(list(self._columns))
-        return messages_of(table, self._topic).combine_chunks()
+        return messages_of(self._cast(table, list(self._columns)), self._topic).combine_chunks()
+
+    def _cast(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of the file's rows under the names and with the types of messages."""
+        table = table.select([self._columns[column] for column in columns]).rename_columns(list(columns))
+        try:
+            return cast_columns(table)
+        except OptionError as error:
+            raise OptionError(f"{self._source.path}: {error}") from None
 
     def _find_queues(self) -> dict[str, int]:
         """Return the topics of the file, and how many queues each needs at least."""
-        columns = [self._columns[one] for one in ("topic", "queueId") if one in self._columns]
+        self._cast(self._source.parquet.schema_arrow.empty_table(), list(self._columns))
+        columns = [column for column in ("topic", "queueId") if column in self._columns]
         found: dict[str, int] = {} if self._topic is None else {self._topic: 0}
-        for batch in self._batches(0, columns) if columns else ():
-            ids = batch.column(self._columns["queueId"]) if "queueId" in self._columns else None
-            names = None if self._topic is not None else batch.column(self._columns["topic"])
-            for name, queue_id in _largest(names, ids, self._topic, batch.num_rows):
-                found[name] = max(found.get(name, 0), queue_id + 1)
+        for batch in self._batches(0, [self._columns[column] for column in columns]) if columns else ():
+            rows = self._cast(pa.Table.from_batches([batch]), columns)
+            for name, least, most in _queue_ids(rows, self._topic):
+                for queue_id in (least, most):
+                    if queue_id is not None and not 0 <= queue_id < MAX_QUEUES:
+                        raise OptionError(
+                            f"{self._source.path}: topic {name!r} has a row with queueId {queue_id}; expected 0 to "
+                            f"{MAX_QUEUES - 1}. Correct the column, or give keep_queues=False to have the messages "
+                            "spread over the topic's queues. Nothing was sent."
+                        )
+                found[name] = max(found.get(name, 0), 0 if most is None else most + 1)
         for name in found:
             check_sent_topic(check_topic(name))
         return found
+
+    def _exported_queues(self) -> dict[str, int]:
+        """Return how many queues the topics of an exported file had. Raises OptionError for wild numbers."""
+        text = (self._source.parquet.schema_arrow.metadata or {}).get(METADATA)
+        try:
+            held = {} if text is None else parse_json(text).get("queues", {})
+            counts = {name: count for name, count in held.items() if name in self._queues}
+            if all(type(count) is int and 0 <= count <= MAX_QUEUES for count in counts.values()):
+                return counts
+            found = repr(counts)
+        except (AttributeError, ValueError) as error:
+            found = repr(error)
+        raise OptionError(
+            f"{self._source.path} has metadata that no export writes: found {found[:_SHOWN_CHARS]}; "
+            f"expected 0 to {MAX_QUEUES} queues for each topic. Export the file again, or write it without this "
+            "metadata. Nothing was sent."
+        )
 
     def _make_topics(
         self, has: Callable[[str], int | None], make: Callable[[Iterable[str], dict[str, int]], object]
     ) -> None:
         """Make topics that are missing; raise before that if a topic has too few queues for the file's messages."""
-        missing: dict[str, int] = {}
-        held = json.loads((self._source.parquet.schema_arrow.metadata or {}).get(METADATA, b"{}"))
-        told = held.get("queues", {}) if isinstance(held, dict) else {}
+        told, missing = self._exported_queues(), dict[str, int]()
         for name, needed in self._queues.items():
             count = has(name)
             if count is None:
-                missing[name] = max(needed, int(told.get(name, _DEFAULT_QUEUES)))
+                missing[name] = max(needed, told.get(name, _DEFAULT_QUEUES), 1)
             elif count < needed:
                 raise OptionError(
                     f"topic {name} has {count} queues in the store, and the file has messages of queue {needed - 1}. "
@@ -241,12 +278,14 @@ class _Import:
             make(missing, missing)  # in one write: the file is as long as the store has topics
 
 
-def _largest(names: pa.Array | None, ids: pa.Array | None, topic: str | None, count: int) -> Iterator[tuple[str, int]]:
-    """Yield each topic of some rows, with its largest queue id; -1 without any."""
-    texts = pa.repeat(pa.scalar(topic), count) if names is None else names.cast(pa.string())
-    numbers = pa.repeat(pa.scalar(-1), count) if ids is None else ids.fill_null(-1)
-    grouped = pa.table({"topic": texts, "id": numbers}).group_by("topic").aggregate([("id", "max")])
-    for name, largest in zip(grouped["topic"].to_pylist(), grouped["id_max"].to_pylist(), strict=True):
+def _queue_ids(rows: pa.Table, topic: str | None) -> Iterator[tuple[str, int | None, int | None]]:
+    """Yield each topic of some rows, with its smallest and its largest queue id, None where no row has one."""
+    names = rows["topic"] if topic is None else pa.repeat(pa.scalar(topic), len(rows))
+    ids = rows["queueId"] if "queueId" in rows.column_names else pa.nulls(len(rows), pa.int32())
+    grouped = pa.table({"topic": names, "id": ids}).group_by("topic").aggregate([("id", "min"), ("id", "max")])
+    for name, least, most in zip(
+        *(grouped[column].to_pylist() for column in ("topic", "id_min", "id_max")), strict=True
+    ):
         if name is None:
             raise OptionError("a row has no topic. Give topic=, or a file in which each row has one. Nothing was sent.")
-        yield name, largest
+        yield name, least, most

@@ -153,10 +153,18 @@ def check_topic_name(name: str) -> str:
 
 
 def check_sent_topic(name: str) -> str:
-    """Return `name`. Raises OptionError when no broker would take it, or would not take it from a client."""
+    """Return `name`. Raises OptionError when a broker refuses it, also from a client, or for a light message queue.
+
+    A light message queue (LMQ) has no messages of its own: its units refer to those of other topics.
+    """
     if check_topic_name(name) in CLOSED_TOPICS:
         raise OptionError(
             f"topic {name} is RocketMQ's own: only brokers make it and write to it. Give a topic of yours."
+        )
+    if name.startswith(LIGHT_QUEUE_PREFIX):
+        raise OptionError(
+            f"topic {_shown(name)} has the prefix of a light message queue; expected an ordinary topic. Messages to "
+            f"{LIGHT_QUEUE_PREFIX}… could not be read again: give the topic another name."
         )
     return name
 

@@ -7,6 +7,8 @@ beside it. The note is a courtesy to those who wait: it locks nothing, and after
 import json
 from dataclasses import asdict, dataclass, fields
 
+from rmq_spark.store.format.side_json import parse_json
+
 VERSION = 1
 
 
@@ -35,9 +37,9 @@ def encode_holder(holder: Holder) -> bytes:
 def decode_holder(data: bytes) -> Holder | None:
     """Read the note; None for anything else: a torn text, another version. Never raises."""
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         if value.pop("v") != VERSION or any(type(value[name]) is not kind for name, kind in _TYPES.items()):
             return None
         return Holder(**value)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None

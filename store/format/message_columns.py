@@ -16,6 +16,7 @@ from rmq_spark.store.format.ragged import Bytes, Positions
 from rmq_spark.store.format.text_hashes import TextHashes
 
 _SPACE = ord(" ")
+_FIRST_BEYOND_ASCII = 0x80
 
 
 class RowFault(Exception):
@@ -84,6 +85,18 @@ class Texts:
         """Return for each such byte, in order, the row that has it."""
         places = np.flatnonzero(self.data == byte)
         return np.searchsorted(self.bounds, places, "right") - 1
+
+    def first_invalid(self) -> int | None:
+        """Return the first row whose bytes are not UTF-8, None if all are."""
+        if not len(self.data) or self.data.max() < _FIRST_BEYOND_ASCII:
+            return None
+        offsets = pa.py_buffer(self.bounds.astype(np.int32))
+        texts = pa.StringArray.from_buffers(len(self), offsets, pa.py_buffer(self.data))
+        try:
+            texts.validate(full=True)
+        except pa.ArrowInvalid:
+            return next(row for row in range(len(self)) if not _is_utf8(self.bytes(row)))
+        return None
 
     def words(self) -> tuple[NDArray[np.int64], TextHashes]:
         """Return row and hashes of each word: what stands between single spaces and is not empty."""
@@ -173,6 +186,14 @@ class Topics:
         """Return the value of each row's topic; one element, for all rows, where there is only one topic."""
         array: NDArray[Any] = np.array(values, dtype)
         return array if self.numbers is None else array[self.numbers]
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _repeats(data: Bytes, period: int) -> bool:

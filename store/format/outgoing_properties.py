@@ -24,6 +24,7 @@ which a producer or broker adds: nothing in a store acts on them, and a reply to
 Source: MessageConst, MessageDecoder#messageProperties2String, MessageExtBrokerInner#tagsString2tagsCode (4.9, 5.3).
 """
 
+import re
 from functools import lru_cache
 
 import numpy as np
@@ -58,6 +59,8 @@ OWN_COLUMNS = {TAGS: "tags", KEYS: "keys", SHARDING_KEY: "shardingKey"}  # prope
 _PLAIN, _OWNED = 0, 1  # what becomes of a name in a map; above: the place of its column in OWN_COLUMNS
 _FIRST_OWN_COLUMN = 2
 _SHOWN_CHARS = 40
+_CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
+_NOT_UTF8 = "bytes that are not UTF-8; expected text. Encode it as UTF-8, or put it into the body"
 
 
 class OutgoingProperties:
@@ -132,6 +135,10 @@ class _Pairs:
         begin, count = int(offsets[0]), int(offsets[-1] - offsets[0])
         self._rows = np.repeat(np.arange(len(maps)), np.diff(offsets))
         self._values = Texts.of(maps.items.slice(begin, count))
+        invalid = self._values.first_invalid()
+        if invalid is not None:
+            name = Texts.of(maps.keys.slice(begin + invalid, 1)).bytes(0).decode("utf-8", "replace")
+            raise RowFault(int(self._rows[invalid]), f"the property {_shown(name)} {_NOT_UTF8}")
         self._kept = self._values.sizes > 0
         if maps.null_count:
             self._kept &= maps.is_valid().to_numpy(zero_copy_only=False)[self._rows]
@@ -149,6 +156,13 @@ class _Pairs:
                 row,
                 f"{_shown(text)} is no name of a property: accepted are names of at least one character that hold "
                 "neither \\x01 nor \\x02, which separate properties",
+            )
+        if _CONTROLS.search(name) or text.encode() != name:
+            row = int(self._rows[np.argmax(self._name_of == number)])
+            raise RowFault(
+                row,
+                f"the property name {_shown(text)} has a control character or is not UTF-8; expected UTF-8 text "
+                "without control characters. Such a name reads as damage in the store: rename the property",
             )
         return _OWNED if text in ENGINE_OWNED or text.startswith(TRANSIENT_PREFIX) else _PLAIN
 
@@ -200,6 +214,9 @@ _NO_SEPARATOR = "the character \\x02, which ends a property: take it out"
 
 
 def _check_values(texts: Texts, what: str) -> None:
+    invalid = texts.first_invalid()
+    if invalid is not None:
+        raise RowFault(invalid, f"{what} {_NOT_UTF8}")
     for row in texts.rows_with(PROPERTY_SEPARATOR).tolist()[:1]:
         raise RowFault(row, f"{what} {_NO_SEPARATOR}")
 

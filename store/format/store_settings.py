@@ -7,6 +7,7 @@ from typing import Any
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
+from rmq_spark.store.format.side_json import parse_json
 
 VERSION = 1
 BROKER_VERSIONS = ("4.9", "5")
@@ -85,11 +86,11 @@ def encode_settings(settings: StoreSettings) -> bytes:
 
 def decode_settings(data: bytes) -> StoreSettings | OtherVersion:
     """Read settings. Raises ValueError for what is none."""
-    value = json.loads(data)
+    value = parse_json(data)
     try:
         if value["v"] != VERSION:
             return OtherVersion(value["v"])
-        sizes = {name: int(size) for name, size in value.get("fileSizes", {}).items()}
+        sizes = dict(value.get("fileSizes", {}))
         settings = StoreSettings(
             value["storeId"],
             value.get("retentionMs"),
@@ -99,10 +100,21 @@ def decode_settings(data: bytes) -> StoreSettings | OtherVersion:
             value.get("timerMaxDelaySec"),
             value.get("brokerVersion"),
         )
+        _check_types(settings)
         _check_delays(settings)
     except (AttributeError, KeyError, TypeError, OptionError) as error:
         raise ValueError(f"no settings of a store: {error}") from error
     return settings
+
+
+def _check_types(settings: StoreSettings) -> None:
+    if type(settings.store_id) is not str:
+        raise TypeError(f"storeId is {settings.store_id!r}")
+    limits: dict[str, Any] = {"retentionMs": settings.retention_ms, "retentionBytes": settings.retention_bytes}
+    numbers = {**{name: limit for name, limit in limits.items() if limit is not None}, **settings.file_sizes}
+    for name, number in numbers.items():
+        if type(number) is not int or number < 0:
+            raise TypeError(f"{name} is {number!r}")
 
 
 def _check_delays(settings: StoreSettings) -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rmq_spark.store.format.index_state import IndexState
+from rmq_spark.store.format.side_json import parse_json
 
 VERSION = 1
 SLOT_BYTES = 8 << 10
@@ -86,7 +87,7 @@ def _decode_slot(slot: bytes) -> Watermark | None:
     if line[:_CRC_DIGITS] != b"%0*x" % (_CRC_DIGITS, zlib.crc32(text)):
         return None
     try:
-        value = json.loads(text)
+        value = parse_json(text)
         if value.pop("v") != VERSION:
             return None  # of another release, which knows what it meant
         dirty, index = value.pop("dirty"), value.pop("index")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.errors import DamageError, OptionError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import (
     BATCH_QUEUE_TYPE,
@@ -22,7 +22,7 @@ from rmq_spark.store.format.config_json import (
     encode_topics_file,
 )
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS
-from rmq_spark.store.log.topics import FoundTopics, find_topics
+from rmq_spark.store.log.topics import MAX_QUEUES, FoundTopics, find_topics
 
 
 class TopicWriter:
@@ -51,7 +51,8 @@ class TopicWriter:
         """Return over how many queues messages to the topic are spread, None if there is no such topic.
 
         The topics in which delayed messages wait are always there: a broker has them from its start on, and here the
-        first delayed message makes them. Raises StorePathError for a topic that may not be written to.
+        first delayed message makes them. Raises StorePathError for a topic that may not be written to, and DamageError
+        for more queues than a reader accepts.
         """
         config = self.config(topic)
         if config is None and topic in filenames.WAITING_TOPICS:
@@ -59,7 +60,8 @@ class TopicWriter:
         if config is None:
             tree = filenames.BATCH_CONSUME_QUEUE if self.is_batch(topic) else filenames.CONSUME_QUEUE
             held = files.list_folder(files.join(self._root, tree, topic))
-            ids = [int(name) for name, is_folder in held if is_folder and name.isdigit()]
+            ids = [int(name) for name, is_folder in held if is_folder and name.isascii() and name.isdigit()]
+            _check_count(topic, max(ids, default=-1) + 1, files.join(self._root, tree, topic))
             return max(ids) + 1 if ids else None
         if not config.perm & PERM_WRITE:
             raise StorePathError(
@@ -67,6 +69,7 @@ class TopicWriter:
                 f"{PERM_WRITE} (write) is not in it. Let a broker's administrator give the topic perm "
                 f"{config.perm | PERM_WRITE}, or write to another topic."
             )
+        _check_count(topic, max(config.read_queue_count, config.write_queue_count), self._path)
         return config.write_queue_count
 
     def ensure(
@@ -80,9 +83,15 @@ class TopicWriter:
 
         `queue_count` is one number for all topics, or a number for each of them.
         All are made by one write of the file: it is as long as the store has topics. What it returns stands on disk
-        for good. Raises OptionError for a name that no broker would take and StorePathError for a topic that may not be
-        written to, before anything is made.
+        for good. Raises OptionError for a name that no broker would take and for too many queues, StorePathError for a
+        topic that may not be written to, and DamageError as `write_queues` does, before anything is made.
         """
+        most = queue_count if isinstance(queue_count, int) else max(queue_count.values(), default=0)
+        if most > MAX_QUEUES:
+            raise OptionError(
+                f"a topic cannot be created: found {most} queues; expected at most {MAX_QUEUES}. Give fewer "
+                "queues. Nothing was changed."
+            )
         counts: dict[str, int] = {}
         made: dict[str, TopicConfig] = {}
         for topic in topics:
@@ -146,3 +155,10 @@ class TopicWriter:
     def _replace(self, text: bytes) -> None:
         self._disk.replace(self._path, text)
         self._read_at, self._durable_at = None, self._seen()
+
+
+def _check_count(topic: str, count: int, path: str) -> None:
+    """Raise DamageError for more queues than readers accept."""
+    if count > MAX_QUEUES:
+        what, next_step = f"the number of queues of topic {topic}", "Restore it from a copy. Nothing was appended."
+        raise DamageError(what, path, 0, f"at most {MAX_QUEUES}", count, next_step)

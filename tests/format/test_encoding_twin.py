@@ -57,7 +57,8 @@ values = st.one_of(
     st.text(letters, max_size=20),
 )
 NAMES = ["TAGS", "KEYS", "__SHARDINGKEY", "WAIT", "CLUSTER", "a", "b", "DELAY", "UNIQ_KEY", "__RMQ.TRANSIENT.x"]
-names = st.one_of(st.sampled_from(NAMES), st.text(letters, min_size=1, max_size=12))
+name_letters = st.characters(codec="utf-8", exclude_characters=[*map(chr, range(0x20)), "\x7f"])
+names = st.one_of(st.sampled_from(NAMES), st.text(name_letters, min_size=1, max_size=12))
 bodies = st.one_of(
     st.just(b""), st.binary(max_size=40), st.integers(0, 400).map(lambda size: b"words and words " * (size // 16))
 )

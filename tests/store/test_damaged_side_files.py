@@ -1,5 +1,6 @@
 """A damaged file beside the messages: the error says what helps for that file, and it helps."""
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from rmq_spark.store.commit.staged_file import StagedFile
 from rmq_spark.store.commit.staging import check_staged
 from rmq_spark.store.delivery.sent_rows import SentRows
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.group.claims import NO_CLAIMS, read_claims
 from rmq_spark.store.group.group_config import read_group_config
 from rmq_spark.store.group.member_file import read_member
@@ -92,6 +93,32 @@ def test_the_error_says_what_to_do_about_this_very_file(tmp_path: Path, name: st
     assert read(str(tmp_path)) in (None, {}, NO_CLAIMS, NO_RESETS, NOTHING_SUSPENDED), (
         "without the file all is as at first"
     )
+
+
+CONTENTS = {
+    "a deep list": b"[" * 200_000,
+    "a deep object": b'{"v":' * 100_000,
+    "true": b"true",
+    "a number": b"5",
+    "a text": b'"v"',
+    "a list": b"[1]",
+    "only a version": b'{"v": 1}',
+    "infinite": b'{"v": 1, "storeId": "s", "fileSizes": {"a": Infinity}}',
+    "true in all places": b'{"v": 1, "storeId": "s", "retentionMs": true, "fileSizes": {"a": true}}',
+    "another version": b'{"v": [[2]]}',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", FILES)
+def test_other_content_is_an_error_of_ours_or_nothing(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENTS[content])
+    # A config file may have fields that we do not know, so an object may be one without a field that we do.
+    is_lenient = name.startswith("config/") or content == "another version" or content == "only a version"
+    with contextlib.suppress(StoreError) if is_lenient else pytest.raises(StoreError):
+        FILES[name][0](str(tmp_path))
 
 
 def test_so_does_that_of_a_staged_file(tmp_path: Path) -> None:

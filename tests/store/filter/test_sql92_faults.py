@@ -1,6 +1,8 @@
 """A wrong expression is an error that shows where, what stands there, what is expected and what to do."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -47,6 +49,7 @@ WRONG = [
     ("^-a and b", "a condition or a property", "`-`", "compare it"),
     ("a > ^9223372036854775808", "fits a Long", "`9223372036854775808`", "9223372036854775807"),
     ("a > ^" + "9" * 5000, "fits a Long", "9999`", "9223372036854775807"),
+    ("a > ^1e" + "9" * 5000, "fits a Double", "`1e9999", "1.7976931348623157E308"),
     ("a > ^0.0", "fits a Double", "`0.0`", "zero is written 0"),
     ("a > ^1e400", "fits a Double", "`1e400`", "1.7976931348623157E308"),
     ("a = ^'x", "an operator", "a text without a closing quote", "written twice"),
@@ -146,3 +149,42 @@ def test_the_error_comes_through_pickle_with_its_text() -> None:
     with pytest.raises(OptionError) as caught:
         compile_sql92("a like 'x'")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+MILLIONS = 3_000_000
+HUGE = {
+    "a text": "a = '" + "x" * MILLIONS + "'",
+    "quotes in a text": "a = '" + "''" * MILLIONS + "'",
+    "blanks": " " * MILLIONS + "a = 1",
+    "comments": "/**/" * MILLIONS + "a = 1",
+    "a name": "a" * MILLIONS + " = 1",
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_huge_literal_takes_no_more_memory_than_a_few_copies_of_it(kind: str) -> None:
+    """A regular expression that can backtrack keeps a hundred bytes for each character."""
+    code = (
+        "import resource, sys\n"
+        "from rmq_spark.store.filter.sql92_parser import parse_sql92\n"
+        "text = sys.stdin.read()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "parse_sql92(text, strict_end=True)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=HUGE[kind], text=True, stdout=-1, env=environment, check=True
+    )
+    assert int(done.stdout) * 1024 < 16 * len(HUGE[kind])
+
+
+def test_an_error_shows_the_ends_of_a_huge_literal_only() -> None:
+    for literal in ("9" * MILLIONS, "1e" + "9" * MILLIONS, "'" + "x" * MILLIONS + "'"):
+        assert len(fault_of(f"a > {literal}")) < 600
+
+
+def test_a_text_without_its_last_quote_is_refused_where_it_begins() -> None:
+    for text in ("'", "'x", "'x''", "'x''y", "'''''x"):
+        assert "character 5: " in fault_of(f"a = {text}")
+        assert "without a closing quote" in fault_of(f"a = {text}", strict_end=False)
