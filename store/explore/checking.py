@@ -145,9 +145,14 @@ class _Check:
         bounds = units.bounds_of
         batches = {key for key, queue in self._queues.items() if queue.layout is BATCH_UNIT}
         self._again(lambda: look_at_configs(self._root, set(self._queues), batches, bounds))
-        timer_end = bounds(QueueKey(filenames.TIMER_TOPIC, 0))
         self._again(
-            lambda: look_at_timer(self._root, self._log, begin, end, None if timer_end is None else timer_end[1])
+            lambda: look_at_timer(
+                self._root,
+                self._log,
+                lambda: self._log_extent(begin, end),
+                lambda: self._timer_queue_end(units),
+                is_live=self._is_live,
+            )
         )
         newest_ms = self._tail.newest_ms if self._end is not None else None
         self._again(lambda: look_at_small_files(self._root, self._left.closing, newest_ms))
@@ -175,6 +180,21 @@ class _Check:
     @property
     def _is_live(self) -> bool:
         return self._left.closing is Closing.LIVE
+
+    def _log_extent(self, begin: int, end: int) -> tuple[int, int]:
+        """Return where the log begins and ends: beside a live writer as of now, since it appends and deletes."""
+        if not self._is_live:
+            return begin, end
+        self._log.look()
+        return self._log.segments.begin, self._log.segments.end
+
+    def _timer_queue_end(self, units: UnitJoin) -> int | None:
+        """Return the next offset of the timer's queue as of now, None without one."""
+        key = QueueKey(filenames.TIMER_TOPIC, 0)
+        if self._is_live and key in self._queues:
+            self._queues[key].run.look()
+        bounds = units.bounds_of(key)
+        return None if bounds is None else bounds[1]
 
     def _levels(self) -> DelayLevels:
         try:
