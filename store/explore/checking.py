@@ -40,11 +40,12 @@ from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevel
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
-from rmq_spark.store.log.left_behind import how_left
+from rmq_spark.store.log.left_behind import how_left, vouched_end
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
+from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.units import QueueKey
 
 Progress = Callable[[int, int], None]
@@ -88,6 +89,7 @@ class _Check:
         self._root, self._left, self._progress, self._sleep = root, left, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
+        self._vouched_end = vouched_end(root, self._log)  # before queues are listed: a live writer makes new ones
         self._topics = SoundTopics(root)
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._tail = LogTail(
@@ -131,10 +133,11 @@ class _Check:
             begin=self._log.segments.begin,
             end=end,
             newest_ms=self._tail.newest_ms,
+            dispatched_end=self._dispatched_end(),
         )
         self._findings.extend(of_faults(self._log, faults))
         if self._is_live:
-            look_again(units.joined, self._queues, self._log, self._levels(), self._sleep)
+            look_again(units.joined, self._find_queue, self._log, self._levels(), self._sleep)
         told = list(verdicts(seen))
         self._tell_tail(told, unread)
         of_queues = [*self._odd_queues, *told, *odd_times(units.odd_delays, units.joined, self._queues)]
@@ -180,6 +183,18 @@ class _Check:
     @property
     def _is_live(self) -> bool:
         return self._left.closing is Closing.LIVE
+
+    def _dispatched_end(self) -> int:
+        """Return the physical offset before which no writer makes units any more, unless it looks at all of the log."""
+        if self._vouched_end is not None:
+            return self._vouched_end
+        if self._is_live:
+            return self._tail.last_record[0]  # a broker makes units in the order of the log
+        return self._tail.first_unitless()
+
+    def _find_queue(self, key: QueueKey) -> ConsumeQueue | None:
+        """Return a queue that has a folder by now."""
+        return self._queues.get(key) or TopicTable(self._root).find(key)
 
     def _log_extent(self, begin: int, end: int) -> tuple[int, int]:
         """Return where the log begins and ends: beside a live writer as of now, since it appends and deletes."""

@@ -38,6 +38,7 @@ class Seen:
     begin: int
     end: int
     newest_ms: int  # store time up to the end
+    dispatched_end: int  # physical offset before which a missing unit does not come by itself
     units: int = 0  # that were looked at
     looked_up: int = 0
     expired: int = 0  # units of records before the log's begin

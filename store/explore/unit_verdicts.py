@@ -75,7 +75,8 @@ def _of_unmet(seen: Seen, unmet: Unmet) -> Iterator[Finding]:
         what = f"messages of queue {unmet.key}, which topics.json does not name any more"
         yield Finding(NOTE, "consumequeue", what, path, position, **fields, messages=unmet.end - unmet.begin)  # type: ignore[arg-type]
         return
-    if (is_tail or unmet.kind == NO_QUEUE) and seen.closing is not Closing.CLOSED:
+    is_to_come = seen.closing is not Closing.CLOSED and unmet.first >= seen.dispatched_end
+    if (is_tail or unmet.kind == NO_QUEUE) and is_to_come:
         is_live = seen.closing is Closing.LIVE
         yield Finding(
             NOTE if is_live else REPAIRABLE,
