@@ -41,6 +41,8 @@ from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.left_behind import how_left, vouched_end
+from rmq_spark.store.log.lost_queues import find_lost_queues, has_files
+from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
@@ -51,7 +53,13 @@ from rmq_spark.store.units import QueueKey
 Progress = Callable[[int, int], None]
 _TRIES = 4
 _LOOKS = 3  # at all of a store that writers come to meanwhile; the last one as beside one at work
+_OF_BROKERS = {filenames.SUBSCRIPTION_GROUP_JSON, "consumerFilter.json"}
 _WAIT_S = 0.05  # doubled: a broker overwrites a small file within milliseconds
+# Only where all messages of the queue have expired.
+_RESTORE_QUEUE = (
+    "Restore them from a copy: they show which queue offset comes next. To begin the queue at queue offset 0 again, "
+    "below the offsets of its groups, remove"
+)
 
 
 def check(
@@ -89,7 +97,8 @@ class _Check:
         self._root, self._left, self._progress, self._sleep = root, left, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
-        self._vouched_end = vouched_end(root, self._log)  # before queues are listed: a live writer makes new ones
+        # Before queues are listed: a live writer makes new ones.
+        self._vouched_end, self._registered = vouched_end(root, self._log), read_registry(root)
         self._topics = SoundTopics(root)
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._tail = LogTail(
@@ -134,12 +143,14 @@ class _Check:
             end=end,
             newest_ms=self._tail.newest_ms,
             dispatched_end=self._dispatched_end(),
+            is_ours_alone=self._is_ours() and not _has_seen_a_broker(self._root),
         )
         self._findings.extend(of_faults(self._log, faults))
         if self._is_live:
             look_again(units.joined, self._find_queue, self._log, self._levels(), self._sleep)
         told = list(verdicts(seen))
         self._tell_tail(told, unread)
+        told += self._lost_queues(units)
         of_queues = [*self._odd_queues, *told, *odd_times(units.odd_delays, units.joined, self._queues)]
         may_begin_anew = units.has_records if begin else lambda key: True
         self._findings.extend(keep_numbers([*of_queues, *ext.odd_files()], may_begin_anew))
@@ -191,6 +202,20 @@ class _Check:
         if self._is_live:
             return self._tail.last_record[0]  # a broker makes units in the order of the log
         return self._tail.first_unitless()
+
+    def _lost_queues(self, units: UnitJoin) -> Iterator[Finding]:
+        """Yield the queues whose files are gone, and of which the log has no record that would show it."""
+        lost = find_lost_queues(
+            self._root,
+            self._log,
+            self._registered,
+            lambda key: key in self._queues and has_files(self._queues[key]),
+            self._topics.may_exist,
+        )
+        for key, error in lost.items():
+            if not units.has_records(key):
+                found = replace(of_error(error, filenames.CONSUME_QUEUE), topic=key.topic, queue_id=key.queue_id)
+                yield replace(found, next_step=f"{_RESTORE_QUEUE} {registry_path(self._root)}.")
 
     def _find_queue(self, key: QueueKey) -> ConsumeQueue | None:
         """Return a queue that has a folder by now."""
@@ -355,6 +380,12 @@ class _Check:
             except StoreError as error:
                 return [of_error(error, "store", self._root)]
         return [found]
+
+
+def _has_seen_a_broker(root: str) -> bool:
+    """Say whether the store has a config file that only a broker writes."""
+    names = {name for name, _ in files.list_folder(files.join(root, filenames.CONFIG))}
+    return bool(names & _OF_BROKERS)
 
 
 def _count_files(folder: str) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError, StorePathError
-from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.record import (
     RECORD_HEAD,
@@ -34,7 +33,7 @@ from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.standstill import MANY_QUEUES, AwaitedUnit, Standstill
 from rmq_spark.store.log.unit_agreement import compare_heads
-from rmq_spark.store.log.unit_judge import UnitJudge, no_unit
+from rmq_spark.store.log.unit_judge import UnitJudge, no_queue
 from rmq_spark.store.units import QueueKey
 
 
@@ -64,6 +63,7 @@ class LogTail:
         # Where the next look starts: behind the last record that has a unit. What has none yet may still be
         # taken back by the restart of a writer that died.
         self._base = 0
+        self.searched_from = 0  # physical offset from which the last whole look followed all records
         self._newest_ms = -1  # store time
         self._last_record: tuple[int, bytes] = (0, b"")
         self._waiting: list[Record] = []  # logged, and without a unit when last seen
@@ -145,6 +145,7 @@ class LogTail:
         if whole:
             self._base, self.ends, self._last_record = self._live_begin(left.closing), {}, (0, b"")
             self._waiting, self._newest_ms, self._last_places = [], -1, {}
+            self.searched_from = self._base
         base = self._base
         seen = self._read_units(queues, among, whole=whole)
         flags, chained = self._chain(base, seen, left)
@@ -285,7 +286,7 @@ class LogTail:
             if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
                 continue  # later messages have units: this one had its own until its topic was deleted
             if queue is None and closing is Closing.CLOSED and self._may_exist(key.topic):
-                self.faults.setdefault(key, no_unit(record, key, f"{filenames.CONSUME_QUEUE}/{key}", 0))
+                self.faults.setdefault(key, no_queue(record, key))
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come
