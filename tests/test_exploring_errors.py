@@ -53,7 +53,8 @@ class Case:
     def planned_too_early(self) -> None:
         shutil.rmtree(self.store / "consumequeue" / "orders" / "0")
         plan = rmq_spark.plan_repair(self.store)
-        self.send()
+        with rmq_spark.open_store(self.store) as messages:
+            messages.send("payments", "to another topic")
         rmq_spark.repair(plan)
 
     def send(self) -> None:

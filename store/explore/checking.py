@@ -41,17 +41,26 @@ from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevel
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
-from rmq_spark.store.log.left_behind import how_left
+from rmq_spark.store.log.left_behind import how_left, vouched_end
+from rmq_spark.store.log.lost_queues import find_lost_queues, has_files
+from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
+from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.units import QueueKey
 
 Progress = Callable[[int, int], None]
 _TRIES = 4
 _LOOKS = 3  # at all of a store that writers come to meanwhile; the last one as beside one at work
+_OF_BROKERS = {filenames.SUBSCRIPTION_GROUP_JSON, "consumerFilter.json"}
 _WAIT_S = 0.05  # doubled: a broker overwrites a small file within milliseconds
+# Only where all messages of the queue have expired.
+_RESTORE_QUEUE = (
+    "Restore them from a copy: they show which queue offset comes next. To begin the queue at queue offset 0 again, "
+    "below the offsets of its groups, remove"
+)
 
 
 def check(
@@ -90,6 +99,8 @@ class _Check:
         self._root, self._left, self._progress, self._sleep = root, left, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
+        # Before queues are listed: a live writer makes new ones.
+        self._vouched_end, self._registered = vouched_end(root, self._log), read_registry(root)
         self._topics = SoundTopics(root)
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._tail = LogTail(
@@ -133,12 +144,15 @@ class _Check:
             begin=self._log.segments.begin,
             end=end,
             newest_ms=self._tail.newest_ms,
+            dispatched_end=self._dispatched_end(),
+            is_ours_alone=self._is_ours() and not _has_seen_a_broker(self._root),
         )
         self._findings.extend(of_faults(self._log, faults))
         if self._is_live:
-            look_again(units.joined, self._queues, self._log, self._levels(), self._sleep)
+            look_again(units.joined, self._find_queue, self._log, self._levels(), self._sleep)
         told = list(verdicts(seen))
         self._tell_tail(told, unread)
+        told += self._lost_queues(units)
         of_queues = [*self._odd_queues, *told, *odd_times(units.odd_delays, units.joined, self._queues)]
         may_begin_anew = units.has_records if begin else lambda key: True
         self._findings.extend(keep_numbers([*of_queues, *ext.odd_files()], may_begin_anew))
@@ -147,9 +161,14 @@ class _Check:
         bounds = units.bounds_of
         batches = {key for key, queue in self._queues.items() if queue.layout is BATCH_UNIT}
         self._again(lambda: look_at_configs(self._root, set(self._queues), batches, bounds))
-        timer_end = bounds(QueueKey(filenames.TIMER_TOPIC, 0))
         self._again(
-            lambda: look_at_timer(self._root, self._log, begin, end, None if timer_end is None else timer_end[1])
+            lambda: look_at_timer(
+                self._root,
+                self._log,
+                lambda: self._log_extent(begin, end),
+                lambda: self._timer_queue_end(units),
+                is_live=self._is_live,
+            )
         )
         newest_ms = self._tail.newest_ms if self._end is not None else None
         self._again(lambda: look_at_small_files(self._root, self._left.closing, newest_ms))
@@ -177,6 +196,47 @@ class _Check:
     @property
     def _is_live(self) -> bool:
         return self._left.closing is Closing.LIVE
+
+    def _dispatched_end(self) -> int:
+        """Return the physical offset before which no writer makes units any more, unless it looks at all of the log."""
+        if self._vouched_end is not None:
+            return self._vouched_end
+        if self._is_live:
+            return self._tail.last_record[0]  # a broker makes units in the order of the log
+        return self._tail.first_unitless()
+
+    def _lost_queues(self, units: UnitJoin) -> Iterator[Finding]:
+        """Yield the queues whose files are gone, and of which the log has no record that would show it."""
+        lost = find_lost_queues(
+            self._root,
+            self._log,
+            self._registered,
+            lambda key: key in self._queues and has_files(self._queues[key]),
+            self._topics.may_exist,
+        )
+        for key, error in lost.items():
+            if not units.has_records(key):
+                found = replace(of_error(error, filenames.CONSUME_QUEUE), topic=key.topic, queue_id=key.queue_id)
+                yield replace(found, next_step=f"{_RESTORE_QUEUE} {registry_path(self._root)}.")
+
+    def _find_queue(self, key: QueueKey) -> ConsumeQueue | None:
+        """Return a queue that has a folder by now."""
+        return self._queues.get(key) or TopicTable(self._root).find(key)
+
+    def _log_extent(self, begin: int, end: int) -> tuple[int, int]:
+        """Return where the log begins and ends: beside a live writer as of now, since it appends and deletes."""
+        if not self._is_live:
+            return begin, end
+        self._log.look()
+        return self._log.segments.begin, self._log.segments.end
+
+    def _timer_queue_end(self, units: UnitJoin) -> int | None:
+        """Return the next offset of the timer's queue as of now, None without one."""
+        key = QueueKey(filenames.TIMER_TOPIC, 0)
+        if self._is_live and key in self._queues:
+            self._queues[key].run.look()
+        bounds = units.bounds_of(key)
+        return None if bounds is None else bounds[1]
 
     def _levels(self) -> DelayLevels:
         try:
@@ -338,3 +398,9 @@ class _Check:
                 self._findings.add(of_error(error, "store", folder))
             return 0
         return sum(self._count_files(files.join(folder, name), told) if is_folder else 1 for name, is_folder in listed)
+
+
+def _has_seen_a_broker(root: str) -> bool:
+    """Say whether the store has a config file that only a broker writes."""
+    names = {name for name, _ in files.list_folder(files.join(root, filenames.CONFIG))}
+    return bool(names & _OF_BROKERS)

@@ -16,6 +16,7 @@ SEVERITIES = (DAMAGE, REPAIRABLE, NOTE)
 
 _ALIKE_AT_MOST = 200  # findings of one kind: a store of nothing but damage must not fill the memory
 _SHOWN_CHARS = 200
+_PLANNED = frozenset({"recover", "rebuild", "restore", "cut", "reset", "watermark", "checkpoint"})  # done by a repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +58,32 @@ class Finding:
 
 
 class Findings:
-    """Findings as they come; of each kind some hundreds, the rest as one that counts. One thread."""
+    """Findings as they come. One thread.
+
+    A repair plans from them, so the first finding of each target of a repair is always kept, and the lowest place of a
+    cut. Of the others, some hundreds of each kind are kept, and one that counts the rest.
+    """
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
         self._counts: dict[tuple[str, str, str], int] = {}
+        self._hidden: dict[tuple[str, str, str], int] = {}
         self._more: dict[tuple[str, str, str], Finding] = {}
+        self._lowest: dict[tuple[str, str, str, str | None, int | None], int] = {}  # position, by target of a repair
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, its texts cut to what can be read."""
         finding = replace(finding, expected=_shown(finding.expected), found=_shown(finding.found))
         kind = finding.severity, finding.area, finding.action
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count <= _ALIKE_AT_MOST:
+        if self._is_planned(finding) or count <= _ALIKE_AT_MOST:
             self._found.append(finding)
             return
         before = self._more.get(kind)
         messages = finding.messages + (before.messages if before else 0)
-        what = f"and {count - _ALIKE_AT_MOST} more of this kind, the first here"
+        hidden = self._hidden[kind] = self._hidden.get(kind, 0) + 1
         first = before or replace(finding, expected="", found="", topic=None, queue_id=None, begin=None, end=None)
-        self._more[kind] = replace(first, what=what, messages=messages)
+        self._more[kind] = replace(first, what=f"and {hidden} more of this kind, the first here", messages=messages)
 
     def extend(self, findings: Iterable[Finding]) -> None:
         """Keep several."""
@@ -87,6 +94,19 @@ class Findings:
         """Return them, damage first, else by area and place."""
         found = [*self._found, *self._more.values()]
         return tuple(sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.area, one.path, one.position)))
+
+    def _is_planned(self, finding: Finding) -> bool:
+        """Say whether a repair may need this finding: its target is new, or its place is the lowest of a cut."""
+        if finding.severity == NOTE or finding.action not in _PLANNED:
+            return False
+        target = finding.area, finding.action, finding.path, finding.topic, finding.queue_id
+        if finding.action == "cut":
+            target = finding.area, finding.action, finding.path, None, None
+        lowest = self._lowest.get(target)
+        if lowest is not None and (finding.action != "cut" or lowest <= finding.position):
+            return False
+        self._lowest[target] = finding.position
+        return True
 
 
 def _shown(text: str) -> str:

@@ -19,7 +19,7 @@ _LOOKS, _LOOK_S, _LOOKED_AGAIN = 4, 0.05, 10_000
 
 def look_again(
     joined: Joined,
-    queues: Mapping[QueueKey, ConsumeQueue],
+    find_queue: Callable[[QueueKey], ConsumeQueue | None],
     log: CommitLog,
     levels: DelayLevels,
     sleep: Callable[[float], None],
@@ -29,7 +29,7 @@ def look_again(
         if not joined.unmet:
             return
         sleep(_LOOK_S * 2**attempt)
-        joined.unmet = [run for run in joined.unmet if not _agrees_now(joined, queues.get(run.key), run, log, levels)]
+        joined.unmet = [run for run in joined.unmet if not _agrees_now(joined, find_queue(run.key), run, log, levels)]
 
 
 def _agrees_now(joined: Joined, queue: ConsumeQueue | None, unmet: Unmet, log: CommitLog, levels: DelayLevels) -> bool:

@@ -46,6 +46,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
+from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -124,6 +125,7 @@ class _Repair:
                 elif any(finding.action == "watermark" for finding in self._plan.report.findings):
                     self._forget_note()
             if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+                self._disk.make_folder(files.join(self._root, filenames.CONSUME_QUEUE))  # no writer works without it
                 with self._writer.section() as section:
                     section.settle()
                 with self._writer.lock.hold():
@@ -163,12 +165,13 @@ class _Repair:
         self._forget_note()
 
     def _forget_note(self) -> None:
-        path = watermark_path(self._root)
+        """Take our note away, and the registry of queues with it: the next writer makes both again."""
         # A failed sync is recorded there, and nowhere else.
         self._writer.finish_failed_sync()
-        if files.file_size(path) >= 0:
-            self._disk.remove(path)
-            self._disk.sync_folder(files.parent(path))
+        for path in (watermark_path(self._root), registry_path(self._root)):
+            if files.file_size(path) >= 0:
+                self._disk.remove(path)
+                self._disk.sync_folder(files.parent(path))
 
     def _take_away(self, steps: tuple[RepairStep, ...]) -> None:
         """Take away derived files that are to be made anew. Their names are gone for good before anything is made."""

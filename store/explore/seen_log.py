@@ -38,6 +38,8 @@ class Seen:
     begin: int
     end: int
     newest_ms: int  # store time up to the end
+    dispatched_end: int  # physical offset before which a missing unit does not come by itself
+    is_ours_alone: bool  # no broker has ever written to the store
     units: int = 0  # that were looked at
     looked_up: int = 0
     expired: int = 0  # units of records before the log's begin
@@ -57,6 +59,15 @@ class Seen:
     def queue_end(self, key: QueueKey) -> int:
         """Return the number behind the last unit of a queue that agrees with a record."""
         return self.joined.ranges.end(key)
+
+    def first_place(self, key: QueueKey) -> int:
+        """Return the physical offset of the first record that a unit of a queue agrees with; the log's end without."""
+        number = self.joined.ranges.begin(key)
+        if number is None or key in self.unread:
+            return self.end
+        unit = self.queues[key].run.read(number, number + 1)
+        self.queues[key].run.close()
+        return int(unit["physical_offset"][0]) if len(unit) else self.end
 
     def place_of(self, place: int) -> tuple[str, int]:
         """Return the segment that holds a physical offset, and the position in it (bytes)."""

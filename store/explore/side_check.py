@@ -26,6 +26,7 @@ from rmq_spark.store.format.checkpoint import (
     decode_checkpoint,
 )
 from rmq_spark.store.format.holder_file import decode_holder
+from rmq_spark.store.format.queue_registry import decode_registry
 from rmq_spark.store.format.watermark import SLOT_BYTES, SLOT_COUNT, decode_slots
 from rmq_spark.store.group.claims import read_claims
 from rmq_spark.store.group.group_paths import GroupPaths, list_group_names
@@ -34,6 +35,7 @@ from rmq_spark.store.group.published import read_published
 from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.chain import Closing
+from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.settings_file import SETTINGS, read_settings
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, has_failed_sync, watermark_path
 
@@ -128,6 +130,7 @@ def look_at_side_files(root: str, closing: Closing) -> Iterator[Finding]:
     """Yield what is wrong with the files in `rmq/`."""
     yield from _read(lambda: read_settings(root), files.join(root, SIDE_FOLDER, SETTINGS))
     yield from _look_at_watermark(root)
+    yield from _look_at_registry(root)
     holder = files.join(root, SIDE_FOLDER, "holder.json")
     data = files.read_small(holder)
     if data and decode_holder(data) is None:
@@ -176,6 +179,18 @@ def _look_at_watermark(root: str) -> Iterator[Finding]:
             yield Finding(
                 REPAIRABLE, SIDE_FOLDER, what, path, begin, expected, found, next_step=step, action="watermark"
             )
+
+
+def _look_at_registry(root: str) -> Iterator[Finding]:
+    path = registry_path(root)
+    data = files.read_small(path) or b""
+    length = decode_registry(data)[1]
+    if length < len(data) or (not data and files.file_size(path) == 0):
+        what = "the registry of queues: what follows is not read, and a queue that is lost may be missed"
+        expected, step = "a line of JSON with its CRC", "A writer makes it again from the folders. " + _RECOVER
+        yield Finding(
+            REPAIRABLE, SIDE_FOLDER, what, path, length, expected, "something else", next_step=step, action="watermark"
+        )
 
 
 def _look_at_intents(root: str, closing: Closing) -> Iterator[Finding]:

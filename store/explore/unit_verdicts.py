@@ -19,6 +19,10 @@ from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.units import QueueKey
 
 _RECOVER = "The next writer dispatches them, as a broker does when it starts; rmq_spark.repair does it now."
+_RESTORE = (
+    "Newer messages have their queue offsets, so no repair makes units for them. rmq_spark.dump shows their records. "
+    "To read them, restore a copy of the store from before the loss"
+)
 
 
 def verdicts(seen: Seen) -> Iterator[Finding]:
@@ -29,9 +33,13 @@ def verdicts(seen: Seen) -> Iterator[Finding]:
         if key in seen.unread:
             continue
         yield from _joined(_of_loose(seen, queue, blamed, lost))
+    earlier: dict[QueueKey, list[Unmet]] = {}
     for unmet in seen.joined.unmet:
-        if unmet.count > 1 or unmet.first not in blamed:
+        if unmet.last < seen.joined.lives.get(unmet.key, 0):
+            earlier.setdefault(unmet.key, []).append(unmet)
+        elif unmet.count > 1 or unmet.first not in blamed:
             yield from _of_unmet(seen, unmet)
+    yield from (_of_earlier(seen, key, runs) for key, runs in earlier.items() if seen.may_exist(key.topic))
     yield from _of_steps(seen, blamed, lost)
     if seen.expired:
         what = f"the log begins at physical offset {seen.begin}: {seen.expired} messages before it, which units still "
@@ -64,9 +72,33 @@ def _joined(found: Iterator[Finding]) -> Iterator[Finding]:
         yield before
 
 
+def _of_earlier(seen: Seen, key: QueueKey, runs: list[Unmet]) -> Finding:
+    """Return what messages are that a queue had before it began again at queue offset 0.
+
+    Either its topic was deleted and created again, or its files were lost. Only a broker deletes a topic, with all its
+    queues: where another queue of the topic has older messages, the files were lost.
+    """
+    last = max(run.last for run in runs)
+    is_lost = seen.is_ours_alone or any(
+        seen.first_place(other) < last for other in seen.queues if other.topic == key.topic and other != key
+    )
+    why = "its files were lost" if is_lost else "its topic was deleted and created again, or its files were lost"
+    return Finding(
+        DAMAGE if is_lost else NOTE,
+        "consumequeue",
+        f"messages of queue {key} from before it began again at queue offset 0 have no units: {why}",
+        seen.folder_of(key),
+        0,
+        topic=key.topic,
+        queue_id=key.queue_id,
+        begin=min(run.begin for run in runs),
+        end=max(run.end for run in runs),
+        messages=sum(run.end - run.begin for run in runs),
+        next_step=_RESTORE if is_lost else "",
+    )
+
+
 def _of_unmet(seen: Seen, unmet: Unmet) -> Iterator[Finding]:
-    if unmet.last < seen.joined.lives.get(unmet.key, 0):
-        return  # its topic was deleted and made again since
     path, position = seen.place_of(unmet.first)
     fields = dict(topic=unmet.key.topic, queue_id=unmet.key.queue_id, begin=unmet.begin, end=unmet.end)
     queue = seen.queues.get(unmet.key)
@@ -75,7 +107,8 @@ def _of_unmet(seen: Seen, unmet: Unmet) -> Iterator[Finding]:
         what = f"messages of queue {unmet.key}, which topics.json does not name any more"
         yield Finding(NOTE, "consumequeue", what, path, position, **fields, messages=unmet.end - unmet.begin)  # type: ignore[arg-type]
         return
-    if (is_tail or unmet.kind == NO_QUEUE) and seen.closing is not Closing.CLOSED:
+    is_to_come = seen.closing is not Closing.CLOSED and unmet.first >= seen.dispatched_end
+    if (is_tail or unmet.kind == NO_QUEUE) and is_to_come:
         is_live = seen.closing is Closing.LIVE
         yield Finding(
             NOTE if is_live else REPAIRABLE,

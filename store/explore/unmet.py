@@ -51,10 +51,14 @@ class Joined:
     unmet: list[Unmet] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     unmet_records: int = 0
+    last_runs: dict[tuple[QueueKey, str], Unmet] = field(default_factory=dict)  # of `unmet`, by queue and kind
     lives: dict[QueueKey, int] = field(default_factory=dict)
 
     def note(self, key: QueueKey, kind: str, records: RecordColumns, rows: NDArray[np.intp], found: str = "") -> None:
-        """Keep records whose units do not agree, as one run where the last one ends."""
+        """Keep records whose units do not agree, as one run where the last one of their queue ends.
+
+        Of each queue and kind at least one run is kept: a repair plans from them.
+        """
         if not len(rows):
             return
         self.unmet_records += len(rows)
@@ -63,21 +67,21 @@ class Joined:
         for piece in np.split(np.arange(len(rows)), np.flatnonzero(offsets[1:] != ends[:-1]) + 1):
             first, last = rows[piece[0]], rows[piece[-1]]
             runs = self.unmet
-            before = runs[-1] if runs else None
-            if before is not None and (before.key, before.kind) == (key, kind) and before.end == int(offsets[piece[0]]):
+            before = self.last_runs.get((key, kind))
+            if before is not None and before.end == int(offsets[piece[0]]):
                 before.end, before.last = int(ends[piece[-1]]), int(records.places[last])
                 before.count += len(piece)
-            elif len(runs) < RUNS_AT_MOST:
-                runs.append(
-                    Unmet(
-                        key,
-                        kind,
-                        int(offsets[piece[0]]),
-                        int(ends[piece[-1]]),
-                        int(records.places[first]),
-                        int(records.places[last]),
-                        len(piece),
-                        int(records.sizes[first]),
-                        found,
-                    )
+            elif before is None or len(runs) < RUNS_AT_MOST:
+                run = Unmet(
+                    key,
+                    kind,
+                    int(offsets[piece[0]]),
+                    int(ends[piece[-1]]),
+                    int(records.places[first]),
+                    int(records.places[last]),
+                    len(piece),
+                    int(records.sizes[first]),
+                    found,
                 )
+                runs.append(run)
+                self.last_runs[key, kind] = run

@@ -4,28 +4,20 @@
 Source: DefaultMessageStore#doReput, #doDispatch, IndexService#buildIndex (5.3).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
-from rmq_spark.store.format.record import (
-    TRANSACTION_COMMIT,
-    TRANSACTION_MASK,
-    TRANSACTION_ROLLBACK,
-    Blank,
-    Record,
-    Torn,
-)
-from rmq_spark.store.format.record_columns import RecordColumns, split_records, walk_records
-from rmq_spark.store.format.whole_records import NotWholeError
+from rmq_spark.store.format.record import TRANSACTION_MASK, TRANSACTION_ROLLBACK, Record
+from rmq_spark.store.format.record_columns import RecordColumns
+from rmq_spark.store.log.log_blocks import BLOCK_BYTES, gets_unit, log_blocks
+from rmq_spark.store.log.lost_queues import refuse_lost_queue
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.units import QueueKey
-
-_BLOCK_BYTES = 8 << 20  # of log, dispatched together: bounds memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +36,7 @@ def dispatch(
     *,
     rewind: bool = False,
     lives: Mapping[QueueKey, int] | None = None,
-    block_bytes: int = _BLOCK_BYTES,
+    block_bytes: int = BLOCK_BYTES,
 ) -> LastRecord | None:
     """Make the keys that are missing for the records of [begin, end), and from `unit_begin` on the units.
 
@@ -63,7 +55,7 @@ def dispatch(
     return last
 
 
-def last_lives(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOCK_BYTES) -> dict[QueueKey, int]:
+def last_lives(store: StoreFiles, begin: int, end: int, block_bytes: int = BLOCK_BYTES) -> dict[QueueKey, int]:
     """Return where in [begin, end) each queue began at queue offset 0, by physical offset; the last time if several.
 
     A queue begins anew when its topic was deleted and made again: what it held before is still in the log, and has no
@@ -72,41 +64,10 @@ def last_lives(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOC
     found = {}
     for records in log_blocks(store, begin, end, block_bytes):
         store.note_progress()
-        for row in np.flatnonzero(_gets_unit(records) & (records.queue_offsets == 0)).tolist():
+        for row in np.flatnonzero(gets_unit(records) & (records.queue_offsets == 0)).tolist():
             key = QueueKey(records.topics[int(records.topic_numbers[row])], int(records.queue_ids[row]))
             found[key] = int(records.places[row])
     return found
-
-
-def log_blocks(store: StoreFiles, begin: int, end: int, block_bytes: int = _BLOCK_BYTES) -> Iterator[RecordColumns]:
-    """Yield the records of [begin, end), many at a time. Raises DamageError for what is none.
-
-    A filler leads to the next segment whatever length it names: a broker goes by the end of the file, too, and may have
-    gone on behind one that a power cut tore (CommitLog#checkMessageAndReturnSize, #rollNextFile, 4.9 and 5.3).
-    """
-    place = begin
-    while place < end:
-        data = store.log.bytes_at(place, min(block_bytes, end - place))
-        positions, size = walk_records(data)
-        if not len(positions):
-            # A filler, a record that is larger than a block, or none.
-            record = store.log.record_at(place)
-            if isinstance(record, Torn):
-                raise _no_record(store, place, record)
-            if isinstance(record, Blank):
-                segment = store.log.segments.holding(place)
-                assert segment is not None, place  # the filler was read from it
-                place = segment.end
-                continue
-            data = store.log.bytes_at(place, record.total_size)
-            positions, size = np.zeros(1, np.int64), record.total_size
-        try:
-            records = split_records(data, positions, size, place, store.levels)
-        except NotWholeError as fault:
-            bad = place + int(positions[fault.row])
-            raise _no_record(store, bad, store.log.record_at(bad)) from fault
-        yield records
-        place += size
 
 
 def stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> bool:
@@ -117,22 +78,11 @@ def stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> boo
     return isinstance(record, Record) and record.queue_offset == queue_offset
 
 
-def _no_record(store: StoreFiles, place: int, found: Record | Blank | Torn) -> DamageError:
-    segment = store.log.segments.holding(place)
-    path, position = (segment.path, place - segment.begin) if segment else (store.root, place)
-    why = found.why if isinstance(found, Torn) else "another one"
-    return DamageError("a record before the log's end", path, position, "a record", why)
-
-
-def _gets_unit(records: RecordColumns) -> NDArray[np.bool_]:
-    return np.isin(records.sys_flags & TRANSACTION_MASK, (0, TRANSACTION_COMMIT))
-
-
 def _put_units(
     store: StoreFiles, records: RecordColumns, unit_begin: int, lives: Mapping[QueueKey, int], *, rewind: bool
 ) -> None:
     """Put the units, queue by queue, of those records that have none yet."""
-    rows = np.flatnonzero(_gets_unit(records) & (records.places >= unit_begin))
+    rows = np.flatnonzero(gets_unit(records) & (records.places >= unit_begin))
     if not len(rows):
         return
     rows = rows[np.lexsort((rows, records.queue_ids[rows], records.topic_numbers[rows]))]
@@ -144,11 +94,13 @@ def _put_units(
         if rewind and len(of_queue):
             first = int(records.places[of_queue[0]])
             store.queues.rewind(key, first, lambda offset, place: stands_at(store, offset, place))
-        _put_missing(store, key, records, of_queue)
+        _put_missing(store, key, records, of_queue, unit_begin)
 
 
-def _put_missing(store: StoreFiles, key: QueueKey, records: RecordColumns, rows: NDArray[np.intp]) -> None:
-    """Put the units of those records of one queue that have none yet.
+def _put_missing(
+    store: StoreFiles, key: QueueKey, records: RecordColumns, rows: NDArray[np.intp], unit_begin: int
+) -> None:
+    """Put the units of those records of one queue that have none yet. Raises DamageError for a queue that lost others.
 
     A record before the queue's last one is of a topic that was deleted and made again. One whose queue offset others
     before it have is passed over, as a broker does (ConsumeQueue#putMessagePositionInfo).
@@ -162,6 +114,8 @@ def _put_missing(store: StoreFiles, key: QueueKey, records: RecordColumns, rows:
     missing = missing[records.queue_offsets[missing] >= np.maximum.accumulate(_expected(records, missing, begin))]
     _refuse_gap(store, key, records, missing, _expected(records, missing, begin))
     if begin != next_offset:
+        if unit_begin > store.log.segments.begin:
+            refuse_lost_queue(store, key, unit_begin)
         store.queues.begin_at(key, begin)
     counts = records.message_counts[missing]
     store.queues.put(

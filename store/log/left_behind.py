@@ -1,11 +1,16 @@
 """How whoever wrote a store last left it: at work, closed in order, or dead."""
 
+import zlib
+
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.host import boot_id
 from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
+from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.log.chain import Closing, Left
-from rmq_spark.store.log.watermark_file import is_at_work, read_watermark
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.watermark_file import is_at_work, read_settled_watermark, read_watermark
 
 
 def how_left(path: str) -> Left:
@@ -25,6 +30,22 @@ def read_checkpoint(path: str) -> Checkpoint:
     """Return what the checkpoint of the store at `path` says; an empty one where there is none."""
     checkpoint = files.join(path, filenames.CHECKPOINT)
     return decode_checkpoint(files.read_small(checkpoint) or b"", checkpoint)
+
+
+def vouched_end(path: str, log: CommitLog) -> int | None:
+    """Return the physical offset up to which our note guarantees every message its unit, None where it does not count.
+
+    A broker that ran since has written the checkpoint. After a power cut only the note of what was settled counts. The
+    next writer of ours makes no units for messages before this offset.
+    """
+    note = read_watermark(path)
+    if note is not None and note.boot != boot_id():
+        note = read_settled_watermark(path)
+    if note is None or not note.boot:
+        return None
+    page = files.read_small(files.join(path, filenames.CHECKPOINT)) or b""
+    is_same_log = note.last_place < 0 or log.bytes_at(note.last_place, RECORD_HEAD.itemsize) == note.last_head
+    return note.end if zlib.crc32(page) == note.checkpoint_crc and is_same_log else None
 
 
 def index_safe_until_ms(path: str) -> int | None:

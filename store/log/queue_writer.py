@@ -72,8 +72,9 @@ class QueueWriter:
         is_batch: Callable[[str], bool],
         sync_with_log: Callable[[str], None],
         note_progress: Callable[[], None],
+        note_queue: Callable[[QueueKey, int], None],
     ) -> None:
-        self._disk, self._root, self._changes = disk, root, changes
+        self._disk, self._root, self._changes, self._note_queue = disk, root, changes, note_queue
         self._file_bytes, self._is_batch, self._sync_with_log = file_bytes, is_batch, sync_with_log
         self._note_progress = note_progress
         self._ends: dict[QueueKey, _End] = {}
@@ -195,7 +196,10 @@ class QueueWriter:
         position, data = number * run.layout.itemsize, self._encode(end.queue, units)
         segment = _holding(run, position)
         if segment is None:
+            is_first = not run.segments
             self._make_file(end, position, data)
+            if is_first:
+                self._note_queue(end.queue.key, int(units.physical_offsets[0]))
             return
         with self._disk.open(segment.path) as file:
             file.write(position - segment.begin, data)

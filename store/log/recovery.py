@@ -34,6 +34,12 @@ from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
 from rmq_spark.store.log.index_reach import last_indexed_place
+from rmq_spark.store.log.lost_queues import (
+    refuse_lost_folder,
+    register_after_others,
+    register_again,
+    register_queues,
+)
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
@@ -65,6 +71,9 @@ def prepare(store: StoreFiles) -> None:
                 # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
                 write_again(store.disk, watermark_path(store.root), 0)
             store.believe(note)
+            if not store.registry.exists():  # asked once by each writer: an older release left the store
+                refuse_lost_folder(store.root, store.log)
+                register_queues(store, note.end)
         return
     # Where the machine ran on and our note is wrong, somebody else wrote: what was settled says nothing of that.
     if has_abort and settled is not None and not ran_on and _is_within_log(store, settled):
@@ -129,6 +138,11 @@ def _is_rooted(store: StoreFiles, note: Watermark) -> bool:
     """Say whether the store is still the one that the note speaks of, whatever came behind it."""
     if store.read_checkpoint()[1] != note.checkpoint_crc:
         return False  # a broker writes it whenever it runs
+    return _has_last_record(store, note)
+
+
+def _has_last_record(store: StoreFiles, note: Watermark) -> bool:
+    """Say whether the last record that the note names is still where it was."""
     return note.last_place < 0 or store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize) == note.last_head
 
 
@@ -142,7 +156,9 @@ def _finish_section(store: StoreFiles, note: Watermark) -> None:
         begin = min(begin, max(store.index.indexed_end(), store.log.segments.begin))
     cleared = store.log_writer.clear_from(end)
     # Its units are written over with the same bytes: of the last one it may have written a part.
-    _close(store, end, dispatch(store, begin, end, note.end, rewind=True))
+    last = dispatch(store, begin, end, note.end, rewind=True)
+    register_again(store, note.end)
+    _close(store, end, last)
     if end != note.end or cleared:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
 
@@ -186,6 +202,7 @@ def _write_again(store: StoreFiles, note: Watermark) -> None:
 
 def _take_over(store: StoreFiles, closing: Closing) -> None:
     """Find the end as a reader does, and make the files agree with it."""
+    refuse_lost_folder(store.root, store.log)
     checkpoint, page_crc = store.read_checkpoint()
     table = TopicTable(store.root)
     left = Left(closing, 0, store.started_ms())
@@ -216,7 +233,15 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         unit = tail.ends.get(key, queue.run.begin)
         if queue.run.end > unit:
             store.queues.cut(key, unit)
+            queue.run.look()
         queue.run.close()
+    is_same = before is not None and _has_last_record(store, before)
+    register_after_others(
+        store,
+        table.queues.values(),
+        same_until=before.end if before is not None and is_same else None,
+        searched_from=tail.begin,
+    )
     cleared = store.log_writer.clear_from(tail.end)
     if closing is Closing.CLOSED:
         # Before a note says that all is settled: a power cut could bring back what was cleared, right behind the end.
@@ -269,6 +294,7 @@ def _roll_forward(store: StoreFiles, settled: Watermark, known_end: int | None =
         for key in queues:
             store.queues.write_again_from(key, settled.end)
         store.index.write_again_from(settled.index.name, store.note_progress)
+    register_again(store, settled.end)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()

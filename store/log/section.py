@@ -26,10 +26,12 @@ from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.whole_records import born_host_shift
+from rmq_spark.store.log.lost_queues import refuse_lost_queue
 from rmq_spark.store.log.placement import place_records
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, Needed, expire
 from rmq_spark.store.log.store_files import StoreFiles
+from rmq_spark.store.units import QueueKey
 
 MAX_SECTION_BYTES = 64 << 20  # of log: bounds how long others wait for the lock
 
@@ -230,16 +232,21 @@ class Section:
         """Return the queue offset of every record. `order` has the records queue by queue."""
         counts = np.bincount(records.queue_numbers, minlength=len(records.queues))
         nexts = np.array(
-            [
-                self._store.queues.next_offset(key) if count else 0
-                for key, count in zip(records.queues, counts, strict=True)
-            ],
+            [self._next_offset(key) if count else 0 for key, count in zip(records.queues, counts, strict=True)],
             np.int64,
         )
         firsts = np.cumsum(counts) - counts
         offsets = np.empty(len(records), np.int64)
         offsets[order] = np.arange(len(records)) - np.repeat(firsts - nexts, counts)
         return offsets
+
+    def _next_offset(self, key: QueueKey) -> int:
+        """Return the queue offset of a queue's next message. Raises DamageError for a queue that lost its files."""
+        store = self._store
+        offset = store.queues.next_offset(key)
+        if not offset and not store.queues.has_files(key):
+            refuse_lost_queue(store, key, store.note.end)
+        return offset
 
     def _dispatch(
         self,

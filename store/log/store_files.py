@@ -27,6 +27,7 @@ from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.key_index import KeyIndex
 from rmq_spark.store.log.log_writer import LogWriter
+from rmq_spark.store.log.queue_registry import QueueRegistry
 from rmq_spark.store.log.queue_writer import QueueWriter
 from rmq_spark.store.log.topic_writer import TopicWriter
 from rmq_spark.store.log.watermark_file import write_watermark
@@ -55,7 +56,8 @@ class StoreFiles:
         self.changes = Changes(disk, (root, *folders), note_progress=note_progress)
         self.log = CommitLog(folders, mapped=False)
         self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
-        self.topics = TopicWriter(disk, root, note_progress)
+        self.registry = QueueRegistry(root, disk)
+        self.topics = TopicWriter(disk, root, note_progress, self.registry.note_topics)
         self.delay_offsets = DelayOffsetFile(root, disk, now_ms, lambda _: None)  # under the lock nobody is waited for
         self.queues = self._queue_writer()
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
@@ -141,6 +143,7 @@ class StoreFiles:
 
     def close_section(self, end: int, last_ms: int, last_place: int, last_head: bytes) -> None:
         """Say on disk that the log now ends at `end` and every message before it has its unit and its keys."""
+        self.registry.write()
         self._write_note(
             replace(
                 self.note,
@@ -234,6 +237,7 @@ class StoreFiles:
             self.topics.is_batch,
             self.sync_with_log,
             self.note_progress,
+            self.registry.note_queue,
         )
 
     def _write_note(self, note: Watermark) -> None:

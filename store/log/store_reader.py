@@ -23,6 +23,7 @@ from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_ex
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.config_json import TopicConfig
+from rmq_spark.store.format.queue_registry import RegisteredQueues
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.sought import Sought
@@ -30,7 +31,9 @@ from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
 from rmq_spark.store.log.left_behind import how_left, index_safe_until_ms, read_checkpoint
+from rmq_spark.store.log.lost_queues import find_lost_queues, has_files, refuse_lost_folder
 from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
+from rmq_spark.store.log.queue_registry import read_registry
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import Read, read_range
 from rmq_spark.store.log.settings_file import read_settings
@@ -72,6 +75,7 @@ class StoreReader:
             lambda: last_indexed_place(self.path),
         )
         self._min_units: dict[QueueKey, int] = {}
+        self._lost: dict[QueueKey, DamageError] = {}  # queues whose files are gone
         self._looked = self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -103,7 +107,7 @@ class StoreReader:
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted: those of topics.json and those that have a queue on disk."""
         self._refuse_if_closed()
-        return sorted({*self._topics.topics(), *(key.topic for key in self._tail.faults)})
+        return sorted({*self._topics.topics(), *(key.topic for key in self._faults())})
 
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues by queue id, empty ones included. Raises NotFoundError, which names others."""
@@ -112,7 +116,7 @@ class StoreReader:
             raise NotFoundError(
                 f'topic "{topic}": light message queues ({filenames.LIGHT_QUEUE_PREFIX}…) are not supported.'
             )
-        found = sorted({*self._topics.queues_of(topic), *(key for key in self._tail.faults if key.topic == topic)})
+        found = sorted({*self._topics.queues_of(topic), *(key for key in self._faults() if key.topic == topic)})
         if not found:
             raise NotFoundError(describe_missing_topic(topic, self.topics(), self.path))
         return found
@@ -130,20 +134,16 @@ class StoreReader:
         cannot be followed to its end.
         """
         self._refuse_if_closed()
-        if self._looked and self._tail.is_idle(self._topics.has_folder):
+        if self._looked and not self._lost and self._tail.is_idle(self._topics.has_folder):
             return False
         begin = self._log.segments.begin
         self._log.look()
         if begin != self._log.segments.begin:
             self._min_units.clear()  # retention moved the log's begin, and with it that of queues
         touched = None
-        if self._looked and not self._tail.is_rewritten():
+        if self._looked and not self._lost and not self._tail.is_rewritten():
             touched = self._tail.appended(_FEW_RECORDS)
-        unknown = touched - self._topics.queues.keys() if touched is not None else set()
-        if touched is None or any(self._topics.has_folder(key) for key in unknown):
-            self._topics.look()
-        elif unknown:  # whose topic may have been deleted: their records say nothing then
-            self._topics.look_at_configs()
+        is_listed, registered = self._list_queues(touched)
         queues = self._topics.queues
         if touched is not None:
             chosen = touched & queues.keys()
@@ -156,10 +156,40 @@ class StoreReader:
             if whole:
                 self._min_units.clear()
             self._tail.look(queues, queues, whole=whole)
+        if is_listed:
+            self._find_lost(registered)
         for queue in queues.values():
             queue.run.close()
         self._looked = True
         return True
+
+    def _list_queues(self, touched: set[QueueKey] | None) -> tuple[bool, RegisteredQueues | None]:
+        """List topics and queues again where `touched` has unknown ones, or is None; say so, with the registry then."""
+        unknown = touched - self._topics.queues.keys() if touched is not None else set()
+        if touched is None or any(self._topics.has_folder(key) for key in unknown):
+            registered = read_registry(self.path)  # before the folders: a live writer makes a queue's file first
+            self._topics.look()
+            return True, registered
+        if unknown:  # whose topic may have been deleted: their records say nothing then
+            self._topics.look_at_configs()
+        return False, None
+
+    def _find_lost(self, registered: RegisteredQueues | None) -> None:
+        """Find the queues whose files are gone, after the folders were listed. Raises DamageError if all are."""
+        queues = self._topics.queues
+        if not queues:
+            refuse_lost_folder(self.path, self._log)
+        self._lost = find_lost_queues(
+            self.path,
+            self._log,
+            registered,
+            lambda key: has_files(queues[key]) if key in queues else self._topics.has_folder(key),
+            self._topics.may_exist,
+        )
+
+    def _faults(self) -> dict[QueueKey, StoreError]:
+        """Return the queues that cannot be read, and why."""
+        return {**self._tail.faults, **self._lost}
 
     @property
     def log_end(self) -> int:
@@ -312,7 +342,7 @@ class StoreReader:
                 f'{key!r} is no queue. Give one of those that queues("orders") returns, or QueueKey("orders", 0).'
             )
         found = self._topics.find(key)
-        if found is None and key not in self._tail.faults and not self._topics.has(key):
+        if found is None and key not in self._faults() and not self._topics.has(key):
             known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
             raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')
         return found
@@ -335,13 +365,15 @@ class StoreReader:
     def _raise_fault(self, key: QueueKey) -> None:
         if not self._looked:
             self.refresh()
-        if key in self._tail.faults:
-            raise self._tail.faults[key]
+        faults = self._faults()
+        if key in faults:
+            raise faults[key]
 
     def _readable(self, key: QueueKey, begin: int, end: int) -> tuple[ConsumeQueue, int]:
         """Return the queue's files and the number after its last written unit, if it has [begin, end)."""
         queue = self._queue(key)
         if queue is None:
+            self._raise_fault(key)
             raise OffsetRangeError(str(key), begin, end, 0, 0)
         units_end = queue.end_for(end)
         first = queue.first_from(self._log.segments.begin, units_end)

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError, StoreError
-from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.record import (
     RECORD_HEAD,
@@ -34,7 +33,7 @@ from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.queues import ConsumeQueue, Units
 from rmq_spark.store.log.standstill import MANY_QUEUES, AwaitedUnit, Standstill
 from rmq_spark.store.log.unit_agreement import compare_heads
-from rmq_spark.store.log.unit_judge import UnitJudge, no_unit
+from rmq_spark.store.log.unit_judge import UnitJudge, no_queue
 from rmq_spark.store.units import QueueKey
 
 
@@ -55,7 +54,7 @@ class LogTail:
         self._log, self._left, self._checkpoint = log, left, checkpoint
         self._may_exist, self._last_indexed = may_exist, last_indexed
         self._judge = UnitJudge(log, checkpoint, last_indexed)
-        self.begin = 0  # physical offset from which the last whole look began
+        self.begin = 0  # physical offset from which the last whole look followed all records
         self.end = 0
         self.ends: dict[QueueKey, int] = {}
         self._last_places: dict[QueueKey, int] = {}  # physical offset of each queue's last unit
@@ -286,7 +285,7 @@ class LogTail:
             if queue is None and record.physical_offset < last_unit_place and not self._may_exist(key.topic):
                 continue  # later messages have units: this one had its own until its topic was deleted
             if queue is None and closing is Closing.CLOSED and self._may_exist(key.topic):
-                self.faults.setdefault(key, no_unit(record, key, f"{filenames.CONSUME_QUEUE}/{key}", 0))
+                self.faults.setdefault(key, no_queue(record, key))
             end = self.ends.get(key)
             if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
                 continue  # it has come

@@ -28,8 +28,14 @@ from rmq_spark.store.log.topics import MAX_QUEUES, FoundTopics, find_topics
 class TopicWriter:
     """The topics of one store. What was read is kept while the file stays the same. One thread, under the lock."""
 
-    def __init__(self, disk: Disk, root: str, note_progress: Callable[[], None] = lambda: None) -> None:
-        self._disk, self._root, self._note_progress = disk, root, note_progress
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        note_progress: Callable[[], None] = lambda: None,
+        note_topics: Callable[[Iterable[str]], None] = lambda _: None,
+    ) -> None:
+        self._disk, self._root, self._note_progress, self._note_topics = disk, root, note_progress, note_topics
         self._path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
         self._read_at: tuple[int, int] | None = None  # length and time of what was read
         self._durable_at: tuple[int, int] | None = None  # of what is known to be on disk for good
@@ -39,6 +45,11 @@ class TopicWriter:
     def config(self, topic: str) -> TopicConfig | None:
         """Return a topic's settings, None for one that topics.json does not name."""
         return self._look().file.topics.get(topic)
+
+    def may_exist(self, topic: str) -> bool:
+        """Say whether topics.json, if there is one, names the topic: a deleted one is not in it."""
+        configs = self._look().file.topics
+        return not configs or topic in configs
 
     def is_batch(self, topic: str) -> bool:
         """Say whether the topic's queues are batch consume queues: by topics.json, else by where they lie."""
@@ -94,9 +105,12 @@ class TopicWriter:
             )
         counts: dict[str, int] = {}
         made: dict[str, TopicConfig] = {}
+        new: list[str] = []
         for topic in topics:
             self._note_progress()
             count = self.write_queues(topic)
+            if count is None:
+                new.append(topic)
             if count is None or self.config(topic) is None:
                 filenames.check_topic_name(topic)
                 count = count or (queue_count if isinstance(queue_count, int) else queue_count[topic])
@@ -107,6 +121,7 @@ class TopicWriter:
             counts[topic] = count
         if made:
             self._write(made, now_ms)
+            self._note_topics(new)
         elif counts:
             self._make_durable()
         return counts

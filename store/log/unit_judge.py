@@ -185,6 +185,18 @@ def no_unit(record: Record, key: QueueKey, path: str, position: int, found: str 
     )
 
 
+def no_queue(record: Record, key: QueueKey) -> DamageError:
+    """Return the error for a message whose queue has no files."""
+    return DamageError(
+        f"queue {key} has no files, and a message of it is in the log at physical offset {record.physical_offset}",
+        f"{filenames.CONSUME_QUEUE}/{key}",
+        0,
+        f"({record.physical_offset}, {record.total_size})",
+        "nothing",
+        "Run rmq_spark.repair: it rebuilds the queue from the log.",
+    )
+
+
 def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
     """Say whether a unit's tags code is that of its record's tags (MessageExtBrokerInner#tagsString2tagsCode)."""
     if key.topic == filenames.SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):

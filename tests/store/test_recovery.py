@@ -1,6 +1,7 @@
 """What recovery must not do: take for torn, stale or missing what somebody was promised."""
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -234,11 +235,19 @@ def crash_as_a_broker(root: Path) -> None:
     (root / "abort").touch()
 
 
+def delete_and_create_again(root: Path, topic: str, store: StoreWriter) -> None:
+    """Delete a topic as a broker does, and have a writer of ours create it."""
+    shutil.rmtree(root / "consumequeue" / topic)
+    (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": {"Other": {"topicName": "Other"}}}))
+    with store.section() as section:
+        section.ensure_topic(topic, 1)
+
+
 def test_messages_of_a_topic_before_it_was_made_anew_stay_away(tmp_path: Path) -> None:
     store = writer(tmp_path / "s")
     append(store, samples(0, 30, queues=1))
     store.close()
-    shutil.rmtree(tmp_path / "s" / "consumequeue" / "T")
+    delete_and_create_again(tmp_path / "s", "T", store)
     append(store, samples(30, 36, queues=1))
     store.close()
     crash_as_a_broker(tmp_path / "s")
@@ -256,7 +265,7 @@ def test_a_topic_that_was_made_anew_comes_back_as_it_was_when_all_its_units_are_
     append(store, samples(0, 30, queues=1))
     append(store, samples(0, 1, "Other", queues=1))
     store.close()
-    shutil.rmtree(root / "consumequeue" / "T")
+    delete_and_create_again(root, "T", store)
     append(store, samples(30, 30 + new_count, queues=1))
     store.close()
     before = numbers(root)

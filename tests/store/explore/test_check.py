@@ -503,7 +503,7 @@ def test_garbage_in_a_queue_is_not_told_of_an_extension_that_is_not_there(seed: 
 def test_what_changes_whenever_it_is_looked_at_is_told(
     tmp_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(*_: object) -> None:
+    def changed(*_: object, **named: object) -> None:
         raise StoreChangedError("a file is gone")
 
     path, waits = tmp_store("demo"), list[float]()

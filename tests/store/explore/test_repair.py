@@ -24,6 +24,7 @@ from rmq_spark import (
 from rmq_spark.store import explore
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.explore.finding import Finding, Findings
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
 
@@ -454,3 +455,57 @@ def test_offsets_that_were_left_beyond_the_ends_are_set_back_by_what_the_finding
     plan = plan_repair(path, cut_log=True)
     assert plan.messages_lost == 0
     assert repair(plan).report.is_healthy
+
+
+def _a_queue_of_a_wrong_length(folder: Path) -> None:
+    (file,) = folder.iterdir()
+    os.truncate(file, 777)
+
+
+def test_repair_plans_every_queue_however_many_are_damaged(tmp_path: Path) -> None:
+    path, count = tmp_path / "s", 250
+    with rmq_spark.open_store(path, segment_bytes=1 << 16, queues=count) as store:
+        ids = pa.array(range(count), pa.int32())
+        store.send_many(pa.table({"topic": ["t"] * count, "body": [b"x"] * count, "queueId": ids}))
+    for queue_id in range(count):
+        _a_queue_of_a_wrong_length(path / f"consumequeue/t/{queue_id}")
+    plan = plan_repair(path)
+    assert {step.queue for step in plan.steps if step.action == "rebuild"} == {QueueKey("t", n) for n in range(count)}
+    assert repair(plan).report.is_healthy
+    assert {len(rows) for rows in rows_of(path).values()} == {1}
+
+
+def test_findings_keep_every_target_of_a_repair_and_the_first_place_of_a_cut() -> None:
+    found = Findings()
+    for number in range(300):
+        found.add(Finding("damage", "commitlog", "bytes", "/s/1", 1000 - number, action="cut", messages=1))
+        found.add(Finding("damage", "config", "other", f"/s/{number}", action="leave", messages=1))
+        found.add(Finding("repairable", "consumequeue", "units", "/q", topic="t", queue_id=number, action="rebuild"))
+    kept = found.all()
+    assert min(one.position for one in kept if one.action == "cut") == 1000 - 299
+    assert {one.queue_id for one in kept if one.action == "rebuild"} == set(range(300))
+    left = [one for one in kept if one.action == "leave"]
+    assert len(left) == 201
+    assert sum(one.messages for one in left) == 300
+
+
+@pytest.mark.parametrize("call", ["encode_abort", "encode_checkpoint", "_Repair._forget_note", "_Repair._take_away"])
+@pytest.mark.parametrize("damage", [shutil.rmtree, _a_queue_of_a_wrong_length])
+def test_repair_that_was_killed_is_completed_by_the_next_repair(
+    damage: Callable[[Path], None], call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=2) as store:
+        store.send_many(pa.table({"topic": ["t"] * 200, "body": [b"x" * 400] * 200}))
+    before = rows_of(path)
+    damage(path / "consumequeue/t/1")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"rmq_spark.store.explore.repairing.{call}", die)
+        with pytest.raises(KeyboardInterrupt):
+            repair(path)
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before

@@ -1,0 +1,271 @@
+"""Queues whose files are gone beside a log that has their messages: read, written to, checked and repaired."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rmq_spark
+from rmq_spark import DamageError, check, repair
+from rmq_spark.store.format.queue_registry import decode_registry
+from rmq_spark.store.log import lost_queues, section
+from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.units import QueueKey
+
+SMALL, LARGE = 1 << 14, 1 << 24  # segments: the lost queue's messages are in an early one, or in the last one
+
+
+def fill(path: Path, segment_bytes: int) -> rmq_spark.store.MessageStore:
+    """Send 50 messages to each of four queues, then 50 to another topic; return the open store."""
+    store = rmq_spark.open_store(path, queues=4, segment_bytes=segment_bytes)
+    store.send_many(pa.table({"topic": ["orders"] * 200, "body": [b"%3d" % n * 50 for n in range(200)]}))
+    store.send_many(pa.table({"topic": ["other"] * 200, "body": [b"x" * 100] * 200}))
+    return store
+
+
+def rows_of(path: Path, topic: str = "orders") -> dict[QueueKey, list[object]]:
+    found = {}
+    with StoreReader(str(path)) as reader:
+        reader.refresh()
+        for key in reader.queues(topic):
+            held = reader.bounds(key)
+            batches = reader.read(key, held.min_offset, held.max_offset, ["queueOffset", "body"])
+            found[key] = [row for batch in batches for row in batch.to_pylist()]
+    return found
+
+
+def _one_queue(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue/orders/2")
+
+
+def _files_of_a_queue(path: Path) -> None:
+    for file in (path / "consumequeue/orders/2").iterdir():
+        file.unlink()
+
+
+def _a_topic(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue/orders")
+
+
+def _all_in_the_folder(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue")
+    (path / "consumequeue").mkdir()
+
+
+def _the_folder(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue")
+
+
+@pytest.mark.parametrize("segment_bytes", [SMALL, LARGE])
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("damage", [_one_queue, _files_of_a_queue, _a_topic, _all_in_the_folder, _the_folder])
+def test_lost_queue_is_refused_by_readers_and_writers_and_rebuilt_by_repair(
+    damage: Callable[[Path], None], is_closed: bool, segment_bytes: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    store = fill(path, segment_bytes)
+    if is_closed:
+        store.close()
+    before = rows_of(path)
+    damage(path)
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        rows_of(path)
+    log_end = check(path).log_end
+    row = {"topic": ["orders"], "body": [b"new"], "queueId": pa.array([2], pa.int32())}
+    with rmq_spark.open_store(path) as other, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        other.send_many(pa.table(row))
+    assert check(path).log_end == log_end, "nothing was appended"
+    assert any(one.topic == "orders" and one.queue_id == 2 for one in check(path).findings if one.severity != "note")
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
+    with rmq_spark.open_store(path) as other:
+        other.send_many(pa.table(row))
+    assert rows_of(path)[QueueKey("orders", 2)][-1] == {"queueOffset": 50, "body": b"new"}
+
+
+def test_queue_without_messages_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    rmq_spark.create_store(path, topics={"orders": 4})
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"1", queue_id=0)
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 1, 1: 0, 2: 0, 3: 0}
+    with rmq_spark.open_store(path) as store:
+        assert store.send("orders", b"2", queue_id=3).queue_offset == 0
+    assert check(path).is_healthy
+
+
+def lose_and_restart(path: Path, monkeypatch: pytest.MonkeyPatch, queue_ids: list[int]) -> None:
+    """Lose queues and let a writer without a protection begin them again at offset 0."""
+    for queue_id in queue_ids:
+        shutil.rmtree(path / f"consumequeue/orders/{queue_id}")
+    Path(registry_path(str(path))).unlink(missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(section, "refuse_lost_queue", lambda *_: None)
+        with rmq_spark.open_store(path) as store:
+            for queue_id in queue_ids:
+                assert store.send("orders", b"new", queue_id=queue_id).queue_offset == 0
+
+
+@pytest.mark.parametrize("queue_ids", [[2], [0, 1, 2, 3]])
+def test_check_reports_messages_from_before_a_queue_began_again(
+    queue_ids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    fill(path, LARGE).close()
+    lose_and_restart(path, monkeypatch, queue_ids)
+    found = [one for one in check(path).findings if one.severity == "damage"]
+    assert sorted((one.queue_id, one.begin, one.end, one.messages) for one in found) == [
+        (queue_id, 0, 50, 50) for queue_id in queue_ids
+    ]
+
+
+def test_check_notes_a_topic_that_a_broker_may_have_deleted_and_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    fill(path, LARGE).close()
+    (path / "config/subscriptionGroup.json").write_text('{"subscriptionGroupTable":{}}')
+    lose_and_restart(path, monkeypatch, [0, 1, 2, 3])
+    report = check(path)
+    assert report.is_healthy
+    assert sum(one.messages for one in report.findings if one.topic == "orders") == 200
+
+
+def test_store_without_a_registry_gets_one_from_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    Path(registry_path(str(path))).unlink(missing_ok=True)
+    rmq_spark.open_store(path).close()
+    _one_queue(path)
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        rows_of(path)
+
+
+def test_writer_without_a_registry_searches_the_log_for_a_new_queue_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    _one_queue(path)
+    Path(registry_path(str(path))).unlink(missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(lost_queues, "log_blocks", None)
+        with rmq_spark.open_store(path) as store:
+            assert store.send("fresh", b"no search for a new topic").queue_offset == 0
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        store.send("orders", b"new", queue_id=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(lost_queues, "log_blocks", None)
+        with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+            store.send("orders", b"new", queue_id=2)
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        rows_of(path)
+
+
+def test_recovery_does_not_begin_a_lost_queue_in_its_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    before = rows_of(path)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    store = rmq_spark.open_store(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(section.Section, "_dispatch", die)
+        with pytest.raises(KeyboardInterrupt):
+            store.send("orders", b"logged", queue_id=2)
+    _one_queue(path)
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"), rmq_spark.open_store(path) as other:
+        other.send("other", b"x")
+    assert repair(path).report.is_healthy
+    after = rows_of(path)
+    assert after.pop(QueueKey("orders", 2)) == [
+        *before.pop(QueueKey("orders", 2)),
+        {"queueOffset": 50, "body": b"logged"},
+    ]
+    assert after == before
+
+
+def test_queue_of_a_topic_that_was_deleted_may_begin_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    config = path / "config/topics.json"
+    config.write_text(config.read_text().replace('"orders"', '"elsewhere"'))
+    _a_topic(path)
+    with StoreReader(str(path)) as reader:
+        reader.refresh()
+        assert "orders" not in reader.topics()
+    with rmq_spark.open_store(path, queues=4) as store:
+        assert store.send("orders", b"new", queue_id=2).queue_offset == 0
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 0, 1: 0, 2: 1, 3: 0}
+
+
+@pytest.mark.parametrize("cut", [1, 40, 10_000])
+def test_writer_without_a_complete_registry_finds_a_lost_queue(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    file = Path(registry_path(str(path)))
+    file.write_bytes(file.read_bytes()[:-cut])
+    _one_queue(path)
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        store.send("orders", b"new", queue_id=2)
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_check_reports_a_damaged_registry_and_repair_makes_it_again(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    file = Path(registry_path(str(path)))
+    whole = decode_registry(file.read_bytes())[0].queues.keys()
+    assert whole == {QueueKey(topic, queue_id) for topic in ("orders", "other") for queue_id in range(4)}
+    file.write_bytes(file.read_bytes()[:-cut])
+    (finding,) = [one for one in check(path).findings if one.severity != "note"]
+    assert finding.path == str(file)
+    assert repair(path).report.is_healthy
+    assert decode_registry(file.read_bytes())[0].queues.keys() == whole
+
+
+def test_queue_of_which_all_messages_expired_is_lost_with_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=SMALL) as store:
+        store.send("old", b"x", queue_id=0)
+        store.send_many(pa.table({"topic": ["other"] * 400, "body": [b"x" * 100] * 400}))
+        assert store.expire(max_bytes=SMALL).segments
+    shutil.rmtree(path / "consumequeue/old")
+    with pytest.raises(DamageError, match="old/0 has had messages"):
+        rows_of(path, "old")
+    with pytest.raises(DamageError, match="old/0 has had messages"), rmq_spark.open_store(path) as store:
+        store.send("old", b"y", queue_id=0)
+    (finding,) = [one for one in check(path).findings if one.severity == "damage"]
+    assert (finding.topic, finding.queue_id, finding.action) == ("old", 0, "leave")
+    Path(registry_path(str(path))).unlink()
+    with rmq_spark.open_store(path) as store:
+        assert store.send("old", b"y", queue_id=0).queue_offset == 0
+    assert check(path).is_healthy
+
+
+def test_power_cut_that_takes_a_new_queue_with_its_messages_loses_no_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    rmq_spark.create_store(path, topics={"orders": 4})
+    with rmq_spark.open_store(path) as store:
+        store.send("orders", b"settled", queue_id=0)
+    end = check(path).log_end
+    store = rmq_spark.open_store(path, flush="async")
+    store.send("orders", b"not settled", queue_id=1)
+    shutil.rmtree(path / "consumequeue/orders/1")
+    (log,) = (path / "commitlog").iterdir()
+    with log.open("r+b") as file:
+        file.seek(end)
+        file.write(bytes(4096))
+    for module in ("left_behind", "recovery", "store_files", "watermark_file"):
+        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "after the power cut")
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 1, 1: 0, 2: 0, 3: 0}
+    with rmq_spark.open_store(path) as other:
+        assert other.send("orders", b"new", queue_id=1).queue_offset == 0
+    assert check(path).is_healthy
