@@ -172,9 +172,9 @@ class QueryGroup:
         try:
             self._membership.join()
         except StoreError as error:
-            self._is_shut_out = is_forbidden(error)
-            if self._must_publish or not (self._is_shut_out or _is_passing(error)):
+            if self._must_publish or not (is_forbidden(error) or _is_passing(error)):
                 raise
+            self._is_shut_out = is_forbidden(error)
             self._has_failed_to_join = True
             self._warn(
                 f"{self.root} cannot be written, so this query is no member of the consumer group {self.terms.group}, "

@@ -12,7 +12,7 @@ import pytest
 import rmq_spark
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.disk.system_calls import SystemCalls
-from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError
+from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, StorePathError
 from rmq_spark.store.group import group_paths
 from rmq_spark.store.group.group_paths import GroupPaths
 
@@ -162,6 +162,16 @@ def test_who_must_publish_fails(store, query_on, fail, monkeypatch, given) -> No
     with pytest.raises(LockTimeoutError, match="locked"):
         late.trigger()
     turn.release()
+
+
+def test_who_must_publish_and_may_not_write_fails_each_time(store, query_on, fail) -> None:
+    fail(errno.EACCES)
+    query = query_on(store, **GROUP, assignment="shared")
+    for _ in range(2):
+        with pytest.raises(StorePathError, match="Permission denied"):
+            query.trigger()
+    fail(0)
+    assert query.drain() == [[(0, 0), (0, 1), (0, 2)]]
 
 
 def test_too_many_open_files_leave_nobody_outside(store, query_on, fail) -> None:

@@ -2,19 +2,20 @@
 
 import errno
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from rmq_spark.store import check, open_reader, plan_repair
 from rmq_spark.store.errors import RmqError, StoreError, StorePathError
-from rmq_spark.store.testing.failing_kernel import each_failure
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueBounds, QueueKey
 
 ERRORS = [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.ENOMEM, errno.ELOOP, errno.EINTR]
 ROWS = 40
+EachFailure = Callable[..., Iterator[tuple[str, object]]]
 
 
 def assert_is_told(root: Path, hit: str, error: RmqError) -> None:
@@ -42,7 +43,9 @@ def read_all(store: Path, read_mode: str) -> list[bytes]:
 
 @pytest.mark.parametrize("read_mode", ["mmap", "pread"])
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_a_read_gives_every_row_or_an_error_that_names_the_file(store: Path, error: int, read_mode: str) -> None:
+def test_a_read_gives_every_row_or_an_error_that_names_the_file(
+    store: Path, each_failure: EachFailure, error: int, read_mode: str
+) -> None:
     whole = read_all(store, read_mode)
     assert len(whole) == ROWS
     for hit, outcome in each_failure(str(store), error, lambda: read_all(store, read_mode)):
@@ -53,7 +56,7 @@ def test_a_read_gives_every_row_or_an_error_that_names_the_file(store: Path, err
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
-def test_a_check_of_a_damaged_store_never_calls_it_healthy(store: Path, error: int) -> None:
+def test_a_check_of_a_damaged_store_never_calls_it_healthy(store: Path, each_failure: EachFailure, error: int) -> None:
     (unit,) = (store / "consumequeue/orders/0").glob("0" * 20)
     data = bytearray(unit.read_bytes())
     data[41] ^= 1

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from rmq_spark.store.errors import RmqError, StoreError, StorePathError
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.retention import Expired
 from rmq_spark.store.log.waiting_messages import WaitingMessages
-from rmq_spark.store.testing.failing_kernel import each_failure
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.timer_rig import waiting
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from tests.store.delivery.conftest import Kit
 
 Wait = Callable[..., SampleMessage]
+EachFailure = Callable[..., Iterator[tuple[str, object]]]
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 
@@ -122,7 +122,7 @@ def test_files_that_are_damaged_hold_nothing(kit: "Kit") -> None:
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", ["level", "timer", "taken"])
 def test_what_cannot_be_read_now_is_never_taken_for_nothing_that_waits(
-    kit: "Kit", wait: Wait, kind: str, error: int
+    kit: "Kit", wait: Wait, each_failure: EachFailure, kind: str, error: int
 ) -> None:
     kit.put(wait(18, "two hours") if kind == "level" else waiting(1, kit.now_ms + DAY_MS))
     if kind == "taken":
