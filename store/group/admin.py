@@ -30,7 +30,7 @@ from rmq_spark.store.group.offset_file import (
 from rmq_spark.store.group.published import read_published
 from rmq_spark.store.group.resets import add_reset, read_resets
 from rmq_spark.store.group.suspended import forget_stopped
-from rmq_spark.store.group.whole_number import check_offset, check_whole
+from rmq_spark.store.group.whole_number import as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -183,13 +183,7 @@ def _offset(reader: StoreReader, queue: QueueKey, to: object) -> int:
 
 
 def _time_ms(to: object) -> int:
-    if isinstance(to, datetime):
-        if to.tzinfo is None:
-            raise OptionError(
-                f"reset_offsets: to={to!r} has no time zone. Give one, as in datetime(…, tzinfo=timezone.utc), or ms "
-                "since the epoch."
-            )
-        to = round(to.timestamp() * 1000)
+    to = as_ms("reset_offsets: to", to)
     try:
         return check_whole("to", to, 0)
     except OptionError:

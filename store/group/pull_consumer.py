@@ -34,7 +34,7 @@ from rmq_spark.store.group.pull_hold import PullHold, hold_ms
 from rmq_spark.store.group.pull_limits import PullLimits, limits_of_broker
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.group.pull_status import PullStatus
-from rmq_spark.store.group.whole_number import MAX_LONG, check_offset, check_whole
+from rmq_spark.store.group.whole_number import MAX_LONG, as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey
@@ -154,12 +154,12 @@ class PullConsumer(Synchronized):
 
     @synchronized
     def search_offset(self, queue: QueueKey, at: int | datetime, rule: str = "lower") -> int:
-        """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
+        """Return the queue offset for a moment, in ms since the epoch or as a datetime with a time zone.
 
         "lower": the first message stored at or after it; "upper": the last one at or before it; "nearest": as
-        RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, NotFoundError.
+        RocketMQ 4.9 answers. Raises OptionError for another rule and for any other time, NotFoundError.
         """
-        time_ms = check_whole("search_offset: at", _ms(at), -MAX_LONG)
+        time_ms = check_whole("search_offset: at", as_ms("search_offset: at", at), -MAX_LONG)
         self._look()
         return self._reader.offset_at_time(queue, time_ms, rule)
 
@@ -386,7 +386,3 @@ class PullConsumer(Synchronized):
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
             raise StoreError(f'the consumer of the store at "{self._reader.path}" was closed. Open it again.')
-
-
-def _ms(at: object) -> object:
-    return int(at.timestamp() * 1000) if isinstance(at, datetime) else at
