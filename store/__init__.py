@@ -392,7 +392,13 @@ def open_consumer(
     )
 
 
-def close(path: "str | PurePath", *, commit_log_path: str | None = None, lock_timeout_ms: int = 60_000) -> None:
+def close(
+    path: "str | PurePath",
+    *,
+    commit_log_path: str | None = None,
+    lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
+) -> None:
     """Leave the store at `path` as one that was closed in order: all is on disk for good, `abort` is gone.
 
     For a store to which programs appended with flush=async, before a broker opens it. What dead writers left is
@@ -405,8 +411,13 @@ def close(path: "str | PurePath", *, commit_log_path: str | None = None, lock_ti
     from rmq_spark.store.log.store_writer import WriterSettings
 
     commit_log_folders(files.absolute(path), commit_log_path)  # nothing is made where nothing is
-    opened = open_store(path, commit_log_path=commit_log_path, lock_timeout_ms=lock_timeout_ms)
-    settings = WriterSettings("rmq-spark", lock_timeout_ms, commit_log_path=commit_log_path)
+    opened = open_store(
+        path,
+        commit_log_path=commit_log_path,
+        lock_timeout_ms=lock_timeout_ms,
+        allow_network_store=allow_network_store,
+    )
+    settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path)
     Ticker(files.absolute(path), settings).hand_over()
     opened.close()
 

@@ -124,7 +124,7 @@ def run(words: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except RmqError as error:
-        say(f"{command}: {typed(str(error))}")
+        say(f"{command}: {typed(str(error), _own(words))}")
         return 1
     except (KeyboardInterrupt, click.Abort):
         if not words or words[0] not in _LOOKING:
@@ -140,6 +140,12 @@ def run(words: Sequence[str]) -> int:
         say(f"{command}: {error.filename or 'the system says'}: {error.strerror or error}")
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _own(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, the values of `--option=value`, and all of them as absolute paths."""
+    given = [*words[1:], *(word.partition("=")[2] for word in words if word.startswith("-"))]
+    return given + [os.path.abspath(word) for word in given if word]
 
 
 def _read_no_more() -> None:

@@ -12,7 +12,7 @@ import rmq_spark
 from rmq_spark.command.output import print_json, rows_of, say
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
-from rmq_spark.command.words import TIMES, begin_time, end_time, examples, reading, writing
+from rmq_spark.command.words import TIMES, appending, begin_time, end_time, examples, reading
 
 _PREFIX = "%DLQ%"
 _READ = [
@@ -113,7 +113,7 @@ def _letter(row: dict[str, Any]) -> dict[str, Any]:
     short_help="Send dead letters to the topics that they came from, each once.",
     epilog=f"{TIMES}\n\n{_REPUBLISH_EXAMPLES}",
 )
-@writing
+@appending
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only those that came from it. May be given repeatedly.")
 @click.option("--tags", multiple=True, help="Only those with this tag. May be given repeatedly.")
@@ -128,6 +128,7 @@ def republish(
     path: str,
     commit_log_path: str | None,
     lock_timeout_s: float,
+    allow_network_store: bool,
     as_json: bool,
     group: str,
     topics: tuple[str, ...],
@@ -154,6 +155,7 @@ def republish(
             progress=name,
             commit_log_path=commit_log_path,
             lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
         )
     if as_json:
         row = {"group": group, "sent": done.sent, "passedOver": done.passed_over, "nextOffset": done.next_offset}

@@ -11,7 +11,7 @@ import rmq_spark
 from rmq_spark.command.output import print_json, printable, rows_of, say, typed
 from rmq_spark.command.progress import progress
 from rmq_spark.command.tables import show
-from rmq_spark.command.words import examples, reading, writing
+from rmq_spark.command.words import appending, examples, reading
 
 NOT_HEALTHY = 3
 _SHOWN = 20  # findings, of which there may be very many
@@ -46,7 +46,7 @@ def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
 
 
 @click.command(epilog=examples("rmq repair store --dry-run", "rmq repair store"))
-@writing
+@appending
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask. Messages are given up only with --accept-loss.")
 @click.option("--accept-loss", is_flag=True, help="Give messages up that cannot be kept. How many is said before.")
@@ -55,6 +55,7 @@ def repair(
     path: str,
     commit_log_path: str | None,
     lock_timeout_s: float,
+    allow_network_store: bool,
     as_json: bool,
     dry_run: bool,
     yes: bool,
@@ -97,7 +98,13 @@ def repair(
         return NOT_HEALTHY
     with progress("repairing") as note:
         timeout_ms = round(lock_timeout_s * 1000)
-        done = rmq_spark.repair(plan, accept_loss=accept_loss, lock_timeout_ms=timeout_ms, progress=note)
+        done = rmq_spark.repair(
+            plan,
+            accept_loss=accept_loss,
+            lock_timeout_ms=timeout_ms,
+            allow_network_store=allow_network_store,
+            progress=note,
+        )
     if as_json:
         print_json(rows_of(plan.to_arrow()))
     else:

@@ -8,7 +8,7 @@ import rmq_spark
 from rmq_spark.command.message_output import may_write_to
 from rmq_spark.command.output import print_json, say
 from rmq_spark.command.progress import progress
-from rmq_spark.command.words import TIMES, begin_time, end_time, examples, reading, writing
+from rmq_spark.command.words import TIMES, appending, begin_time, end_time, examples, reading
 
 _EXPORT_EXAMPLES = examples(
     "rmq export store orders.parquet --topic orders", "rmq export store today.parquet --from now-24h --overwrite"
@@ -67,7 +67,7 @@ def export(
 
 
 @click.command("import", epilog=_IMPORT_EXAMPLES)
-@writing
+@appending
 @click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
 @click.option("--topic", help="Send all of them to this topic.")
 @click.option("--name", help="What the import is known by; else by what the file holds, and --topic.")
@@ -76,6 +76,7 @@ def import_(
     path: str,
     commit_log_path: str | None,
     lock_timeout_s: float,
+    allow_network_store: bool,
     as_json: bool,
     source: str,
     topic: str | None,
@@ -106,6 +107,7 @@ def import_(
                 keep_queues=not spread,
                 commit_log_path=commit_log_path,
                 lock_timeout_ms=round(lock_timeout_s * 1000),
+                allow_network_store=allow_network_store,
                 progress=note,
             )
     except KeyboardInterrupt:

@@ -30,6 +30,7 @@ _TYPED = {
     "user who runs Spark": "user who runs rmq",
     "; on a cluster it must be visible under the same path on the driver and on every executor": "",
     "set lockTimeout": "give --lock-timeout",
+    "set allowNetworkStore=true": "give --allow-network-store",
     "Give topic=, or leave it out": "Give --to-topic, or leave it out",
     "Give topic=, or a file": "Give --topic, or a file",
     "(topic=...)": "(--topic)",
@@ -42,10 +43,22 @@ _TYPED = {
 }
 
 
-def typed(text: str) -> str:
-    """Return a text with what is typed at a terminal in it, instead of what a program calls."""
+def typed(text: str, own: Iterable[str] = ()) -> str:
+    """Return a text with what is typed at a terminal in it, instead of what a program calls.
+
+    `own` are texts of the user, such as paths, which stay as they are wherever they occur.
+    """
+    kept = [re.escape(one) for one in sorted(set(own), key=len, reverse=True) if one and _typed(one) != one]
+    if not kept:
+        return _typed(text)
+    parts = re.split(rf"(?<!\w)({'|'.join(kept)})(?!\w)", text)
+    return "".join(part if number % 2 else _typed(part) for number, part in enumerate(parts))
+
+
+def _typed(text: str) -> str:
     for name, words in _TYPED.items():
-        begin, end = r"(?<!\w)" * name[0].isalnum(), r"(?!\w)" * name[-1].isalnum()
+        # What is in a path is a name of somebody's: behind a slash nothing is replaced.
+        begin, end = r"(?<![\w/])" * name[0].isalnum(), r"(?!\w)" * name[-1].isalnum()
         text = re.sub(begin + re.escape(name) + end, words, text)
     return text
 

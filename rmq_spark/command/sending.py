@@ -11,7 +11,7 @@ import rmq_spark
 from rmq_spark.command.output import say
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
-from rmq_spark.command.words import Moment, examples, writing
+from rmq_spark.command.words import Moment, appending, examples
 
 _AT_ONCE_BYTES = 1 << 20
 _TYPES = {
@@ -31,7 +31,7 @@ _EXAMPLES = examples(
 
 
 @click.command(epilog=_EXAMPLES)
-@writing
+@appending
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--lines", is_flag=True, help="A message for each line of standard input, as they come.")
@@ -47,6 +47,7 @@ def send(
     path: str,
     commit_log_path: str | None,
     lock_timeout_s: float,
+    allow_network_store: bool,
     as_json: bool,
     topic: str,
     body: str | None,
@@ -91,6 +92,7 @@ def send(
             path,
             commit_log_path=commit_log_path,
             lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
             create_topic=create_topic,
             flush="sync",
         ) as store:

@@ -10,7 +10,7 @@ import click
 
 import rmq_spark
 from rmq_spark.command.words import commit_log_path as commit_log_path_option
-from rmq_spark.command.words import examples, store_path
+from rmq_spark.command.words import examples, network_store, store_path
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -18,11 +18,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.command(epilog=examples("rmq serve store", "rmq serve store --log-level warning"))
 @store_path
 @commit_log_path_option
-@click.option(
-    "--allow-network-store",
-    is_flag=True,
-    help="Append although the store lies on a network file system, where locks may not hold.",
-)
+@network_store
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged.")
 @click.option("--json", "as_json", is_flag=True, help="Log to stdout, an object a line.")
 def serve(path: str, commit_log_path: str | None, allow_network_store: bool, log_level: str, as_json: bool) -> None:

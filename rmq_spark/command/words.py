@@ -92,6 +92,11 @@ lock_timeout = click.option(
     metavar="SECONDS",
     help="How long to wait for another writer that makes no progress.",
 )
+network_store = click.option(
+    "--allow-network-store",
+    is_flag=True,
+    help="Append although the store lies on a network file system, where locks may not hold.",
+)
 begin_time = click.option(
     "--from", "begin_ms", type=Moment(), metavar="TIME", help="From the first message stored at or after TIME."
 )
@@ -99,7 +104,8 @@ end_time = click.option(
     "--to", "end_ms", type=Moment(), metavar="TIME", help="Up to the first message stored at or after TIME."
 )
 
-# What a command has that looks at a store, and one that changes it.
+# The options of a command that reads a store, that changes one, and that appends to one.
 reading = together(store_path, commit_log_path, as_json)
 writing = together(store_path, commit_log_path, lock_timeout, as_json)
+appending = together(store_path, commit_log_path, lock_timeout, network_store, as_json)
 TIMES = "A TIME is ms since 1970, 2026-01-31T12:00:00Z, now, or now-10m (ms, s, m, h, d)."

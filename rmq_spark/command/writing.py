@@ -9,14 +9,14 @@ import rmq_spark
 from rmq_spark.command.output import print_json, say
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
-from rmq_spark.command.words import TIMES, Moment, Size, examples, writing
+from rmq_spark.command.words import TIMES, Moment, Size, appending, examples, writing
 
 _WORDS = ("earliest", "latest")
 _OFFSETS = '\'{"orders": {"0": 12}}\''
 
 
 @click.command(epilog=examples("rmq create store orders payments", "rmq create store orders --queues 8"))
-@writing
+@appending
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="How many each topic gets.")
 @click.option("--segment-bytes", type=Size(), default="1g", show_default=True, help="Of a new store's commit log.")
@@ -27,6 +27,7 @@ def create(
     path: str,
     commit_log_path: str | None,
     lock_timeout_s: float,
+    allow_network_store: bool,
     as_json: bool,
     topics: tuple[str, ...],
     queues: int,
@@ -50,6 +51,7 @@ def create(
             broker_version=broker_version,
             commit_log_path=commit_log_path,
             lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
         )
     with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
         store.refresh()
@@ -139,11 +141,18 @@ def _where(to: str) -> Any:
 
 
 @click.command(epilog=examples("rmq close store"))
-@writing
-def close(path: str, commit_log_path: str | None, lock_timeout_s: float, as_json: bool) -> None:
+@appending
+def close(
+    path: str, commit_log_path: str | None, lock_timeout_s: float, allow_network_store: bool, as_json: bool
+) -> None:
     """Bring all to disk, write the checkpoint, and take `abort` away: a broker starts without a recovery then."""
     with waiting("closing"):
-        rmq_spark.close(path, commit_log_path=commit_log_path, lock_timeout_ms=round(lock_timeout_s * 1000))
+        rmq_spark.close(
+            path,
+            commit_log_path=commit_log_path,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
+        )
     if as_json:
         print_json([{"path": path, "state": "closed"}])
     else:

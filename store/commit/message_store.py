@@ -80,7 +80,13 @@ class MessageStore(Synchronized):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        """Close. An error of the body stays the error; what fails while closing then is a note to it."""
+        try:
+            self.close()
+        except StoreError as late:
+            if error is None:
+                raise
+            error.add_note(f"when the store at {self.path} was closed after that: {late}")
 
     @synchronized
     def send(

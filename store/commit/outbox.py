@@ -60,6 +60,8 @@ class Outbox:
     def __init__(self, root: str, settings: OutboxSettings) -> None:
         self._root, self._settings, self._topics = root, settings, TopicWriter(Disk(), root)
         self._terms = settings.delays
+        self._topics_path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
+        self._topics_seen: tuple[int, int, int] | None = None  # of which the router knows numbers of queues
         self._settings_seen: tuple[int, int] | None = None  # of which the encoder has its rules of delays
         address = ipv4_address()
         self._encoder = MessageEncoder(
@@ -81,6 +83,10 @@ class Outbox:
         """
         if not _DELAY_COLUMNS.isdisjoint(messages.schema.names):
             self._look_at_delays()
+        seen = files.stamp(self._topics_path)
+        if seen != self._topics_seen:
+            self._router.forget_counts()
+            self._topics_seen = seen
         return self._encoder.encode(messages, self._router, wall_clock_ms(), first_row)
 
     def forget_topics(self) -> None:

@@ -77,6 +77,7 @@ def republish_dead_letters(
     progress: str | None = "default",
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
 ) -> Republished:
     """Send the group's dead letters that `filter` chooses to the topics that they came from, to be consumed anew.
 
@@ -98,7 +99,7 @@ def republish_dead_letters(
     if progress is not None and (not isinstance(progress, str) or not progress):
         raise OptionError(f"progress={progress!r} is no name: a text, or None to keep none.")
     work = _Republishing(files.absolute(path), group, _chooser(filter), topic, progress, commit_log_path)
-    with work.reader, work.open_writer(lock_timeout_ms) as writer:
+    with work.reader, work.open_writer(lock_timeout_ms, allow_network_store) as writer:
         return work.run(writer, begin)
 
 
@@ -122,9 +123,9 @@ class _Republishing:
         self._router = QueueRouter(self._write_queues, random_bits())
         self._query_id = f"rmq:republish:{group}:{progress}"
 
-    def open_writer(self, lock_timeout_ms: int) -> StoreWriter:
+    def open_writer(self, lock_timeout_ms: int, allow_network_store: bool) -> StoreWriter:
         """Return a writer of the store, which finishes what dead ones promised."""
-        settings = WriterSettings("rmq-spark republish", lock_timeout_ms, False, self._commit_log_path)
+        settings = WriterSettings("rmq-spark republish", lock_timeout_ms, allow_network_store, self._commit_log_path)
         finisher = IntentFinisher(self._root, self._disk, wall_clock_ms)
         return StoreWriter(self._root, self._disk, settings, wall_clock_ms, time.sleep, (finisher,))
 

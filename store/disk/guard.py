@@ -3,7 +3,7 @@
 Touching a page of a mapping beyond its file's end raises SIGBUS, which ends the process. The handler here puts
 zero pages over every watched mapping whose file has become shorter and lets the instruction go on; whoever
 reads the mapping asks `shrank` before it believes what it read. A SIGBUS that none of our mappings explains
-gets its default action back.
+gets the action that it had before.
 
 The signal is synchronous: it comes out of a load instruction in numpy, Arrow or the interpreter, which hold no
 lock of theirs at that point besides the interpreter's own, and that one ctypes takes as in any callback. So
@@ -29,6 +29,8 @@ _libc.mmap.argtypes = [
 ]
 _libc.signal.restype = ctypes.c_void_p
 _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+_libc.sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+_before = ctypes.create_string_buffer(1024)  # struct sigaction as it was before our handler; longer than any system's
 
 _watched: dict[int, "Watch"] = {}  # address -> the mapping there
 
@@ -74,8 +76,8 @@ def _on_bus_error(number: int) -> None:
     global _installed
     if not any([watch.zero() for watch in list(_watched.values())]):
         # Not ours, or the file has grown again: the instruction runs once more, and if it fails once more it meets
-        # the default action. The next watch puts the handler back.
-        _libc.signal(number, None)
+        # the action from before, which may be another handler (faulthandler). The next watch installs ours again.
+        _libc.sigaction(number, _before, None)
         _installed = False
 
 
@@ -86,5 +88,6 @@ _installed = False
 def _install() -> None:
     global _installed
     if not _installed:
+        _libc.sigaction(signal.SIGBUS, None, _before)
         _libc.signal(signal.SIGBUS, ctypes.cast(_handler, ctypes.c_void_p))
         _installed = True

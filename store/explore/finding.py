@@ -24,7 +24,8 @@ class Finding:
     """One thing that a check found. `position` counts bytes in the file at `path`; ranges are half-open.
 
     `[begin, end)` are queue offsets of the queue `topic`/`queue_id`, None where no single queue is concerned.
-    `messages` is how many are concerned. `action` is what `plan_repair` would do: see `repair_plan`.
+    `messages` is how many are concerned. `action` is what `plan_repair` would do: see RepairStep;
+    besides, "watermark" and "checkpoint" (the file is written again), and "keep" (nothing needs to be done).
     """
 
     severity: str

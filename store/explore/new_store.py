@@ -22,6 +22,7 @@ def create_store(
     broker_version: str | None = None,
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
 ) -> None:
     """Make a store at `path`, and the `topics` that are missing: names, each with so many `queues`, or names to queues.
 
@@ -36,12 +37,12 @@ def create_store(
         compress_over=0,
         commit_log_path=commit_log_path,
         lock_timeout_ms=lock_timeout_ms,
-        allow_network_store=False,
+        allow_network_store=allow_network_store,
         segment_bytes=segment_bytes,
     )
     delays = check_delays(message_delay_level, timer_max_delay_sec, broker_version)
     sizes = FileSizes(segment_bytes=segment_bytes)
-    settings = WriterSettings("rmq-spark create", lock_timeout_ms, False, commit_log_path, sizes, delays)
+    settings = WriterSettings("rmq-spark create", lock_timeout_ms, allow_network_store, commit_log_path, sizes, delays)
     outbox = OutboxSettings(commit_log_path, queues, sizes=sizes, delays=delays)
     with MessageStore(files.absolute(path), settings, outbox, "sync") as made:
         made.settle()

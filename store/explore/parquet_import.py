@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 import pyarrow as pa
 
-from rmq_spark.store.commit.arguments import cast_columns, check_number, check_topic, messages_of
+from rmq_spark.store.commit.arguments import cast_columns, check_flags, check_number, check_topic, messages_of
 from rmq_spark.store.commit.commits import CommitOptions, commit_staged
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.keys import CommitKey
@@ -66,6 +66,7 @@ def import_parquet(
     keep_queues: bool = True,
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Imported:
     """Send the messages of a parquet file to the store at `path`, each once, and return how many that were.
@@ -86,9 +87,10 @@ def import_parquet(
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError(f"name={name!r} is no name: a text, or None to go by the content of the file.")
     check_number("lock_timeout_ms", lock_timeout_ms, 0)
+    check_flags(allow_network_store=allow_network_store)
     with ParquetSource(files.absolute(source)) as opened:
         work = _Import(files.absolute(path), opened, topic, name, keep_queues, commit_log_path)
-        with work.open_writer(lock_timeout_ms) as writer:
+        with work.open_writer(lock_timeout_ms, allow_network_store) as writer:
             return work.run(writer, progress or (lambda done, total: None))
 
 
@@ -133,9 +135,9 @@ class _Import:
         self._query_id = f"rmq:import:{self._name}"
         self._queues = self._find_queues()
 
-    def open_writer(self, lock_timeout_ms: int) -> StoreWriter:
+    def open_writer(self, lock_timeout_ms: int, allow_network_store: bool) -> StoreWriter:
         """Return a writer of the store, which finishes what dead ones promised."""
-        settings = WriterSettings("rmq-spark import", lock_timeout_ms, False, self._commit_log_path)
+        settings = WriterSettings("rmq-spark import", lock_timeout_ms, allow_network_store, self._commit_log_path)
         finisher = IntentFinisher(self._root, self._disk, wall_clock_ms)
         return StoreWriter(self._root, self._disk, settings, wall_clock_ms, time.sleep, (finisher,))
 

@@ -73,6 +73,7 @@ def repair(
     accept_loss: bool = False,
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
+    allow_network_store: bool = False,
     progress: Progress | None = None,
 ) -> Repaired:
     """Do what a plan says, or the plan of the store at a path; return what was done, and a check of the store after it.
@@ -93,7 +94,7 @@ def repair(
     done = tuple(step for step in plan.steps if step.is_done_by_repair)
     left = tuple(step for step in plan.steps if step.action == LEAVE)
     if done:
-        _Repair(plan, lock_timeout_ms).run(done)
+        _Repair(plan, lock_timeout_ms, allow_network_store).run(done)
     report = check(plan.path, commit_log_path=plan.commit_log_path, progress=progress)
     return Repaired(done, left, plan.messages_lost, report)
 
@@ -101,9 +102,9 @@ def repair(
 class _Repair:
     """One repair."""
 
-    def __init__(self, plan: RepairPlan, lock_timeout_ms: int) -> None:
+    def __init__(self, plan: RepairPlan, lock_timeout_ms: int, allow_network_store: bool) -> None:
         self._plan, self._root, self._disk = plan, plan.path, Disk()
-        settings = WriterSettings("rmq-spark repair", lock_timeout_ms, False, plan.commit_log_path)
+        settings = WriterSettings("rmq-spark repair", lock_timeout_ms, allow_network_store, plan.commit_log_path)
         finisher = IntentFinisher(self._root, self._disk, wall_clock_ms)
         self._writer = StoreWriter(self._root, self._disk, settings, wall_clock_ms, time.sleep, (finisher,))
 

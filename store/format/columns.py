@@ -22,7 +22,6 @@ from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX
 from rmq_spark.store.format.heads import RecordRun
 from rmq_spark.store.format.java import decode_host
 from rmq_spark.store.format.ragged import Bytes, of_one_size, take_ranges
-from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.format.rows import DecodeLimits, Rows
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -148,12 +147,8 @@ def _body(rows: Rows) -> pa.Array:
 
 
 def _sys_flag(rows: Rows) -> pa.Array:
-    """The stored flags; a body that comes out decompressed is not announced as compressed (MessageDecoder#decode)."""
-    flags = rows.field("sys_flag")
-    if not rows.want_bodies:
-        return pa.array(flags)
-    unpacked = rows.of_record(rows.heads.body_sizes) > 0  # nothing stays as it is, whatever it is announced as
-    return pa.array(np.where(unpacked, flags & ~np.int32(COMPRESSED), flags))
+    """The stored flags, those of a body that is returned decompressed as well."""
+    return pa.array(rows.field("sys_flag"))
 
 
 def _message_id(rows: Rows) -> pa.Array:

@@ -31,7 +31,8 @@ class QueueRouter:
     """Chooses queues, batch after batch; the turns of each topic go on from one batch to the next. For one thread.
 
     `write_queues` says how many queues of a topic are written to (topics.json: writeQueueNums), or raises; it is
-    asked once a topic. Turns begin at `start`: draw it, or the messages of many small batches pile up in queue 0.
+    asked once a topic, until `forget_counts`. Turns begin at `start`: draw it, or the messages of many small batches
+    pile up in queue 0.
     """
 
     def __init__(self, write_queues: Callable[[str], int], start: int) -> None:
@@ -39,6 +40,10 @@ class QueueRouter:
         self._start = start
         self._counts: dict[str, int] = {}
         self._turns: dict[str, int] = {}
+
+    def forget_counts(self) -> None:
+        """Ask for the queues of each topic again; the turns go on."""
+        self._counts.clear()
 
     def route(
         self,

@@ -30,7 +30,7 @@ from rmq_spark.store.group.offset_file import (
 from rmq_spark.store.group.published import read_published
 from rmq_spark.store.group.resets import add_reset, read_resets
 from rmq_spark.store.group.suspended import forget_stopped
-from rmq_spark.store.group.whole_number import check_offset, check_whole
+from rmq_spark.store.group.whole_number import as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
@@ -183,21 +183,15 @@ def _offset(reader: StoreReader, queue: QueueKey, to: object) -> int:
 
 
 def _time_ms(to: object) -> int:
-    if isinstance(to, datetime):
-        if to.tzinfo is None:
-            raise OptionError(
-                f"reset_offsets: to={to!r} has no time zone. Give one, as in datetime(…, tzinfo=timezone.utc), or ms "
-                "since the epoch."
-            )
-        return max(0, round(to.timestamp() * 1000))
+    moment = as_ms("reset_offsets: to", to)
     try:
-        time_ms = check_whole("to", to, 0)
+        time_ms = check_whole("to", moment, 0)
     except OptionError:
         raise OptionError(
             f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets '
             'as {"topic": {0: 12}}.'
         ) from None
-    if is_in_seconds(time_ms):
+    if is_in_seconds(time_ms) and not isinstance(to, datetime):
         raise OptionError(f"reset_offsets: to={time_ms} {describe_seconds(time_ms)}.")
     return time_ms
 

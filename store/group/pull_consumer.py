@@ -44,7 +44,7 @@ from rmq_spark.store.group.read_rights import (
     refuse_queue,
     refuse_topic,
 )
-from rmq_spark.store.group.whole_number import MAX_LONG, check_offset, check_whole
+from rmq_spark.store.group.whole_number import MAX_LONG, as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
 from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
@@ -176,12 +176,12 @@ class PullConsumer(Synchronized):
 
     @synchronized
     def search_offset(self, queue: QueueKey, at: int | datetime, rule: str = "lower") -> int:
-        """Return the queue offset for a moment, in ms since the epoch or as a datetime (without a zone: local time).
+        """Return the queue offset for a moment, in ms since the epoch or as a datetime with a time zone.
 
         "lower": the first message stored at or after it; "upper": the last one at or before it; "nearest": as
         RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, seconds too, NotFoundError.
         """
-        time_ms = check_whole("search_offset: at", _ms(at), -MAX_LONG)
+        time_ms = check_whole("search_offset: at", as_ms("search_offset: at", at), -MAX_LONG)
         if is_in_seconds(time_ms) and not isinstance(at, datetime):
             raise OptionError(f"search_offset: at={time_ms} {describe_seconds(time_ms)}.")
         self._look()
@@ -425,7 +425,3 @@ class PullConsumer(Synchronized):
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
             raise StoreError(f'the consumer of the store at "{self._reader.path}" was closed. Open it again.')
-
-
-def _ms(at: object) -> object:
-    return int(at.timestamp() * 1000) if isinstance(at, datetime) else at

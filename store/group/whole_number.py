@@ -1,6 +1,7 @@
 """Whole numbers that a program hands over: queue offsets above all, which must be written as nothing else."""
 
 import operator
+from datetime import datetime
 
 from rmq_spark.store.errors import OptionError
 
@@ -14,6 +15,21 @@ def check_whole(name: str, value: object, least: int, most: int = MAX_LONG) -> i
         bounds = f"from {least} on" if most == MAX_LONG else f"from {least} to {most}"
         raise OptionError(f"{name}={value!r} is no whole number {bounds}.")
     return number
+
+
+def as_ms(name: str, value: object) -> object:
+    """Return a datetime as ms since the epoch, rounded, and anything else as it is.
+
+    Raises OptionError for a datetime without a time zone: which moment it means depends on the machine.
+    """
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is None:
+        raise OptionError(
+            f"{name}={value!r} has no time zone; expected one, or ms since the epoch. Give it, as in "
+            "datetime(…, tzinfo=timezone.utc)."
+        )
+    return round(value.timestamp() * 1000)
 
 
 def check_offset(call: str, value: object) -> int:

@@ -71,9 +71,8 @@ def rows_of(record: Record) -> list[Row]:
 
 
 def _row(record: Record, number: int, flag: int, body: bytes, properties: dict[str, str], reconsumed: int) -> Row:
-    sys_flag = record.sys_flag
-    if body and sys_flag & COMPRESSED:
-        body, sys_flag = decompress_body(body, sys_flag, _NO_LIMIT), sys_flag & ~COMPRESSED
+    if body and record.sys_flag & COMPRESSED:
+        body = decompress_body(body, record.sys_flag, _NO_LIMIT)
     topic = record.topic.decode("utf-8", "replace")
     offset_id = (record.store_host + record.physical_offset.to_bytes(8, "big")).hex().upper()
     return {
@@ -93,6 +92,6 @@ def _row(record: Record, number: int, flag: int, body: bytes, properties: dict[s
         "bornHost": str(decode_host(record.born_host)),
         "storeHost": str(decode_host(record.store_host)),
         "flag": flag,
-        "sysFlag": sys_flag,
+        "sysFlag": record.sys_flag,
         "physicalTopic": topic,
     }

@@ -240,3 +240,10 @@ def test_a_command_loads_nothing_that_it_has_no_use_for(
     assert others <= {"click", "numpy", "pyarrow"}
     ours = [name for name in loaded if name.startswith("rmq_spark")]
     assert len(ours) <= most, f"{len(ours)} modules of ours"
+
+
+@pytest.mark.parametrize("name", ["name=prod", "export_parquet", "my name=x", "rmq_spark.close"])
+def test_an_error_leaves_the_users_paths_as_they_are(rmq: Rmq, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "store"
+    assert str(path) in rmq("topics", path).err
+    assert typed("/x/name=prod/export_parquet: see rmq_spark.close") == "/x/name=prod/export_parquet: see `rmq close`"

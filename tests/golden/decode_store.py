@@ -346,9 +346,9 @@ def inner_messages(record: Record, properties: dict[str, str]) -> list[Record]:
 def row_of(record: Record) -> dict[str, object]:
     """All columns of one message. Times in ms, the body in base64."""
     properties = parse_properties(record.properties)
-    body, sys_flag = record.body, record.sys_flag
-    if body and sys_flag & COMPRESSED:
-        body, sys_flag = unpack(body, sys_flag), sys_flag & ~COMPRESSED
+    body = record.body
+    if body and record.sys_flag & COMPRESSED:
+        body = unpack(body, record.sys_flag)
     offset_id = (record.store_host_bytes + struct.pack(">q", record.physical_offset)).hex().upper()
     topic = record.topic
     if topic.startswith("%RETRY%"):
@@ -370,7 +370,7 @@ def row_of(record: Record) -> dict[str, object]:
         "bornHost": record.born_host,
         "storeHost": record.store_host,
         "flag": record.flag,
-        "sysFlag": sys_flag,
+        "sysFlag": record.sys_flag,
         "physicalTopic": record.topic,
     }
 

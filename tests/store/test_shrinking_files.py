@@ -7,6 +7,7 @@ its return code is looked at. It compares every body and key with what was built
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -221,3 +222,23 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_a_sigbus_that_is_not_ours_goes_to_the_handler_from_before() -> None:
+    code = """
+import faulthandler, signal, sys
+faulthandler.enable()
+from rmq_spark.store.disk import guard
+guard._install()
+signal.raise_signal(signal.SIGBUS)  # none of our mappings explains it: the earlier handler is back
+signal.raise_signal(signal.SIGBUS)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+        check=False,
+    )
+    assert ran.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in ran.stderr

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import rmq_spark
 from rmq_spark import (
     LockTimeoutError,
     OptionError,
@@ -268,3 +269,27 @@ def test_a_closed_store_refuses_everything_and_stays_in_order(store: MessageStor
     assert not (tmp_path / "s" / "abort").exists()
     with open_store(str(tmp_path / "s")) as again:
         assert (again.topics(), count(again)) == (["T"], 1)
+
+
+def test_an_open_store_goes_by_the_queues_that_a_topic_has_now(tmp_path: Path) -> None:
+    with rmq_spark.open_store(tmp_path / "s") as store:
+        store.create_topic("orders", 1)
+        store.send("orders", "x")
+        path = tmp_path / "s" / "config" / "topics.json"
+        path.write_text(path.read_text().replace('QueueNums":1', 'QueueNums":8'))
+        assert store.send("orders", "x", queue_id=5).queue_id == 5
+        assert {store.send("orders", "x").queue_id for _ in range(8)} == set(range(8))
+
+
+def test_an_error_while_closing_does_not_hide_the_error_of_the_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(writer: StoreWriter) -> None:
+        raise rmq_spark.StoreError("the disk is gone")
+
+    monkeypatch.setattr(StoreWriter, "close", fail)
+    with pytest.raises(ZeroDivisionError) as error, rmq_spark.open_store(tmp_path / "s"):
+        _ = 1 / 0
+    assert any("the disk is gone" in note for note in error.value.__notes__)
+    with pytest.raises(rmq_spark.StoreError), rmq_spark.open_store(tmp_path / "s"):
+        pass

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -475,3 +475,18 @@ def test_files_are_closed_even_if_the_offsets_cannot_be_written(store: str) -> N
         with pytest.raises(LockTimeoutError):
             consumer.close()
     assert closed == ["sender"]
+
+
+def test_search_offset_refuses_a_datetime_without_a_zone_and_rounds_others(tmp_path: Path) -> None:
+    with rmq_spark.open_store(tmp_path / "s") as store:
+        store.send("orders", "x", queue_id=0)
+    queue = QueueKey("orders", 0)
+    with rmq_spark.open_consumer(tmp_path / "s") as consumer:
+        with pytest.raises(OptionError, match="has no time zone"):
+            consumer.search_offset(queue, datetime(2026, 1, 31, 12))
+        table = consumer.pull(queue, 0).messages
+        stored_ms = table.column("storeTimestamp").cast("int64")[0].as_py() // 1000
+        moment = datetime.fromtimestamp(stored_ms / 1000, UTC)
+        assert consumer.search_offset(queue, moment) == 0
+        assert consumer.search_offset(queue, moment + timedelta(microseconds=400)) == 0
+        assert consumer.search_offset(queue, moment + timedelta(microseconds=600)) == 1
