@@ -269,8 +269,8 @@ class Intents:
         path = files.join(self.folder, name + _LOCK)
         if files.file_size(path) < 0:
             with contextlib.suppress(FileExistsError):
-                self._disk.create(path, 0)
-        return FileLock(path)
+                self._disk.create_lock(path)
+        return FileLock(path, only_writers=True)
 
 
 def _count_crc(intent: Intent, fields: tuple[int, ...]) -> int:

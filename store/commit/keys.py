@@ -90,6 +90,7 @@ def make_folders(root: str, disk: Disk) -> None:
     made = side_path(root, _FOLDERS_MADE)
     if files.file_size(made) >= 0:
         return
+    disk.make_folder(root, is_own=True)
     for folder in (INTENTS, LEDGER, STAGING):
         disk.make_folder(side_path(root, folder))
     disk.sync_folder(side_path(root))

@@ -102,8 +102,8 @@ class SentRows:
         path = self._path(".lock")
         if files.file_size(path) < 0:
             with contextlib.suppress(FileExistsError):  # another process was as quick
-                self._disk.create(path, 0)
-        return FileLock(path)
+                self._disk.create_lock(path)
+        return FileLock(path, only_writers=True)
 
     def announce(self, sent: Sent, keys: RowKeys) -> CommitKey:
         """Have the file say which rows the next commit has, and return its key. The caller holds the lock.

@@ -92,7 +92,7 @@ class Ticker:
         )
         self._disk, self._clock_ms, self._sleep = disk or Disk(), clock_ms, sleep
         self._ledger = Ledger(self.path, self._disk)
-        self._turn = FileLock(side_path(self.path, FOLDER, _TURN))
+        self._turn = FileLock(side_path(self.path, FOLDER, _TURN), only_writers=True)
         self._sources: Sequence[DueSource] | None = None
         self._known: tuple[object, Outlook] | None = None  # what stood where news shows first, and what was due then
         self._told = ""
@@ -276,7 +276,7 @@ class Ticker:
         if files.file_size(self._turn.path) < 0:
             self._disk.make_folder(files.parent(self._turn.path))
             with contextlib.suppress(FileExistsError):
-                self._disk.create(self._turn.path, 0)
+                self._disk.create_lock(self._turn.path)
 
     def _deliver(self, now_ms: int, delivered: list[int]) -> bool:
         """Deliver, a commit at a time; note in `delivered` how many messages. Return whether there may be more."""

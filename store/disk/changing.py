@@ -17,6 +17,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.disk.ownership import ForeignOwnerError
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import DiskFullError, StoreChangedError, StoreError, StorePathError
 
@@ -50,36 +51,47 @@ class Disk:
     def __init__(self, calls: SystemCalls | None = None) -> None:
         self.calls = calls or SystemCalls()
 
-    def make_folder(self, path: str) -> None:
+    def make_folder(self, path: str, *, is_own: bool = False) -> None:
         """Make a folder, and those above it, where they are missing.
 
-        Sync the folder above to keep its name through a power cut; those further up are synced here.
+        They belong to the owner of the folder that exists (`ownership.py`), or with `is_own` to the user of this
+        process: the folder of a new store does. Sync the folder above to keep its name through a power cut; those
+        further up are synced here.
         """
         if os.path.isdir(path):
             return
         above = _folder_of(path)
         if not os.path.isdir(above):
-            self.make_folder(above)
+            self.make_folder(above, is_own=is_own)
             # A synced name in a folder whose own name is lost would be lost with it.
             self.sync_folder(_folder_of(above))
         with _explained(path):
             try:
-                self.calls.make_folder(path)
+                self.calls.make_folder(path, is_own=is_own)
             except FileExistsError:
                 if not os.path.isdir(path):
                     raise NotADirectoryError(errno.ENOTDIR, "a file stands there") from None
             except FileNotFoundError as error:
                 raise _unmakeable(path, error) from error
 
-    def create(self, path: str, size_bytes: int) -> None:
+    def create(self, path: str, size_bytes: int, *, is_own: bool = False) -> None:
         """Make a file of `size_bytes` zeros, which take no room until they are written over.
 
         Others see it at its full size or not at all. Its name survives a power cut once its folder is synced.
-        Raises FileExistsError, and then nothing has changed.
+        It belongs to the owner of its folder (`ownership.py`), or with `is_own` to the user of this process. Raises
+        FileExistsError, and then nothing has changed.
         """
         assert size_bytes >= 0, size_bytes
         with _explained(path):
-            self.calls.create(path, size_bytes)
+            self.calls.create(path, size_bytes, is_own=is_own)
+
+    def create_lock(self, path: str) -> None:
+        """Make an empty file to be locked, which nobody may read who may not write it. Raises FileExistsError.
+
+        Whoever may read a file can lock it against its writers.
+        """
+        with _explained(path):
+            self.calls.create(path, 0, only_writers=True)
 
     def create_filled(self, path: str, size_bytes: int, position: int, data: Bytes) -> None:
         """Make a file of `size_bytes` with `data` (contiguous) at `position`, and zeros elsewhere.
@@ -147,7 +159,7 @@ class Disk:
     def _replace(self, path: str, data: Bytes, *, is_synced: bool) -> None:
         temporary = path + TEMPORARY_SUFFIX
         try:
-            self._create_afresh(temporary)
+            self._create_afresh(temporary, path)
             with self.open(temporary) as file:
                 file.write(0, data)
                 if is_synced:
@@ -163,12 +175,18 @@ class Disk:
             # A power cut before this returns may bring the old content back.
             self.sync_folder(_folder_of(path))
 
-    def _create_afresh(self, path: str) -> None:
-        try:
-            self.create(path, 0)
-        except FileExistsError:  # a process died while it replaced
-            self.remove(path)
-            self.create(path, 0)
+    def _create_afresh(self, path: str, target: str) -> None:
+        """Make an empty file with the owner and the mode of the one that it is to replace."""
+        with _explained(path):
+            try:
+                like = os.stat(target)
+            except FileNotFoundError:
+                like = None
+            try:
+                self.calls.create(path, 0, like=like)
+            except FileExistsError:  # a process died while it replaced
+                self.calls.remove(path)
+                self.calls.create(path, 0, like=like)
 
 
 class ChangingFile:
@@ -281,6 +299,8 @@ def _unmakeable(path: str, error: OSError) -> StoreError:
 
 
 def _explanation(path: str, error: OSError) -> StoreError:
+    if isinstance(error, ForeignOwnerError):
+        return StorePathError(f"{path} cannot be written: {error}")
     what = f"{path} cannot be written: {error.strerror}."
     if error.errno in _NO_ROOM:
         return DiskFullError(

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable
 
 from rmq_spark.store.disk.files import check_regular, open_regular
+from rmq_spark.store.disk.ownership import close_to_readers
 from rmq_spark.store.errors import StoreChangedError, StoreError, StorePathError
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (0 for locks of this kind).
@@ -37,15 +38,20 @@ class FileLock:
     For one thread; two objects exclude each other even in one process. A forked child never holds it: there the
     descriptor is closed at once, and the parent's lock stays. It must not be held across a fork all the same, for what
     the child does between fork and that moment nobody guards.
+
+    With `only_writers` the file is closed to users who may read it and not write it: whoever may read a file can hold
+    a shared lock on it for ever. `Disk.create_lock` makes such files; those of earlier releases are closed when their
+    owner, or root, takes the lock.
     """
 
     _kind = fcntl.F_WRLCK
     _access = os.O_RDWR
     _right = "write"
 
-    def __init__(self, path: str, at: int = 0) -> None:
-        self.path, self._at = path, at
+    def __init__(self, path: str, at: int = 0, *, only_writers: bool = False) -> None:
+        self.path, self._at, self._only_writers = path, at, only_writers
         self._descriptor = -1
+        self._file: tuple[int, int] | None = None  # device and inode of the file that was locked
         _all.add(self)
 
     @property
@@ -83,6 +89,19 @@ class FileLock:
                     os.close(descriptor)
         return False
 
+    def is_in_place(self) -> bool:
+        """Say whether the lock is held on the file that is at the path now: without it others may have a lock, too.
+
+        One system call.
+        """
+        if not self.is_held:
+            return False
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._file
+
     def release(self) -> None:
         """Let the lock go; nothing happens if it is not held."""
         if self._descriptor >= 0:
@@ -102,7 +121,9 @@ class FileLock:
                 return open_regular(self.path)[0]
             descriptor = os.open(self.path, self._access | os.O_CLOEXEC)
             try:
-                check_regular(descriptor)
+                found = check_regular(descriptor)
+                if self._only_writers:
+                    close_to_readers(descriptor, found)
             except OSError:
                 os.close(descriptor)
                 raise
@@ -137,8 +158,10 @@ class FileLock:
         return struct.pack(_FLOCK, kind, os.SEEK_SET, self._at, 1, 0)
 
     def _is_at_path(self, descriptor: int) -> bool:
+        locked = os.fstat(descriptor)
+        self._file = locked.st_dev, locked.st_ino
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+            return os.path.samestat(locked, os.stat(self.path))
         except FileNotFoundError:
             return False
 

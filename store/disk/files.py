@@ -94,20 +94,20 @@ def open_regular(path: str) -> tuple[int, int]:
             raise
         descriptor = os.open(path, flags)
     try:
-        return descriptor, check_regular(descriptor)
+        return descriptor, check_regular(descriptor).st_size
     except OSError:
         os.close(descriptor)
         raise
 
 
-def check_regular(descriptor: int) -> int:
-    """Return the length in bytes of an open regular file. Raises OSError for anything else: a FIFO, a folder."""
+def check_regular(descriptor: int) -> os.stat_result:
+    """Return what the system knows of an open regular file. Raises OSError for anything else: a FIFO, a folder."""
     found = os.fstat(descriptor)
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
-    return found.st_size
+    return found
 
 
 def join(*parts: str) -> str:

@@ -10,6 +10,8 @@ import errno
 import os
 from collections.abc import Callable
 
+from rmq_spark.store.disk.ownership import hand_over
+
 # What open() answers where a file cannot be made without a name: NFS, old kernels, some FUSE file systems.
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _FILE_MODE = 0o666  # less the umask, as Java creates files
@@ -22,17 +24,48 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 class SystemCalls:
     """What the kernel does to files and folders. Safe for several threads."""
 
-    def make_folder(self, path: str) -> None:
-        """Make one folder in a folder that is there. FileExistsError if the name is taken."""
-        os.mkdir(path)
+    def make_folder(self, path: str, *, is_own: bool = False) -> None:
+        """Make one folder in a folder that is there. FileExistsError if the name is taken.
 
-    def create(self, path: str, size_bytes: int) -> None:
+        Its owner is that of the folder above (`ownership.py`), or with `is_own` the user of this process.
+        """
+        os.mkdir(path)
+        if is_own:
+            return
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                hand_over(descriptor, os.path.dirname(path) or ".")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+            raise
+
+    def create(
+        self,
+        path: str,
+        size_bytes: int,
+        *,
+        like: os.stat_result | None = None,
+        only_writers: bool = False,
+        is_own: bool = False,
+    ) -> None:
         """Make a file of `size_bytes` zeros that take no room yet. FileExistsError if the name is taken.
+
+        Its owner and mode are those of `like`, which it is to replace, or follow from its folder (`ownership.py`);
+        with `is_own` it belongs to the user of this process. With `only_writers` nobody else may read it.
 
         The name comes last, so whoever sees the file sees its full size, after a crash too. Only on file systems
         that know no nameless files a crash in between leaves it empty.
         """
-        _create(path, size_bytes, _write_nothing)
+
+        def own(descriptor: int) -> None:
+            if not is_own:
+                hand_over(descriptor, os.path.dirname(path) or ".", like, only_writers=only_writers)
+
+        _create(path, size_bytes, own)
 
     def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
         """Make a file of `size_bytes` with bytes at a position, zeros elsewhere. FileExistsError if the name is taken.
@@ -45,6 +78,7 @@ class SystemCalls:
             done = 0
             while done < len(data):
                 done += os.pwrite(descriptor, data[done:], position + done)
+            hand_over(descriptor, os.path.dirname(path) or ".")
             self._sync_new(descriptor)
 
         _create(path, size_bytes, fill)
@@ -91,10 +125,6 @@ class SystemCalls:
 
     def _sync_new(self, descriptor: int) -> None:
         _sync_data(descriptor)
-
-
-def _write_nothing(descriptor: int) -> None:
-    pass
 
 
 def _create(path: str, size_bytes: int, fill: Callable[[int], None]) -> None:

@@ -73,7 +73,7 @@ class ParquetTarget:
         """Make the file on its way, empty, and nobody else's."""
         for _ in range(_TRIES):
             with contextlib.suppress(FileExistsError):
-                self._disk.create(self._temporary, 0)
+                self._disk.create(self._temporary, 0, is_own=True)
             try:
                 if not self._lock.try_take():
                     break

@@ -98,7 +98,7 @@ def make_group_folder(paths: GroupPaths, disk: Disk) -> None:
     for folder in (side_path(paths.root, GROUPS), side_path(paths.root), paths.root):
         disk.sync_folder(folder)
     with contextlib.suppress(FileExistsError):  # another process was as quick
-        disk.create(paths.turn, 0)
+        disk.create_lock(paths.turn)
 
 
 class GroupTurn:
@@ -111,7 +111,7 @@ class GroupTurn:
         self, paths: GroupPaths, disk: Disk, sleep: Callable[[float], None], timeout_ms: int = TURN_TIMEOUT_MS
     ) -> None:
         self._paths, self._disk, self._sleep, self._timeout_ms = paths, disk, sleep, timeout_ms
-        self._lock = FileLock(paths.turn)
+        self._lock = FileLock(paths.turn, only_writers=True)
 
     @property
     def is_held(self) -> bool:

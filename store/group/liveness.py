@@ -73,7 +73,8 @@ class Observer:
     def is_alive(self, member_id: str) -> bool:
         """Say whether a member lives. One whose lock cannot be seen lives at first sight, and as long as it beats."""
         if self.is_by_lock(member_id):
-            return is_locked(self._paths.member_lock(member_id))
+            # Exclusively: a user who may only read could lock the file of a dead member, and so keep it alive.
+            return is_locked(self._paths.member_lock(member_id), exclusively=True)
         data = files.read_small(self._paths.member(member_id))
         now = self._monotonic()  # after the look: a pause between the two must not count against the member
         if data is None:

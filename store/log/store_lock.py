@@ -23,7 +23,8 @@ from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
 from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
 from rmq_spark.store.disk.mounts import file_system, is_remote
-from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, StorePathError
+from rmq_spark.store.disk.ownership import refuse_foreign
+from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreChangedError, StoreError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import decode_abort
 from rmq_spark.store.format.holder_file import Holder, decode_holder, encode_holder
@@ -75,7 +76,7 @@ class StoreLock:
         self._root, self._disk, self._settings, self._now_ms, self._sleep = root, disk, settings, now_ms, sleep
         self._lock: FileLock = BrokerLock(files.join(root, filenames.LOCK))
         self._is_remote: bool | None = None
-        self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN))
+        self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN), only_writers=True)
         self._ours = FileLock(self._turn.path, _OURS_AT)
         self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
         self._holder: Holder | None = None
@@ -96,6 +97,7 @@ class StoreLock:
         """
         if not self._is_checked:
             refuse_network(self._root, allowed=self._settings.allow_network_store)
+            self._refuse_foreign()
         self._make_files()
         if not self._is_checked and self._has_no_leases():
             self._lock = FileLock(self._lock.path)
@@ -150,6 +152,12 @@ class StoreLock:
                 f"{self._root}. Open a writer of its own in the child."
             )
         self.refuse_broker(_MARGIN_S)
+        if not self._ours.is_in_place():
+            raise StoreChangedError(
+                f"{self._ours.path} was removed or replaced while this process writes to {self._root}; expected the "
+                "file that it locked, without which another writer may write at the same time. Leave the files in "
+                f"{SIDE_FOLDER}/ where they are, and write again: the next writer recovers what was begun."
+            )
         now_ms = self._now_ms()
         if abs(now_ms - self._noted_ms) >= _PROGRESS_EVERY_MS:
             self._holder = replace(self._holder, progress=self._holder.progress + 1)
@@ -175,6 +183,15 @@ class StoreLock:
                 "the messages to the broker, or stop it and write again."
             )
 
+    def _refuse_foreign(self) -> None:
+        """Raise StorePathError if what is written here could not be written again by the user who owns the store."""
+        folders = ("", SIDE_FOLDER, filenames.CONFIG, filenames.CONSUME_QUEUE, filenames.COMMIT_LOG, filenames.INDEX)
+        for folder in folders:
+            try:
+                refuse_foreign(files.join(self._root, folder))
+            except OSError as error:
+                raise StorePathError(f"{self._root} cannot be written: {error}") from error
+
     def _make_files(self) -> None:
         """Make the files that are locked where they are missing. Needs no lock: whoever comes second finds them."""
         if files.file_size(self._turn.path) < 0:
@@ -184,7 +201,7 @@ class StoreLock:
             # is safe. A crash before leaves none, and the next writer does both again.
             self._disk.sync_folder(self._root)
             with contextlib.suppress(FileExistsError):
-                self._disk.create(self._turn.path, 0)
+                self._disk.create_lock(self._turn.path)
         if files.file_size(self._lock.path) < len(_LOCK_CONTENT):
             with contextlib.suppress(FileExistsError):
                 self._disk.create(self._lock.path, len(_LOCK_CONTENT))
@@ -215,12 +232,18 @@ class StoreLock:
         if not self._ours.try_take():
             return False
         try:
-            if self._lock.try_take():
+            # Writers of ours lock `lock` together, so one whose `turn` was removed shows only by its note there.
+            if not self._has_holder() and self._lock.try_take():
                 return True
         finally:
             if not self._lock.is_held:
                 self._ours.release()
         return False
+
+    def _has_holder(self) -> bool:
+        """Say whether a living process says that it holds the store, and somebody does hold it."""
+        note = files.read_small(self._holder_path)
+        return note is not None and _living(note) is not None and is_locked(self._lock.path)
 
     def _pause(self, pause_ms: int) -> int:
         """Sleep; return for how long, in ms. Clocks that are set while it sleeps count for little."""
@@ -265,7 +288,7 @@ class StoreLock:
     def _release(self) -> None:
         if self._lock.is_held:  # else it was never taken, or this is a forked child: the note is the parent's
             try:
-                if self._holder is not None:
+                if self._holder is not None and self._ours.is_in_place():
                     # What was done is done: a name that stays behind misleads those who wait, but does no harm.
                     with contextlib.suppress(StoreError):
                         self._disk.remove(self._holder_path)

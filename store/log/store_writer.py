@@ -182,6 +182,7 @@ class StoreWriter:
             raise StorePathError(f'path="{self.root}" is a file. Give a folder, or a path where nothing is yet.')
         if {name for name, _ in files.list_folder(self.root)} - _OWN_NAMES:
             return  # somebody's: whether it is a store is asked next
+        self.disk.make_folder(self.root, is_own=True)
         for name in (SIDE_FOLDER, filenames.CONSUME_QUEUE, filenames.INDEX, filenames.CONFIG, filenames.COMMIT_LOG):
             self.disk.make_folder(files.join(self.root, name))
         # From here the empty store is there; a crash before leaves folders that this goes on from.

@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
@@ -131,14 +132,14 @@ class Recorder(SystemCalls):
         self._next_number = len(self._numbers)
         self._open: dict[int, tuple[str, int]] = {}  # descriptor -> path and number of what was opened last under it
 
-    def make_folder(self, path: str) -> None:
+    def make_folder(self, path: str, *, is_own: bool = False) -> None:
         self._live()
-        super().make_folder(path)
+        super().make_folder(path, is_own=is_own)
         self.effects.append(MakeFolder(self._inside(path)))
 
-    def create(self, path: str, size_bytes: int) -> None:
+    def create(self, path: str, size_bytes: int, **owner: Any) -> None:
         self._live()
-        super().create(path, size_bytes)
+        super().create(path, size_bytes, **owner)
         self._note_new(path, size_bytes, 0, b"")
 
     def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:

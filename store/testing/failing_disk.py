@@ -2,6 +2,7 @@
 
 import errno
 import os
+from typing import Any
 
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
@@ -39,13 +40,13 @@ class FailingCalls(SystemCalls):
         self.count, self.has_failed = 0, False
         self._numbers, self._error, self._inner = numbers, error, inner
 
-    def make_folder(self, path: str) -> None:
+    def make_folder(self, path: str, *, is_own: bool = False) -> None:
         self._count(path)
-        self._inner.make_folder(path)
+        self._inner.make_folder(path, is_own=is_own)
 
-    def create(self, path: str, size_bytes: int) -> None:
+    def create(self, path: str, size_bytes: int, **owner: Any) -> None:
         self._count(path)
-        self._inner.create(path, size_bytes)
+        self._inner.create(path, size_bytes, **owner)
 
     def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
         self._count(path)

@@ -40,13 +40,13 @@ class MortalCalls(SystemCalls):
             if self.left < 0:
                 raise ProcessDeathError
 
-    def make_folder(self, path: str) -> None:
+    def make_folder(self, path: str, *, is_own: bool = False) -> None:
         self._live()
-        super().make_folder(path)
+        super().make_folder(path, is_own=is_own)
 
-    def create(self, path: str, size_bytes: int) -> None:
+    def create(self, path: str, size_bytes: int, **owner: Any) -> None:
         self._live()
-        super().create(path, size_bytes)
+        super().create(path, size_bytes, **owner)
 
     def write(self, descriptor: int, position: int, data: memoryview) -> int:
         if self.left == 0 and len(data) > 1024:

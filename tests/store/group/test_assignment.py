@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ class CountingCalls(SystemCalls):
 
     count = 0
 
-    def create(self, path: str, size_bytes: int) -> None:
+    def create(self, path: str, size_bytes: int, **owner: Any) -> None:
         self.count += 1
-        super().create(path, size_bytes)
+        super().create(path, size_bytes, **owner)
 
 
 class Group:
