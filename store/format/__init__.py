@@ -22,6 +22,8 @@
 | `rmq/holder.json` | `holder_file` |
 | `rmq/watermark` | `watermark`, `index_state` |
 | `rmq/settings.json` | `store_settings` |
+| `rmq/queues` | `queue_registry` |
+| any JSON of ours in `rmq/` | `side_json` |
 | the tags code of a unit, from its record | `tags_code`, by `delay_levels` |
 | the names of all of them | `filenames` |
 | message ids, as text | `message_id` |
