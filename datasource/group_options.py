@@ -152,7 +152,7 @@ def _refuse_idle(options: GroupOptions, found: Mapping[str, Any]) -> None:
             )
         if not options.is_shared and name == "handoverTimeout":
             raise OptionError(
-                f"handoverTimeout={found[name]} limits how long a query keeps queues that other queries of the group "
+                "handoverTimeout limits how long a query keeps queues that other queries of the group "
                 "wait for, and this one shares no queues. Add assignment=shared, or leave handoverTimeout out."
             )
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.torture.handover_cases import MESSAGES, QUEUES, Times, killed, long_interval, sleeping_batch, stopped_process
 
-pytestmark = [pytest.mark.spark, pytest.mark.kills]
+pytestmark = [pytest.mark.spark, pytest.mark.torture(minutes=2)]
 
 # A test that waits for one of these cannot pass by the other one.
 HANDOVER_FIRST = Times("3s", "1h", "1m")
