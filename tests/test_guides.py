@@ -261,7 +261,7 @@ def test_errors_are_found_by_words_that_our_code_says() -> None:
 
 def test_every_class_of_error_is_found_by_some_text() -> None:
     _, ours, _ = tables(section(ERRORS, "By the text of an error"))
-    classes = {name for name in rmq_spark.__all__ if name.endswith("Error")} - {"RmqError", "StoreError"}
+    classes = {name for name in rmq_spark.__all__ if name.endswith("Error")} - {"RmqError"}
     assert {names(kind)[0] for _, kind, _ in ours[1]} == classes
 
 

@@ -14,7 +14,7 @@ from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.record import TRANSACTION_MASK, TRANSACTION_ROLLBACK, Record
 from rmq_spark.store.format.record_columns import RecordColumns
 from rmq_spark.store.log.log_blocks import BLOCK_BYTES, gets_unit, log_blocks
-from rmq_spark.store.log.lost_queues import refuse_lost_queue
+from rmq_spark.store.log.queue_registration import refuse_lost_queue
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.units import QueueKey

@@ -34,12 +34,8 @@ from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
 from rmq_spark.store.log.index_reach import last_indexed_place
-from rmq_spark.store.log.lost_queues import (
-    refuse_lost_folder,
-    register_after_others,
-    register_again,
-    register_queues,
-)
+from rmq_spark.store.log.lost_queues import refuse_lost_folder
+from rmq_spark.store.log.queue_registration import register_after_others, register_again, register_queues
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable

@@ -26,8 +26,8 @@ from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.whole_records import born_host_shift
-from rmq_spark.store.log.lost_queues import refuse_lost_queue
 from rmq_spark.store.log.placement import place_records
+from rmq_spark.store.log.queue_registration import refuse_lost_queue
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, Needed, expire
 from rmq_spark.store.log.store_files import StoreFiles

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,10 +42,10 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that has all that makes files in a group's folder and in config/ fail, with 0 no more."""
     real, why = SystemCalls.create, [0]
 
-    def create(self: SystemCalls, path: str, size_bytes: int) -> None:
+    def create(self: SystemCalls, path: str, size_bytes: int, **owner: Any) -> None:
         if why[0] and ("groups" in path or "config" in path):
             raise OSError(why[0], os.strerror(why[0]))
-        real(self, path, size_bytes)
+        real(self, path, size_bytes, **owner)
 
     monkeypatch.setattr(SystemCalls, "create", create)
     return lambda code: why.__setitem__(0, code)

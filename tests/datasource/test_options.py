@@ -133,7 +133,8 @@ def needed_by(option) -> dict[str, str]:
     """Return what must be given for the option to mean anything."""
     if option.name not in GROUP_FIELDS or option.name == "consumerGroup":
         return {}
-    others = {"allocateStrategy": {"assignment": "shared"}, "groupFallback": {"startingOffsets": "group"}}
+    shared = {"assignment": "shared"}
+    others = {"allocateStrategy": shared, "handoverTimeout": shared, "groupFallback": {"startingOffsets": "group"}}
     return {"consumerGroup": "g"} | others.get(option.name, {})
 
 

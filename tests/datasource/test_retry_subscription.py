@@ -4,6 +4,7 @@ import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,7 +194,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
 def test_a_store_that_cannot_be_written_is_read_with_its_retries(
     sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create(self: SystemCalls, path: str, size_bytes: int) -> None:
+    def create(self: SystemCalls, path: str, size_bytes: int, **owner: Any) -> None:
         raise OSError(errno.ENOSPC, path)
 
     sender.send(RETRY, 3)

@@ -20,7 +20,16 @@ from rmq_spark.store.format.java import Host, encode_host, index_key_hash, strin
 from rmq_spark.store.format.outgoing_bodies import BodyRules
 from rmq_spark.store.format.outgoing_properties import ENGINE_OWNED
 from rmq_spark.store.format.properties import encode
-from rmq_spark.store.format.record import MAGIC_V1, MAGIC_V2, RECORD_HEAD, Record, body_crc, encode_record, record_size
+from rmq_spark.store.format.record import (
+    COMPRESSED,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_HEAD,
+    Record,
+    body_crc,
+    encode_record,
+    record_size,
+)
 from rmq_spark.store.format.routing import QueueRouter
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.unique_ids import UniqueIds
@@ -281,4 +290,4 @@ def assert_read(encoded: EncodedRecords, rows: list[Row]) -> None:
             assert found["flag"] == (row["flag"] or 0)
             assert (found["bornHost"], found["storeHost"]) == ("10.1.2.3:0", "192.0.2.7:10911")
             assert (found["bornTimestamp"], found["storeTimestamp"]) == (BORN_MS * 1000, STORE_MS * 1000)
-            assert found["reconsumeTimes"] == found["sysFlag"] & ~COMPRESSION_TYPE_MASK == 0
+            assert found["reconsumeTimes"] == found["sysFlag"] & ~(COMPRESSED | COMPRESSION_TYPE_MASK) == 0

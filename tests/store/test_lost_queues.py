@@ -10,7 +10,7 @@ import pytest
 import rmq_spark
 from rmq_spark import DamageError, check, repair
 from rmq_spark.store.format.queue_registry import decode_registry
-from rmq_spark.store.log import lost_queues, section
+from rmq_spark.store.log import queue_registration, section
 from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -152,13 +152,13 @@ def test_writer_without_a_registry_searches_the_log_for_a_new_queue_once(
     _one_queue(path)
     Path(registry_path(str(path))).unlink(missing_ok=True)
     with monkeypatch.context() as patch:
-        patch.setattr(lost_queues, "log_blocks", None)
+        patch.setattr(queue_registration, "log_blocks", None)
         with rmq_spark.open_store(path) as store:
             assert store.send("fresh", b"no search for a new topic").queue_offset == 0
     with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
         store.send("orders", b"new", queue_id=2)
     with monkeypatch.context() as patch:
-        patch.setattr(lost_queues, "log_blocks", None)
+        patch.setattr(queue_registration, "log_blocks", None)
         with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
             store.send("orders", b"new", queue_id=2)
     with pytest.raises(DamageError, match=r"rmq_spark\.repair"):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -403,10 +404,10 @@ class FullDisk(SystemCalls):
 
     is_full = False
 
-    def create(self, path: str, size_bytes: int) -> None:
+    def create(self, path: str, size_bytes: int, **owner: Any) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        super().create(path, size_bytes)
+        super().create(path, size_bytes, **owner)
 
 
 ENDS_WHILE_ITS_THREAD_WAKES = """
