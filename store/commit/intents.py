@@ -31,10 +31,9 @@ from rmq_spark.store.commit.side_file import (
     text_of,
 )
 from rmq_spark.store.commit.staged_file import StagedFile
-from rmq_spark.store.disk import files
+from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX, Disk
 from rmq_spark.store.disk.file_lock import FileLock
-from rmq_spark.store.disk.host import boot_id
 
 _JSON, _LOCK, _PROGRESS, _COUNT = ".json", ".lock", ".progress", ".count"
 # One after the other in `<query>.progress`. After a power cut older ones may be right where the newest are not.
@@ -201,7 +200,7 @@ class Intents:
     def count(self, intent: Intent) -> Count | None:
         """Return what was counted, None if nobody knows. The log may have lost its end since: its record tells."""
         data = files.read_small(self._path(intent.key.query_id, _COUNT)) or b""
-        if len(data) != _COUNTED.itemsize or not boot_id():
+        if len(data) != _COUNTED.itemsize or not host.boot_id():
             return None
         found = np.frombuffer(data, _COUNTED)[0]
         rows, place, mark, is_whole = (int(found[name]) for name in ("rows", "physical_offset", "mark", "is_whole"))
@@ -276,7 +275,7 @@ class Intents:
 def _count_crc(intent: Intent, fields: tuple[int, ...]) -> int:
     """Return what a count is believed by: one of another intent, from before a power cut, or torn, has another."""
     key = intent.key
-    known = boot_id(), key.query_id, key.batch_id, intent.rows, intent.digest, intent.made_ms, *map(int, fields)
+    known = host.boot_id(), key.query_id, key.batch_id, intent.rows, intent.digest, intent.made_ms, *map(int, fields)
     return zlib.crc32(repr(known).encode())
 
 

@@ -95,5 +95,6 @@ def make_folders(root: str, disk: Disk) -> None:
         disk.make_folder(side_path(root, folder))
     disk.sync_folder(side_path(root))
     disk.sync_folder(root)
+    disk.sync_folder(files.parent(root))
     with contextlib.suppress(FileExistsError):  # another process was as quick
         disk.create(made, 0)

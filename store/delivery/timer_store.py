@@ -27,9 +27,8 @@ from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, Timer
 from rmq_spark.store.delivery.timer_intake import Intake, Mended, mend
 from rmq_spark.store.delivery.timer_mark import Doubt, TimerMark, TimerMarkFile
 from rmq_spark.store.delivery.timer_state import PART, READ, Progress, TimerState
-from rmq_spark.store.disk import files
+from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.host import boot_id
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.format.timer_check import TimerCheck
@@ -58,7 +57,7 @@ class TimerStore:
         self._check, self._mark = TimerCheckFile(root, disk), TimerMarkFile(root, disk)
         self._wheel = TimerWheel(root, disk)
         self._log: TimerLog | None = None
-        self._boot = boot_id()
+        self._boot = host.boot_id()
         self._pending = PendingSeconds(self._wheel)
         self._note: Mapping[str, int] = {}  # of the last `prepare`
         self._is_ahead_told = False

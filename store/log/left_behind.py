@@ -2,8 +2,7 @@
 
 import zlib
 
-from rmq_spark.store.disk import files
-from rmq_spark.store.disk.host import boot_id
+from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
@@ -39,7 +38,7 @@ def vouched_end(path: str, log: CommitLog) -> int | None:
     next writer of ours makes no units for messages before this offset.
     """
     note = read_watermark(path)
-    if note is not None and note.boot != boot_id():
+    if note is not None and note.boot != host.boot_id():
         note = read_settled_watermark(path)
     if note is None or not note.boot:
         return None

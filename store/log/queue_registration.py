@@ -40,7 +40,8 @@ def refuse_lost_queue(store: StoreFiles, key: QueueKey, end: int) -> None:
 def register_queues(store: StoreFiles, end: int) -> None:
     """Write the registry of a store from its folders: up to physical offset `end` the log is unsearched."""
     unsearched = _range(store.log.segments.begin, end)
-    store.registry.replace(dict.fromkeys(_present(store), -1), unsearched, store.registry.noted_topics)
+    places = {key: _first_place(queue) for key, queue in _present(store).items()}
+    store.registry.replace(places, unsearched, store.registry.noted_topics)
 
 
 def register_again(store: StoreFiles, trusted_end: int) -> None:
@@ -70,8 +71,10 @@ def register_after_others(
     begin = store.log.segments.begin
     if held is not None and same_until is not None and held.queues.keys() <= present.keys():
         begin = held.unsearched[0] if held.unsearched[0] < held.unsearched[1] else same_until
-    places = held.queues if held is not None else {}
-    store.registry.replace({key: places.get(key, -1) for key in present}, _range(begin, searched_from))
+    known = held.queues if held is not None else {}
+    # Not -1 for queues that are new here: a power cut may take their records, and then nothing of them is lost.
+    places = {key: known[key] if key in known else _first_place(queue) for key, queue in present.items()}
+    store.registry.replace(places, _range(begin, searched_from))
 
 
 def _present(store: StoreFiles, among: Iterable[ConsumeQueue] | None = None) -> dict[QueueKey, ConsumeQueue]:

@@ -19,7 +19,7 @@ import logging
 from dataclasses import replace
 from itertools import pairwise
 
-from rmq_spark.store.disk.host import boot_id
+from rmq_spark.store.disk import host
 from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format.record import (
     MAGIC_BLANK,
@@ -51,7 +51,7 @@ def prepare(store: StoreFiles) -> None:
     store.look()
     note, settled = read_watermark(store.root), read_settled_watermark(store.root)
     has_abort = store.has_abort()
-    ran_on = note is not None and bool(note.boot) and note.boot == boot_id()
+    ran_on = note is not None and bool(note.boot) and note.boot == host.boot_id()
     _refuse_lost_log(store, note if ran_on else settled)
     stands = note is not None and _stands(store, note, has_abort, ran_on=ran_on)
     if note is not None and note.is_syncing and ran_on:
@@ -182,7 +182,7 @@ def finish_failed_sync(store: StoreFiles) -> None:
     """Write again and sync what a failed sync may have left off the disk, for who will remove our note of it."""
     store.look()
     note = read_watermark(store.root)
-    if note is not None and note.is_syncing and note.boot == boot_id():
+    if note is not None and note.is_syncing and note.boot == host.boot_id():
         _write_again(store, note)
 
 

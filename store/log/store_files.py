@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rmq_spark.store.disk import files
+from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.host import boot_id
 from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.abort_file import encode_abort
@@ -260,4 +259,4 @@ class StoreFiles:
 
 def nothing_written() -> Watermark:
     """Return the note of a store without a message."""
-    return Watermark(0, -1, -1, b"", boot_id(), 0, 0)
+    return Watermark(0, -1, -1, b"", host.boot_id(), 0, 0)

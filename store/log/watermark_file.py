@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from rmq_spark.store.disk import files
+from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.host import boot_id
 from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.watermark import SLOT_BYTES, SLOT_COUNT, Watermark, decode_slots, encode_slot
@@ -34,7 +33,9 @@ def write_watermark(disk: Disk, root: str, note: Watermark) -> Watermark:
     A settled one is on disk for good when this returns.
     """
     path = watermark_path(root)
-    note = replace(note, boot=boot_id(), number=note.number + 1, settled_number=note.settled_number + note.is_settled)
+    note = replace(
+        note, boot=host.boot_id(), number=note.number + 1, settled_number=note.settled_number + note.is_settled
+    )
     position, slot = encode_slot(note)
     if files.file_size(path) < 0:
         disk.make_folder(files.parent(path))
@@ -49,13 +50,19 @@ def write_watermark(disk: Disk, root: str, note: Watermark) -> Watermark:
 
 def is_at_work(note: Watermark | None) -> bool:
     """Say whether our writers are at work, between two sections: all up to the watermark is whole, if not synced."""
-    return note is not None and not note.is_open and not note.is_settled and bool(note.boot) and note.boot == boot_id()
+    return (
+        note is not None
+        and not note.is_open
+        and not note.is_settled
+        and bool(note.boot)
+        and note.boot == host.boot_id()
+    )
 
 
 def has_failed_sync(root: str) -> bool:
     """Say whether a sync of the store's files failed in this boot, and nobody has repeated it."""
     note = read_watermark(root)
-    if note is None or not note.is_syncing or note.boot != boot_id():
+    if note is None or not note.is_syncing or note.boot != host.boot_id():
         return False
     # A writer at work syncs while it holds the lock, and writes the next note before it releases it.
     return not seems_locked(files.join(root, filenames.LOCK)) and read_watermark(root) == note

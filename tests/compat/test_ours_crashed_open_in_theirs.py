@@ -86,8 +86,7 @@ def check(crashed: list[Crashed], verifier: Verifier, monkeypatch: pytest.Monkey
     for one in crashed:
         with monkeypatch.context() as patch:
             if one.is_power_cut:
-                for module in ("watermark_file", "recovery"):
-                    patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "after the power cut")
+                patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
             append_some(one)
         one.notes += [f"after us: {line}" for line in missing(one.promised, read(one))]
     for report, one in zip(verifier.verify(requests(crashed)), crashed, strict=True):

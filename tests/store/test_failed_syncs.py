@@ -28,7 +28,6 @@ from rmq_spark.store.units import QueueKey
 SIZES = FileSizes(2048, 200, 10 * 46, IndexShape(7, 40))
 QUEUES = 2
 ANOTHER_BOOT = "after the power cut"
-BOOT_MODULES = ("watermark_file", "recovery")
 
 
 def writer(root: Path, disk: Disk | None = None) -> StoreWriter:
@@ -80,8 +79,7 @@ def check_power_cuts(disk: CrashDisk, folder: Path, settled: int, monkeypatch: p
             shutil.rmtree(folder, ignore_errors=True)
             image.write_to(folder)
             with monkeypatch.context() as patch:
-                for module in BOOT_MODULES:
-                    patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: ANOTHER_BOOT)
+                patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     if not (folder / "s" / "abort").exists():
                         assert check(str(folder / "s")).is_healthy
@@ -209,7 +207,7 @@ def test_a_check_reports_a_failed_sync_until_it_was_repeated(tmp_path: Path) -> 
 
 def test_a_sync_that_failed_in_another_boot_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store_with_failed_sync(tmp_path / "live")
-    monkeypatch.setattr("rmq_spark.store.log.watermark_file.boot_id", lambda: ANOTHER_BOOT)
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
     assert not [one for one in check(str(tmp_path / "live" / "s")).findings if "a sync failed" in one.what]
 
 

@@ -263,8 +263,7 @@ def test_power_cut_that_takes_a_new_queue_with_its_messages_loses_no_queue(
     with log.open("r+b") as file:
         file.seek(end)
         file.write(bytes(4096))
-    for module in ("left_behind", "recovery", "store_files", "watermark_file"):
-        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "after the power cut")
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
     assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 1, 1: 0, 2: 0, 3: 0}
     with rmq_spark.open_store(path) as other:
         assert other.send("orders", b"new", queue_id=1).queue_offset == 0

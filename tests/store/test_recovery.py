@@ -89,8 +89,7 @@ def numbers(root: Path, commit_log_path: str | None = None) -> dict[str, list[in
 
 def cut_power(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have whoever recovers think that the machine was started again since."""
-    for module in ("watermark_file", "recovery"):
-        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "another boot")
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "another boot")
 
 
 def test_retention_that_passed_what_was_settled_leaves_the_rest_to_recovery(

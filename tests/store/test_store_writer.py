@@ -291,8 +291,7 @@ def test_retention_by_age_goes_by_the_messages_times(tmp_path: Path) -> None:
 def test_a_property_with_nul_characters_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = writer(tmp_path / "s")
     append_each(store, [SampleMessage("T", 0, b"0000", properties={"x": "a\0b", "y": "c"}), sample(3)])
-    for module in ("watermark_file", "recovery"):
-        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "another boot")
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "another boot")
     append_each(writer(tmp_path / "s"), [sample(6)])
     assert len(rows(tmp_path / "s")["T/0"]) == 3
 

@@ -101,8 +101,7 @@ def test_a_writer_does_not_go_by_its_note_of_an_earlier_boot(
     append(before, 0, KEEPS, 1_700_000_000_000)
     shutil.rmtree(before / "consumequeue")
     shutil.copytree(truncated / "consumequeue", before / "consumequeue")
-    for module in ("watermark_file", "recovery"):
-        monkeypatch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "after the power cut")
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
     append(before, KEEPS, 8, 1_700_000_009_000)
     assert bounds(before) == [QueueBounds(0, 4), QueueBounds(0, 4)]
 

@@ -185,8 +185,7 @@ def crash_everywhere(
             image.write_to(folder)
             with monkeypatch.context() as patch:
                 if is_power_cut:
-                    for module in ("watermark_file", "recovery"):
-                        patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: ANOTHER_BOOT)
+                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     check(folder / "s", work, point, is_power_cut=is_power_cut)
                 except (AssertionError, Exception) as error:

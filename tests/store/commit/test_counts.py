@@ -163,7 +163,7 @@ def test_a_count_that_may_be_wrong_is_not_believed(
         intents.note_count(intent, Count(10, right.physical_offset, right.mark ^ 1, is_whole=True))
     elif why == "another boot":
         intents.note_count(intent, lie)
-        monkeypatch.setattr("rmq_spark.store.commit.intents.boot_id", lambda: "later")
+        monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "later")
     elif why == "another intent":
         other = Intents(kit.root, Disk()).read("q")
         assert other is not None

@@ -110,8 +110,7 @@ def check_images(
             count += 1
             with pytest.MonkeyPatch.context() as patch:
                 if "power cut" in str(image):
-                    for module in ("log.watermark_file", "log.recovery", "commit.intents"):
-                        patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
+                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     check(revived(make_kit, image, folder, life.kit.now_ms), comes_by=bool((point + count) % 2))
                 except (AssertionError, Exception) as error:

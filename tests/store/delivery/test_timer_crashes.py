@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 MakeKit = Callable[..., "Kit"]
 ANOTHER_BOOT = "another boot"
-BOOT_MODULES = ("log.watermark_file", "log.recovery", "commit.intents", "delivery.timer_store")
 SLOTS = 1024
 EARLY = [0, 1]  # delivered before the tick that dies
 TAKEN = [2, 3, 4]  # in the timer log before it
@@ -126,8 +125,7 @@ def check_images(
             count += 1
             with pytest.MonkeyPatch.context() as patch:
                 if "power cut" in str(image):
-                    for module in BOOT_MODULES:
-                        patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
+                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     check(revived(make_kit, image, folder, life.kit.now_ms), comes_by=bool((point + count) % 2))
                 except (AssertionError, Exception) as error:
@@ -177,8 +175,7 @@ def test_messages_that_a_power_cut_took_leave_no_units_to_those_that_lie_there_n
             if "power cut" not in str(image):
                 continue
             with pytest.MonkeyPatch.context() as patch:
-                for module in BOOT_MODULES:
-                    patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
+                patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     check_without_power(revived(make_kit, image, tmp_path / "image", start + 3 * SECOND), start)
                 except (AssertionError, Exception) as error:
@@ -227,8 +224,7 @@ def fail_syncs(make_kit: MakeKit, tmp_path: Path, failing: range) -> int:
         images += [Image(f"{image}, with the mark", {**image.contents, **kept}) for image in images[1:]]
         for image in images[1:]:
             with pytest.MonkeyPatch.context() as patch:
-                for module in BOOT_MODULES:
-                    patch.setattr(f"rmq_spark.store.{module}.boot_id", lambda: ANOTHER_BOOT)
+                patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 try:
                     again = revived(make_kit, image, tmp_path / "image", kit.now_ms)
                     assert [int(name) for name in again.messages()[0]] == EARLY + TAKEN + NEW

@@ -73,8 +73,7 @@ def crash_everywhere(
             image.write_to(folder)
             with monkeypatch.context() as patch:
                 if "power cut" in str(image):
-                    for module in ("watermark_file", "recovery"):
-                        patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: "after the power cut")
+                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
                 try:
                     go_on(folder / "s")
                 except (AssertionError, Exception) as error:
