@@ -96,7 +96,8 @@ def dispatched(
     last = [how(store, begin, end, unit_begin, **options) for begin, end, unit_begin in parts]
     store.close()
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    return {**{name: data for name, data in found.items() if "commitlog" not in name}, "last": repr(last).encode()}
+    derived = {name: data for name, data in found.items() if not name.startswith(("commitlog", "rmq/"))}
+    return {**derived, "last": repr(last).encode()}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -268,6 +268,8 @@ def test_what_was_deleted_does_not_come_back(tmp_path: Path) -> None:
         shutil.rmtree(path / "consumequeue" / topic)
         del topics["topicConfigTable"][topic]
     config.write_text(json.dumps(topics))
+    # Only a broker deletes topics, and only a broker writes this file.
+    (path / "config/consumerFilter.json").write_text('{"filterDataByTopic":{}}')
     with rmq_spark.open_store(path, queues=1) as store:
         store.send_many(pa.table({"topic": ["again"] * 2, "body": [b"new"] * 2}))
     before = rows_of(path)
@@ -354,13 +356,15 @@ def test_a_file_that_may_not_be_read_is_no_file_to_be_replaced(
     before = (topics.with_name(name)).read_bytes()
     broken = plan_repair(_spoilt(path, topics))
 
-    def refuse(file: str, mode: str = "r") -> object:
-        if str(file).endswith(name):
+    real = files.open_regular
+
+    def refuse(file: str) -> tuple[int, int]:
+        if file.endswith(name):
             raise PermissionError(13, "Permission denied", file)
-        return open(file, mode)
+        return real(file)
 
     topics.write_bytes(before)
-    monkeypatch.setattr(files, "open", refuse, raising=False)
+    monkeypatch.setattr(files, "open_regular", refuse)
     (found,) = [one for one in check(path).findings if one.path.endswith(name)]
     assert found.severity == "damage"
     assert "Permission denied" in found.found
