@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from rmq_spark.store.disk.files import check_regular
+from rmq_spark.store.disk.files import check_regular, refuse_irregular
 from rmq_spark.store.disk.kernel_errors import (
     ABSENT,
     FORBIDDEN,
@@ -147,6 +147,8 @@ class FileLock:
 
     def _open(self) -> io.FileIO:
         try:
+            if self._access == os.O_RDONLY:
+                refuse_irregular(os.stat(self.path))  # an open to read a FIFO waits for its writer
             # Opened by C code alone: no interrupt can come between the system call and the object that closes it.
             return io.FileIO(self.path, "rb" if self._access == os.O_RDONLY else "r+b", opener=os.open)
         except FileNotFoundError as error:

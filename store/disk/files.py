@@ -108,11 +108,15 @@ def open_regular(path: str) -> tuple[int, int]:
 def check_regular(descriptor: int) -> os.stat_result:
     """Return what the system knows of an open regular file. Raises OSError for anything else: a FIFO, a folder."""
     found = os.fstat(descriptor)
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
+    refuse_irregular(found)
     return found
+
+
+def refuse_irregular(found: os.stat_result) -> None:
+    """Raise OSError, with the number for a folder, for anything but a regular file: a FIFO, a folder, a device."""
+    if not stat.S_ISREG(found.st_mode):
+        is_folder = stat.S_ISDIR(found.st_mode)
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR) if is_folder else "it is not a regular file")
 
 
 def join(*parts: str) -> str:
