@@ -36,6 +36,7 @@ from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span
 from rmq_spark.store.log.queue_registry import read_registry
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import Read, read_range
+from rmq_spark.store.log.rebuilding import being_rebuilt, read_rebuild
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
@@ -77,6 +78,7 @@ class StoreReader:
         self._min_units: dict[QueueKey, int] = {}
         self._lost: dict[QueueKey, DamageError] = {}  # queues whose files are gone
         self._looked = self._is_closed = False
+        self._is_in_rebuild = False  # at the last look a repair made queues anew
 
     def __enter__(self) -> Self:
         self._refuse_if_closed()
@@ -152,12 +154,16 @@ class StoreReader:
             self._tail.look(queues, chosen, whole=False)
         else:
             # What was judged before stays judged unless the log was written anew.
-            whole = not self._looked or self._tail.is_rewritten()
+            whole = not self._looked or self._is_in_rebuild or self._tail.is_rewritten()
             if whole:
                 self._min_units.clear()
             self._tail.look(queues, queues, whole=whole)
         if is_listed:
             self._find_lost(registered)
+        # After the look: a repair that began before it may have removed files meanwhile.
+        rebuild = read_rebuild(self.path)
+        self._is_in_rebuild = rebuild is not None
+        self._lost.update({key: being_rebuilt(self.path, key) for key in (rebuild.queues if rebuild else ())})
         for queue in queues.values():
             queue.run.close()
         self._looked = True
