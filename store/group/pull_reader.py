@@ -141,8 +141,8 @@ class PullReader(StoreReader):
             unit = position // queue.run.layout.itemsize
             raise StoreChangedError(
                 f"the file of {queue.run.folder} for unit {unit} is gone, and no later one exists; expected the "
-                "queue's last file, which retention never removes. If a repair makes the queue anew, pull again when it has "
-                "finished. If not, run rmq_spark.check."
+                "queue's last file, which retention never removes. If a repair makes the queue anew, pull again after "
+                "it. If not, run rmq_spark.check."
             )
 
     def _refuse_disorder(self, queue: ConsumeQueue, first: int, units: Units) -> None:

@@ -23,6 +23,7 @@ from itertools import pairwise
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.host import boot_id
 from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.format.index_state import IndexState
 from rmq_spark.store.format.rebuild_note import Rebuild
 from rmq_spark.store.format.record import (
     MAGIC_BLANK,
@@ -268,6 +269,8 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             # After a crash the checkpoint vouches for what comes before the begin of the look.
             settled_end=tail.end if closing is Closing.CLOSED else tail.begin,
             dirty=() if closing is Closing.CLOSED else None,
+            # A clean shutdown flushed the index. Without its state a later recovery would remove its files.
+            index=store.index.state() if closing is Closing.CLOSED else IndexState(),
         )
     )
     for key, queue in table.queues.items():

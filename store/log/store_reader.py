@@ -33,7 +33,7 @@ from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
 from rmq_spark.store.log.left_behind import how_left, index_safe_until_ms, read_checkpoint
 from rmq_spark.store.log.lost_queues import find_lost_queues, has_files, refuse_lost_folder
 from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
-from rmq_spark.store.log.queue_registry import read_registry
+from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import Read, read_range
 from rmq_spark.store.log.rebuilding import being_rebuilt, read_rebuild
@@ -78,6 +78,7 @@ class StoreReader:
         self._min_units: dict[QueueKey, int] = {}
         self._lost: dict[QueueKey, DamageError] = {}  # queues whose files are gone
         self._looked = self._is_closed = False
+        self.registry_stamp: tuple[int, int, int] | None = None  # of before the last look at the queues
         self._is_in_rebuild = False  # at the last look a repair made queues anew
 
     def __enter__(self) -> Self:
@@ -138,6 +139,7 @@ class StoreReader:
         self._refuse_if_closed()
         if self._looked and not self._lost and self._tail.is_idle(self._topics.has_folder):
             return False
+        self.registry_stamp = files.stamp(registry_path(self.path))
         begin = self._log.segments.begin
         self._log.look()
         if begin != self._log.segments.begin:

@@ -1,5 +1,6 @@
 """A repair or an import that dies at any system call, or whose power goes, goes on: nothing is lost or doubled."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -139,10 +140,11 @@ def rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk,
     def go_on(image: Path) -> None:
         is_complete_or_refused(image)
         is_noted = (image / "rmq/rebuild").exists()
-        with rmq_spark.open_store(image) as store:
+        # Before there is a note the store is as before the repair: a writer may refuse it after a power cut.
+        may_refuse = contextlib.nullcontext() if is_noted else contextlib.suppress(DamageError)
+        with may_refuse, rmq_spark.open_store(image) as store:
             store.send("b", b"later", queue_id=0)
-        is_complete = is_complete_or_refused(image)
-        assert is_complete or not is_noted, "the writer did not finish the repair"
+        assert is_complete_or_refused(image) or not is_noted, "the writer did not finish the repair"
         assert repair(image).report.is_healthy
         assert is_complete_or_refused(image)
         with rmq_spark.open_store(image) as store:
