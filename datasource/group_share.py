@@ -69,6 +69,7 @@ class GroupShare:
         All before the offset `before` is finished; what of it is in the query's own queues, `publish` publishes. Raises
         GroupConflictError, and LockTimeoutError where commitOffsets=required cannot be.
         """
+        self._query.note_look(self._view.registry_stamp)
         # A checkpoint of another group, or of none, says nothing of the resets of this one, nor of its stopped queues:
         # to it they are all past.
         is_ours = before.group == self._group.group

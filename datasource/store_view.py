@@ -29,6 +29,7 @@ class StoreView:
         self.has_looked = False
         self._seen: set[QueueKey] = set()
         self.bounds: Mapping[QueueKey, QueueBounds] = {}
+        self.registry_stamp: tuple[int, int, int] | None = None  # of before the look that `bounds` are of
 
     @property
     def store(self) -> StoreReader:
@@ -74,6 +75,7 @@ class StoreView:
     def _read_bounds(self) -> None:
         queues = self._subscription.find_queues(self.store, self._seen)
         self.bounds = {queue: self.store.bounds(queue) for queue in queues}
+        self.registry_stamp = self.store.registry_stamp
         self._seen.update(queues)
 
     def unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:

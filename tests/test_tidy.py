@@ -90,7 +90,7 @@ DESTROYS_BYTES = {".ftruncate", ".unlink", ".rmtree", ".remove_file", ".rename"}
 # Calls of the disk, or of what stands on it, by which bytes of a store go; and who may call them, to take what away.
 TAKES_AWAY = {".remove", ".remove_folder", ".truncate"}
 MAY_TAKE_AWAY = {
-    "store/log/recovery": "what a writer that died left half-done",
+    "store/log/recovery": "what a writer that died left half-done, the note that vouches for it",
     "store/log/log_writer": "segments behind a torn tail",
     "store/log/queue_writer": "an empty file in the place of one to be made",
     "store/log/store_files": "`abort` of a store that is whole again",
@@ -100,7 +100,8 @@ MAY_TAKE_AWAY = {
     "store/commit/": "intents and staged files that the ledger has passed",
     "store/group/lease": "files of a member that leaves, which are its own",
     "store/group/membership": "files of members that are dead",
-    "store/explore/repairing": "files of queues and of the index that are made anew, the note that vouches for them",
+    "store/log/rebuilding": "files of queues and of the index that a repair makes anew, the note of it",
+    "store/explore/repairing": "folders of queues whose topic was deleted",
     "store/explore/parquet_file": "its own file, half written, of an export that ended in an error",
     "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in the place of another",
 }

@@ -40,6 +40,8 @@ _NAMED = {
     "abort": "abort",
     "abort.bak": "abort",
     "turn": "lock",
+    "queues": "text",
+    "rebuild": "text",
     "timermetrics": "json",
     "transactionMetrics": "json",
     "position-checkpoint": "json",

@@ -5,12 +5,14 @@ Here the store is brought to where recovery does it all, in an order that no cra
 
 0. A config file that cannot be read is kept in `rmq/before-repair/`, then its `.bak` takes its place; of topics.json
    with the topics that are newer than that, in one step: recovery passes over records of topics that it does not name.
-1. `abort` is there, for good: from here on who opens the store recovers it, a broker too.
-2. The checkpoint is a page that vouches for nothing, and our own note is gone: so all of the log is looked at, and all
-   units and keys that are missing are made.
-3. Files of queues and of the key index that are to be made anew are taken away. A crash here leaves a store without
-   them, which the next writer recovers the same way.
-4. A writer's section: recovery, and what dead writers promised. Then the store is settled: all is synced, `abort` goes.
+1. A note, `rmq/rebuild`, says which files are to be made anew. From here until they are complete readers refuse the
+   queues that it names, and the next writer goes on with the steps 2 to 4, whoever died.
+2. `abort` is there, for good: from here on who opens the store recovers it, a broker too. Then the checkpoint is a page
+   that vouches for nothing, and our own note is gone: so all of the log is looked at, and all units and keys that are
+   missing are made.
+3. A writer's section: what the note names is removed. A crash here leaves a store without these files, which a broker
+   recovers too.
+4. Recovery, and what dead writers promised. Then the store is settled: all is synced, `abort` goes, and last the note.
 5. Queues of topics that were deleted long ago go again: without units of others nothing tells them from new ones.
 6. Of a log that was cut, offsets beyond the ends that its queues now have are set back, the files before kept as in 0.
 """
@@ -43,18 +45,15 @@ from rmq_spark.store.explore.repair_plan import (
 )
 from rmq_spark.store.explore.set_back import queue_ends, set_back
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.abort_file import encode_abort
-from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
-from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.format.rebuild_note import Rebuild
+from rmq_spark.store.log.rebuilding import empty_folder
 from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER, watermark_path
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 KEPT = "before-repair"  # in rmq/: files that were replaced
-_TREES = (filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE, filenames.CONSUME_QUEUE_EXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +120,9 @@ class _Repair:
                         self._restore(step.path)
                 deleted = Deleted(self._root, self._plan.report.log_end)
                 if any(step.action in (REBUILD, CUT) for step in steps):
-                    self._vouch_for_nothing()
-                    self._take_away(steps)
+                    self._writer.begin_rebuild(self._made_anew(steps))
                 elif any(finding.action == "watermark" for finding in self._plan.report.findings):
-                    self._forget_note()
+                    self._writer.forget_note()
             if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
                 self._disk.make_folder(files.join(self._root, filenames.CONSUME_QUEUE))  # no writer works without it
                 with self._writer.section() as section:
@@ -156,46 +154,14 @@ class _Repair:
         check_settings(self._root)
         Intents(self._root, self._disk).read_all()
 
-    def _vouch_for_nothing(self) -> None:
-        abort = files.join(self._root, filenames.ABORT)
-        if files.file_size(abort) < 0:
-            self._disk.replace(abort, encode_abort(files.process_id()))
-        # From here a crash leaves a store that whoever comes next recovers. It may still go by what was flushed.
-        self._disk.replace(files.join(self._root, filenames.CHECKPOINT), encode_checkpoint(Checkpoint()))
-        # From here all of the log is looked at. Our note would have the next writer look no further than its end.
-        self._forget_note()
-
-    def _forget_note(self) -> None:
-        """Take our note away, and the registry of queues with it: the next writer makes both again."""
-        # A failed sync is recorded there, and nowhere else.
-        self._writer.finish_failed_sync()
-        for path in (watermark_path(self._root), registry_path(self._root)):
-            if files.file_size(path) >= 0:
-                self._disk.remove(path)
-                self._disk.sync_folder(files.parent(path))
-
-    def _take_away(self, steps: tuple[RepairStep, ...]) -> None:
-        """Take away derived files that are to be made anew. Their names are gone for good before anything is made."""
-        for step in steps:
-            if step.action != REBUILD:
-                continue
-            if step.queue is not None:
-                for tree in _TREES:
-                    self._empty(files.join(self._root, _folder(step.queue, tree)))
-            elif step.path == files.join(self._root, filenames.INDEX):
-                self._empty(step.path)
-
-    def _empty(self, folder: str) -> None:
-        listed = files.list_folder(folder)
-        names = [name for name, is_folder in listed if not is_folder and _is_ours(name)]
-        # Newest first: a crash on the way leaves the begin of a queue, and no gap.
-        for name in reversed(names):
-            self._disk.remove(files.join(folder, name))
-        if names:
-            self._disk.sync_folder(folder)
+    def _made_anew(self, steps: tuple[RepairStep, ...]) -> Rebuild:
+        rebuilt = [step for step in steps if step.action == REBUILD]
+        index = files.join(self._root, filenames.INDEX)
+        queues = frozenset(step.queue for step in rebuilt if step.queue is not None)
+        return Rebuild(queues, any(step.queue is None and step.path == index for step in rebuilt))
 
     def _remove_queue(self, folder: str) -> None:
-        self._empty(folder)
+        empty_folder(self._disk, folder)
         topic = files.parent(folder)
         if self._disk.remove_folder(folder):
             self._disk.sync_folder(topic)
@@ -231,12 +197,3 @@ class _Repair:
             # name nor bytes of what was replaced. `replace` below syncs the file and its name in that folder.
             self._disk.sync_folder(files.join(self._root, SIDE_FOLDER))
             self._disk.replace(files.join(folder, f"{path.rpartition('/')[2]}.{wall_clock_ms()}"), damaged)
-
-
-def _folder(key: QueueKey, tree: str) -> str:
-    return filenames.queue_folder(key.topic, key.queue_id, tree)
-
-
-def _is_ours(name: str) -> bool:
-    """Say whether a file is named as those are that are made anew: what else lies there is left alone."""
-    return filenames.parse_segment_name(name) is not None or filenames.is_index_name(name)

@@ -14,6 +14,7 @@ from rmq_spark.store.delivery.timer_mark import TimerMarkFile
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.explore.layouts import field_position
@@ -36,6 +37,7 @@ from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.log.rebuilding import read_rebuild, rebuild_path
 from rmq_spark.store.log.settings_file import SETTINGS, read_settings
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER, has_failed_sync, watermark_path
 
@@ -131,6 +133,7 @@ def look_at_side_files(root: str, closing: Closing) -> Iterator[Finding]:
     yield from _read(lambda: read_settings(root), files.join(root, SIDE_FOLDER, SETTINGS))
     yield from _look_at_watermark(root)
     yield from _look_at_registry(root)
+    yield from _look_at_rebuild(root)
     holder = files.join(root, SIDE_FOLDER, "holder.json")
     data = files.read_small(holder)
     if data and decode_holder(data) is None:
@@ -191,6 +194,19 @@ def _look_at_registry(root: str) -> Iterator[Finding]:
         yield Finding(
             REPAIRABLE, SIDE_FOLDER, what, path, length, expected, "something else", next_step=step, action="watermark"
         )
+
+
+def _look_at_rebuild(root: str) -> Iterator[Finding]:
+    rebuild = read_rebuild(root)
+    if rebuild is None:
+        return
+    names = [f"queue {key}" for key in sorted(rebuild.queues)] + ["the key index"] * rebuild.has_index
+    what = f"a repair has not finished; it makes anew: {', '.join(names[:10]) or 'nothing'}"
+    what += f" and {len(names) - 10} more" if len(names) > 10 else ""
+    if seems_locked(files.join(root, filenames.LOCK)):
+        yield Finding(NOTE, SIDE_FOLDER, what, rebuild_path(root))
+    elif read_rebuild(root) is not None:  # it has not finished meanwhile
+        yield Finding(REPAIRABLE, SIDE_FOLDER, what, rebuild_path(root), next_step=_RECOVER, action="recover")
 
 
 def _look_at_intents(root: str, closing: Closing) -> Iterator[Finding]:

@@ -23,6 +23,7 @@
 | `rmq/watermark` | `watermark`, `index_state` |
 | `rmq/settings.json` | `store_settings` |
 | `rmq/queues` | `queue_registry` |
+| `rmq/rebuild` | `rebuild_note` |
 | any JSON of ours in `rmq/` | `side_json` |
 | the tags code of a unit, from its record | `tags_code`, by `delay_levels` |
 | the names of all of them | `filenames` |

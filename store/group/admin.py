@@ -13,7 +13,7 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.mounts import is_remote
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreError
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreChangedError, StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.group.claims import NOBODY, read_claims
 from rmq_spark.store.group.group_name import BROKER_GROUP_PREFIX, check_consumer_group
@@ -29,6 +29,7 @@ from rmq_spark.store.group.offset_file import (
 )
 from rmq_spark.store.group.published import read_published
 from rmq_spark.store.group.resets import add_reset, read_resets
+from rmq_spark.store.group.seen_ends import SeenEnds, Stamp
 from rmq_spark.store.group.suspended import forget_stopped
 from rmq_spark.store.group.whole_number import as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
@@ -122,18 +123,21 @@ def reset_offsets(
     there, and queries of ours do not hear of it: call it again.
 
     Raises OptionError, NotFoundError for a topic or queue that is not there, OffsetRangeError for an offset outside
-    what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, DamageError.
+    what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, StoreChangedError if a repair
+    cut the log meanwhile, DamageError.
     """
     _check_resettable(group)
     root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         targets = find_targets(reader, group, to, topics)
+        stamp = reader.registry_stamp
     offsets = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
     paths = GroupPaths(root, group)
     turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
     try:
         with turn.hold(), offsets.hold(group):
+            _refuse_beyond(root, stamp, targets)
             # Read before anything is written: a damaged file is found out while all is as it was.
             read_resets(paths.resets)
             # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since.
@@ -148,6 +152,18 @@ def reset_offsets(
         finally:
             turn.release()
     return _nested(targets)
+
+
+def _refuse_beyond(root: str, stamp: Stamp, targets: Mapping[QueueKey, int]) -> None:
+    """Raise StoreChangedError for targets beyond the ends of their queues, which were seen with this stamp."""
+    ends = SeenEnds(root, stamp)
+    ends.within(targets)
+    if ends.corrected:
+        raise StoreChangedError(
+            f"reset_offsets of the store at {root}: a repair or a recovery has moved the end of "
+            f"{', '.join(map(str, sorted(ends.corrected)))} back since the queues were looked at; expected the same "
+            "ends. Nothing was changed. Call it again."
+        )
 
 
 def _check_resettable(group: str) -> None:

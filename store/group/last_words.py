@@ -25,6 +25,7 @@ from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.resets import read_resets
+from rmq_spark.store.group.seen_ends import SeenEnds
 from rmq_spark.store.group.suspended import read_suspended
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import WriterSettings
@@ -61,7 +62,7 @@ def publish_last_offsets(
     paths = GroupPaths(root, group)
     if not _owns_any(paths, member_id, offsets):
         return False
-    offsets = _reached(root, commit_log_path, offsets)
+    offsets, ends = _reached(root, commit_log_path, offsets)
     with GroupTurn(paths, disk, time.sleep).hold():
         claims, resets = read_claims(paths.claims).queues, read_resets(paths.resets).since(applied_reset)
         suspended = read_suspended(root, group)
@@ -80,12 +81,12 @@ def publish_last_offsets(
         file = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
         held = file.read(group)
         own = {queue: offset for queue, offset in own.items() if offset >= held.get(queue, 0)}
-        outcome = file.commit(group, own) if own else Outcome.UNCHANGED
+        outcome = file.commit(group, own, ends) if own else Outcome.UNCHANGED
         if outcome is Outcome.WRITTEN:
             write_published(paths, disk, wall_clock_ms(), member_id)
         if finished_batch is not None and outcome is not Outcome.BROKER and _owns_any(paths, member_id, offsets):
             write_finished_batch(paths, disk, member_id, finished_batch)
-    return bool(own) and outcome is not Outcome.BROKER
+    return bool(own) and outcome is not Outcome.BROKER and not ends.corrected
 
 
 def _owns_any(paths: GroupPaths, member_id: str, queues: Collection[QueueKey]) -> bool:
@@ -93,8 +94,10 @@ def _owns_any(paths: GroupPaths, member_id: str, queues: Collection[QueueKey]) -
     return any(queue in claims and claims[queue].owner == member_id for queue in queues)
 
 
-def _reached(root: str, commit_log_path: str | None, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-    """Return the offsets that lie no further than the ends of their queues, where those can be told."""
+def _reached(
+    root: str, commit_log_path: str | None, offsets: Mapping[QueueKey, int]
+) -> tuple[dict[QueueKey, int], SeenEnds]:
+    """Return the offsets that lie no further than the ends of their queues, where those can be told, and these ends."""
     found = {}
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
@@ -102,4 +105,4 @@ def _reached(root: str, commit_log_path: str | None, offsets: Mapping[QueueKey, 
             with contextlib.suppress(NotFoundError, DamageError):
                 if offset <= reader.bounds(queue).max_offset:
                     found[queue] = offset
-    return found
+        return found, SeenEnds(root, reader.registry_stamp)

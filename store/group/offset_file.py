@@ -33,6 +33,7 @@ from rmq_spark.store.format.config_json import (
     encode_consumer_offsets,
     offset_key,
 )
+from rmq_spark.store.group.seen_ends import SeenEnds
 from rmq_spark.store.group.whole_number import check_offset
 from rmq_spark.store.log.store_lock import LockSettings, StoreLock
 from rmq_spark.store.units import QueueKey
@@ -127,13 +128,14 @@ class OffsetFile:
         """Return a group's offsets as they are now. Takes no lock. Raises DamageError."""
         return group_offsets_of(self._look().offsets, group)
 
-    def commit(self, group: str, offsets: Offsets) -> Outcome:
+    def commit(self, group: str, offsets: Offsets, ends: SeenEnds | None = None) -> Outcome:
         """Set a group's next queue offsets, in these queues; whatever else the file holds stays.
 
-        A smaller offset than there is counts like any other (ConsumerOffsetManager#commitOffset). Nothing is locked or
-        written where all are there already. Waits for writers of ours, not for a broker. After an error or a crash
-        either all or none of them are there. Raises OptionError for what is no queue offset, LockTimeoutError,
-        StorePathError, DiskFullError, DamageError.
+        A smaller offset than there is counts like any other (ConsumerOffsetManager#commitOffset). With `ends` no offset
+        is written that is beyond the end of its queue by now; `ends.corrected` names the queues concerned.
+        Nothing is locked or written where all are there already. Waits for writers of ours, not for a broker. After an
+        error or a crash either all or none of them are there. Raises OptionError for what is no queue offset,
+        LockTimeoutError, StorePathError, DiskFullError, DamageError.
         """
         if self._has_all(self._look(), group, offsets):
             return Outcome.UNCHANGED
@@ -141,7 +143,7 @@ class OffsetFile:
             return Outcome.BROKER
         try:
             with self._lock.hold():
-                return self.commit_held(group, offsets)
+                return self.commit_held(group, ends.within(offsets) if ends is not None else offsets)
         except LockTimeoutError:
             if self._lock.has_broker():  # it started between the two
                 return Outcome.BROKER

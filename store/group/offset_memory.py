@@ -31,6 +31,11 @@ class OffsetMemory:
         self._offsets[queue] = offset
         self._unwritten.discard(queue)
 
+    def forget(self, queue: QueueKey) -> None:
+        """Have no offset of the queue in mind."""
+        self._offsets.pop(queue, None)
+        self._unwritten.discard(queue)
+
     def unwritten(self, queues: Iterable[QueueKey] | None = None) -> dict[QueueKey, int]:
         """Return the offsets that are not written yet, of these queues or of all."""
         chosen = self._unwritten if queues is None else self._unwritten.intersection(queues)

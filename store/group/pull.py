@@ -119,7 +119,10 @@ def has_wanted(
     """
     if accept is None and wanted is None:
         return True
-    units = reader.units_in_file(queue, begin, end - begin)
+    try:
+        units = reader.units_in_file(queue, begin, end - begin)
+    except StoreChangedError:
+        return True
     if units is None or not len(units) or end_of(units) < end:
         return True
     may_be = _ask_units(reader, queue, units, accept, wanted)

@@ -44,6 +44,7 @@ from rmq_spark.store.group.read_rights import (
     refuse_queue,
     refuse_topic,
 )
+from rmq_spark.store.group.seen_ends import SeenEnds, Stamp, stamp_of_ends
 from rmq_spark.store.group.whole_number import MAX_LONG, as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
@@ -118,6 +119,7 @@ class PullConsumer(Synchronized):
         self._wanted: dict[str, RowFilter | None] = {}
         self._is_closed = False
         self._rights = None if group is None else GroupRights(self._reader.path, group, sleep=sleep)
+        self._ends_stamp: Stamp = stamp_of_ends(self._reader.path)  # as of the last commit
         self._told: set[str] = set()  # topics of which was said that consumers may not read them
 
     def __enter__(self) -> "PullConsumer":
@@ -282,7 +284,8 @@ class PullConsumer(Synchronized):
     def update_consume_offset(self, queue: QueueKey, offset: int, *, increase_only: bool = False) -> None:
         """Have the group go on at `offset` in a queue; `commit` writes it. `increase_only` never goes back.
 
-        An offset beyond the queue's end is taken like any other, as DefaultMQPullConsumer#updateConsumeOffset does.
+        An offset beyond the queue's end is taken like any other, as DefaultMQPullConsumer#updateConsumeOffset does. But
+        if the store was repaired or recovered, or got a queue, since the last commit, `commit` writes at most the end.
         Raises OptionError without a group and for what is no queue offset, NotFoundError for a queue that is not there.
         """
         self._group_for("offsets")
@@ -312,12 +315,31 @@ class PullConsumer(Synchronized):
         paths = GroupPaths(root, group)
         self._turn = self._turn or GroupTurn(paths, disk, self._sleep, self._settings.lock_timeout_ms)
         with self._turn.hold():
-            outcome = self._offset_file.commit(group, offsets)
+            stamp = stamp_of_ends(root)
+            ends = SeenEnds(root, self._ends_stamp)
+            outcome = self._offset_file.commit(group, offsets, ends)
             if outcome is Outcome.BROKER:
                 raise refuse_commit(root, group)
             if outcome is Outcome.WRITTEN:
                 by = f"a pull consumer (process {files.process_id()} on host {host_name()})"
                 write_published(paths, disk, wall_clock_ms(), by)
+        self._ends_stamp = stamp
+        if ends.corrected:
+            held = read_group_offsets(root, group, self._sleep)
+            for queue in ends.corrected:
+                _LOG.warning(
+                    "rmq: the offset %d of consumer group %s in queue %s is beyond the queue's end, which a repair "
+                    "or a recovery may have moved back: the group stands at %s",
+                    offsets[queue],
+                    group,
+                    queue,
+                    held.get(queue, "no offset"),
+                )
+                del offsets[queue]
+                self._offsets.forget(queue)
+                if queue in held:
+                    self._offsets.learn(queue, held[queue])
+                    offsets[queue] = held[queue]
         self._offsets.mark_written(offsets)
         return offsets
 

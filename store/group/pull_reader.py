@@ -53,17 +53,20 @@ class PullReader(StoreReader):
     def units_in_file(self, queue: QueueKey, offset: int, max_messages: int) -> Units | None:
         """Return the units from the one of `offset` on: of its file, up to the queue's end as of the last refresh.
 
-        Of at most so many messages, or so far as the last unit begins before that. None if the file is not there.
-        Raises DamageError for units that do not ascend as records do.
+        Of at most so many messages, or so far as the last unit begins before that. None if the file is gone and a later
+        one is not. Raises DamageError for units that do not ascend as records do, StoreChangedError where no later file
+        exists either.
         """
         files_of = self._files_of(queue)
         listed = files_of.run.segments
+        position = 0
         try:
             _, end = self._unit_bounds(files_of)
             unit = files_of.unit_of(offset, end)
             position = unit * files_of.run.layout.itemsize
             segment = next((one for one in listed if one.begin <= position < one.end), None)
             if segment is None:
+                self._refuse_lost_end(files_of, position)
                 return None
             until = min(segment.end // files_of.run.layout.itemsize, end, unit + max_messages)
             units = files_of.read(unit, until)
@@ -71,6 +74,7 @@ class PullReader(StoreReader):
             files_of.run.look()
             if files_of.run.segments == listed:
                 raise
+            self._refuse_lost_end(files_of, position)
             return None  # retention took it since
         finally:
             files_of.run.close()
@@ -126,6 +130,20 @@ class PullReader(StoreReader):
         files_of = self._queue(queue)
         assert files_of is not None, queue  # who asks has seen a message there
         return files_of
+
+    def _refuse_lost_end(self, queue: ConsumeQueue, position: int) -> None:
+        """Raise StoreChangedError where a queue has no file behind a position (bytes): retention leaves the last file.
+
+        Who skips to the next file would be beyond the queue's end: a repair may make the queue anew.
+        """
+        segments = queue.run.segments
+        if not segments or segments[-1].begin <= position:
+            unit = position // queue.run.layout.itemsize
+            raise StoreChangedError(
+                f"the file of {queue.run.folder} for unit {unit} is gone, and no later one exists; expected the "
+                "queue's last file, which retention never removes. If a repair makes the queue anew, pull again after "
+                "it. If not, run rmq_spark.check."
+            )
 
     def _refuse_disorder(self, queue: ConsumeQueue, first: int, units: Units) -> None:
         """Raise DamageError unless records follow each other: a pull adds up sizes, and counts on the order."""

@@ -43,6 +43,7 @@ from rmq_spark.store.group.message_queue import MessageQueue
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome, read_group_offsets, refuse_commit
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.resets import Resets, read_resets
+from rmq_spark.store.group.seen_ends import SeenEnds, Stamp
 from rmq_spark.store.group.suspended import Suspended, read_suspended
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.units import QueueKey
@@ -126,6 +127,8 @@ class QueryGroup:
         self._resets = Resets()
         self._warned = False
         self._unowned: list[QueueKey] = []  # that the strategy gave to nobody when that was said last
+        self._ends_stamp: Stamp = None
+        self._has_looked = False  # at the ends of the queues
         self._retry_at_s: float | None = None  # when to publish again what could not be
 
     @property
@@ -203,6 +206,11 @@ class QueryGroup:
             # Who could not join tries again when it is asked to, at the next trigger: not while one waits for a
             # message.
             return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
+
+    def note_look(self, stamp: Stamp) -> None:
+        """Take note of the look at the queues from which what is finished comes, by its stamp (`seen_ends.py`)."""
+        with self._lock:
+            self._ends_stamp, self._has_looked = stamp, True
 
     def step(
         self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
@@ -396,14 +404,15 @@ class QueryGroup:
         self._unowned = unowned
 
     def _commit(self, offsets: Mapping[QueueKey, int]) -> bool:
-        """Write offsets, and say whether they are there. Called with the group's turn held."""
+        """Write offsets, and say whether they are there, all as they were given. Called with the group's turn held."""
         if self.terms.commit == "off":
             return True
         # Who resets has the turn, too: a reset that came since this step began is not published over.
         sent_elsewhere = self._look_at_resets().since(self._resets.number)
         offsets = {queue: offset for queue, offset in offsets.items() if queue not in sent_elsewhere}
         try:
-            outcome = self._offset_file.commit(self.terms.group, offsets)
+            ends = SeenEnds(self.root, self._ends_stamp) if self._has_looked else None
+            outcome = self._offset_file.commit(self.terms.group, offsets, ends)
             if outcome is Outcome.BROKER:
                 raise refuse_commit(self.root, self.terms.group)
         except StoreError as error:
@@ -414,7 +423,7 @@ class QueryGroup:
         if outcome is Outcome.WRITTEN:
             write_published(self.paths, self._disk, wall_clock_ms(), self.member_id)
         self._warned, self._retry_at_s = False, None
-        return True
+        return ends is None or not ends.corrected
 
 
 def _is_passing(error: StoreError) -> bool:

@@ -1,11 +1,12 @@
 """What a writer finds when it takes the lock, and how it makes the store whole again before it appends.
 
-Six cases, told apart by `abort`, by our watermark and by what stands where it points:
+Seven cases, told apart by `abort`, by our watermark and by what stands where it points:
 
 | case | sign | what is done |
 | --- | --- | --- |
 | as we left it | the watermark agrees with the disk | nothing |
 | one of ours died | and a section is open, and the machine ran on | what it logged is dispatched, half a record goes |
+| a repair began | the note of a rebuild exists | what it names is removed, then all is looked at as after a crash |
 | a sync failed | the watermark says that one began | what it may not have written is written again, and synced |
 | the power went | `abort`, and what we settled last | whole records behind that are dispatched, the rest goes |
 | crashed | `abort` is there | readers' end of the log holds: what is behind goes, missing units are made |
@@ -19,8 +20,10 @@ import logging
 from dataclasses import replace
 from itertools import pairwise
 
-from rmq_spark.store.disk import host
+from rmq_spark.store.disk import files, host
 from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.format.index_state import IndexState
+from rmq_spark.store.format.rebuild_note import Rebuild
 from rmq_spark.store.format.record import (
     MAGIC_BLANK,
     MAGIC_V1,
@@ -36,10 +39,12 @@ from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, st
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.lost_queues import refuse_lost_folder
 from rmq_spark.store.log.queue_registration import register_after_others, register_again, register_queues
+from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.log.rebuilding import read_rebuild, remove_rebuild, take_away, write_rebuild
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
-from rmq_spark.store.log.watermark_file import read_settled_watermark, read_watermark, watermark_path
+from rmq_spark.store.log.watermark_file import read_watermark, read_watermarks, watermark_path
 
 _LOG = logging.getLogger("rmq_spark")
 _BATCH_RECORDS = 10_000  # dispatched together: bounds memory
@@ -49,10 +54,14 @@ _SECTOR_BYTES = 512  # the least that a disk writes whole
 def prepare(store: StoreFiles) -> None:
     """Make the store whole and know where it ends. Raises DamageError for what no recovery may pass over."""
     store.look()
-    note, settled = read_watermark(store.root), read_settled_watermark(store.root)
+    note, settled = read_watermarks(store.root)
     has_abort = store.has_abort()
     ran_on = note is not None and bool(note.boot) and note.boot == host.boot_id()
     _refuse_lost_log(store, note if ran_on else settled)
+    rebuild = read_rebuild(store.root)
+    if rebuild is not None:
+        _finish_rebuild(store, rebuild)
+        return
     stands = note is not None and _stands(store, note, has_abort, ran_on=ran_on)
     if note is not None and note.is_syncing and ran_on:
         _repeat_sync(
@@ -76,6 +85,39 @@ def prepare(store: StoreFiles) -> None:
         _roll_forward(store, settled)
         return
     _take_over(store, Closing.CRASHED if has_abort else Closing.CLOSED)
+
+
+def begin_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
+    """Have the next section make files anew from the log. For a repair, under the store's lock.
+
+    First the note of it is written, durably: from here readers refuse these queues until they are complete again.
+    """
+    write_rebuild(store.disk, store.root, rebuild)
+    _vouch_for_nothing(store)
+
+
+def forget_note(store: StoreFiles) -> None:
+    """Remove our note and the registry of queues, for a repair: the next section makes both again."""
+    _finish_failed_sync(store)  # it is recorded there, and nowhere else
+    for path in (watermark_path(store.root), registry_path(store.root)):
+        if files.file_size(path) >= 0:
+            store.disk.remove(path)
+            store.disk.sync_folder(files.parent(path))
+
+
+def _vouch_for_nothing(store: StoreFiles) -> None:
+    """Have recovery look at all of the log: it goes by the checkpoint and by our note."""
+    store.vouch_for_nothing()
+    forget_note(store)
+
+
+def _finish_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
+    """Make anew what the note of a rebuild names. Its repair is at work, or died at any point."""
+    _vouch_for_nothing(store)
+    take_away(store.disk, store.root, rebuild, store.note_progress)
+    store.look()
+    _take_over(store, Closing.CRASHED)
+    remove_rebuild(store.disk, store.root)
 
 
 def _refuse_lost_log(store: StoreFiles, note: Watermark | None) -> None:
@@ -178,8 +220,8 @@ def _repeat_sync(store: StoreFiles, note: Watermark, settled: Watermark | None, 
         store.forget_sync()
 
 
-def finish_failed_sync(store: StoreFiles) -> None:
-    """Write again and sync what a failed sync may have left off the disk, for who will remove our note of it."""
+def _finish_failed_sync(store: StoreFiles) -> None:
+    """Write again and sync what a failed sync may have left off the disk, before our note of it is removed."""
     store.look()
     note = read_watermark(store.root)
     if note is not None and note.is_syncing and note.boot == host.boot_id():
@@ -222,6 +264,8 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             # After a crash the checkpoint vouches for what comes before the begin of the look.
             settled_end=tail.end if closing is Closing.CLOSED else tail.begin,
             dirty=() if closing is Closing.CLOSED else None,
+            # A clean shutdown flushed the index. Without its state a later recovery would remove its files.
+            index=store.index.state() if closing is Closing.CLOSED else IndexState(),
         )
     )
     for key, queue in table.queues.items():

@@ -110,6 +110,12 @@ class StoreFiles:
         """Return when the writer that left `abort` started, ms since the epoch; -1 without one."""
         return files.modified_ms(self._abort)
 
+    def vouch_for_nothing(self) -> None:
+        """Leave the store as one that crashed, with a checkpoint according to which nothing is on disk for good."""
+        if not self.has_abort():
+            self.disk.replace(self._abort, encode_abort(files.process_id()))
+        self.disk.replace(self._checkpoint, encode_checkpoint(Checkpoint()))
+
     def refuse_full_disk(self, log_bytes: int, record_count: int) -> None:
         """Raise DiskFullError if there is no room for so much, before anything is written."""
         wanted = log_bytes + record_count * 4 * QUEUE_UNIT.itemsize + _SPARE_BYTES

@@ -28,14 +28,16 @@ from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.sought import Sought
 from rmq_spark.store.format.store_settings import StoreSettings
+from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
 from rmq_spark.store.log.left_behind import how_left, index_safe_until_ms, read_checkpoint
 from rmq_spark.store.log.lost_queues import find_lost_queues, has_files, refuse_lost_folder
 from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
-from rmq_spark.store.log.queue_registry import read_registry
+from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.range_reader import Read, read_range
+from rmq_spark.store.log.rebuilding import being_rebuilt, read_rebuild
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
@@ -77,6 +79,8 @@ class StoreReader:
         self._min_units: dict[QueueKey, int] = {}
         self._lost: dict[QueueKey, DamageError] = {}  # queues whose files are gone
         self._looked = self._is_closed = False
+        self.registry_stamp: tuple[int, int, int] | None = None  # of before the last look at the queues
+        self._is_in_rebuild = False  # at the last look a repair made queues anew
 
     def __enter__(self) -> Self:
         self._refuse_if_closed()
@@ -136,6 +140,7 @@ class StoreReader:
         self._refuse_if_closed()
         if self._looked and not self._lost and self._tail.is_idle(self._topics.has_folder):
             return False
+        self.registry_stamp = files.stamp(registry_path(self.path))
         begin = self._log.segments.begin
         self._log.look()
         if begin != self._log.segments.begin:
@@ -152,12 +157,16 @@ class StoreReader:
             self._tail.look(queues, chosen, whole=False)
         else:
             # What was judged before stays judged unless the log was written anew.
-            whole = not self._looked or self._tail.is_rewritten()
+            whole = not self._looked or self._is_in_rebuild or self._tail.is_rewritten()
             if whole:
                 self._min_units.clear()
             self._tail.look(queues, queues, whole=whole)
         if is_listed:
             self._find_lost(registered)
+        # After the look: a repair that began before it may have removed files meanwhile.
+        rebuild = read_rebuild(self.path)
+        self._is_in_rebuild = rebuild is not None
+        self._lost.update({key: being_rebuilt(self.path, key) for key in (rebuild.queues if rebuild else ())})
         for queue in queues.values():
             queue.run.close()
         self._looked = True
@@ -177,7 +186,8 @@ class StoreReader:
     def _find_lost(self, registered: RegisteredQueues | None) -> None:
         """Find the queues whose files are gone, after the folders were listed. Raises DamageError if all are."""
         queues = self._topics.queues
-        if not queues:
+        # A broker at work makes the folder after it has logged its first message.
+        if not queues and how_left(self.path).closing is not Closing.LIVE:
             refuse_lost_folder(self.path, self._log)
         self._lost = find_lost_queues(
             self.path,

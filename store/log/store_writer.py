@@ -15,10 +15,11 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StoreError, StorePathError
 from rmq_spark.store.format import filenames
+from rmq_spark.store.format.rebuild_note import Rebuild
 from rmq_spark.store.format.store_settings import DelayTerms, StoreSettings
 from rmq_spark.store.log.broker_kind import found_broker_version
 from rmq_spark.store.log.file_sizes import FileSizes
-from rmq_spark.store.log.recovery import finish_failed_sync, prepare
+from rmq_spark.store.log.recovery import begin_rebuild, forget_note, prepare
 from rmq_spark.store.log.retention import Expired, Needed
 from rmq_spark.store.log.section import Section
 from rmq_spark.store.log.settings_file import check_settings, write_settings
@@ -134,10 +135,17 @@ class StoreWriter:
             section.settle()
         self.release()
 
-    def finish_failed_sync(self) -> None:
-        """Write again what a failed sync may have left off the disk. Under the lock, for who removes the watermark."""
+    def begin_rebuild(self, rebuild: Rebuild) -> None:
+        """Have the next section make files anew from the log: see `recovery.begin_rebuild`. Under the lock."""
         try:
-            finish_failed_sync(self._files)
+            begin_rebuild(self._files, rebuild)
+        finally:
+            self._files.close()
+
+    def forget_note(self) -> None:
+        """Remove our note of the store, and the registry of queues: see `recovery.forget_note`. Under the lock."""
+        try:
+            forget_note(self._files)
         finally:
             self._files.close()
 

@@ -125,7 +125,10 @@ class UnitRun:
         """
         while begin < end:
             middle = (begin + end) // 2
-            if holds(self.read(middle, middle + 1)[0]):
+            found = self.read(middle, middle + 1)
+            if not len(found):
+                raise StoreChangedError(f"{self.folder} has no file for unit {middle}: it was deleted. Plan again.")
+            if holds(found[0]):
                 end = middle
             else:
                 begin = middle + 1

@@ -19,12 +19,17 @@ def watermark_path(root: str) -> str:
 
 def read_watermark(root: str) -> Watermark | None:
     """Return a store's newest watermark, None without one that can be read."""
-    return decode_slots(files.read_small(watermark_path(root)) or b"")[0]
+    return read_watermarks(root)[0]
+
+
+def read_watermarks(root: str) -> tuple[Watermark | None, Watermark | None]:
+    """Return a store's newest watermark and its newest settled one, from one look at the file; None without one."""
+    return decode_slots(files.read_small(watermark_path(root)) or b"")
 
 
 def read_settled_watermark(root: str) -> Watermark | None:
     """Return the watermark of the last time that the store was settled, None without one."""
-    return decode_slots(files.read_small(watermark_path(root)) or b"")[1]
+    return read_watermarks(root)[1]
 
 
 def write_watermark(disk: Disk, root: str, note: Watermark) -> Watermark:

@@ -268,3 +268,33 @@ def test_power_cut_that_takes_a_new_queue_with_its_messages_loses_no_queue(
     with rmq_spark.open_store(path) as other:
         assert other.send("orders", b"new", queue_id=1).queue_offset == 0
     assert check(path).is_healthy
+
+
+@pytest.mark.parametrize("has_registry", [True, False])
+def test_lost_queue_without_records_is_never_begun_below_its_groups(has_registry: bool, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=1 << 12, queues=1) as store:
+        for number in range(10):
+            store.send("old", b"%d" % number)
+        for _ in range(100):
+            store.send("new", b"x" * 200)
+    with rmq_spark.open_consumer(path, "g") as consumer:
+        consumer.update_consume_offset(QueueKey("old", 0), 10)
+    with rmq_spark.open_store(path) as store:
+        assert store.expire(max_bytes=1 << 13).segments
+    if not has_registry:  # an older release wrote the store last, and ours came once
+        Path(registry_path(str(path))).unlink()
+        rmq_spark.open_store(path).close()
+    complete = path / "consumequeue/old"
+    complete.rename(tmp_path / "old")
+    assert [one.severity for one in check(path).findings if one.topic == "old"] == ["damage"]
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        rows_of(path, "old")
+    for _ in range(2):
+        with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+            store.send("old", b"again")
+        assert not repair(path).report.is_healthy
+    (tmp_path / "old").rename(complete)
+    assert check(path).is_healthy
+    with rmq_spark.open_store(path) as store:
+        assert store.send("old", b"again").queue_offset == 10

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rmq_spark.store import open_reader
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DiskFullError
+from rmq_spark.store.explore.checking import check as look_at
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.format.record import Record, encode_blank
@@ -311,6 +312,44 @@ def test_a_crash_of_the_recovery_itself(tmp_path: Path, monkeypatch: pytest.Monk
                 check(folder / "s", second, point, is_power_cut=False)
     assert tried > 20
     print(f"{len(deaths)} deaths, {tried} images of their recovery")
+
+
+@pytest.mark.parametrize("is_power_cut", [True, False])
+def test_after_a_brokers_clean_shutdown_and_our_crash_the_index_has_all_keys(
+    is_power_cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "live/s"
+    store = writer(root)
+    with store.section() as section:
+        section.ensure_topic("T", QUEUES)
+    append(store, 0, 30, settle=True)
+    store.close()
+    shutil.rmtree(root / "rmq")  # as in a store that a broker wrote and closed
+    before = len(list((root / "index").iterdir()))
+    disk = CrashDisk(root.parent)
+    store = writer(root, disk)
+    begin = disk.effect_count
+    append(store, 30, 32, settle=False)
+    seen = set()
+    for point in range(begin, disk.effect_count + 1):
+        for image in disk.images(point, 5):
+            if ("power cut" in str(image)) is not is_power_cut:
+                continue
+            folder = tmp_path / "image"
+            shutil.rmtree(folder, ignore_errors=True)
+            image.write_to(folder)
+            with monkeypatch.context() as patch:
+                if is_power_cut:
+                    for module in ("watermark_file", "recovery", "left_behind"):
+                        patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: ANOTHER_BOOT)
+                again = writer(folder / "s")
+                with again.section():
+                    pass
+                again.close()
+                missing = [one.what for one in look_at(str(folder / "s")).findings if one.area == "index"]
+                assert not missing, str(image)
+            seen.add(len(list((folder / "s/index").iterdir())))
+    assert min(seen) >= before
 
 
 def test_a_dead_process_is_no_exception_that_anybody_swallows(tmp_path: Path) -> None:

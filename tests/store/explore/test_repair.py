@@ -334,7 +334,6 @@ def test_a_repair_that_dies_leaves_a_store_that_the_next_writer_makes_whole(
 
     with monkeypatch.context() as patched:
         patched.setattr("rmq_spark.store.log.recovery._take_over", die)
-        patched.setattr("rmq_spark.store.log.store_writer.prepare", die)
         with pytest.raises(KeyboardInterrupt):
             repair(path)
     assert (path / "abort").exists()
@@ -493,7 +492,17 @@ def test_findings_keep_every_target_of_a_repair_and_the_first_place_of_a_cut() -
     assert sum(one.messages for one in left) == 300
 
 
-@pytest.mark.parametrize("call", ["encode_abort", "encode_checkpoint", "_Repair._forget_note", "_Repair._take_away"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "store_files.encode_abort",
+        "store_files.encode_checkpoint",
+        "recovery.forget_note",
+        "recovery.take_away",
+        "recovery._take_over",
+        "recovery.remove_rebuild",
+    ],
+)
 @pytest.mark.parametrize("damage", [shutil.rmtree, _a_queue_of_a_wrong_length])
 def test_repair_that_was_killed_is_completed_by_the_next_repair(
     damage: Callable[[Path], None], call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -508,8 +517,11 @@ def test_repair_that_was_killed_is_completed_by_the_next_repair(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"rmq_spark.store.explore.repairing.{call}", die)
+        patched.setattr(f"rmq_spark.store.log.{call}", die)
         with pytest.raises(KeyboardInterrupt):
             repair(path)
+    with pytest.raises(DamageError, match="has not finished"):
+        rows_of(path)
+    assert "a repair has not finished; it makes anew: queue t/1" in str(check(path))
     assert repair(path).report.is_healthy
     assert rows_of(path) == before

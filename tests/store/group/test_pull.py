@@ -199,6 +199,33 @@ def test_where_the_first_file_of_a_queue_goes_the_next_pull_begins_with_the_seco
         assert bodies(pull(reader, QUEUE, FILE_UNITS, 2).messages) == [b"050", b"051"]
 
 
+def test_where_the_file_of_the_queues_end_goes_a_pull_is_refused(tmp_path: Path) -> None:
+    built = build_store(tmp_path / "store", numbered(120), queue_file_bytes=FILE_UNITS * 20)
+    folder = built.path / "consumequeue" / "T" / "0"
+    last = folder / f"{FILE_UNITS * 2 * 20:020d}"
+    complete = {file: file.read_bytes() for file in folder.iterdir()}
+    with opened(built.path) as reader:
+        assert reader.bounds(QUEUE).max_offset == 120
+        last.unlink()
+        with pytest.raises(StoreChangedError, match="is gone"):
+            pull(reader, QUEUE, 110)
+        last.write_bytes(complete[last])
+        assert pull(reader, QUEUE, 110).next_begin_offset == 120
+        for file in complete:
+            file.unlink()
+        with pytest.raises(StoreChangedError, match="is gone"):
+            pull(reader, QUEUE, 10)
+        assert has_wanted(reader, QUEUE, 10, 12, NOBODY)
+    for file, data in complete.items():
+        file.write_bytes(data)
+    with opened(built.path) as reader:
+        reader.refresh()
+        for file in complete:
+            file.unlink()
+        with pytest.raises(StoreChangedError, match="has no file"):
+            reader.bounds(QUEUE)
+
+
 def test_where_a_file_of_a_batch_queue_goes_the_next_pull_begins_at_0(tmp_path: Path) -> None:
     built = build_store(tmp_path / "store", batches(140, 2), batch_topics=["B"], batch_queue_file_bytes=FILE_UNITS * 46)
     with opened(built.path) as reader:
