@@ -16,6 +16,8 @@ from rmq_spark.store.units import QueueBounds
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=12)
 VALUES = NAMES
+CONTROL = [*map(chr, range(0x20)), "\x7f"]  # refused in the names of properties
+PROPERTY_NAMES = st.text(st.characters(codec="utf-8", exclude_characters=CONTROL), min_size=1, max_size=12)
 KEYS = st.text("abcdefgh0123456789_-/", min_size=1, max_size=20)
 MESSAGE = st.fixed_dictionaries(
     {
@@ -23,7 +25,7 @@ MESSAGE = st.fixed_dictionaries(
         "body": st.binary(max_size=300),
         "tags": st.none() | NAMES,
         "keys": st.none() | st.lists(KEYS, min_size=1, max_size=3).map(" ".join),
-        "properties": st.none() | st.dictionaries(NAMES.map(lambda name: f"x-{name}"), VALUES, max_size=4),
+        "properties": st.none() | st.dictionaries(PROPERTY_NAMES.map(lambda name: f"x-{name}"), VALUES, max_size=4),
         "queueId": st.none() | st.integers(0, 3),
         "flag": st.integers(-(2**31), 2**31 - 1),
     }
