@@ -3,7 +3,7 @@
 1. The error is one of ours (RAW) and names the path of the call that failed (UNNAMED).
 2. The same operation afterwards succeeds, in the same process (SECOND).
 3. An operation that reads answers as without a fault, or fails (SILENT). A check may report what it could not read,
-   and nothing else (FALSE-ALARM).
+   and nothing else (FALSE-ALARM); so may a summary, as the problem of a queue.
 4. An operation that promises durability does not succeed when a sync failed (SWALLOWED).
 5. A reader reads the store then (UNREADABLE). After a close the store is closed and healthy (UNHEALTHY).
 6. No message that was there before is missing (GONE), none is doubled (DOUBLE), and what the operation promises is

@@ -61,10 +61,11 @@ def _look_up(session: Session, number: int) -> list[Any]:
         return [found, times, by_id]
 
 
-def _summary(session: Session, number: int) -> list[Any]:
+def _summary(session: Session, number: int) -> dict[str, Any]:
     with open_reader(session.store) as reader:
-        rows: list[Any] = reader.summary().to_arrow().to_pylist()
-        return rows
+        found = reader.summary()
+        problems = [text for topic in found.topics for text in topic.problems.values()]
+        return {"rows": found.to_arrow().to_pylist(), FINDINGS: problems}
 
 
 def _check(session: Session, number: int) -> dict[str, Any]:
