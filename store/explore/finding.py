@@ -16,7 +16,9 @@ SEVERITIES = (DAMAGE, REPAIRABLE, NOTE)
 
 _ALIKE_AT_MOST = 200  # findings of one kind: a store of nothing but damage must not fill the memory
 _SHOWN_CHARS = 200
-_PLANNED = frozenset({"recover", "rebuild", "restore", "cut", "reset", "watermark", "checkpoint"})  # done by a repair
+_PLANNED = frozenset(
+    {"recover", "rebuild", "restore", "cut", "reset", "clock", "watermark", "checkpoint"}
+)  # done by a repair
 
 
 @dataclass(frozen=True, slots=True)

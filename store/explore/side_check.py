@@ -61,8 +61,9 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
             f"the last message was stored {ahead_ms // 1000} s ahead of this machine's clock: a clock was wrong once. "
             "New messages get the same store time until the clock reaches it, and retention by age keeps them that long"
         )
-        step = "docs/OPERATIONS.md, A clock that was ahead, has the ways out."
-        yield Finding(NOTE, "store", what, files.join(root, filenames.COMMIT_LOG), next_step=step)
+        step = "See that this machine's clock is right. Then rmq_spark.repair gives these messages right store times."
+        path = files.join(root, filenames.COMMIT_LOG)
+        yield Finding(REPAIRABLE, "store", what, path, next_step=step, action="clock")
     path = files.join(root, filenames.LOCK)
     if files.is_folder(path):
         step = "No broker and no writer starts on it. Remove it while none is at the store."
