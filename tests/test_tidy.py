@@ -102,7 +102,8 @@ MAY_TAKE_AWAY = {
     "store/group/membership": "files of members that are dead",
     "store/explore/repairing": "files of queues and of the index that are made anew, the note that vouches for them",
     "store/explore/parquet_file": "its own file, half written, of an export that ended in an error",
-    "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in the place of another",
+    "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in another's place, "
+    "log and wheel after a repair has put all that waited back into the queue",
 }
 
 

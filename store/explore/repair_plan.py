@@ -7,7 +7,6 @@ index, the checkpoint. What a crash left is what a writer's recovery is for. Onl
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.cut_loss import messages_behind
-from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding
+from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding, utc_text
 from rmq_spark.store.explore.set_back import beyond_ends, queue_ends
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.explore.store_times import find_wrong_times
@@ -32,6 +31,7 @@ from rmq_spark.store.units import QueueKey
 RECOVER, REBUILD, RESTORE, CUT, LEAVE = "recover", "rebuild", "restore", "cut", "leave"
 RESET = "reset"  # offsets of groups and delay levels, to where their queues end
 CLOCK = "clock"  # store times, or the timer, that are ahead of the clock
+TIMER = "timer"  # area of findings
 LOST, KEEP = "lost", "keep"  # of findings: messages that other damage takes with it; records that are whole otherwise
 _STEPS = pa.schema(
     [
@@ -145,7 +145,9 @@ def _steps(report: CheckReport, folders: tuple[str, ...], cut_log: bool) -> Iter
     yield from _recover(report, others, is_whole)
     yield from _rebuild(report, others, is_whole)
     for one in others:
-        if one.action == CLOCK:
+        if one.action == CLOCK and one.area == TIMER:
+            yield _set_timer_back(report, one, is_whole and not is_cut)
+        elif one.action == CLOCK:
             yield _set_clock_back(report, folders, one, is_whole and not is_cut)
     is_set_back = cut_log and is_whole
     if is_set_back:
@@ -206,10 +208,21 @@ def _set_clock_back(report: CheckReport, folders: tuple[str, ...], one: Finding,
         return RepairStep(
             LEAVE, f"the store times cannot be set back: {found.refusal}. Until then: {one.what}", one.path
         )
-    now = datetime.fromtimestamp(now_ms / 1000, UTC)
     what = (
         f"{found.messages} messages from physical offset {found.begin} on get the store times at which they were born, "
-        f"at most the time of this machine's clock, which says {now:%Y-%m-%d %H:%M:%S} UTC"
+        f"at most the time of this machine's clock, which says {utc_text(now_ms)}"
+    )
+    return RepairStep(CLOCK, what, one.path)
+
+
+def _set_timer_back(report: CheckReport, one: Finding, is_whole: bool) -> RepairStep:
+    """Plan to have the timer go on from now."""
+    is_sound = all(other.severity != DAMAGE for other in report.findings if other.area == TIMER)
+    if not is_whole or not is_sound:
+        return RepairStep(LEAVE, f"{one.what}. Plan again after what is damaged was repaired", one.path)
+    what = (
+        "the timer goes on from the time of this machine's clock, which says "
+        f"{utc_text(wall_clock_ms())}; what waits is put back into its queue"
     )
     return RepairStep(CLOCK, what, one.path)
 

@@ -16,6 +16,7 @@ Here the store is brought to where recovery does it all, in an order that no cra
 7. Store times that are ahead of the clock are set back (`store_times.py`), after steps 1 to 3 and before step 4, which
    are done once more: the key index has the times, too. A note of a sync that began stays until all of it is on disk.
    After a failed sync the next writer writes the log again.
+8. A timer that is ahead of the clock is set back (`Ticker.set_timer_back`).
 """
 
 import time
@@ -24,6 +25,8 @@ from pathlib import PurePath
 
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.intents import Intents
+from rmq_spark.store.delivery.ticker import Ticker
+from rmq_spark.store.delivery.timer_files import TIMER_CHECK_NAME
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -142,8 +145,13 @@ class _Repair:
                         self._remove_queue(folder)
             with self._writer.lock.hold():
                 self._set_back([step.path for step in steps if step.action == RESET])
-            if any(step.action == CLOCK for step in steps):
+            clocks = {step.path for step in steps if step.action == CLOCK}
+            timer = files.join(self._root, filenames.CONFIG, TIMER_CHECK_NAME)
+            if clocks - {timer}:
                 self._set_times_back()
+        if timer in clocks:
+            with Ticker(self._root, self._writer.settings, disk=self._disk) as ticker:
+                ticker.set_timer_back()
 
     def _refuse_other_store(self) -> None:
         """Under the lock nothing moves: what was planned must still be so."""

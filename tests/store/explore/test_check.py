@@ -530,4 +530,4 @@ def test_a_check_notes_that_a_clock_was_ahead(tmp_path: Path, monkeypatch: pytes
             store.send("orders", "stored ahead")
     report = check(root)
     found = [one for one in report.findings if "ahead of this machine's clock" in one.what]
-    assert {(one.severity, one.area) for one in found} == {("repairable", "store"), ("note", "timer")}
+    assert {(one.severity, one.area) for one in found} == {("repairable", "store"), ("repairable", "timer")}
