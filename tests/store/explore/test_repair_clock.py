@@ -30,6 +30,7 @@ HOUR_MS = 3_600_000
 AHEAD_MS = 30 * 24 * HOUR_MS
 LEVEL_3_MS = 10_000
 POINTS_IN_DEFAULT_SUITE = 8
+PARTS = 4  # of all points: no test may take long
 COLUMNS = ["queueOffset", "commitLogOffset", "body", "keys", "storeTimestamp", "bornTimestamp"]
 
 Rows = dict[QueueKey, list[dict[str, object]]]
@@ -278,9 +279,15 @@ def repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk
 
 
 def crash_everywhere(
-    disk: CrashDisk, folder: Path, step: int, seed: int, monkeypatch: pytest.MonkeyPatch, go_on: Callable[[Path], None]
+    disk: CrashDisk,
+    folder: Path,
+    step: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    go_on: Callable[[Path], None],
+    begin: int = 0,
 ) -> None:
-    for point in range(0, disk.effect_count + 1, step):
+    for point in range(begin, disk.effect_count + 1, step):
         for number, image in enumerate(disk.images(point, seed, subset_count=1)):
             target = folder / ("x" * (1 + number % 2))  # every other one is written to before the repair
             shutil.rmtree(target, ignore_errors=True)
@@ -302,9 +309,10 @@ def test_a_crash_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.torture
-def test_a_crash_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_crash_at_every_system_call(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, go_on = repaired(tmp_path, monkeypatch)
-    crash_everywhere(disk, tmp_path / "image", 1, 2, monkeypatch, go_on)
+    crash_everywhere(disk, tmp_path / "image", PARTS, 2, monkeypatch, go_on, part)
 
 
 def fail_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> bool:

@@ -36,6 +36,7 @@ SECOND, HOUR_MS = 1000, 3_600_000
 AHEAD_MS = 30 * 24 * HOUR_MS
 SLOTS = 180_000  # a little more than the two days that a message is put ahead
 POINTS_IN_DEFAULT_SUITE = 5
+PARTS = 10  # of all points: no test may take long
 DELIVERED, EARLY = [1], [2, 3]  # by the right clock, and by the one that was ahead
 OVERDUE, SOON, NOT_TAKEN, LATER = [4], [5, 6], [9], [10]
 TAKEN_BACK, TAKES_BACK = 7, 8
@@ -200,7 +201,7 @@ def test_a_damaged_timer_is_left(store: Store) -> None:
 BOOT_MODULES = ("log.watermark_file", "log.recovery", "commit.intents", "delivery.timer_store")
 
 
-def crash_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, points: int | None) -> None:
+def crash_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, points: int, begin: int = 0) -> None:
     """Set a timer back, and go on from each state that a crash could have left."""
     monkeypatch.setattr(ticker, "COMMIT_MESSAGES", 3)
     store = Store(tmp_path / "live/s")
@@ -210,8 +211,8 @@ def crash_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int,
     with monkeypatch.context() as patch:
         patch.setattr(repairing, "Disk", lambda: disk)
         assert repair(store.root).report.is_healthy
-    step = max(disk.effect_count // points, 1) if points else 1
-    for point in range(0, disk.effect_count + 1, step):
+    step = max(disk.effect_count // points, 1) if points else PARTS
+    for point in range(begin, disk.effect_count + 1, step):
         for number, image in enumerate(disk.images(point, seed, subset_count=1)):
             target = tmp_path / "image"
             shutil.rmtree(target, ignore_errors=True)
@@ -248,5 +249,6 @@ def test_a_crash_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.torture
-def test_a_crash_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    crash_everywhere(tmp_path, monkeypatch, 2, None)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_crash_at_every_system_call(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash_everywhere(tmp_path, monkeypatch, 2, 0, part)
