@@ -103,7 +103,8 @@ MAY_TAKE_AWAY = {
     "store/log/rebuilding": "files of queues and of the index that a repair makes anew, the note of it",
     "store/explore/repairing": "folders of queues whose topic was deleted",
     "store/explore/parquet_file": "its own file, half written, of an export that ended in an error",
-    "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in the place of another",
+    "store/delivery/timer_files": "files of the timer log whose messages expired, an empty one in another's place, "
+    "log and wheel after a repair has put all that waited back into the queue",
 }
 
 

@@ -72,6 +72,7 @@ def repair(
     restore  put a config file's copy (.bak) in its place
     cut      end the log before damage; only with --cut-log
     reset    set offsets beyond their queues' ends back to those; only with --cut-log
+    clock    set store times, or the timer, back that are ahead of the clock
     leave    nothing can be done here; the text says how to go on
 
     Exit status 0 if the store is healthy at the end, else 3. Copy a store before messages of it are given up.

@@ -22,7 +22,7 @@ class PendingSeconds:
 
     def times(self, check: TimerCheck, now_ms: int) -> NDArray[np.int64]:
         """Return the seconds that have messages while `check` is the timer's; some before what it has read, too."""
-        if self._known is None:
+        if self._known is None or check.read_time < self._known[0].read_time:
             slots = self._wheel.slots_from(check.read_time)
             self._known = check, slots["second"].astype(np.int64) * SECOND_MS
         elif self._known[0] != check:

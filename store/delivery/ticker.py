@@ -29,6 +29,7 @@ from rmq_spark.store.commit.ledger import Ledger
 from rmq_spark.store.commit.staging import StageWriter
 from rmq_spark.store.delivery.delay_queue import DelayQueues
 from rmq_spark.store.delivery.due_source import QUERY_ID, Due, DueSource, Note, Outlook
+from rmq_spark.store.delivery.timer_state import PART, READ
 from rmq_spark.store.delivery.timer_store import TimerStore
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
@@ -39,6 +40,7 @@ from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.errors import DamageError, LockTimeoutError, RmqError, StoreChangedError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
+from rmq_spark.store.format.timer_wheel import floor_second
 from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.settings_file import SETTINGS, check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
@@ -178,6 +180,52 @@ class Ticker(Synchronized):
                 self._close()
             finally:
                 self._turn.release()
+
+    @synchronized
+    def set_timer_back(self) -> None:
+        """Have the timer go on from now, where it was delivered up to a time that is ahead of the clock.
+
+        What waits is put back into the timer's queue, in commits like those that deliver; then the timer's files begin
+        again. What was delivered early is not delivered again. A crash leaves the timer ahead of the clock, or done.
+        Raises what `hand_over` raises, LockTimeoutError where another program delivers, and StoreChangedError where one
+        used the timer in between.
+        """
+        self._make_turn()
+        try:
+            if not self._turn.try_take():
+                raise LockTimeoutError(
+                    f"the timer of {self.path} was not set back: another program delivers messages; expected none. "
+                    "Stop it (rmq serve, queries with a consumerGroup), and repair again."
+                )
+            finisher = IntentFinisher(self.path, self._disk, self._clock_ms)
+            with StoreWriter(self.path, self._disk, self._settings, self._clock_ms, self._sleep, [finisher]) as writer:
+                self._put_timer_back(writer, self._clock_ms())
+        finally:
+            try:
+                self._close()
+            finally:
+                self._turn.release()
+
+    def _put_timer_back(self, writer: StoreWriter, now_ms: int) -> None:
+        timer = next(source for source in self._all_sources() if isinstance(source, TimerStore))
+        while True:
+            with writer.section() as section:
+                number, note = self._note()
+                timer.prepare(section, now_ms, note, takes_new=False)
+            due = timer.take_back(now_ms, self.commit_bytes, self.commit_messages)
+            if not due.records and not due.note:
+                break
+            self._commit(writer, number + 1, due, {**note, **due.note})
+        # From here nothing waits but in the queue, and the check says that all else was delivered.
+        with writer.section() as section:
+            timer.clear(section)
+        # The note first: as long as the check says more it has no meaning. The check alone sets the timer back.
+        while True:
+            number, note = self._note()
+            if self._commit(writer, number + 1, Due(), {**note, READ: floor_second(now_ms), PART: -1}):
+                break
+        with writer.section() as section:
+            timer.restart(section, now_ms, self._note()[1])
 
     def _prepare(self, writer: StoreWriter, now_ms: int) -> tuple[int, Note]:
         """Have all sources learn what waits, and write what a broker reads. Return the last commit and its note."""

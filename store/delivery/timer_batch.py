@@ -41,10 +41,13 @@ def make_batch(
     units: ChainedUnits,
     doubt: Doubt,
     now_ms: int,
+    *,
+    puts_back: bool = False,
 ) -> EncodedRecords | None:
     """Return the records of `units`, in their order; None where none is left.
 
-    Without those that `deletions` take back, that were delivered before, or that go nowhere.
+    Without those that `deletions` take back, that were delivered before, or that go nowhere. With `puts_back` the
+    others go into the timer's queue again, whether they are due or not.
     """
     magics = units.units["magic"]
     units = units.chosen(((magics & DELETE) == 0) | ((magics & ROLL) != 0))
@@ -59,6 +62,8 @@ def make_batch(
         due.drop(are_delivered(root, log, doubt, due.records, due.places, due.targets(), first_ms))
     if not len(due):
         return None
+    if puts_back:
+        due.put_back()
     texts = due.requests.delivered_texts(due.units.units["write_time"].astype(np.int64), due.rolling, now_ms)
     texts, fits = due.fitting(texts, log.segments.size - BLANK_BYTES)
     due.drop(~fits, "are too large for a segment in the queue that they are for")
@@ -72,6 +77,15 @@ def make_batch(
         queue_ids=due.queue_ids,
         properties=texts.filter(pa.array(fits)),
     )
+
+
+def as_rolling_deletions(units: ChainedUnits) -> tuple[ChainedUnits, ChainedUnits]:
+    """Return no unit, and those of some that take others back in their second, as units to be put into the queue."""
+    magics = units.units["magic"]
+    chosen = units.chosen(((magics & DELETE) != 0) & ((magics & ROLL) == 0))
+    rolling = chosen.units.copy()
+    rolling["magic"] |= ROLL
+    return chosen.chosen(slice(0, 0)), ChainedUnits(chosen.times, chosen.positions, rolling)
 
 
 class _Due:
@@ -120,6 +134,14 @@ class _Due:
         """Which of them are put back."""
         rolling: NDArray[np.bool_] = (self.units.units["magic"] & ROLL) != 0
         return rolling
+
+    def put_back(self) -> None:
+        """Have all of them go into the timer's queue again."""
+        units = self.units.units.copy()
+        units["magic"] |= ROLL
+        self.units = ChainedUnits(self.units.times, self.units.positions, units)
+        self.topic_numbers = np.full(len(self), len(self.names) - 1)
+        self.queue_ids = np.zeros(len(self), np.int64)
 
     @property
     def are_of_others(self) -> NDArray[np.bool_]:

@@ -190,6 +190,14 @@ class TimerLog:
             self._disk.remove(segment.path)
         self.look()
 
+    def discard(self) -> None:
+        """Delete all files, for good, the oldest first: as long as there is one, the last unit is the newest."""
+        for segment in self.run.segments:
+            self._disk.remove(segment.path)
+            self._disk.sync_folder(self._folder)
+        self._unsynced.clear()
+        self.look()
+
     def unlink_before(self, position: int) -> None:
         """Have the unit at a position be the first of its chain."""
         assert TIMER_UNIT.fields is not None
@@ -276,6 +284,12 @@ class TimerWheel:
                 self._disk.remove(self._path)
             self._disk.create(self._path, WHEEL_BYTES)
             self._disk.sync_folder(files.parent(self._path))
+
+    def discard(self) -> None:
+        """Delete the wheel, for good."""
+        self._disk.remove(self._path)
+        self._disk.sync_folder(files.parent(self._path))
+        self._is_unsynced = False
 
     def slots_at(self, numbers: NDArray[np.int64]) -> NDArray[np.void]:
         """Return the slots of ascending numbers; zeros without a wheel."""

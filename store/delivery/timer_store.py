@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.delivery.due_source import Due, Outlook
 from rmq_spark.store.delivery.pending_seconds import PendingSeconds
-from rmq_spark.store.delivery.timer_batch import make_batch
+from rmq_spark.store.delivery.timer_batch import as_rolling_deletions, make_batch
 from rmq_spark.store.delivery.timer_chains import ChainedUnits, read_chains
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
 from rmq_spark.store.delivery.timer_intake import Intake, Mended, mend
@@ -29,6 +29,7 @@ from rmq_spark.store.delivery.timer_mark import Doubt, TimerMark, TimerMarkFile
 from rmq_spark.store.delivery.timer_state import PART, READ, Progress, TimerState
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import StoreChangedError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.format.timer_check import TimerCheck
@@ -61,6 +62,7 @@ class TimerStore:
         self._pending = PendingSeconds(self._wheel)
         self._note: Mapping[str, int] = {}  # of the last `prepare`
         self._is_ahead_told = False
+        self._read_ms = 0  # of the check, when it was last read
 
     def look(self, now_ms: int, note: Mapping[str, int]) -> Outlook:
         """Say whether something is due, or is to be taken or mended, and when the next message is due.
@@ -81,8 +83,10 @@ class TimerStore:
         next_ms = int(times[at]) + SECOND_MS
         return Outlook(next_ms <= now_ms, next_ms)
 
-    def prepare(self, section: Section, now_ms: int, note: Mapping[str, int]) -> None:
+    def prepare(self, section: Section, now_ms: int, note: Mapping[str, int], *, takes_new: bool = True) -> None:
         """Have the check say what the note says, and take messages from the queue, as many as fit into a section.
+
+        Without `takes_new` none is taken.
 
         What a broker or a crash left is mended first. A crash anywhere in it loses nothing and doubles nothing. Where
         something has waited to be delivered for more than eleven days nothing is taken before that is done. Raises
@@ -93,19 +97,20 @@ class TimerStore:
         if not self._queue.run.segments:
             return
         state = self._state(note)
-        if state.is_told and self._is_settled(state) and not self._has_new(state):
+        takes_new = takes_new and self._has_new(state)
+        if state.is_told and self._is_settled(state) and not takes_new:
             return
         section.note_progress()
         has_wheel, is_settled = self._wheel.is_there(), self._is_settled(state)
         self._wheel.make()
         if state.progress.part >= 0 and not state.is_told:
             self._cut_chain(state.progress, section.note_progress)
-        if is_settled and not self._has_new(state):
+        if is_settled and not takes_new:
             doubt = state.doubt if state.doubt.covers(state.progress.read_ms) else Doubt()
             assert state.check is not None
             self._save(state.check, state.progress, doubt, now_ms, [])
         else:
-            self._take_in(section, state, now_ms, has_wheel=has_wheel, is_settled=is_settled)
+            self._take_in(section, state, now_ms, has_wheel=has_wheel, is_settled=is_settled, takes_new=takes_new)
         self._queue.run.close()
 
     def take(self, now_ms: int, room_bytes: int, room_count: int) -> Due:
@@ -122,19 +127,52 @@ class TimerStore:
         chosen = self._chosen(state.check, state.progress, floor_second(now_ms), room_count)
         if isinstance(chosen, Due):
             return chosen
-        deletions, units = chosen
-        sizes = units.units["record_size"].astype(np.int64) + _GROWTH_BYTES
-        cut = max(min(room_count, int(np.searchsorted(np.cumsum(sizes), room_bytes, "right"))), 1)
-        last_ms = int(units.times[min(cut, len(units)) - 1])
-        is_part = cut < len(units) and int(units.times[cut]) == last_ms
-        note = {READ: last_ms if is_part else last_ms + SECOND_MS}
-        note[PART] = int(units.positions[cut - 1]) if is_part else -1
-        log = CommitLog(self._folders, mapped=False)
-        try:
-            records = make_batch(self._root, log, deletions, units.chosen(slice(0, cut)), state.doubt, now_ms)
-        finally:
-            log.close()
-        return Due(() if records is None else (records,), note)
+        return self._batch(*chosen, state.doubt, now_ms, room_bytes, room_count)
+
+    def take_back(self, now_ms: int, room_bytes: int, room_count: int) -> Due:
+        """Return what waits in the wheel, due or not, to be put back into the queue; limits and order as `take` has.
+
+        Units that take others back in their second do so, and are put back themselves.
+        """
+        state = self._state(self._note)
+        if not self._is_settled(state):
+            return Due()
+        self._timer_log(look=True)
+        chosen = self._chosen_of(self._wheel.slots_from(state.progress.read_ms), state.progress, room_count)
+        if isinstance(chosen, Due):
+            return chosen
+        return self._batch(*chosen, state.doubt, now_ms, room_bytes, room_count, puts_back=True)
+
+    def clear(self, section: Section) -> None:
+        """Remove wheel and timer log, after all that waited was put back into the queue and the check says so.
+
+        A crash on the way leaves files of which nothing is to be delivered. Raises StoreChangedError where something
+        waits, or another program changed the files since.
+        """
+        state = self._state(self._note)
+        waiting = len(self._wheel.slots_from(state.progress.read_ms))
+        if not state.is_told or not self._is_settled(state) or waiting:
+            raise _changed(self._root, f"{state} and {waiting} seconds with messages")
+        section.note_progress()
+        self._timer_log(look=True).discard()
+        self._wheel.discard()
+
+    def restart(self, section: Section, now_ms: int, note: Mapping[str, int]) -> None:
+        """Have the timer, which `clear` left empty, go on from now: all that waits is in the queue, not taken yet.
+
+        The note must not say that more was delivered. Raises StoreChangedError where another program came between.
+        """
+        state = self._state(note)
+        if (
+            state.check is None
+            or not state.is_ours
+            or self._wheel.is_there()
+            or self._timer_log(look=True).run.segments
+        ):
+            raise _changed(self._root, f"{state} and files of the timer")
+        section.note_progress()
+        check = replace(state.check, log_position=0)
+        self._save(check, Progress(floor_second(now_ms)), state.doubt, now_ms, None)
 
     def close(self) -> None:
         """Let go of files; they are listed again when they are used again."""
@@ -143,6 +181,9 @@ class TimerStore:
 
     def _state(self, note: Mapping[str, int]) -> TimerState:
         check = self._check.read()
+        if check is not None and check.read_time < self._read_ms:
+            self._log = None  # a repair has set the timer back, and made its files again
+        self._read_ms = 0 if check is None else check.read_time
         return TimerState(check, self._mark.read(), Progress.of(check, note))
 
     def _has_new(self, state: TimerState) -> bool:
@@ -152,7 +193,16 @@ class TimerStore:
         self._queue.run.close()
         return has_new
 
-    def _take_in(self, section: Section, state: TimerState, now_ms: int, *, has_wheel: bool, is_settled: bool) -> None:
+    def _take_in(
+        self,
+        section: Section,
+        state: TimerState,
+        now_ms: int,
+        *,
+        has_wheel: bool,
+        is_settled: bool,
+        takes_new: bool,
+    ) -> None:
         end, held = section.next_offset(TIMER_TOPIC, 0), state.check or TimerCheck()
         log, second_ms = self._timer_log(look=True), floor_second(now_ms)
         if is_settled:
@@ -179,7 +229,7 @@ class TimerStore:
         self._tell_ahead(progress.read_ms - second_ms)
         intake = Intake(log, self._wheel, self._queue, CommitLog(self._folders, mapped=False), mended.end, [])
         try:
-            if second_ms - progress.read_ms < _TOO_LONG_AGO_MS and taken < end:
+            if takes_new and second_ms - progress.read_ms < _TOO_LONG_AGO_MS and taken < end:
                 until = min(end, taken + _TAKEN_AT_ONCE)
                 # Units must not outlive their messages: others would lie there after a power cut, and pass for taken.
                 section.settle()
@@ -221,6 +271,34 @@ class TimerStore:
             )
         self._is_ahead_told = is_ahead
 
+    def _batch(
+        self,
+        deletions: ChainedUnits,
+        units: ChainedUnits,
+        doubt: Doubt,
+        now_ms: int,
+        room_bytes: int,
+        room_count: int,
+        *,
+        puts_back: bool = False,
+    ) -> Due:
+        """Return the first of some units as records, and what the note says with them."""
+        sizes = units.units["record_size"].astype(np.int64) + _GROWTH_BYTES
+        cut = max(min(room_count, int(np.searchsorted(np.cumsum(sizes), room_bytes, "right"))), 1)
+        last_ms = int(units.times[min(cut, len(units)) - 1])
+        is_part = cut < len(units) and int(units.times[cut]) == last_ms
+        note = {READ: last_ms if is_part else last_ms + SECOND_MS}
+        note[PART] = int(units.positions[cut - 1]) if is_part else -1
+        units = units.chosen(slice(0, cut))
+        log = CommitLog(self._folders, mapped=False)
+        try:
+            made = [make_batch(self._root, log, deletions, units, doubt, now_ms, puts_back=puts_back)]
+            if puts_back:
+                made.append(make_batch(self._root, log, *as_rolling_deletions(units), Doubt(), now_ms))
+        finally:
+            log.close()
+        return Due(tuple(records for records in made if records is not None), note)
+
     def _chosen(
         self, check: TimerCheck, progress: Progress, end_ms: int, max_count: int
     ) -> tuple[ChainedUnits, ChainedUnits] | Due:
@@ -232,7 +310,12 @@ class TimerStore:
         at = int(np.searchsorted(times, progress.read_ms))
         if at >= len(times) or times[at] >= end_ms:
             return Due()
-        slots = self._wheel.slots_from(progress.read_ms, end_ms)
+        return self._chosen_of(self._wheel.slots_from(progress.read_ms, end_ms), progress, max_count)
+
+    def _chosen_of(
+        self, slots: NDArray[np.void], progress: Progress, max_count: int
+    ) -> tuple[ChainedUnits, ChainedUnits] | Due:
+        """Return the same of some slots, which ascend by second."""
         if not len(slots):
             return Due()
         counts = np.cumsum(np.maximum(slots["message_count"].astype(np.int64), 1))
@@ -330,3 +413,10 @@ class TimerStore:
         elif look:
             self._log.look()
         return self._log
+
+
+def _changed(root: str, found: str) -> StoreChangedError:
+    return StoreChangedError(
+        f"the timer of {root} was not set back: another program used it meanwhile, and left {found}; expected the "
+        "state that this repair left. Stop what delivers, and plan the repair again."
+    )

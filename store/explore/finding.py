@@ -11,12 +11,16 @@ Three severities:
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 DAMAGE, REPAIRABLE, NOTE = "damage", "repairable", "note"
 SEVERITIES = (DAMAGE, REPAIRABLE, NOTE)
 
 _ALIKE_AT_MOST = 200  # findings of one kind: a store of nothing but damage must not fill the memory
 _SHOWN_CHARS = 200
-_PLANNED = frozenset({"recover", "rebuild", "restore", "cut", "reset", "watermark", "checkpoint"})  # done by a repair
+_PLANNED = frozenset(
+    {"recover", "rebuild", "restore", "cut", "reset", "clock", "watermark", "checkpoint"}
+)  # done by a repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,11 @@ class Finding:
     def key(self) -> tuple[str, str, str, int]:
         """By which the same thing, found again, is known."""
         return self.area, self.path, self.what, self.position
+
+
+def utc_text(time_ms: int) -> str:
+    """Return a time (ms since the epoch) to the second, as texts of findings and plans have it."""
+    return str(np.datetime64(time_ms // 1000, "s")).replace("T", " ") + " UTC"
 
 
 class Findings:

@@ -12,19 +12,26 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from rmq_spark.store.disk import files
+from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.cut_loss import messages_behind
-from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding
+from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding, utc_text
 from rmq_spark.store.explore.set_back import beyond_ends, queue_ends
+from rmq_spark.store.explore.sound_log import SoundLog
+from rmq_spark.store.explore.store_times import find_wrong_times
 from rmq_spark.store.format import filenames
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
+from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 from rmq_spark.store.units import QueueKey
 
 RECOVER, REBUILD, RESTORE, CUT, LEAVE = "recover", "rebuild", "restore", "cut", "leave"
 RESET = "reset"  # offsets of groups and delay levels, to where their queues end
+CLOCK = "clock"  # store times, or the timer, that are ahead of the clock
+TIMER = "timer"  # area of findings
 LOST, KEEP = "lost", "keep"  # of findings: messages that other damage takes with it; records that are whole otherwise
 _STEPS = pa.schema(
     [
@@ -43,8 +50,8 @@ class RepairStep:
 
     `action` is "recover" (as the next writer would), "rebuild" (derived files are made anew from the log), "restore" (a
     config file from the one before it), "cut" (the log ends before the damage, and all behind it is lost), "reset"
-    (offsets of groups and delay levels that stand beyond their queues, to the ends of those) or "leave" (nothing here
-    can be done: `what` says how to go on around it).
+    (offsets of groups and delay levels that stand beyond their queues, to the ends of those), "clock" (store times that
+    are ahead of the clock are set back) or "leave" (nothing here can be done: `what` says how to go on around it).
     """
 
     action: str
@@ -137,6 +144,11 @@ def _steps(report: CheckReport, folders: tuple[str, ...], cut_log: bool) -> Iter
     is_whole = is_cut or all(one.action == KEEP for one in of_log)
     yield from _recover(report, others, is_whole)
     yield from _rebuild(report, others, is_whole)
+    for one in others:
+        if one.action == CLOCK and one.area == TIMER:
+            yield _set_timer_back(report, one, is_whole and not is_cut)
+        elif one.action == CLOCK:
+            yield _set_clock_back(report, folders, one, is_whole and not is_cut)
     is_set_back = cut_log and is_whole
     if is_set_back:
         yield from _set_back(report.path, min(map(_place, cuts)) if is_cut else None)
@@ -181,6 +193,44 @@ def _rebuild(report: CheckReport, found: list[Finding], is_whole: bool) -> Itera
             yield RepairStep(REBUILD, "the key index: made anew from the log", path)
         else:
             yield RepairStep(LEAVE, "the key index cannot be made anew while the log is damaged", path)
+
+
+def _set_clock_back(report: CheckReport, folders: tuple[str, ...], one: Finding, is_whole: bool) -> RepairStep:
+    """Plan new store times for messages that were stored ahead of the clock."""
+    if not is_whole:
+        return RepairStep(LEAVE, f"{one.what}. Plan again after the log was repaired", one.path)
+    now_ms, log = wall_clock_ms(), SoundLog(folders)
+    try:
+        found = find_wrong_times(report.path, log, levels_of(report.path), report.log_end, now_ms)
+    finally:
+        log.close()
+    if found.refusal is not None:
+        return RepairStep(
+            LEAVE, f"the store times cannot be set back: {found.refusal}. Until then: {one.what}", one.path
+        )
+    what = (
+        f"{found.messages} messages from physical offset {found.begin} on get the store times at which they were born, "
+        f"at most the time of this machine's clock, which says {utc_text(now_ms)}"
+    )
+    return RepairStep(CLOCK, what, one.path)
+
+
+def _set_timer_back(report: CheckReport, one: Finding, is_whole: bool) -> RepairStep:
+    """Plan to have the timer go on from now."""
+    is_sound = all(other.severity != DAMAGE for other in report.findings if other.area == TIMER)
+    if not is_whole or not is_sound:
+        return RepairStep(LEAVE, f"{one.what}. Plan again after what is damaged was repaired", one.path)
+    what = (
+        "the timer goes on from the time of this machine's clock, which says "
+        f"{utc_text(wall_clock_ms())}; what waits is put back into its queue"
+    )
+    return RepairStep(CLOCK, what, one.path)
+
+
+def levels_of(root: str) -> DelayLevels:
+    """Return the store's table of delay levels."""
+    held = check_settings(root)
+    return DEFAULT_DELAY_LEVELS if held is None else held.levels
 
 
 def _left(one: Finding) -> RepairStep:

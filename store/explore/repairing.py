@@ -15,14 +15,20 @@ Here the store is brought to where recovery does it all, in an order that no cra
 4. Recovery, and what dead writers promised. Then the store is settled: all is synced, `abort` goes, and last the note.
 5. Queues of topics that were deleted long ago go again: without units of others nothing tells them from new ones.
 6. Of a log that was cut, offsets beyond the ends that its queues now have are set back, the files before kept as in 0.
+7. Store times that are ahead of the clock are set back (`store_times.py`), after steps 1 to 3 and before step 4, which
+   are done once more: the key index has the times, too. A note of a sync that began stays until all of it is on disk.
+   After a failed sync the next writer writes the log again.
+8. A timer that is ahead of the clock is set back (`Ticker.set_timer_back`).
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from rmq_spark.store.commit.finishing import IntentFinisher
 from rmq_spark.store.commit.intents import Intents
+from rmq_spark.store.delivery.ticker import Ticker
+from rmq_spark.store.delivery.timer_files import TIMER_CHECK_NAME
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
@@ -32,6 +38,7 @@ from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.config_check import decode_config
 from rmq_spark.store.explore.older_topics import Deleted, with_topics_on_disk
 from rmq_spark.store.explore.repair_plan import (
+    CLOCK,
     CUT,
     LEAVE,
     REBUILD,
@@ -40,18 +47,23 @@ from rmq_spark.store.explore.repair_plan import (
     RESTORE,
     RepairPlan,
     RepairStep,
+    levels_of,
     plan_repair,
     stamp_of,
 )
 from rmq_spark.store.explore.set_back import queue_ends, set_back
+from rmq_spark.store.explore.sound_log import SoundLog
+from rmq_spark.store.explore.store_times import write_times
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
 from rmq_spark.store.format.rebuild_note import Rebuild
+from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.rebuilding import empty_folder
 from rmq_spark.store.log.settings_file import check_settings
+from rmq_spark.store.log.store_files import nothing_written
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER, read_watermark, watermark_path, write_watermark
 
 KEPT = "before-repair"  # in rmq/: files that were replaced
 
@@ -113,7 +125,7 @@ class _Repair:
             with self._writer.lock.hold():
                 self._refuse_other_store()
                 self._refuse_unreadable(steps)
-                if any(step.action in (RECOVER, REBUILD, CUT) for step in steps):
+                if any(step.action in (RECOVER, REBUILD, CUT, CLOCK) for step in steps):
                     self._refuse_what_stops_writers()
                 for step in steps:
                     if step.action == RESTORE:
@@ -132,6 +144,13 @@ class _Repair:
                         self._remove_queue(folder)
             with self._writer.lock.hold():
                 self._set_back([step.path for step in steps if step.action == RESET])
+            clocks = {step.path for step in steps if step.action == CLOCK}
+            timer = files.join(self._root, filenames.CONFIG, TIMER_CHECK_NAME)
+            if clocks - {timer}:
+                self._set_times_back()
+        if timer in clocks:
+            with Ticker(self._root, self._writer.settings, disk=self._disk) as ticker:
+                ticker.set_timer_back()
 
     def _refuse_other_store(self) -> None:
         """Under the lock nothing moves: what was planned must still be so."""
@@ -167,6 +186,39 @@ class _Repair:
             self._disk.sync_folder(topic)
         if self._disk.remove_folder(topic):
             self._disk.sync_folder(files.parent(topic))
+
+    def _set_times_back(self) -> None:
+        """Give messages that were stored ahead of the clock right store times."""
+        with self._writer.section() as section:
+            section.settle()  # nothing stays behind the log's end that could pass for newer once times are less
+        folders = commit_log_folders(self._root, self._plan.commit_log_path)
+        with self._writer.lock.hold():
+            note = read_watermark(self._root)
+            if note is None or not note.is_settled or files.file_size(files.join(self._root, filenames.ABORT)) >= 0:
+                raise StoreChangedError(
+                    f"the store times of {self._root} were not set back: another program wrote to the store meanwhile; "
+                    "expected only this repair. Plan the repair again."
+                )
+            deleted, log = Deleted(self._root, note.end), SoundLog(folders)
+            try:
+                self._writer.begin_rebuild(Rebuild(frozenset(), True))
+                empty_folder(self._disk, files.join(self._root, filenames.INDEX))
+                begun = replace(nothing_written(), is_open=True, dirty=None, is_syncing=True)
+                write_watermark(self._disk, self._root, begun)
+                write_times(
+                    self._root, self._disk, log, levels_of(self._root), note.end, wall_clock_ms(),
+                    self._writer.lock.note_progress,
+                )  # fmt: skip
+            finally:
+                log.close()
+            for path in (watermark_path(self._root), registry_path(self._root)):
+                self._disk.remove(path)
+            self._disk.sync_folder(files.join(self._root, SIDE_FOLDER))
+        with self._writer.section() as section:
+            section.settle()
+        with self._writer.lock.hold():
+            for folder in deleted.folders_again():
+                self._remove_queue(folder)
 
     def _restore(self, path: str) -> None:
         """Put the copy of a config file that can be read in the place of the one that cannot."""

@@ -16,7 +16,7 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
-from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
+from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding, utc_text
 from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import (
@@ -57,14 +57,14 @@ def look_at_small_files(root: str, closing: Closing, newest_ms: int | None) -> I
     elif closing is Closing.LIVE:
         what = "a broker or writer is at the store, or appended to it and did not close it"
         yield Finding(NOTE, "store", what, abort)
-    ahead_ms = (newest_ms or 0) - wall_clock_ms()
-    if ahead_ms > CLOCKS_DIFFER_MS:
+    if newest_ms is not None and newest_ms > wall_clock_ms() + CLOCKS_DIFFER_MS:
         what = (
-            f"the last message was stored {ahead_ms // 1000} s ahead of this machine's clock: a clock was wrong once. "
+            f"the last message was stored at {utc_text(newest_ms)}, ahead of this machine's clock: a clock was wrong. "
             "New messages get the same store time until the clock reaches it, and retention by age keeps them that long"
         )
-        step = "docs/OPERATIONS.md, A clock that was ahead, has the ways out."
-        yield Finding(NOTE, "store", what, files.join(root, filenames.COMMIT_LOG), next_step=step)
+        step = "See that this machine's clock is right. Then rmq_spark.repair gives these messages right store times."
+        path = files.join(root, filenames.COMMIT_LOG)
+        yield Finding(REPAIRABLE, "store", what, path, next_step=step, action="clock")
     path = files.join(root, filenames.LOCK)
     if files.is_folder(path):
         step = "No broker and no writer starts on it. Remove it while none is at the store."

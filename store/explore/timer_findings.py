@@ -11,7 +11,7 @@ from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StorePathError
-from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
+from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding, utc_text
 from rmq_spark.store.explore.layouts import field_position
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.format import filenames
@@ -69,7 +69,9 @@ def look_at_timer(
         return found
     end, findings = _look_at_units(timer_log, log, log_extent, is_live=is_live)
     found += findings
-    if timer_log.run.begin > 0 and not log_extent()[0]:  # what a file holds of the log goes before the file does
+    is_needed = slots is None or bool((slots["first_position"].astype(np.int64) < timer_log.run.begin).any())
+    # What a file holds of the log goes before the file does.
+    if timer_log.run.begin > 0 and is_needed and not log_extent()[0]:
         what = "the first files of the timer log are missing, and with them which messages wait"
         first = timer_log.run.segments[0].path
         found.append(_finding(what, first, 0, "a file that begins at 0", str(timer_log.run.begin)))
@@ -106,14 +108,13 @@ def _look_at_check(
     if check.read_time % SECOND_MS:
         what = "the time up to which the timer has delivered"
         yield _finding(what, path, 0, "a whole second", str(check.read_time))
-    ahead_ms = check.read_time - wall_clock_ms()
-    if ahead_ms > CLOCKS_DIFFER_MS:
+    if check.read_time > wall_clock_ms() + CLOCKS_DIFFER_MS:
         what = (
-            f"the timer has delivered up to a time that is {ahead_ms // SECOND_MS} s ahead of this machine's clock: "
-            "a clock was wrong once. Messages that wait for an earlier time come when the clock reaches that time"
+            f"the timer has delivered up to {utc_text(check.read_time)}, ahead of this machine's clock: a clock was "
+            "wrong. Messages that wait for an earlier time come when the clock reaches that time"
         )
-        step = "docs/OPERATIONS.md, A clock that was ahead, has the ways out."
-        yield Finding(NOTE, _AREA, what, path, next_step=step)
+        step = "See that this machine's clock is right. Then rmq_spark.repair sets the timer back."
+        yield Finding(REPAIRABLE, _AREA, what, path, next_step=step, action="clock")
     if page[TIMER_CHECK.itemsize :].strip(b"\0"):
         what = "bytes behind the fields of the timer's check, which nobody reads"
         yield Finding(NOTE, _AREA, what, path, TIMER_CHECK.itemsize)

@@ -340,8 +340,7 @@ def test_after_a_brokers_clean_shutdown_and_our_crash_the_index_has_all_keys(
             image.write_to(folder)
             with monkeypatch.context() as patch:
                 if is_power_cut:
-                    for module in ("watermark_file", "recovery", "left_behind"):
-                        patch.setattr(f"rmq_spark.store.log.{module}.boot_id", lambda: ANOTHER_BOOT)
+                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: ANOTHER_BOOT)
                 again = writer(folder / "s")
                 with again.section():
                     pass
