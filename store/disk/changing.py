@@ -11,7 +11,7 @@ for what else the kernel reports (a failing disk, too many open files), each nam
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -247,14 +247,14 @@ class ChangingFile:
             while done < len(view):
                 done += self._calls.write(self._descriptor, position + done, view[done:])
 
-    def write_again(self, position: int, data: Bytes) -> None:
-        """Write bytes that the file has there already; a later sync puts them on the disk, whatever sync failed before.
+    def write_again(self, parts: Sequence[tuple[int, Bytes]]) -> None:
+        """Write bytes that the file has already; a later sync puts them on the disk, whatever sync failed before.
 
-        For whole folios of the page cache, as `SystemCalls.write_again` explains.
+        Each part has its position. They are all that counts in some folios, as `SystemCalls.write_again` explains.
         """
         self._refuse_if_poisoned()
         with _explained(self.path):
-            self._calls.write_again(self.path, self._descriptor, position, _view(data))
+            self._calls.write_again(self.path, self._descriptor, [(position, _view(data)) for position, data in parts])
 
     def read(self, position: int, size: int) -> bytes:
         """Return `size` bytes from `position`, or fewer at the file's end."""

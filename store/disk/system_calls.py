@@ -9,7 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rmq_spark.store.disk.ownership import hand_over
 
@@ -19,7 +19,7 @@ _FILE_MODE = 0o666  # less the umask, as Java creates files
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
 # Linux caches files in folios of up to 2**11 pages (MAX_XAS_ORDER), at multiples of their size.
 FOLIO_BYTES = mmap.PAGESIZE << 11
-_DIRECT_BLOCK_BYTES = 4096  # a multiple of what any disk takes in a direct write
+REWRITE_BYTES = 4096  # a multiple of what any disk takes in a direct write
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_DIRECT_WRITES = {errno.EINVAL, errno.EOPNOTSUPP}  # tmpfs before Linux 6.6, some FUSE file systems
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: begin, and wait for nothing
@@ -95,26 +95,27 @@ class SystemCalls:
         """Write bytes at a position; return how many the kernel took, possibly fewer than given."""
         return os.pwrite(descriptor, data, position)
 
-    def write_again(self, path: str, descriptor: int, position: int, data: memoryview) -> None:
-        """Write bytes that the file has there already, in a way that reaches the disk after a failed sync.
+    def write_again(self, path: str, descriptor: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Write bytes that the file has, each part at its position, so that they reach the disk after a failed sync.
 
         ext4 keeps with a page where its bytes go. After a failed write-back it treats that place as recorded, which it
         is not: what is written to the page later is lost with the page cache, though its sync succeeds. A direct write
         drops the page first. It drops neighbours that share a folio with it, too, which may be the only copy: so the
-        range is a whole number of FOLIO_BYTES from `position`, a multiple of it, or reaches to the end of the file.
+        parts are all bytes that count in the folios that they touch, and were read before the first one is written.
+        Each begins at a multiple of REWRITE_BYTES, and ends at one or at the end of the file.
         """
-        assert position % FOLIO_BYTES == 0, position
-        whole = len(data) // _DIRECT_BLOCK_BYTES * _DIRECT_BLOCK_BYTES
+        assert not any(position % REWRITE_BYTES for position, _ in parts), path
         try:
-            if not whole or not _write_directly(path, position, data[:whole]):
-                whole = 0
-            if whole < len(data):
+            rest = _write_directly(path, parts)
+            if rest:
                 _sync_data(descriptor)  # only clean pages can be dropped
+            for position, data in rest:
                 if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(descriptor, position + whole, len(data) - whole, os.POSIX_FADV_DONTNEED)
-                _write_all(descriptor, position + whole, data[whole:])
+                    os.posix_fadvise(descriptor, position, len(data), os.POSIX_FADV_DONTNEED)
+                _write_all(descriptor, position, data)
         except BaseException:
-            _write_all(descriptor, position, data)  # what was dropped may have been the only copy
+            for position, data in parts:
+                _write_all(descriptor, position, data)  # what was dropped may have been the only copy
             raise
 
     def sync(self, descriptor: int) -> None:
@@ -163,24 +164,30 @@ def _write_all(descriptor: int, position: int, data: memoryview) -> None:
         done += os.pwrite(descriptor, data[done:], position + done)
 
 
-def _write_directly(path: str, position: int, data: memoryview) -> bool:
-    """Write past the page cache; say whether the file system can."""
+def _write_directly(path: str, parts: Sequence[tuple[int, memoryview]]) -> list[tuple[int, memoryview]]:
+    """Write past the page cache; return what remains: ends that fill no block, all where that cannot be done."""
     if not _DIRECT:
-        return False
+        return list(parts)
+    rest = []
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | _DIRECT)
         try:
-            with mmap.mmap(-1, len(data)) as aligned:
-                aligned[:] = data.tobytes()
-                with memoryview(aligned) as view:
-                    _write_all(descriptor, position, view)
+            for position, data in parts:
+                whole = len(data) // REWRITE_BYTES * REWRITE_BYTES
+                if whole:
+                    with mmap.mmap(-1, whole) as aligned:
+                        aligned[:] = data[:whole].tobytes()
+                        with memoryview(aligned) as view:
+                            _write_all(descriptor, position, view)
+                if whole < len(data):
+                    rest.append((position + whole, data[whole:]))
         finally:
             os.close(descriptor)
     except OSError as error:
         if error.errno in _NO_DIRECT_WRITES:
-            return False
+            return list(parts)
         raise
-    return True
+    return rest
 
 
 def _create(path: str, size_bytes: int, fill: Callable[[int], None]) -> None:

@@ -1,35 +1,80 @@
 """Which files of a store changed since it was last settled, so that settling syncs those and no others."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.files import OpenFile
-from rmq_spark.store.disk.system_calls import FOLIO_BYTES
+from rmq_spark.store.disk.system_calls import FOLIO_BYTES, REWRITE_BYTES
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
+_SMALL_GAP = 15  # blocks of a hole that are filled rather than having two writes
 
-def write_again(disk: Disk, path: str, begin: int, note_progress: Callable[[], None] = lambda: None) -> None:
-    """Read a file from a position on and write the same bytes, so that the next sync puts them on the disk.
 
-    After a failed sync Linux treats pages as written, and no later sync writes them. Holes stay holes.
+def write_again(
+    disk: Disk,
+    path: str,
+    begin: int,
+    note_progress: Callable[[], None] = lambda: None,
+    *,
+    end: int | None = None,
+    stop: int | None = None,
+) -> None:
+    """Write the same bytes into a file from a position on, so that the next sync puts them on the disk.
+
+    After a failed sync Linux treats pages as written, and no later sync writes them. Holes stay holes. Up to `end` they
+    are read, too: the page cache may have bytes for which the file system found no room. From `end` on only what is no
+    hole is read. Nothing is done from the folio on that begins at or behind `stop`. Both are the file's end if None.
     """
     with disk.open(path) as file, OpenFile(path) as held:
         size = file.size()
-        for first in range(begin - begin % FOLIO_BYTES, size, FOLIO_BYTES):
+        dense = begin, size if end is None else min(end, size)
+        for first in range(begin - begin % FOLIO_BYTES, size if stop is None else min(stop, size), FOLIO_BYTES):
             note_progress()
-            data = file.read(first, min(FOLIO_BYTES, size - first))
-            # Not by extents alone: the page cache may have bytes for which the file system found no room.
-            if data.strip(b"\0") or any(held.extents(first, first + len(data))):
-                file.write_again(first, data)
-                if file.read(first, len(data)) != data:
-                    raise StoreError(
-                        f"{path} cannot be written: its bytes from position {first} on were written again after a "
-                        f"failed sync, and the disk has others; expected the same {len(data)} bytes. Look for the "
-                        "disk's state in the kernel's log (dmesg), and move the store to a sound disk."
-                    )
+            parts = list(_parts(held, first, min(first + FOLIO_BYTES, size), dense))
+            if not parts:
+                continue
+            file.write_again(parts)
+            if any(file.read(position, len(data)) != data for position, data in parts):
+                raise StoreError(
+                    f"{path} cannot be written: its bytes from position {first} on were written again after a "
+                    f"failed sync, and the disk has others; expected the same {sum(len(data) for _, data in parts)} "
+                    "bytes. Look for the disk's state in the kernel's log (dmesg), and move the store to a sound disk."
+                )
+
+
+def _parts(file: OpenFile, first: int, last: int, dense: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
+    """Yield what [first, last) of a file holds, by position, in whole blocks: no holes, but for bytes of `dense` there.
+
+    What it leaves out is zero and a hole: a write that drops it from the page cache does no harm.
+    """
+    is_data, is_read = np.zeros((2, -(-(last - first) // REWRITE_BYTES)), np.bool_)
+    for begin, end in file.extents(first, last):
+        is_data[(begin - first) // REWRITE_BYTES : -(-(end - first) // REWRITE_BYTES)] = True
+    begin, end = max(dense[0], first), min(dense[1], last)
+    if begin < end:
+        is_read[(begin - first) // REWRITE_BYTES : -(-(end - first) // REWRITE_BYTES)] = True
+    for begin, end in _runs(is_data | is_read):
+        data = file.read(first + begin * REWRITE_BYTES, min(end * REWRITE_BYTES, last - first) - begin * REWRITE_BYTES)
+        blocks = np.frombuffer(data.ljust((end - begin) * REWRITE_BYTES, b"\0"), np.int64)
+        chosen = is_data[begin:end] | blocks.reshape(end - begin, -1).any(axis=1)
+        for one, other in _runs(chosen, _SMALL_GAP):
+            yield first + (begin + one) * REWRITE_BYTES, data[one * REWRITE_BYTES : other * REWRITE_BYTES]
+
+
+def _runs(chosen: NDArray[np.bool_], gap: int = 0) -> list[tuple[int, int]]:
+    """Return where each run of true elements begins and ends; up to `gap` false ones in a row do not end it."""
+    numbers = np.flatnonzero(chosen)
+    if not len(numbers):
+        return []
+    last = np.flatnonzero(np.diff(numbers) > gap + 1)
+    begins, ends = numbers[[0, *(last + 1)]], numbers[[*last, -1]] + 1
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
 class Changes:
@@ -108,6 +153,10 @@ class Changes:
         self._files -= inside
         self._folders -= chosen
         self._unknown -= chosen
+
+    def folders(self) -> set[str] | None:
+        """Return the folders in which a file or a name changed; None for "too many"."""
+        return None if self._unknown else self._folders | set(map(files.parent, self._files))
 
     def write_again(self, begin_of: Callable[[str], int]) -> None:
         """Write the same bytes into every noted file, from the position on that `begin_of` returns for its path."""

@@ -142,12 +142,19 @@ class KeyIndex:
         self.look()
         return is_whole
 
-    def write_again_from(self, name: str, note_progress: Callable[[], None]) -> None:
-        """Write again what the files from `name` on hold, for recovery after a failed sync."""
-        for one in self._files.names:
-            if one >= name:
-                write_again(self._disk, self._files.path(one), 0, note_progress)
-                self._changes.note_file(self._files.path(one))
+    def write_again(self, state: IndexState, note_progress: Callable[[], None]) -> None:
+        """Write again what was put since `state` was asked for, after a failed sync and a `repair` to that state.
+
+        Files that came later were deleted by that repair, and made anew since: no sync of them has failed.
+        """
+        if state.name not in self._files.names or state.shape is None:
+            return
+        path, file = self._files.path(state.name), self._files.file(state.name)
+        slots_end = state.shape.unit_position(0)
+        write_again(self._disk, path, 0, note_progress, stop=slots_end)
+        begin, end = (state.shape.unit_position(one.next_unit) for one in (state.header, file.header))
+        write_again(self._disk, path, max(begin, slots_end), note_progress, end=end)
+        self._changes.note_file(path)
 
     def drop_unsafe(self, index_msg_timestamp: int) -> int:
         """Delete the files that a broker's crash, or a power cut, may have spoiled; return `indexed_end` after it.

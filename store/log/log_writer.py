@@ -85,12 +85,13 @@ class LogWriter:
         self._log.look()
         return cleared
 
-    def write_again_from(self, physical_offset: int, note_progress: Callable[[], None]) -> None:
-        """Write again the log from a physical offset on, for recovery after a failed sync."""
+    def write_again_from(self, physical_offset: int, end: int, note_progress: Callable[[], None]) -> None:
+        """Write again the log from a physical offset to its end, and what was cleared behind, after a failed sync."""
         self.close()
         for segment in self._log.segments.segments:
             if segment.end > physical_offset:
-                write_again(self._disk, segment.path, max(physical_offset - segment.begin, 0), note_progress)
+                begin, last = max(physical_offset - segment.begin, 0), max(end - segment.begin, 0)
+                write_again(self._disk, segment.path, begin, note_progress, end=last)
                 self._changes.note_file(segment.path)
 
     def _segment_at(self, physical_offset: int) -> Segment:

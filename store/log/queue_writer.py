@@ -133,7 +133,9 @@ class QueueWriter:
         begin = end.queue.first_from(physical_offset, end.unit) * run.layout.itemsize
         for segment in run.segments:
             if segment.end > begin:
-                write_again(self._disk, segment.path, max(begin - segment.begin, 0), self._note_progress)
+                first, last = max(begin - segment.begin, 0), max(end.unit * run.layout.itemsize - segment.begin, 0)
+                write_again(self._disk, segment.path, first, self._note_progress, end=last)
+                self._changes.note_file(segment.path)
         run.close()
 
     def rewind(self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool]) -> None:

@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.format import filenames
 from rmq_spark.store.format.index_state import IndexState
 from rmq_spark.store.format.rebuild_note import Rebuild
 from rmq_spark.store.format.record import (
@@ -204,15 +205,15 @@ def _finish_section(store: StoreFiles, note: Watermark) -> None:
 def _repeat_sync(store: StoreFiles, note: Watermark, settled: Watermark | None, closing: Closing) -> None:
     """Write again and sync what a failed sync may have left off the disk, or raise: then the note of it stays.
 
-    `settled` is given if nobody else wrote since. The kernel may have dropped some of the bytes from memory, so only
-    what certifies itself counts, as after a power cut.
+    `settled` is given if nobody else wrote since. The kernel may have dropped some of the bytes from memory: a record
+    that does not parse, or whose body has another CRC, is lost with what follows it.
     """
     _LOG.warning(
         "rmq: %s: a sync failed, or its writer died in it: what was written since the last settling is written again",
         store.root,
     )
     if settled is not None and settled.settled_number == note.settled_number and _is_within_log(store, settled):
-        _roll_forward(store, settled, known_end=max(note.end, note.logged_end))
+        _roll_forward(store, settled, note)
         return
     _write_again(store, note)
     _take_over(store, closing)
@@ -297,29 +298,25 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         store.settle()
 
 
-def _roll_forward(store: StoreFiles, settled: Watermark, known_end: int | None = None) -> None:
-    """After a power cut: what was settled is there; what came later counts as far as it was written whole.
+def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | None = None) -> None:
+    """What was settled is there; what came later counts as far as it was written whole, and gets new units and keys.
 
-    Units and keys behind the settled end may have been lost one by one, so all of them are made anew. With `known_end`,
-    where the log ended before a failed sync, everything that may not be on the disk is written again.
+    After a power cut any of them may be lost. `synced` is the note of a sync that may have failed in this boot: the
+    records that it names are known, and everything that it may not have written is written again.
     """
-    end = _whole_end(store, settled.end)
-    if known_end is not None:
-        if end < known_end:
-            _LOG.error(
-                "rmq: %s: messages at physical offsets [%d, %d) are lost: a sync of the log failed, and the kernel has "
-                "dropped their bytes from memory. The disk is full or fails: see the kernel's log (dmesg)",
-                store.root,
-                end,
-                known_end,
-            )
-        end = min(end, known_end)
+    if synced is None:
+        end = _whole_end(store, settled.end)
+    else:
+        end = _known_end(store, settled.end, max(synced.end, synced.logged_end))
+    # The writer of an open section did not tell all files that it wrote.
+    dirty = None if synced is None or synced.is_open else synced.dirty
     number = (read_watermark(store.root) or settled).number
     # A note that is written before the end says how far the log was found to go.
     store.believe(
-        replace(settled, dirty=None, number=number, is_open=True, logged_end=end, is_syncing=known_end is not None)
+        replace(settled, dirty=dirty, number=number, is_open=True, logged_end=end, is_syncing=synced is not None)
     )
-    queues = list(TopicTable(store.root).queues)
+    changed, found = store.changes.folders(), TopicTable(store.root).queues
+    queues = [key for key, queue in found.items() if changed is None or queue.run.folder in changed]
     for key in queues:
         store.queues.rewind(key, settled.end, lambda offset, place: stands_at(store, offset, place))
     cleared = store.log_writer.clear_from(end)
@@ -329,44 +326,86 @@ def _roll_forward(store: StoreFiles, settled: Watermark, known_end: int | None =
     last = dispatch(store, begin, end, settled.end)
     for key in queues:
         store.queues.clear_behind(key)
-    if known_end is not None:
-        store.log_writer.write_again_from(settled.end, store.note_progress)
+    if synced is not None:
+        store.log_writer.write_again_from(settled.end, end, store.note_progress)
         for key in queues:
             store.queues.write_again_from(key, settled.end)
-        store.index.write_again_from(settled.index.name, store.note_progress)
+        if changed is None or files.join(store.root, filenames.INDEX) in changed:
+            store.index.write_again(settled.index, store.note_progress)
     register_again(store, settled.end)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()
 
 
-def _whole_end(store: StoreFiles, begin: int) -> int:
-    """Return where the first record from `begin` on begins that was not written whole.
+def _known_end(store: StoreFiles, begin: int, known_end: int) -> int:
+    """Return where the first record of [begin, known_end) begins that is lost, `known_end` if none is.
 
-    A power cut may leave the head and the body of a record and zeros for its properties, which no CRC covers; and of a
-    filler that lies across a sector's edge the magic without the length, or something older before the magic. It is
-    whole only if its length reaches just to the end of its segment.
+    The writer had written all of them, and the machine ran on: zeros are a reason to doubt a record, not to lose it.
     """
-    place = begin
-    while True:
+    place, doubtful = _walk_whole(store, begin, known_end)
+    if doubtful:
+        _LOG.warning(
+            "rmq: %s: the topic or properties of %d messages, the first one at physical offset %d, have zeros where a "
+            "failed sync would leave them. The messages are kept: properties may have NUL characters. If the kernel's "
+            "log (dmesg) has an I/O error, look at them",
+            store.root,
+            len(doubtful),
+            doubtful[0],
+        )
+    if place < known_end:
+        _LOG.error(
+            "rmq: %s: messages at physical offsets [%d, %d) are lost: they were written, and are no whole records any "
+            "more. After a failed sync the kernel may drop bytes from memory: see the kernel's log (dmesg) for a disk "
+            "that is full or fails",
+            store.root,
+            place,
+            known_end,
+        )
+    return place
+
+
+def _whole_end(store: StoreFiles, begin: int) -> int:
+    """Return where the first record from `begin` on begins that a power cut left in part.
+
+    It may leave the head and the body of a record and zeros for its properties, which no CRC covers; and of a filler
+    that lies across a sector's edge the magic without the length, or something older before the magic. It is whole
+    only if its length reaches just to the end of its segment.
+    """
+    place, doubtful = _walk_whole(store, begin, None)
+    return doubtful[0] if doubtful else place
+
+
+def _walk_whole(store: StoreFiles, begin: int, end: int | None) -> tuple[int, list[int]]:
+    """Return where the first record in [begin, end) begins that is torn, and which whole ones before it lack a sector.
+
+    Without `end` the walk goes on to where the log ends, or a sector is missing.
+    """
+    place, doubtful = begin, list[int]()
+    while end is None or place < end:
         store.note_progress()
         record = store.log.record_at(place)
         if isinstance(record, Blank):
             segment = store.log.segments.holding(place)
             is_whole = segment is not None and place + record.remaining_size == segment.end
             if segment is None or not is_whole or store.log.segments.after(segment) is None:
-                return place
+                break
             place = segment.end
-        elif not isinstance(record, Record) or not record.crc_matches or _lacks_a_sector(store, record):
-            return place
+        elif not isinstance(record, Record) or not record.crc_matches:
+            break
         else:
+            if _lacks_a_sector(store, record):
+                doubtful.append(place)
+                if end is None:
+                    break
             place += record.total_size
+    return place, doubtful
 
 
 def _lacks_a_sector(store: StoreFiles, record: Record) -> bool:
     """Say whether a sector of a record's topic and properties, or its share of one, is nothing but zeros.
 
-    A property may hold NUL characters, but no share of a sector does: the last one ends with a separator.
+    A power cut leaves that. So does a property of hundreds of NUL characters, which is not told apart from it.
     """
     segment = store.log.segments.holding(record.physical_offset)
     assert segment is not None, record.physical_offset

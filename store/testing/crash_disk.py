@@ -18,7 +18,7 @@ What a crash may leave is said in `crash_image.py`.
 
 import errno
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -176,10 +176,11 @@ class Recorder(SystemCalls):
         self.effects.append(Write(*self._open[descriptor], position, bytes(data[:count])))
         return count
 
-    def write_again(self, path: str, descriptor: int, position: int, data: memoryview) -> None:
-        while data:
-            done = self.write(descriptor, position, data)
-            position, data = position + done, data[done:]
+    def write_again(self, path: str, descriptor: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+        for position, data in parts:
+            while data:
+                done = self.write(descriptor, position, data)
+                position, data = position + done, data[done:]
 
     def sync(self, descriptor: int) -> None:
         self._live()

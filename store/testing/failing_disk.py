@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from rmq_spark.store.disk.changing import Disk
@@ -65,9 +66,9 @@ class FailingCalls(SystemCalls):
             raise
         return self._inner.write(descriptor, position, data)
 
-    def write_again(self, path: str, descriptor: int, position: int, data: memoryview) -> None:
+    def write_again(self, path: str, descriptor: int, parts: Sequence[tuple[int, memoryview]]) -> None:
         self._count(path)
-        self._inner.write_again(path, descriptor, position, data)
+        self._inner.write_again(path, descriptor, parts)
 
     def sync(self, descriptor: int) -> None:
         self._count("")

@@ -3,9 +3,11 @@
 Linux reports a failed write-back once and calls the pages clean: the next sync of the same file succeeds, whoever asks.
 """
 
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.disk.system_calls import FOLIO_BYTES
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.changes import write_again
+from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.crash_disk import CrashDisk
@@ -253,6 +255,81 @@ def test_bytes_that_the_kernel_dropped_count_as_lost_and_the_store_goes_on(
     append(store, 8, 12, settle=True)
     assert numbers(root) == list(range(12))
     assert check(str(root)).is_healthy
+
+
+def test_no_acknowledged_message_is_lost_whose_property_holds_nul_characters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a power cut may leave of a record's properties looks the same: but the machine ran on."""
+    (tmp_path / "live").mkdir()
+    disk, root = CrashDisk(tmp_path / "live"), tmp_path / "live" / "s"
+    sizes = FileSizes(1 << 16, 200, 10 * 46, IndexShape(7, 40))
+    settings = WriterSettings(sizes=sizes)
+    store = StoreWriter(str(root), disk, settings, lambda: 1_700_000_000_000, time.sleep)
+    append(store, 0, 2, settle=True)
+    with store.section() as section:
+        odd = replace(sample(2), properties={"a": "\0" * 3000})
+        section.append(encode_samples([odd, *(sample(number) for number in range(3, 9))]))
+    disk.fail_syncs({disk.sync_count})
+    with pytest.raises(StoreError):
+        store.close()
+    store.close()
+    assert numbers(root) == list(range(9))
+    assert check(str(root)).is_healthy
+    assert "are lost" not in caplog.text
+    assert "The messages are kept" in caplog.text
+
+
+def test_only_what_changed_since_the_last_settling_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, disk, written = tmp_path / "s", Disk(), dict[str, int]()
+    store = StoreWriter(str(root), disk, WriterSettings(), lambda: 1_700_000_000_000, time.sleep)  # sizes of a broker
+    with store.section() as section:
+        section.ensure_topic("T", 20)
+        section.append(encode_samples([replace(sample(number), queue_id=number) for number in range(20)]))
+        section.settle()
+
+    def fail(changes: Changes) -> None:
+        raise StoreError("the sync failed")
+
+    def write_again(path: str, descriptor: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+        written[path] = written.get(path, 0) + sum(len(data) for _, data in parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Changes, "sync", fail)
+        with store.section() as section:
+            section.append(encode_samples([replace(sample(20), queue_id=3)]))
+        with pytest.raises(StoreError, match="the sync failed"):
+            store.close()
+    monkeypatch.setattr(disk.calls, "write_again", write_again)
+    with store.section():
+        pass
+    index = next((root / "index").iterdir())
+    log, queue = root / "commitlog" / f"{0:020d}", root / "consumequeue" / "T" / "3" / f"{0:020d}"
+    assert written.keys() == {str(log), str(queue), str(index)}
+    assert sum(written.values()) < 1 << 20  # of more than 1 GiB
+    assert check(str(root)).is_healthy
+
+
+def test_holes_are_read_only_where_bytes_are_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "file", []
+    with path.open("wb") as file:
+        file.truncate(6 * FOLIO_BYTES)
+        for position in (4096, 5 * FOLIO_BYTES + 4096):
+            file.seek(position)
+            file.write(b"x" * 4096)
+
+    def note_read(file: OpenFile, position: int, size: int) -> bytes:
+        read.append((position, size))
+        return os.pread(file.descriptor, size, position)
+
+    monkeypatch.setattr(OpenFile, "read", note_read)
+    write_again(Disk(), str(path), 4096, end=3 * 4096)
+    assert read == [(4096, 2 * 4096), (5 * FOLIO_BYTES + 4096, 4096)]
+    read.clear()
+    write_again(Disk(), str(path), 4096, end=3 * 4096, stop=FOLIO_BYTES)
+    assert read == [(4096, 2 * 4096)]
 
 
 def test_writing_again_keeps_bytes_holes_and_length(tmp_path: Path) -> None:
