@@ -27,7 +27,7 @@ from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.whole_records import born_host_shift
 from rmq_spark.store.log.placement import place_records
-from rmq_spark.store.log.queue_registration import refuse_lost_queue
+from rmq_spark.store.log.queue_registration import refuse_lost_queue, register_topics
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, Needed, expire
 from rmq_spark.store.log.store_files import StoreFiles
@@ -113,7 +113,10 @@ class Section:
         `queue_count` is one number for all topics, or a number for each of them. Raises OptionError for a name that no
         broker would take and StorePathError for a topic that may not be written to, before anything is made.
         """
-        return self._store.topics.ensure(topics, queue_count, self._store.now_ms(), perm)
+        store = self._store
+        return store.topics.ensure(
+            topics, queue_count, store.now_ms(), perm, register=lambda made, text: register_topics(store, made, text)
+        )
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset that the next message of a queue will get."""
