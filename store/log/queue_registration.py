@@ -7,12 +7,14 @@ registry does not cover.
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.queue_registry import RegisteredQueues, RegistryLine
 from rmq_spark.store.format.queue_unit import QUEUE_UNIT
+from rmq_spark.store.format.record import MAGIC_V1, MAGIC_V2, RECORD_HEAD, Record
 from rmq_spark.store.format.record_columns import RecordColumns
 from rmq_spark.store.log.log_blocks import gets_unit, log_blocks
 from rmq_spark.store.log.lost_queues import has_files
@@ -23,6 +25,10 @@ from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
+_WINDOW_BYTES = 1 << 20  # looked through at once for the next record behind damage
+_FIELDS: Any = RECORD_HEAD.fields
+_MAGIC_AT: int = _FIELDS["magic"][1]
+_MAGICS = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 
 
 def refuse_lost_queue(store: StoreFiles, key: QueueKey, end: int) -> None:
@@ -190,25 +196,43 @@ def _place_of_offset_0(queue: ConsumeQueue) -> int:
 
 
 def _sound_blocks(store: StoreFiles, begin: int, end: int) -> Iterator[RecordColumns]:
-    """Yield the records of [begin, end); of a segment nothing from damage on, with a warning.
+    """Yield the records of [begin, end) that are whole; what is damaged is passed over, with a warning.
 
     What was damaged long ago must not keep writers from a new queue.
     """
+    for segment in store.log.segments.segments:
+        place, stop = max(segment.begin, begin), min(segment.end, end)
+        limit = stop
+        while place < stop:
+            try:
+                for records in log_blocks(store, place, limit):
+                    yield records
+                    place = int(records.places[-1] + records.sizes[-1])
+                place = limit
+            except DamageError as error:
+                limit = segment.begin + error.position  # first the records before it
+                _LOG.warning("rmq: a search for lost queues passes over damage in the log: %s", error)
+            if place >= limit and limit < stop:
+                place, limit = _next_record(store, limit + 1, stop), stop
+
+
+def _next_record(store: StoreFiles, begin: int, stop: int) -> int:
+    """Return the first physical offset in [begin, stop) where a record names just this offset, `stop` without one."""
     place = begin
-    while place < end:
-        segment = store.log.segments.holding(place)
-        stop = end if segment is None else min(segment.end, end)
-        if segment is None:
-            later = [one.begin for one in store.log.segments.segments if one.begin > place]
-            place = min(later, default=end)
-            continue
-        try:
-            for records in log_blocks(store, place, stop):
-                yield records
-                place = int(records.places[-1] + records.sizes[-1])
-        except DamageError as error:
-            bad = segment.begin + error.position
-            if place < bad < stop:
-                yield from log_blocks(store, place, bad)
-            _LOG.warning("rmq: a search for lost queues passes over [%d, %d) of the log: %s", bad, stop, error)
-        place = stop
+    while place < stop:
+        window = store.log.bytes_at(place, min(_WINDOW_BYTES, stop - place))
+        found = [place + at - _MAGIC_AT for magic in _MAGICS for at in _positions(window, magic) if at >= _MAGIC_AT]
+        for one in sorted(found):
+            if isinstance(store.log.record_at(one), Record):
+                return one
+        if len(window) < _WINDOW_BYTES:
+            return stop
+        place += len(window) - 2 * _MAGIC_AT  # a magic may lie across the edge
+    return stop
+
+
+def _positions(window: bytes, wanted: bytes) -> Iterator[int]:
+    at = window.find(wanted)
+    while at >= 0:
+        yield at
+        at = window.find(wanted, at + 1)

@@ -73,11 +73,13 @@ class QueueRegistry:
         self._length = 0
         self._stamp: tuple[int, int, int] | None = None
         self._new_queues: dict[QueueKey, int] = {}
+        self._exists = False
         self.is_followed = False  # was it compared with topics.json by this writer?
 
     def exists(self) -> bool:
-        """Say whether the store has a registry."""
-        return files.file_size(self._path) >= 0
+        """Say whether the store has a registry; once it has, the disk is not asked again."""
+        self._exists = self._exists or files.file_size(self._path) >= 0
+        return self._exists
 
     def read(self) -> RegisteredQueues | None:
         """Return the registry with what was noted since, None without a file or with a damaged one."""
@@ -122,7 +124,7 @@ class QueueRegistry:
         self._disk.replace(self._path, data)
         self._held, self._length = RegisteredQueues(), len(data)
         self._held.add(content)
-        self._stamp = files.stamp(self._path)
+        self._stamp, self._exists = files.stamp(self._path), True
         self._new_queues = {}
 
     def _add(self, line: RegistryLine) -> None:

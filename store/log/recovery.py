@@ -35,7 +35,7 @@ from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.lost_queues import refuse_lost_folder
-from rmq_spark.store.log.queue_registration import follow_topics, register_after_others, register_again
+from rmq_spark.store.log.queue_registration import register_after_others, register_again, register_queues
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
@@ -67,10 +67,9 @@ def prepare(store: StoreFiles) -> None:
                 # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
                 write_again(store.disk, watermark_path(store.root), 0)
             store.believe(note)
-            if not store.registry.is_followed:  # once for each writer
-                if not store.registry.exists():
-                    refuse_lost_folder(store.root, store.log)
-                follow_topics(store, note.end)
+            if not store.registry.exists():  # asked once by each writer: an older release left the store
+                refuse_lost_folder(store.root, store.log)
+                register_queues(store, note.end)
         return
     # Where the machine ran on and our note is wrong, somebody else wrote: what was settled says nothing of that.
     if has_abort and settled is not None and not ran_on and _is_within_log(store, settled):

@@ -412,3 +412,18 @@ def test_torn_registry_counts_neither_for_readers_nor_for_writers(tmp_path: Path
     found = read_registry(str(path))
     assert found is not None
     assert QueueKey("fresh", 1) in found.queues
+
+
+def test_search_finds_a_lost_queue_behind_damage_in_the_same_segment(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, queues=4, segment_bytes=SMALL) as store:
+        store.send_many(pa.table({"topic": ["orders"] * 20, "body": [b"x" * 100] * 20}))
+        store.send("once", b"behind the damage", queue_id=2)
+        store.send_many(pa.table({"topic": ["other"] * 200, "body": [b"x" * 100] * 200}))
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue/once/2")
+    with sorted((path / "commitlog").iterdir())[0].open("r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff" * 300)
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match="once/2 has had messages"):
+        store.send("once", b"new", queue_id=2)
