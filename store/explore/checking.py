@@ -213,6 +213,7 @@ class _Check:
             self._registered,
             lambda key: key in self._queues and has_files(self._queues[key]),
             self._topics.may_exist,
+            lambda: self._topics.text,
         )
         for key, error in lost.items():
             if not units.has_records(key):

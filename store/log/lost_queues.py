@@ -3,6 +3,7 @@
 A reader compares the registry with the folders. What a writer does is in `queue_registration.py`.
 """
 
+import zlib
 from collections.abc import Callable
 
 from rmq_spark.store.disk import files
@@ -12,7 +13,7 @@ from rmq_spark.store.format.queue_registry import RegisteredQueues
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.left_behind import vouched_end
-from rmq_spark.store.log.queue_registry import lost_queue
+from rmq_spark.store.log.queue_registry import lost_queue, read_registry
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.units import QueueKey
 
@@ -25,16 +26,27 @@ def find_lost_queues(
     registered: RegisteredQueues | None,
     has_files: Callable[[QueueKey], bool],
     may_exist: Callable[[str], bool],
+    configs_text: Callable[[], bytes],
 ) -> dict[QueueKey, DamageError]:
     """Return the registered queues whose files are gone, and the error for each.
 
     `registered` was read before the folders were listed: a live writer makes a queue's file first. The registry counts
-    as long as nobody but our writers has written, and after a power cut for what was settled before.
+    as long as nobody but our writers has written or changed topics.json, whose text `configs_text` returns as of the
+    listing, and after a power cut for what was settled before.
     """
     queues = registered.queues if registered is not None else {}
     missing = [key for key in queues if may_exist(key.topic) and not has_files(key)]
-    end = vouched_end(root, log) if missing else None
-    return {key: lost_queue(root, key) for key in missing if end is not None and queues[key] < end}
+    if not missing or registered is None:
+        return {}
+    crc = zlib.crc32(configs_text())
+    if crc not in registered.configs:
+        # A live writer of ours may have made topics since the registry was read.
+        registered = read_registry(root)
+        if registered is None or crc not in registered.configs:
+            return {}
+        missing = [key for key in missing if key in registered.queues]
+    end, begin = vouched_end(root, log), log.segments.begin
+    return {key: lost_queue(root, key, queues[key], begin) for key in missing if end is not None and queues[key] < end}
 
 
 def has_files(queue: ConsumeQueue) -> bool:

@@ -4,17 +4,31 @@ A writer that is about to make a queue's first file asks the registry, and searc
 registry does not cover.
 """
 
-from collections.abc import Iterable
+import logging
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.queue_registry import RegisteredQueues, RegistryLine
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT
+from rmq_spark.store.format.record import MAGIC_V1, MAGIC_V2, RECORD_HEAD, Record
+from rmq_spark.store.format.record_columns import RecordColumns
 from rmq_spark.store.log.log_blocks import gets_unit, log_blocks
 from rmq_spark.store.log.lost_queues import has_files
-from rmq_spark.store.log.queue_registry import lost_queue
+from rmq_spark.store.log.queue_registry import found_queue, lost_queue
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.units import QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
+_WINDOW_BYTES = 1 << 20  # looked through at once for the next record behind damage
+_FIELDS: Any = RECORD_HEAD.fields
+_MAGIC_AT: int = _FIELDS["magic"][1]
+_MAGICS = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 
 
 def refuse_lost_queue(store: StoreFiles, key: QueueKey, end: int) -> None:
@@ -24,24 +38,46 @@ def refuse_lost_queue(store: StoreFiles, key: QueueKey, end: int) -> None:
     """
     if not store.topics.may_exist(key.topic):
         return  # it was deleted: a broker begins it again at 0, too
+    held = follow_topics(store, end)
+    if key not in held.queues and key not in held.found:
+        begin = max(held.unsearched[0], store.log.segments.begin, held.topics.get(key.topic, 0))
+        if begin < min(held.unsearched[1], end):
+            store.registry.add_search(_search(store, held, end))
+    if held.queues.get(key, end) < end:
+        raise lost_queue(store.root, key, held.queues[key], store.log.segments.begin)
+    if held.found.get(key, end) < end:
+        raise found_queue(store.root, key)
+
+
+def follow_topics(store: StoreFiles, end: int) -> RegisteredQueues:
+    """Return the registry; where it cannot be read, or others have changed topics.json, after making it again.
+
+    Up to physical offset `end` the log is unsearched then: they may have deleted topics and created them again.
+    """
     held = store.registry.read()
-    if held is None:
+    if held is None or zlib.crc32(store.topics.text()) not in held.configs:
         register_queues(store, end)
         held = store.registry.read()
-    assert held is not None, key
-    if key not in held.queues and key.topic not in held.topics:
-        begin, until = max(held.unsearched[0], store.log.segments.begin), min(held.unsearched[1], end)
-        if begin < until:
-            store.registry.note_search(_search(store, begin, until))
-    if held.queues.get(key, end) < end:
-        raise lost_queue(store.root, key)
+    assert held is not None, store.root
+    store.registry.is_followed = True
+    return held
+
+
+def register_topics(store: StoreFiles, topics: Iterable[str], text: bytes) -> None:
+    """Register topics that are about to be made, and the text of topics.json that will name them.
+
+    They have no queue yet, and no record before the log's end is of this life of theirs.
+    """
+    follow_topics(store, store.note.end)
+    configs = zlib.crc32(store.topics.text()), zlib.crc32(text)
+    store.registry.add_topics(dict.fromkeys(topics, store.note.end), configs)
 
 
 def register_queues(store: StoreFiles, end: int) -> None:
     """Write the registry of a store from its folders: up to physical offset `end` the log is unsearched."""
-    unsearched = _range(store.log.segments.begin, end)
+    held = store.registry.read()
     places = {key: _first_place(queue) for key, queue in _present(store).items()}
-    store.registry.replace(places, unsearched, store.registry.noted_topics)
+    _replace(store, held.topics if held else {}, places, _range(store.log.segments.begin, end))
 
 
 def register_again(store: StoreFiles, trusted_end: int) -> None:
@@ -56,7 +92,7 @@ def register_again(store: StoreFiles, trusted_end: int) -> None:
     present = _present(store)
     queues = {key: place for key, place in held.queues.items() if key in present or place < trusted_end}
     queues.update({key: _first_place(queue) for key, queue in present.items() if key not in queues})
-    store.registry.replace(queues, held.unsearched, held.topics)
+    store.registry.replace(RegistryLine(held.topics, queues, held.unsearched, held.found, held.configs))
 
 
 def register_after_others(
@@ -68,13 +104,27 @@ def register_after_others(
     `searched_from` on every message has its unit or gets it.
     """
     held, present = store.registry.read(), _present(store, among)
-    begin = store.log.segments.begin
+    begin, found = store.log.segments.begin, {}
     if held is not None and same_until is not None and held.queues.keys() <= present.keys():
         begin = held.unsearched[0] if held.unsearched[0] < held.unsearched[1] else same_until
+        found = held.found
     known = held.queues if held is not None else {}
     # Not -1 for queues that are new here: a power cut may take their records, and then nothing of them is lost.
     places = {key: known[key] if key in known else _first_place(queue) for key, queue in present.items()}
-    store.registry.replace(places, _range(begin, searched_from))
+    _replace(store, held.topics if held is not None else {}, places, _range(begin, searched_from), found)
+
+
+def _replace(
+    store: StoreFiles,
+    topics: Mapping[str, int],
+    places: Mapping[QueueKey, int],
+    unsearched: tuple[int, int],
+    found: Mapping[QueueKey, int] | None = None,
+) -> None:
+    """Write the registry anew beside topics.json as it is; topics that it does not name are forgotten."""
+    named = {topic: end for topic, end in topics.items() if store.topics.config(topic) is not None}
+    configs = (zlib.crc32(store.topics.text()),)
+    store.registry.replace(RegistryLine(named, places, unsearched, found or {}, configs))
 
 
 def _present(store: StoreFiles, among: Iterable[ConsumeQueue] | None = None) -> dict[QueueKey, ConsumeQueue]:
@@ -100,14 +150,89 @@ def _range(begin: int, end: int) -> tuple[int, int]:
     return (begin, end) if begin < end else (0, 0)
 
 
-def _search(store: StoreFiles, begin: int, end: int) -> dict[QueueKey, int]:
-    """Return the queues of the records of [begin, end), and the physical offset of the first one of each."""
-    found: dict[QueueKey, int] = {}
-    for records in log_blocks(store, begin, end):
+def _search(store: StoreFiles, held: RegisteredQueues, end: int) -> dict[QueueKey, int]:
+    """Return the queues of the unsearched records before `end`, and the physical offset of the first one of each.
+
+    Records of an earlier life of a topic do not count: those before our writers made it, and those of a queue that
+    began before the last old record of another queue of its topic, which has files and begins behind that record.
+    """
+    first: dict[QueueKey, int] = {}
+    begun: dict[QueueKey, int] = {}  # where each queue began at queue offset 0, the last time
+    old_until: dict[str, int] = {}  # the last record of an earlier life of each topic
+    places_of = {key: _place_of_offset_0(queue) for key, queue in _present(store).items()}
+    for records in _sound_blocks(
+        store, max(held.unsearched[0], store.log.segments.begin), min(held.unsearched[1], end)
+    ):
         store.note_progress()
         rows = np.flatnonzero(gets_unit(records))
+        places, is_begin = records.places[rows], records.queue_offsets[rows] == 0
         numbers = np.stack([records.topic_numbers[rows], records.queue_ids[rows]])
-        unique, first = np.unique(numbers, axis=1, return_index=True)
-        for (topic, queue_id), row in zip(unique.T.tolist(), rows[first].tolist(), strict=True):
-            found.setdefault(QueueKey(records.topics[topic], queue_id), int(records.places[row]))
-    return found
+        unique, of = np.unique(numbers, axis=1, return_inverse=True)
+        of = of.reshape(-1)
+        for number, (topic_number, queue_id) in enumerate(unique.T.tolist()):
+            key = QueueKey(records.topics[topic_number], queue_id)
+            mine = of == number
+            here = places[mine]
+            here = here[here >= held.topics.get(key.topic, 0)]
+            if not len(here):
+                continue
+            first.setdefault(key, int(here[0]))
+            begins = places[mine & is_begin]
+            if len(begins):
+                begun[key] = int(begins[-1])
+            old = here[here < places_of.get(key, 0)]
+            if len(old):
+                old_until[key.topic] = max(old_until.get(key.topic, -1), int(old[-1]))
+    return {
+        key: place
+        for key, place in first.items()
+        if key not in places_of and begun.get(key, -1) >= old_until.get(key.topic, -1)
+    }
+
+
+def _place_of_offset_0(queue: ConsumeQueue) -> int:
+    """Return the physical offset of a queue's first message, 0 if the files do not show it."""
+    return max(_first_place(queue), 0) if not queue.run.begin and queue.layout is QUEUE_UNIT else 0
+
+
+def _sound_blocks(store: StoreFiles, begin: int, end: int) -> Iterator[RecordColumns]:
+    """Yield the records of [begin, end) that are whole; what is damaged is passed over, with a warning.
+
+    What was damaged long ago must not keep writers from a new queue.
+    """
+    for segment in store.log.segments.segments:
+        place, stop = max(segment.begin, begin), min(segment.end, end)
+        limit = stop
+        while place < stop:
+            try:
+                for records in log_blocks(store, place, limit):
+                    yield records
+                    place = int(records.places[-1] + records.sizes[-1])
+                place = limit
+            except DamageError as error:
+                limit = segment.begin + error.position  # first the records before it
+                _LOG.warning("rmq: a search for lost queues passes over damage in the log: %s", error)
+            if place >= limit and limit < stop:
+                place, limit = _next_record(store, limit + 1, stop), stop
+
+
+def _next_record(store: StoreFiles, begin: int, stop: int) -> int:
+    """Return the first physical offset in [begin, stop) where a record names just this offset, `stop` without one."""
+    place = begin
+    while place < stop:
+        window = store.log.bytes_at(place, min(_WINDOW_BYTES, stop - place))
+        found = [place + at - _MAGIC_AT for magic in _MAGICS for at in _positions(window, magic) if at >= _MAGIC_AT]
+        for one in sorted(found):
+            if isinstance(store.log.record_at(one), Record):
+                return one
+        if len(window) < _WINDOW_BYTES:
+            return stop
+        place += len(window) - 2 * _MAGIC_AT  # a magic may lie across the edge
+    return stop
+
+
+def _positions(window: bytes, wanted: bytes) -> Iterator[int]:
+    at = window.find(wanted)
+    while at >= 0:
+        yield at
+        at = window.find(wanted, at + 1)

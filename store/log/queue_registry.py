@@ -4,18 +4,20 @@ At the end of each section the registry has every queue that our writers have ma
 folders, and replaces it where a broker has written since.
 """
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
-from rmq_spark.store.format.queue_registry import RegisteredQueues, decode_registry, encode_line
+from rmq_spark.store.format.queue_registry import RegisteredQueues, RegistryLine, decode_registry, encode_line
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 from rmq_spark.store.units import QueueKey
 
 REGISTRY = "queues"
-_NEXT_STEP = "Run rmq_spark.repair: it rebuilds the queue from the log."
+_TRIES, _WAIT_S = 3, 0.001  # for a line that a live writer is appending
+_REBUILD = "Run rmq_spark.repair: it rebuilds the queue from the log."
 
 
 def registry_path(root: str) -> str:
@@ -24,16 +26,41 @@ def registry_path(root: str) -> str:
 
 
 def read_registry(root: str) -> RegisteredQueues | None:
-    """Return the registry of a store, None without one."""
-    data = files.read_small(registry_path(root))
-    return None if data is None else decode_registry(data)[0]
+    """Return the registry of a store, None without one and for one with a torn or damaged line."""
+    for attempt in range(_TRIES):
+        data = files.read_small(registry_path(root))
+        if data is None:
+            return None
+        found, length = decode_registry(data)
+        if data and length == len(data):
+            return found
+        if attempt < _TRIES - 1:
+            time.sleep(_WAIT_S)
+    return None
 
 
-def lost_queue(root: str, key: QueueKey) -> DamageError:
-    """Return the error for a queue whose files are gone although the store has had messages of it."""
+def lost_queue(root: str, key: QueueKey, place: int, log_begin: int) -> DamageError:
+    """Return the error for a queue whose files are gone, and whose first record was at physical offset `place`."""
+    step = _REBUILD
+    if place < log_begin:  # it has expired, and later ones may have
+        step = (
+            "Run rmq_spark.repair: it rebuilds the queue from the messages that the log still has. Where all have "
+            "expired, restore the files from a copy: they show which queue offset comes next. To begin the queue at "
+            f"queue offset 0 again, below the offsets of its groups, remove {registry_path(root)}."
+        )
+    return _lost(root, key, step)
+
+
+def found_queue(root: str, key: QueueKey) -> DamageError:
+    """Return the error for a queue without files of which a search of a broker's records has found messages."""
+    step = "If a broker deleted the topic and created it again, send the queue's first message through a broker."
+    return _lost(root, key, f"{_REBUILD} {step}")
+
+
+def _lost(root: str, key: QueueKey, next_step: str) -> DamageError:
     folder = files.join(root, filenames.CONSUME_QUEUE, key.topic, str(key.queue_id))
     return DamageError(
-        f"queue {key} has had messages, and its files are missing", folder, 0, "files", "none", _NEXT_STEP
+        f"queue {key} has had messages, and its files are missing", folder, 0, "files", "none", next_step
     )
 
 
@@ -45,9 +72,9 @@ class QueueRegistry:
         self._held: RegisteredQueues | None = None
         self._length = 0
         self._stamp: tuple[int, int, int] | None = None
-        self._exists = False
-        self._new_topics: set[str] = set()
         self._new_queues: dict[QueueKey, int] = {}
+        self._exists = False
+        self.is_followed = False  # was it compared with topics.json by this writer?
 
     def exists(self) -> bool:
         """Say whether the store has a registry; once it has, the disk is not asked again."""
@@ -63,17 +90,12 @@ class QueueRegistry:
             self._held = held if data and self._length == len(data) else None
             self._stamp = stamp
         if self._held is not None:
-            self._held.add(self._new_topics, self._new_queues)
+            self._held.queues.update(self._new_queues)
         return self._held
 
-    def note_topics(self, topics: Iterable[str]) -> None:
-        """Note topics that were made, for the next `write`."""
-        self._new_topics.update(topics)
-
-    @property
-    def noted_topics(self) -> frozenset[str]:
-        """Topics that were made and are not in the file yet."""
-        return frozenset(self._new_topics)
+    def add_topics(self, topics: Mapping[str, int], configs: tuple[int, int]) -> None:
+        """Append topics that are about to be made, durably: see `RegistryLine`. The registry can be read."""
+        self._add(RegistryLine(topics, configs=configs))
 
     def note_queue(self, key: QueueKey, physical_offset: int) -> None:
         """Note a queue that got its first file, for the next `write`, and where its first record is."""
@@ -81,34 +103,38 @@ class QueueRegistry:
 
     def write(self) -> None:
         """Append what was noted, durably. Without news nothing is written."""
-        if not self._new_topics and not self._new_queues:
+        if not self._new_queues:
             return
         if self.read() is None:
             return  # recovery makes the file first, from the folders
-        self._append(encode_line(self._new_topics, self._new_queues))
-        self._new_topics, self._new_queues = set(), {}
+        self._append(encode_line(RegistryLine(queues=self._new_queues)))
+        self._new_queues = {}
 
-    def note_search(self, found: Mapping[QueueKey, int]) -> None:
+    def add_search(self, found: Mapping[QueueKey, int]) -> None:
         """Append the queues that a search of all unsearched records has found, durably."""
         held = self.read()
         assert held is not None, self._path
-        new = {key: place for key, place in found.items() if key not in held.queues and key.topic not in held.topics}
-        self._append(encode_line((), new, (0, 0)))
-        held.add((), new, (0, 0))
+        new = {key: place for key, place in found.items() if key not in held.queues}
+        self._add(RegistryLine(unsearched=(0, 0), found=new))
 
-    def replace(self, queues: Mapping[QueueKey, int], unsearched: tuple[int, int], topics: Iterable[str] = ()) -> None:
-        """Give the registry just these queues, durably. What was noted and not written is forgotten."""
-        made = set(topics)
-        line = encode_line(made, queues, unsearched)
+    def replace(self, content: RegistryLine) -> None:
+        """Give the registry just this content, durably. What was noted and not written is forgotten."""
+        data = encode_line(content)
         self._disk.make_folder(files.parent(self._path))
-        self._disk.replace(self._path, line)
-        self._held, self._length = RegisteredQueues(dict(queues), made, unsearched), len(line)
+        self._disk.replace(self._path, data)
+        self._held, self._length = RegisteredQueues(), len(data)
+        self._held.add(content)
         self._stamp, self._exists = files.stamp(self._path), True
-        self._new_topics, self._new_queues = set(), {}
+        self._new_queues = {}
+
+    def _add(self, line: RegistryLine) -> None:
+        held = self.read()
+        assert held is not None, self._path
+        self._append(encode_line(line))
+        held.add(line)
 
     def _append(self, line: bytes) -> None:
         with self._disk.open(self._path) as file:
-            # Over the rest of a line that a crash has torn; a remainder of it ends the file as well.
             file.write(self._length, line)
             file.sync()
         self._length += len(line)

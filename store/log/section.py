@@ -8,8 +8,10 @@ The order of writes in a section, and what a crash leaves at each step:
    watermark says that they are there: from here the next writer finishes what is left.
 4. Units, then keys. A crash between two queues' units leaves messages that only the log knows; a broker would go on
    behind the largest physical offset of any queue and lose the others for ever, if `abort` were not there.
-5. The watermark says that the section is closed, and where. From here the messages survive the death of any process.
-6. `settle`: everything is synced, then the checkpoint, then the watermark, then `abort` is taken away. From here they
+5. The registry of queues gets those that are new, synced: see `queue_registry.py`. After a crash before it, recovery
+   registers them from the folders. Topics are registered when they are made, before topics.json names them.
+6. The watermark says that the section is closed, and where. From here the messages survive the death of any process.
+7. `settle`: everything is synced, then the checkpoint, then the watermark, then `abort` is taken away. From here they
    survive a power cut, and a broker calls the store closed in order.
 """
 
@@ -27,7 +29,7 @@ from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.whole_records import born_host_shift
 from rmq_spark.store.log.placement import place_records
-from rmq_spark.store.log.queue_registration import refuse_lost_queue
+from rmq_spark.store.log.queue_registration import follow_topics, refuse_lost_queue, register_topics
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, Needed, expire
 from rmq_spark.store.log.store_files import StoreFiles
@@ -113,7 +115,10 @@ class Section:
         `queue_count` is one number for all topics, or a number for each of them. Raises OptionError for a name that no
         broker would take and StorePathError for a topic that may not be written to, before anything is made.
         """
-        return self._store.topics.ensure(topics, queue_count, self._store.now_ms(), perm)
+        store = self._store
+        return store.topics.ensure(
+            topics, queue_count, store.now_ms(), perm, register=lambda made, text: register_topics(store, made, text)
+        )
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset that the next message of a queue will get."""
@@ -138,6 +143,8 @@ class Section:
         placement = place_records(records.sizes, store.note.end, self.segment_bytes)
         time_ms = max(store.now_ms(), store.note.last_ms)  # never runs back, whatever the clock does
         order = np.argsort(records.queue_numbers, kind="stable")
+        if not store.registry.is_followed:  # once for each writer
+            follow_topics(store, store.note.end)
         offsets = self._number(records, order)
         _fill_in(records, offsets, placement.physical_offsets, time_ms)
         store.open_section()

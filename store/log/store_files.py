@@ -56,7 +56,7 @@ class StoreFiles:
         self.log = CommitLog(folders, mapped=False)
         self.log_writer = LogWriter(disk, self.log, folders, self.changes, sizes.segment_bytes)
         self.registry = QueueRegistry(root, disk)
-        self.topics = TopicWriter(disk, root, note_progress, self.registry.note_topics)
+        self.topics = TopicWriter(disk, root, note_progress)
         self.delay_offsets = DelayOffsetFile(root, disk, now_ms, lambda _: None)  # under the lock nobody is waited for
         self.queues = self._queue_writer()
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)

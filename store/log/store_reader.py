@@ -195,6 +195,7 @@ class StoreReader:
             registered,
             lambda key: has_files(queues[key]) if key in queues else self._topics.has_folder(key),
             self._topics.may_exist,
+            lambda: self._topics.text,
         )
 
     def _faults(self) -> dict[QueueKey, StoreError]:

@@ -28,14 +28,8 @@ from rmq_spark.store.log.topics import MAX_QUEUES, FoundTopics, find_topics
 class TopicWriter:
     """The topics of one store. What was read is kept while the file stays the same. One thread, under the lock."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: str,
-        note_progress: Callable[[], None] = lambda: None,
-        note_topics: Callable[[Iterable[str]], None] = lambda _: None,
-    ) -> None:
-        self._disk, self._root, self._note_progress, self._note_topics = disk, root, note_progress, note_topics
+    def __init__(self, disk: Disk, root: str, note_progress: Callable[[], None] = lambda: None) -> None:
+        self._disk, self._root, self._note_progress = disk, root, note_progress
         self._path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
         self._read_at: tuple[int, int] | None = None  # length and time of what was read
         self._durable_at: tuple[int, int] | None = None  # of what is known to be on disk for good
@@ -50,6 +44,10 @@ class TopicWriter:
         """Say whether topics.json, if there is one, names the topic: a deleted one is not in it."""
         configs = self._look().file.topics
         return not configs or topic in configs
+
+    def text(self) -> bytes:
+        """Return the text that names the topics, b"" without one."""
+        return self._look().text
 
     def is_batch(self, topic: str) -> bool:
         """Say whether the topic's queues are batch consume queues: by topics.json, else by where they lie."""
@@ -89,10 +87,13 @@ class TopicWriter:
         queue_count: int | Mapping[str, int],
         now_ms: int,
         perm: int = PERM_READ | PERM_WRITE,
+        *,
+        register: Callable[[list[str], bytes], None] = lambda *_: None,
     ) -> dict[str, int]:
         """Return the number of write queues of each topic; those that are not there are made with `queue_count`.
 
         `queue_count` is one number for all topics, or a number for each of them.
+        `register` gets the topics that have no queue, and the new text, before the file is replaced.
         All are made by one write of the file: it is as long as the store has topics. What it returns stands on disk
         for good. Raises OptionError for a name that no broker would take and for too many queues, StorePathError for a
         topic that may not be written to, and DamageError as `write_queues` does, before anything is made.
@@ -120,8 +121,7 @@ class TopicWriter:
                 made[topic] = TopicConfig(topic, count, count, bits, attributes=attributes)
             counts[topic] = count
         if made:
-            self._write(made, now_ms)
-            self._note_topics(new)
+            self._write(made, now_ms, lambda text: register(new, text))
         elif counts:
             self._make_durable()
         return counts
@@ -152,7 +152,7 @@ class TopicWriter:
             self._read_at = seen
         return self._found
 
-    def _write(self, made: dict[str, TopicConfig], now_ms: int) -> None:
+    def _write(self, made: dict[str, TopicConfig], now_ms: int, register: Callable[[bytes], None]) -> None:
         found = self._look()
         version = found.file.data_version or DataVersion()
         newer = replace(version, counter=version.counter + 1, timestamp=now_ms)
@@ -163,9 +163,12 @@ class TopicWriter:
             # From here a broker that finds the file unreadable has the one before it. Where the backup is all there is
             # it stays until the file is whole again: of the two one has every topic at any moment.
             self._disk.replace(self._path + filenames.BACKUP_SUFFIX, found.text)
-        # From here the topics are there for everybody; a crash before leaves the file as it was.
         topics = {**found.file.topics, **made}
-        self._replace(encode_topics_file(replace(found.file, topics=topics, data_version=newer)))
+        text = encode_topics_file(replace(found.file, topics=topics, data_version=newer))
+        # Before anybody can make a queue of them: the registry's line forgets all older queues of these topics.
+        register(text)
+        # From here the topics are there for everybody; a crash before leaves the file as it was.
+        self._replace(text)
 
     def _replace(self, text: bytes) -> None:
         self._disk.replace(self._path, text)

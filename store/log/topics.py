@@ -110,6 +110,12 @@ class TopicTable:
         self._look_once()
         return self._found.file.topics
 
+    @property
+    def text(self) -> bytes:
+        """The text of topics.json as of the last look, b"" without one."""
+        self._look_once()
+        return self._found.text
+
     def _look_once(self) -> None:
         if not self._looked:
             self.look()

@@ -1,5 +1,6 @@
 """Queues whose files are gone beside a log that has their messages: read, written to, checked and repaired."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ import rmq_spark
 from rmq_spark import DamageError, check, repair
 from rmq_spark.store.format.queue_registry import decode_registry
 from rmq_spark.store.log import queue_registration, section
-from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.log.topic_writer import TopicWriter
 from rmq_spark.store.units import QueueKey
 
 SMALL, LARGE = 1 << 14, 1 << 24  # segments: the lost queue's messages are in an early one, or in the last one
@@ -161,8 +163,6 @@ def test_writer_without_a_registry_searches_the_log_for_a_new_queue_once(
         patch.setattr(queue_registration, "log_blocks", None)
         with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
             store.send("orders", b"new", queue_id=2)
-    with pytest.raises(DamageError, match=r"rmq_spark\.repair"):
-        rows_of(path)
 
 
 def test_recovery_does_not_begin_a_lost_queue_in_its_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,3 +298,162 @@ def test_lost_queue_without_records_is_never_begun_below_its_groups(has_registry
     assert check(path).is_healthy
     with rmq_spark.open_store(path) as store:
         assert store.send("old", b"again").queue_offset == 10
+
+
+def delete_topic(path: Path, topic: str) -> None:
+    """Do what an idle broker does that deletes a topic."""
+    shutil.rmtree(path / "consumequeue" / topic)
+    config = path / "config/topics.json"
+    value = json.loads(config.read_text())
+    del value["topicConfigTable"][topic]
+    value["dataVersion"]["counter"] += 1
+    config.write_text(json.dumps(value))
+
+
+def create_topic(path: Path, topic: str) -> None:
+    """Do what an idle broker does that creates a topic."""
+    config = path / "config/topics.json"
+    value = json.loads(config.read_text())
+    one = dict(next(iter(value["topicConfigTable"].values())), topicName=topic)
+    value["topicConfigTable"][topic] = one
+    value["dataVersion"]["counter"] += 1
+    config.write_text(json.dumps(value))
+
+
+def test_writer_that_created_a_topic_keeps_the_queues_that_another_registers(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=SMALL) as first:
+        first.create_topic("orders", 4)
+        with rmq_spark.open_store(path) as second:
+            second.send_many(pa.table({"topic": ["orders"] * 200, "body": [b"x" * 100] * 200}))
+        first.send_many(pa.table({"topic": ["other"] * 200, "body": [b"x" * 100] * 200}))
+    _one_queue(path)
+    with pytest.raises(DamageError, match="orders/2 has had messages"):
+        rows_of(path)
+    with pytest.raises(DamageError, match="orders/2 has had messages"), rmq_spark.open_store(path) as store:
+        store.send("orders", b"new", queue_id=2)
+
+
+@pytest.mark.parametrize("has_registry", [True, False])
+def test_topic_that_a_broker_deleted_is_created_in_one_process_and_written_to_in_another(
+    has_registry: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    delete_topic(path, "orders")
+    if not has_registry:
+        shutil.rmtree(path / "rmq")
+    with rmq_spark.open_store(path) as store:
+        store.create_topic("orders", 4)
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 0, 1: 0, 2: 0, 3: 0}
+    with rmq_spark.open_store(path) as store:
+        assert store.send("orders", b"new", queue_id=2).queue_offset == 0
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 0, 1: 0, 2: 1, 3: 0}
+
+
+def test_topic_is_registered_before_topics_json_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    delete_topic(path, "orders")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TopicWriter, "_replace", die)
+        with rmq_spark.open_store(path) as store, pytest.raises(KeyboardInterrupt):
+            store.create_topic("orders", 4)
+    found, _ = decode_registry(Path(registry_path(str(path))).read_bytes())
+    assert "orders" in found.topics
+    assert not [key for key in found.queues if key.topic == "orders"]
+
+
+def test_readers_read_a_topic_that_an_idle_broker_deleted_and_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    delete_topic(path, "orders")
+    create_topic(path, "orders")
+    empty: dict[int, int] = {0: 0, 1: 0, 2: 0, 3: 0}
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == empty
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match="deleted the topic and created it"):
+        store.send("orders", b"new", queue_id=2)
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == empty, "a failed send changes nothing"
+    with rmq_spark.open_store(path) as store:
+        store.send("other", b"x", queue_id=0)
+    shutil.rmtree(path / "consumequeue/other/2")
+    with pytest.raises(DamageError, match="other/2 has had messages"):
+        rows_of(path, "other")
+
+
+def test_queue_of_a_topic_that_was_created_again_begins_beside_a_sibling_that_proves_it(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    delete_topic(path, "orders")
+    with rmq_spark.open_store(path) as store:
+        store.create_topic("orders", 4)
+        store.send("orders", b"second life", queue_id=0)
+        store.send("orders", b"second life", queue_id=3)
+        store.send_many(pa.table({"topic": ["other"] * 200, "body": [b"x" * 100] * 200}))
+    shutil.rmtree(path / "rmq")  # as if a broker had written that
+    with rmq_spark.open_store(path) as store:
+        assert store.send("orders", b"new", queue_id=2).queue_offset == 0
+    assert {key.queue_id: len(rows) for key, rows in rows_of(path).items()} == {0: 1, 1: 0, 2: 1, 3: 1}
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue/orders/3")
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match="orders/3 has had messages"):
+        store.send("orders", b"new", queue_id=3)
+
+
+def test_error_for_a_queue_whose_messages_may_have_expired_names_the_way_to_begin_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, segment_bytes=SMALL) as store:
+        store.send("old", b"x", queue_id=0)
+        store.send_many(pa.table({"topic": ["other"] * 400, "body": [b"x" * 100] * 400}))
+        store.expire(max_bytes=SMALL)
+    shutil.rmtree(path / "consumequeue/old")
+    with pytest.raises(DamageError, match=r"below the offsets of its groups, remove .*rmq/queues"):
+        rows_of(path, "old")
+
+
+def test_old_damage_in_the_log_of_a_broker_keeps_no_writer_from_a_new_queue(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with fill(path, SMALL) as store:
+        store.create_topic("fresh", 4)
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue/orders/2")
+    segment = sorted((path / "commitlog").iterdir())[0]
+    with segment.open("r+b") as file:
+        file.seek(9000)
+        file.write(b"\xff" * 300)
+    with rmq_spark.open_store(path) as store:
+        assert store.send("fresh", b"new", queue_id=1).queue_offset == 0
+        with pytest.raises(DamageError, match="orders/2 has had messages"):
+            store.send("orders", b"new", queue_id=2)
+
+
+def test_torn_registry_counts_neither_for_readers_nor_for_writers(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    file = Path(registry_path(str(path)))
+    file.write_bytes(file.read_bytes() + b"torn")
+    assert read_registry(str(path)) is None
+    with rmq_spark.open_store(path) as store:
+        assert store.send("fresh", b"new", queue_id=1).queue_offset == 0
+    found = read_registry(str(path))
+    assert found is not None
+    assert QueueKey("fresh", 1) in found.queues
+
+
+def test_search_finds_a_lost_queue_behind_damage_in_the_same_segment(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with rmq_spark.open_store(path, queues=4, segment_bytes=SMALL) as store:
+        store.send_many(pa.table({"topic": ["orders"] * 20, "body": [b"x" * 100] * 20}))
+        store.send("once", b"behind the damage", queue_id=2)
+        store.send_many(pa.table({"topic": ["other"] * 200, "body": [b"x" * 100] * 200}))
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue/once/2")
+    with sorted((path / "commitlog").iterdir())[0].open("r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff" * 300)
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match="once/2 has had messages"):
+        store.send("once", b"new", queue_id=2)

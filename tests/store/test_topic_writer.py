@@ -172,8 +172,8 @@ def test_topics_json_is_decoded_once_until_it_changes(tmp_path: Path, monkeypatc
     with rmq_spark.open_store(tmp_path / "s") as first:
         for name in ("a", "b"):
             first.create_topic(name)
-    with rmq_spark.open_store(tmp_path / "s") as store:
         decoded.clear()
+    with rmq_spark.open_store(tmp_path / "s") as store:
         for _ in range(3):
             store.send("a", "x")
             store.topics()
