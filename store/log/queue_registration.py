@@ -92,7 +92,8 @@ def register_again(store: StoreFiles, trusted_end: int) -> None:
     present = _present(store)
     queues = {key: place for key, place in held.queues.items() if key in present or place < trusted_end}
     queues.update({key: _first_place(queue) for key, queue in present.items() if key not in queues})
-    store.registry.replace(RegistryLine(held.topics, queues, held.unsearched, held.found, held.configs))
+    topics = {topic: min(end, trusted_end) for topic, end in held.topics.items()}
+    store.registry.replace(RegistryLine(topics, queues, held.unsearched, held.found, held.configs))
 
 
 def register_after_others(
@@ -122,7 +123,8 @@ def _replace(
     found: Mapping[QueueKey, int] | None = None,
 ) -> None:
     """Write the registry anew beside topics.json as it is; topics that it does not name are forgotten."""
-    named = {topic: end for topic, end in topics.items() if store.topics.config(topic) is not None}
+    # The log may have been cut back since: then newer records begin before where it ended.
+    named = {topic: min(end, store.note.end) for topic, end in topics.items() if store.topics.config(topic) is not None}
     configs = (zlib.crc32(store.topics.text()),)
     store.registry.replace(RegistryLine(named, places, unsearched, found or {}, configs))
 
