@@ -33,7 +33,7 @@ from rmq_spark.store.disk.changing import Disk, is_disk_trouble, is_forbidden
 from rmq_spark.store.errors import DamageError, LockTimeoutError, StoreError
 from rmq_spark.store.group.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
-from rmq_spark.store.group.finished_batch import read_finished_batch
+from rmq_spark.store.group.finished_batch import read_finished_batch, write_planned_batch
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.handover import HANDOVER_TIMEOUT_MS, Handover, start_looking
@@ -242,11 +242,17 @@ class QueryGroup:
         """Take note that what the last step gained stands in an offset of the query. Until then it is gained again.
 
         `is_batch` says whether a batch was planned. Without one nothing is in flight until the next step, and what was
-        finished is published.
+        finished is published. The batch's number is recorded, so that nobody publishes an earlier end from now on.
+        Raises StoreError for a query that shares queues, in a store that cannot be written.
         """
         with self._lock:
             self._fresh.clear()
             self._handover.plan(is_batch=is_batch)
+            if is_batch and self._has_joined and self.terms.commit != "off":
+                try:
+                    write_planned_batch(self.paths, self._disk, self.member_id, self.batches)
+                except StoreError as error:
+                    self._bear(error)
 
     def hand_over(self) -> None:
         """Give queues up between two triggers, if others are entitled to them. For the handover thread.
