@@ -30,8 +30,9 @@ def mark_of(
     mark: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": view.path}
     if view.commit_log_path is not None:
         mark["commitLogPath"] = view.commit_log_path
+    mark["batch"] = query.batches  # by which the listener of the driver names the batch that has ended
     if query.terms.assignment == "shared":
-        mark["batch"] = query.batches  # by which the listener of the driver names the batch that has ended
+        mark["shared"] = True
     mark |= {"commit": query.terms.commit, "lagMessages": sum(part.count for part in behind)}
     if len(behind) > _MEASURED_QUEUES:
         return mark

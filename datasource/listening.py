@@ -124,7 +124,8 @@ class History:
     With `counts_from_resume` that holds for a batch that begins at `resume` or behind it. One that begins before is no
     continuation: somebody sent the group back, or reads it anew, and asks for all the rows again.
 
-    `is_repeated`: an earlier try of the same batch left it, and what this one says replaces it.
+    `is_repeated`: an earlier try of the same batch left it, and what this one says replaces it. `is_foreign`: another
+    query of the group left it. `number` is the number of its change.
     """
 
     resume: int = 0
@@ -133,6 +134,8 @@ class History:
     pending: frozenset[int] = frozenset()
     counts_from_resume: bool = False
     is_repeated: bool = False
+    is_foreign: bool = False
+    number: int = 0
 
     def of_batch(self, begin: int) -> "History":
         """Return what counts for a batch that begins at the queue offset `begin`."""
@@ -148,6 +151,7 @@ class QueueOutcome:
     """Where an orderly queue goes on, after `suspend_ms`, and what to remember of it; `resume` None: all was done.
 
     `dead` are the dead letters of the batch, `sent` earlier ones behind where it began. `error` is why it was stopped.
+    `known` is the number of the change that the batch knew of the queue, 0 for none.
     """
 
     queue: QueueKey
@@ -157,6 +161,7 @@ class QueueOutcome:
     sent: frozenset[int] = frozenset()
     dead: frozenset[int] = frozenset()
     error: str = field(default="", compare=False)
+    known: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +313,8 @@ class _QueueRun:
     def __init__(self, queue: QueueKey, history: History | None, begin: int) -> None:
         self.queue, self.history, self._begin = queue, (history or History()).of_batch(begin), begin
         self.was_stopped = history is not None
+        self._is_foreign = history is not None and history.is_foreign
+        self._known = 0 if history is None else history.number
         # Rows that are asked for again are, too, where a later batch of this query begins at the other one's place.
         self._is_anew = history is not None and history.says_something() and not self.history.says_something()
         self.resume: int | None = None
@@ -342,6 +349,10 @@ class _QueueRun:
 
     def outcome(self) -> QueueOutcome | None:
         """Return what became of the queue, None if there is nothing to say."""
+        found = self._outcome()
+        return None if found is None else replace(found, known=self._known)
+
+    def _outcome(self) -> QueueOutcome | None:
         # Those that this batch passes over too: it may be repeated, and has to pass over them again.
         gone = frozenset(offset for offset in self.history.sent if offset >= self._begin)
         if self.resume is not None:
@@ -354,7 +365,9 @@ class _QueueRun:
             return QueueOutcome(self.queue, self.history.resume)
         if not self.was_stopped or (is_before and not self.history.is_repeated):
             return None
-        return QueueOutcome(self.queue, self.end, sent=gone) if gone else QueueOutcome(self.queue)
+        # Another query may have the queue by now, and the stop may be its own. So this batch does not delete the stop:
+        # it moves the place to its own end, and the next batch of this query deletes that.
+        return QueueOutcome(self.queue, self.end, sent=gone) if gone or self._is_foreign else QueueOutcome(self.queue)
 
 
 def _tried(message: Message, tried: int, times_at: int) -> Message:

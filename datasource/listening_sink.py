@@ -102,13 +102,14 @@ class ListenerJob:
 
         Raises what `commit_files` raises. Called again after that, or after a crash, it does what is left.
         """
-        outcomes = suspensions([one for message in done for one in message.outcomes], now_ms)
+        found = [one for message in done for one in message.outcomes]
+        outcomes, known = suspensions(found, now_ms), {one.queue: one.known for one in found}
         if not self.drops:
             path, group = self.options.check_complete(), self.options.group
             assert group is not None
 
             def tell() -> None:
-                write_outcomes(path, group, key, outcomes)
+                write_outcomes(path, group, key, outcomes, known)
 
             files = [message.file for message in done if message.file is not None]
             commit_files(self.options, key, files, tell if self._stops_queues else None)
@@ -187,7 +188,17 @@ def history_of(one: Suspension, key: CommitKey, *, is_settled: bool, is_shared: 
     is_repeated = (one.query_id, one.batch_id) == (key.query_id, key.batch_id)
     # A queue that is handed over, or back, begins where the group stands, which may be before the place where it goes
     # on. Nobody reads a shared queue anew but by a reset, which forgets what is known of it.
-    return History(one.resume, one.attempts, sent, pending, not (is_repeated or is_shared), is_repeated)
+    counts_from_resume, is_foreign = not (is_repeated or is_shared), one.query_id != key.query_id
+    return History(
+        one.resume,
+        one.attempts,
+        sent,
+        pending,
+        counts_from_resume,
+        is_repeated,
+        is_foreign=is_foreign,
+        number=one.number,
+    )
 
 
 def suspensions(outcomes: Sequence[QueueOutcome], now_ms: int) -> Mapping[QueueKey, Suspension | None]:

@@ -113,14 +113,15 @@ OPTIONS = (
            "which it has no offset, but in young queues (there at 0): latest, earliest, or timestamp, which is "
            "that of startingTimestamp", "earliest"),
     Option("fenceLostQueues", "true or false", values.parse_flag, "false", "true: a task fails if its queue is "
-           "another member's by now, instead of delivering what that one delivers too", "true", (STREAM,)),
+           "another member's before the task has read it to the end, instead of delivering what that one delivers too",
+           "true", (STREAM,)),
     Option("leaseTimeout", "duration", values.parse_duration, "120s", "after so long without a sign of life a member "
            "counts as dead; one on this host whose process has ended, at once", "60s", (STREAM,)),
     Option("leaseHeartbeat", "duration", values.parse_duration, "30s", "how often a member gives a sign of life",
            "10s", (STREAM,)),
-    Option("handoverTimeout", "duration", values.parse_duration, "60s", "how long a query that shares queues keeps "
-           "those that another member is entitled to while its batch runs; then the other one reads the batch's "
-           "messages again", "10m", (STREAM,)),
+    Option("handoverTimeout", "duration", values.parse_seconds, "60s", "how long (from 1s on) a query that shares "
+           "queues keeps those that another member is entitled to while its batch runs; then the other one reads the "
+           "batch's messages again", "10m", (STREAM,)),
     Option("subscribeRetry", "true or false", values.parse_flag, "true", "read the group's retry topic too, once it is "
            "there: messages that were sent back come again, under their own topic", "false", (STREAM,)),
     Option("longPollingMs", "duration", values.parse_wait, "0", "how long a trigger that finds nothing waits for "

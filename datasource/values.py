@@ -31,6 +31,7 @@ MARK = "@"
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SECOND_MS = 1000
 _DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NUMBER_AND_UNIT = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
 
@@ -121,6 +122,17 @@ def parse_duration(text: str) -> int:
     if found is None or unit is None or not 1 <= _number(found[1]) * unit <= COUNT_MAX:
         raise Unacceptable("is no duration from 1 ms on. Accepted: a number with ms, s, m, h, d, such as 15m.")
     return _number(found[1]) * unit
+
+
+def parse_seconds(text: str) -> int:
+    """Return a duration in ms, as `parse_duration` does, of at least one second."""
+    try:
+        duration_ms = parse_duration(text)
+    except Unacceptable:
+        duration_ms = 0
+    if duration_ms < _SECOND_MS:
+        raise Unacceptable("is no duration from 1 s on. Accepted: a number with ms, s, m, h, d, such as 15m.")
+    return duration_ms
 
 
 def show_duration(duration_ms: int) -> str:

@@ -1,5 +1,6 @@
 """`consume`: a listener in RocketMQ's manner, run by a streaming query."""
 
+import functools
 import inspect
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -131,15 +132,20 @@ def _check_signature(listener: object) -> None:
     if not callable(listener):
         raise OptionError(f"listener is {listener!r}, which cannot be called. Give a function of messages and context.")
     name = getattr(listener, "__qualname__", type(listener).__name__)
-    call = listener if inspect.isroutine(listener) else getattr(listener, "__call__", listener)  # noqa: B004
-    if any(check(call) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
+    called: Any = listener
+    while isinstance(called, functools.partial):
+        called = called.func
+    call = called if inspect.isroutine(called) else getattr(called, "__call__", called)  # noqa: B004
+    checks = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(check(call) for check in checks):
         raise OptionError(
             f"the listener {name} is a coroutine or a generator; expected a function that returns a status. Call what "
             "it awaits or yields within an ordinary function."
         )
     try:
-        signature = inspect.signature(listener)
-    except ValueError:  # of a function in C that does not show its arguments
+        # Of the listener itself: what `functools.wraps` names may take other arguments.
+        signature = inspect.signature(listener, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a function in C that does not show its arguments
         return
     try:
         signature.bind([], ConsumeContext("", 0))

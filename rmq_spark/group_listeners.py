@@ -34,7 +34,8 @@ class _GroupSource:
         self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
         self.commit_log_path = str(mark["commitLogPath"]) if "commitLogPath" in mark else None
         self.is_published = mark.get("commit") != "off"  # commitOffsets
-        self.member_batch = int(mark["batch"]) if "batch" in mark else None  # of a member that shares queues
+        self.member_batch = int(mark["batch"]) if "batch" in mark else None
+        self.is_shared = bool(mark.get("shared"))
         self.reset = int(end.get("@", {}).get("reset", 0))
         self.suspended = int(end.get("@", {}).get("suspended", 0))
         self.offsets = {
@@ -89,7 +90,7 @@ class GroupOffsetListener(_Listener):
         with self._lock:
             self._last[run] = found
         for source in found:
-            if source.member_batch is not None:
+            if source.is_shared:
                 self._publish_batch(source, run)
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:

@@ -90,11 +90,12 @@ def make_folders(root: str, disk: Disk) -> None:
     made = side_path(root, _FOLDERS_MADE)
     if files.file_size(made) >= 0:
         return
-    disk.make_folder(root, is_own=True)
+    if not files.is_folder(root):
+        disk.make_folder(root, is_own=True)
+        disk.sync_folder(files.parent(root))
     for folder in (INTENTS, LEDGER, STAGING):
         disk.make_folder(side_path(root, folder))
     disk.sync_folder(side_path(root))
     disk.sync_folder(root)
-    disk.sync_folder(files.parent(root))
     with contextlib.suppress(FileExistsError):  # another process was as quick
         disk.create(made, 0)

@@ -278,6 +278,7 @@ def check_epochs(root: str, group: str, member_id: str, epochs: Mapping[QueueKey
             f"{', '.join(map(str, lost))}: not the member {member_id}'s any more in the consumer group {group}. "
             f"{lost[0]} was its with epoch {epochs[lost[0]]}, and {path} has epoch {epoch}, owner "
             f"{owner or 'nobody'}. This batch took longer than handoverTimeout while another member waited for its "
-            "queues, or the query was stopped for longer than leaseTimeout. Start it again; what this batch read of "
+            "queues, or the query was stopped for longer than leaseTimeout. Start the query again; if it fails so "
+            "again, give it a new checkpointLocation: then it begins where the group stands. What this batch read of "
             "these queues is read by the other member too. For longer batches raise handoverTimeout."
         )

@@ -4,6 +4,7 @@
                        members/<id>.lock       locked by a living member
                        members/<id>.json       who the member is
                        members/<id>.finished   the last batch that the member finished; written by its driver
+                       members/<id>.planned    the last batch that the member planned
                        claims.json             whose each queue is
                        resets.json             offsets that queries are to go to
                        published.json          when the group's offsets were last published
@@ -65,6 +66,10 @@ class GroupPaths:
     def finished_batch(self, member_id: str) -> str:
         """Return the file in which a member's driver records the last batch that the member finished."""
         return files.join(self.members, f"{safe_name(member_id)}.finished")
+
+    def planned_batch(self, member_id: str) -> str:
+        """Return the file in which a member records the last batch that it planned."""
+        return files.join(self.members, f"{safe_name(member_id)}.planned")
 
     @property
     def claims(self) -> str:

@@ -31,7 +31,7 @@ class Lease:
         self._disk, self._member, self._heartbeat_ms = disk, member, heartbeat_ms
         self._folder = paths.members
         self._file, self._lock_path = paths.member(member_id), paths.member_lock(member_id)
-        self._finished_batch = paths.finished_batch(member_id)
+        self._batches = paths.finished_batch(member_id), paths.planned_batch(member_id)
         self._lock = FileLock(self._lock_path)
         self._writing = threading.Lock()  # of the member's file
         self._stop = threading.Event()
@@ -91,7 +91,8 @@ class Lease:
         try:
             self._end_thread()
             with self._writing:  # no beat puts the file back
-                self._disk.remove(self._finished_batch)
+                for path in self._batches:
+                    self._disk.remove(path)
                 self._disk.remove(self._file)
                 self._disk.remove(self._lock_path)
         finally:

@@ -28,7 +28,9 @@ DYING_MS = 5_000  # how long a process of this machine may take to die before a 
 _POLL_S = 0.05
 _MEMBER_SUFFIX = ".json"
 _SUFFIXES = tuple(
-    suffix + temporary for suffix in (_MEMBER_SUFFIX, ".finished", ".lock") for temporary in (TEMPORARY_SUFFIX, "")
+    suffix + temporary
+    for suffix in (_MEMBER_SUFFIX, ".finished", ".planned", ".lock")
+    for temporary in (TEMPORARY_SUFFIX, "")
 )
 
 

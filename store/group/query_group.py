@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.disk.changing import Disk, is_disk_trouble, is_forbidden
+from rmq_spark.store.disk.synchronized import Synchronized
 from rmq_spark.store.errors import DamageError, LockTimeoutError, StoreError
 from rmq_spark.store.group.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
-from rmq_spark.store.group.finished_batch import read_finished_batch
+from rmq_spark.store.group.finished_batch import read_finished_batch, write_planned_batch
 from rmq_spark.store.group.group_name import check_consumer_group
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.handover import HANDOVER_TIMEOUT_MS, Handover, start_looking
@@ -89,10 +90,11 @@ class GroupStep:
     reset_number: int
 
 
-class QueryGroup:
+class QueryGroup(Synchronized):
     """A query's membership, from its first `step` to the end of its process. For one thread, beside its own two."""
 
     def __init__(self, path: str, terms: GroupTerms) -> None:
+        super().__init__()  # its lock is that of the reader's thread and the handover thread
         check_consumer_group(terms.group)
         self.root, self.terms = files.absolute(path), terms
         self._strategy = find_strategy(terms.strategy, _BROKER_NAME)
@@ -112,7 +114,6 @@ class QueryGroup:
         settings = WriterSettings("rmq-spark", _PUBLISH_WAIT_MS, terms.allow_network_store)
         self._offset_file = OffsetFile(self.root, disk, settings, wall_clock_ms, time.sleep)
         self._assignment = Assignment(self._membership, self._share, self._commit)
-        self._lock = threading.RLock()  # of the reader's thread and the handover thread
         self._handover = Handover(
             self._assignment,
             terms.handover_timeout_ms / 1000,
@@ -149,7 +150,7 @@ class QueryGroup:
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
         """Keep the handover thread away in the body of `with`, in which the reader plans a batch."""
-        with self._lock:
+        with self._mutex:
             yield
 
     @property
@@ -167,7 +168,7 @@ class QueryGroup:
         In a store that cannot be written a query that reads all queues stays outside, with a warning: for good if it
         may not write there, else until a later call.
         """
-        with self._lock:
+        with self._mutex:
             if not (self._has_joined or self._is_shut_out):
                 self._join()
 
@@ -198,7 +199,7 @@ class QueryGroup:
 
     def has_news(self) -> bool:
         """Say whether a step may find something new, beside messages. Cheap; takes no lock of other processes."""
-        with self._lock:
+        with self._mutex:
             if self._look_at_resets() != self._resets:
                 return True
             if self._retry_at_s is not None and self._membership.clocks.monotonic() >= self._retry_at_s:
@@ -209,7 +210,7 @@ class QueryGroup:
 
     def note_look(self, stamp: Stamp) -> None:
         """Take note of the look at the queues from which what is finished comes, by its stamp (`seen_ends.py`)."""
-        with self._lock:
+        with self._mutex:
             self._ends_stamp, self._has_looked = stamp, True
 
     def step(
@@ -222,7 +223,7 @@ class QueryGroup:
         query has applied, None for one that knows none: to it they are all past. Outside of the group all queues are
         its own. Raises GroupConflictError, DamageError.
         """
-        with self._lock:
+        with self._mutex:
             self._handover.begin()
             return self._step(queues, finished, applied_reset)
 
@@ -250,11 +251,17 @@ class QueryGroup:
         """Take note that what the last step gained stands in an offset of the query. Until then it is gained again.
 
         `is_batch` says whether a batch was planned. Without one nothing is in flight until the next step, and what was
-        finished is published.
+        finished is published. The batch's number is recorded, so that nobody publishes an earlier end from now on.
+        Raises StoreError for a query that shares queues, in a store that cannot be written.
         """
-        with self._lock:
+        with self._mutex:
             self._fresh.clear()
             self._handover.plan(is_batch=is_batch)
+            if is_batch and self._has_joined and self.terms.commit != "off":
+                try:
+                    write_planned_batch(self.paths, self._disk, self.member_id, self.batches)
+                except StoreError as error:
+                    self._bear(error)
 
     def hand_over(self) -> None:
         """Give queues up between two triggers, if others are entitled to them. For the handover thread.
@@ -262,7 +269,7 @@ class QueryGroup:
         Does nothing while the reader is within a call. What fails is tried again at the next look; the next trigger
         raises it, if it lasts.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._mutex.acquire(blocking=False):
             return
         try:
             released, fenced = self._handover.look()
@@ -274,7 +281,7 @@ class QueryGroup:
             self._handover_warned = False
             self._report_handover(released, fenced)
         finally:
-            self._lock.release()
+            self._mutex.release()
 
     def _report_handover(self, released: Sequence[QueueKey], fenced: Sequence[QueueKey]) -> None:
         if released:
@@ -297,7 +304,7 @@ class QueryGroup:
         asks another day, would find another place. Where offsets cannot be written, or are not to be, they are returned
         all the same.
         """
-        with self._lock:
+        with self._mutex:
             return self._begin(beginnings)
 
     def _begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
@@ -320,7 +327,7 @@ class QueryGroup:
 
         Raises LockTimeoutError where that cannot be, and commitOffsets=required or the queues are shared.
         """
-        with self._lock:
+        with self._mutex:
             if self._has_joined:
                 try:
                     self._assignment.publish(finished)
@@ -329,7 +336,7 @@ class QueryGroup:
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
         """Publish, let all queues go, and leave. A process that ends without it is as good as gone, too."""
-        with self._lock:
+        with self._mutex:
             if self._has_joined:
                 self._has_joined = False
                 if self._stop_looking is not None:

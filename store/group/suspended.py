@@ -13,6 +13,9 @@ So an outcome never sends a queue forward, only back: what lies before `resume` 
 dead letter, once decided, is made by every further try until it is in the store
 (`store/delivery/stopped_queues.py`); else a queue could go on behind a row that a later try decided otherwise about.
 
+A batch that was fenced may be committed when another query has stopped one of its queues already. That stop stays
+(`Suspended.replaceable`): the other query has given its listener no row behind it.
+
 Every change has a number, which counts up for ever. A query's offset names the last one that it knows, so that a
 stopped queue is sent back once. Readers need no lock: the file is replaced as a whole.
 """
@@ -91,6 +94,21 @@ class Suspended:
         }
         return Suspended(number, {**kept, **stopped})
 
+    def replaceable(
+        self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey, known: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, Suspension | None]:
+        """Return the outcomes of a batch without those of queues that another query has stopped meanwhile.
+
+        `known` has, by queue, the number of the change that the batch's task knew, 0 or nothing for none.
+        """
+        return {
+            queue: outcome
+            for queue, outcome in outcomes.items()
+            if (one := self.queues.get(queue)) is None
+            or one.query_id == key.query_id
+            or one.number <= known.get(queue, 0)
+        }
+
     def without(self, queues: Collection[QueueKey]) -> "Suspended":
         """Return what is there once some queues were sent elsewhere: of these nothing is known any more."""
         kept = {queue: one for queue, one in self.queues.items() if queue not in queues}
@@ -119,13 +137,21 @@ def read_suspended(root: str, group: str) -> Suspended:
     return read_side_file(GroupPaths(root, group).suspended, _WHAT, _NEXT_STEP, _build) or NOTHING_SUSPENDED
 
 
-def write_outcomes(root: str, group: str, key: CommitKey, outcomes: Mapping[QueueKey, Suspension | None]) -> None:
+def write_outcomes(
+    root: str,
+    group: str,
+    key: CommitKey,
+    outcomes: Mapping[QueueKey, Suspension | None],
+    known: Mapping[QueueKey, int] | None = None,
+) -> None:
     """Make what became of a batch's queues durable. For who holds the store's lock, before the batch's intent.
 
+    `known` has, by queue, the number of the change that the batch's task knew. A newer stop of another query stays.
     Raises what `read_suspended` and the disk raise; then the file is as it was.
     """
     paths, disk = GroupPaths(root, group), Disk()
     before = read_suspended(root, group)
+    outcomes = before.replaceable(outcomes, key, known or {})
     if not before.is_changed_by(outcomes, key):
         return
     make_group_folder(paths, disk)  # a query that cannot be a member has none yet

@@ -284,6 +284,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "a start of its own for one of several": lambda case: case.share(startingOffsets="earliest"),
     "signs of life too far apart": lambda case: case.join(leaseHeartbeat="90s"),
     "a handover time that is not a duration": lambda case: case.share(handoverTimeout="0s"),
+    "a handover time that ends before a task can begin": lambda case: case.share(handoverTimeout="999ms"),
     "a handover time for a query that hands nothing over": lambda case: case.join(handoverTimeout="10s"),
     "an unknown strategy": lambda case: case.share(allocateStrategy="average"),
     "a strategy that cannot be imported": lambda case: case.share(allocateStrategy="billing_shares:fair"),

@@ -34,5 +34,12 @@ def test_who_repeats_a_batch_or_shares_a_queue_is_told_all_and_who_begins_anew_o
     pending: set[int],
 ) -> None:
     assert history_of(STOPPED, key, is_settled=is_settled, is_shared=is_shared) == History(
-        5, {5: 2}, frozenset(sent), frozenset(pending), counts_from_resume, is_repeated
+        5,
+        {5: 2},
+        frozenset(sent),
+        frozenset(pending),
+        counts_from_resume,
+        is_repeated,
+        key.query_id != "query",
+        STOPPED.number,
     )

@@ -1,8 +1,11 @@
 """When a member gives queues up between two triggers: the decision by simulated clocks, and what it does to claims."""
 
+import contextlib
 import errno
 import gc
 import logging
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -320,3 +323,28 @@ def test_the_handover_thread_ends_with_its_query_and_keeps_none_alive(store: str
         assert time.monotonic() < until
         time.sleep(LOOK_EVERY_S / 5)
     alone.leave({})
+
+
+def test_a_child_that_is_forked_while_the_thread_looks_does_not_wait_for_it(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_inside, go_on = threading.Event(), threading.Event()
+    look = Handover.look
+
+    def stay(self: Handover) -> object:
+        is_inside.set()
+        go_on.wait(60)
+        return look(self)
+
+    one = query_of(store)
+    monkeypatch.setattr(Handover, "look", stay)
+    assert is_inside.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a hang
+        with contextlib.suppress(BaseException):
+            one.has_news()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    one.leave({})
