@@ -1,8 +1,9 @@
 """Objects that several threads may share: their methods run one at a time.
 
-A method marked `synchronized` waits until no other thread is inside such a method of the same object. When it ends,
-`_release_locks` is called: an interrupt (Ctrl-C) that comes while a lock is being released would leave it held for the
-life of the process.
+A method marked `synchronized` waits until no other thread is inside such a method of the same object. It raises
+StoreError if its own thread is inside one: a signal handler, or a callback, that calls the object back finds it half
+changed. When the method ends, `_release_locks` is called: an interrupt (Ctrl-C) that comes while a lock is being
+released would leave it held for the life of the process.
 """
 
 import functools
@@ -11,6 +12,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
+
+from rmq_spark.store.errors import StoreError
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
@@ -21,8 +24,10 @@ class Synchronized:
     """A base class for objects whose `synchronized` methods run one at a time, whatever thread calls them."""
 
     def __init__(self) -> None:
-        # Taken and released by C code alone, between which no interrupt can come. One thread may take it again.
+        # Both are taken and released by C code alone, between which no interrupt can come. A thread that takes the
+        # first one again finds the second one taken, where it would wait for itself.
         self._mutex = threading.RLock()
+        self._inside = threading.Lock()
         _all.add(self)
 
     def _release_locks(self) -> None:
@@ -37,10 +42,17 @@ def synchronized(
     @functools.wraps(method)
     def call(self: _Self, *args: _Given.args, **kwargs: _Given.kwargs) -> _Returned:
         with self._mutex:
-            try:
-                return method(self, *args, **kwargs)
-            finally:
-                self._release_locks()
+            if self._inside.locked():
+                raise StoreError(
+                    f"{type(self).__name__}.{method.__name__}: this thread is inside another call of the same object, "
+                    "which has not returned; expected no call from a signal handler or a callback. Make the call "
+                    "after that one has returned, or use an object of its own for it."
+                )
+            with self._inside:
+                try:
+                    return method(self, *args, **kwargs)
+                finally:
+                    self._release_locks()
 
     return cast(Callable[Concatenate[_Self, _Given], _Returned], call)
 
@@ -50,7 +62,8 @@ _all: "weakref.WeakSet[Synchronized]" = weakref.WeakSet()
 
 def _renew_all() -> None:
     for one in _all:
-        one._mutex = threading.RLock()  # another thread of the parent may have had it, and does not exist here
+        # Another thread of the parent may have had them, and does not exist here.
+        one._mutex, one._inside = threading.RLock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_all)

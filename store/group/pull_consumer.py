@@ -156,6 +156,9 @@ class PullConsumer(Synchronized):
 
         Raises NotFoundError, which names other topics, and NoPermissionError for a topic that a group may not read.
         """
+        return self._queues_of(topic)
+
+    def _queues_of(self, topic: str) -> list[QueueKey]:
         self._look()
         queues = self._reader.queues(topic)
         if self.group is None:
@@ -198,10 +201,9 @@ class PullConsumer(Synchronized):
         expression and for both, NotFoundError. Source: DefaultLitePullConsumer#subscribe, MessageSelector (4.9, 5.3).
         """
         wanted = compile_filter(make_expression(tags=tags, sql92=sql92))
-        self.queues(topic)
+        self._queues_of(topic)
         self._wanted[topic] = wanted
 
-    @synchronized
     def pull(
         self, queue: QueueKey, offset: int, max_messages: int = PULL_MESSAGES, *, accept: Accept | None = None
     ) -> PullResult:
@@ -212,9 +214,7 @@ class PullConsumer(Synchronized):
         below 1, NotFoundError, NoPermissionError where a broker refuses the group, DamageError.
         """
         offset, max_messages = check_offset("pull", offset), check_whole("max_messages", max_messages, 1)
-        self._deliver()
-        self._look()
-        return self._pull(queue, offset, max_messages, accept)
+        return self._deliver_and_pull(queue, offset, max_messages, accept)[0]
 
     def pull_block_if_not_found(
         self,
@@ -233,10 +233,7 @@ class PullConsumer(Synchronized):
         timeout_ms = check_whole("timeout_ms", timeout_ms, 0)
         offset = check_offset("pull_block_if_not_found", offset)
         max_messages = check_whole("max_messages", max_messages, 1)
-        with self._mutex:
-            due_ms = self._deliver()
-            self._look()
-            found = self._pull(queue, offset, max_messages, accept)
+        found, due_ms = self._deliver_and_pull(queue, offset, max_messages, accept)
         held_ms = hold_ms(
             timeout_ms, is_not_found=found.pull_status is PullStatus.NO_NEW_MSG, long_polling=self._long_polling
         )
@@ -247,21 +244,12 @@ class PullConsumer(Synchronized):
 
         def is_woken() -> bool:
             nonlocal max_offset, due_ms
-            with self._mutex:
-                self._refuse_if_closed()
-                has_moved = self._reader.refresh()
-                if has_moved or (due_ms is not None and self._now_ms() >= due_ms):
-                    due_ms = self._deliver()  # what came may be due before anything that was there
-                    has_moved = self._reader.refresh() or has_moved
-                if has_moved:
-                    max_offset = self._reader.bounds(queue).max_offset
-                return hold.is_woken(max_offset, self._now_ms(), self._has_wanted(queue, accept))
+            is_woken, max_offset, due_ms = self._look_for_arrival(hold, queue, max_offset, due_ms, accept)
+            return is_woken
 
         # Other threads may use the consumer while this one sleeps.
         wait_for_arrival(is_woken, hold.until_ms, self._now_ms, self._sleep)
-        with self._mutex:
-            self._look()
-            return self._pull(queue, offset, max_messages, accept)
+        return self._deliver_and_pull(queue, offset, max_messages, accept)[0]
 
     @synchronized
     def fetch_consume_offset(self, queue: QueueKey, *, from_store: bool = False) -> int | None:
@@ -301,6 +289,9 @@ class PullConsumer(Synchronized):
         programs wrote stay. Raises OptionError without a group, LockTimeoutError while a broker holds the store, and
         what `OffsetFile.commit` raises: nothing is written then, and the next commit tries again.
         """
+        return self._commit(queues)
+
+    def _commit(self, queues: Iterable[QueueKey] | None = None) -> dict[QueueKey, int]:
         group = self._group_for("offsets")
         self._refuse_if_closed()
         offsets = self._offsets.unwritten([queues] if isinstance(queues, QueueKey) else queues)
@@ -357,7 +348,7 @@ class PullConsumer(Synchronized):
         Files are closed after an error too. A `with` whose body fails does the same, but for the offsets. Raises what
         `commit` and `MessageStore.close` raise.
         """
-        self._let_go(lambda: self.group is not None and self.commit())
+        self._let_go(lambda: self.group is not None and self._commit())
 
     @synchronized
     def _let_go(self, finish: Callable[[], object]) -> None:
@@ -383,6 +374,33 @@ class PullConsumer(Synchronized):
         self._refuse_if_closed()
         wait_ms = None if self._ticker is None else self._ticker.tick_now()
         return None if wait_ms is None else self._now_ms() + wait_ms
+
+    @synchronized
+    def _deliver_and_pull(
+        self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None
+    ) -> tuple[PullResult, float | None]:
+        """Return what a pull gives, and when to deliver again, on the consumer's clock."""
+        due_ms = self._deliver()
+        self._look()
+        return self._pull(queue, offset, max_messages, accept), due_ms
+
+    @synchronized
+    def _look_for_arrival(
+        self, hold: PullHold, queue: QueueKey, max_offset: int, due_ms: float | None, accept: Accept | None
+    ) -> tuple[bool, int, float | None]:
+        """Say whether a waiting pull is woken; return where the queue ends, and when to deliver again."""
+        self._refuse_if_closed()
+        has_moved = self._reader.refresh()
+        if has_moved or (due_ms is not None and self._now_ms() >= due_ms):
+            due_ms = self._deliver()  # what came may be due before anything that was there
+            has_moved = self._reader.refresh() or has_moved
+        if has_moved:
+            max_offset = self._reader.bounds(queue).max_offset
+        wanted = self._wanted.get(queue.topic)
+        is_woken = hold.is_woken(
+            max_offset, self._now_ms(), lambda begin, end: has_wanted(self._reader, queue, begin, end, accept, wanted)
+        )
+        return is_woken, max_offset, due_ms
 
     def _check_rights(self, queue: QueueKey) -> None:
         """Raise what a broker refuses to the group; without a group say once what a broker would refuse."""
@@ -412,10 +430,6 @@ class PullConsumer(Synchronized):
             check_crc=self._check_crc,
             max_decompressed_bytes=self._max_decompressed_bytes,
         )
-
-    def _has_wanted(self, queue: QueueKey, accept: Accept | None) -> Callable[[int, int], bool]:
-        wanted = self._wanted.get(queue.topic)
-        return lambda begin, end: has_wanted(self._reader, queue, begin, end, accept, wanted)
 
     def _check_queue(self, queue: QueueKey) -> None:
         """Raise NotFoundError for a queue that is not there: a slip of the finger must not be waited for."""

@@ -241,7 +241,8 @@ def _write_again(store: StoreFiles, note: Watermark) -> None:
 
 def _take_over(store: StoreFiles, closing: Closing) -> None:
     """Find the end as a reader does, and make the files agree with it."""
-    refuse_lost_folder(store.root, store.log)
+    if closing is Closing.CLOSED:  # a power cut may leave the log without the folder, and all queues are made anew
+        refuse_lost_folder(store.root, store.log)
     checkpoint, page_crc = store.read_checkpoint()
     table = TopicTable(store.root)
     left = Left(closing, 0, store.started_ms())

@@ -26,7 +26,7 @@ TOPIC, QUEUES = "filtered", 2
 TAGS = [None, "A", "B", "Aa", "BB", "C D", "*", "中文", "😀", "order-created", "polygenelubricants", "GydZG_"]
 OURS, THEIRS = 1500, 150
 TAG_EXPRESSIONS = [
-    *("*", "A", "Aa", "A || B", "A||B||", " A ", "A|||B", " * ", "A || *", "中文 || 😀", "\tA\n||B", "A\u3000||B"),
+    *("*", "A", "Aa", "A || B", "A||B||", " A ", " * ", "A || *", "中文 || 😀", "\tA\n||B", "A\u3000||B"),
     *("order-created", "GydZG_", "C D || BB", "nobody", "|| ||"),
 ]
 SQL92_EXPRESSIONS = [

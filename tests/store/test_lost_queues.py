@@ -457,3 +457,22 @@ def test_search_finds_a_lost_queue_behind_damage_in_the_same_segment(tmp_path: P
         file.write(b"\xff" * 300)
     with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match="once/2 has had messages"):
         store.send("once", b"new", queue_id=2)
+
+
+def test_crashed_store_without_its_folder_of_queues_gets_all_of_them_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, SMALL).close()
+    before = rows_of(path)
+    shutil.rmtree(path / "rmq")
+    shutil.rmtree(path / "consumequeue")
+    (path / "abort").touch()
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+        rows_of(path)
+    with rmq_spark.open_store(path) as store:
+        assert store.send("orders", b"new", queue_id=2).queue_offset == 50
+    assert rows_of(path)[QueueKey("orders", 2)] == [
+        *before[QueueKey("orders", 2)],
+        {"queueOffset": 50, "body": b"new"},
+    ]
+    assert rows_of(path)[QueueKey("orders", 0)] == before[QueueKey("orders", 0)]
+    assert check(path).is_healthy

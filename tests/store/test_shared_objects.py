@@ -1,6 +1,7 @@
 """Objects that several threads share: MessageStore, PullConsumer and Ticker run one call at a time."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import rmq_spark
 from rmq_spark.store.delivery.ticker import Ticker
 from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.errors import StoreError
+from rmq_spark.store.log import section
 from rmq_spark.store.units import QueueKey
 
 THREADS, SENDS = 6, 40
@@ -181,3 +183,32 @@ def test_synchronized_does_not_hang_in_a_child_forked_meanwhile() -> None:
             os.kill(child, 9)
         time.sleep(0.01)
     assert ended[1] == 0
+
+
+@pytest.mark.parametrize("name", ["send", "settle", "close"])
+def test_a_signal_handler_inside_a_call_is_refused_and_the_call_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, refused = rmq_spark.open_store(tmp_path / "s"), []
+    store.send("orders", "first")
+
+    def handle(*_: object) -> None:
+        with pytest.raises(StoreError, match="this thread is inside another call of the same object") as raised:
+            getattr(store, name)(*(("orders", "from the handler") if name == "send" else ()))
+        refused.append(raised)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        append = section.Section.append
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                section.Section, "append", lambda *given: (signal.raise_signal(signal.SIGUSR1), append(*given))[1]
+            )
+            store.send("orders", "second")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(refused) == 1
+    store.send("orders", "third")
+    store.close()
+    assert sorted(bodies(tmp_path / "s")) == ["first", "second", "third"]
+    assert rmq_spark.check(tmp_path / "s").is_healthy
