@@ -1,6 +1,7 @@
 """`rmq create`, `reset`, `close`: what changes a store on purpose. Each is whole, or has not happened."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from rmq_spark.command.output import print_json, say
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
 from rmq_spark.command.words import TIMES, Moment, Size, appending, examples, writing
+from rmq_spark.store.units import is_in_seconds
 
 _WORDS = ("earliest", "latest")
 _OFFSETS = '\'{"orders": {"0": 12}}\''
@@ -135,9 +137,11 @@ def _where(to: str) -> Any:
         except json.JSONDecodeError as error:
             raise click.UsageError(f"WHERE is no JSON: {error}. It is such as {_OFFSETS}.") from None
     try:
-        return Moment().convert(to, None, None)
+        time_ms = Moment().convert(to, None, None)
     except click.BadParameter:
         raise click.UsageError(f"WHERE {to!r} is none of: earliest, latest, now-2h, {_OFFSETS}. {TIMES}") from None
+    # `reset_offsets` refuses a number that looks like seconds. This one comes from a date before 2001.
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if is_in_seconds(time_ms) else time_ms
 
 
 @click.command(epilog=examples("rmq close store"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
@@ -15,6 +16,7 @@ from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
 from rmq_spark.store.format.filenames import check_sent_topic, check_topic_name
 from rmq_spark.store.format.store_settings import BROKER_VERSIONS, DelayTerms
 from rmq_spark.store.log.topics import MAX_QUEUES
+from rmq_spark.store.units import LAST_SECONDS_MS, describe_seconds, is_in_seconds
 
 FLUSHES = ("async", "sync")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
@@ -142,6 +144,8 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
         time_ms = row["deliverTimestamp"]
         if time_ms is not None:
             check_number("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
+            if is_in_seconds(time_ms):
+                raise OptionError(f"deliver_at_ms={time_ms} {describe_seconds(time_ms)}. Nothing was appended.")
         for name in _WHOLE:  # Arrow cuts a fraction off
             if isinstance(row[name], float) and not row[name].is_integer():
                 raise ValueError(f"{name}: {row[name]!r} is no whole number")
@@ -196,7 +200,19 @@ def cast_columns(table: pa.Table) -> pa.Table:
             raise OptionError(
                 f"no messages: column {field.name}: {found}. {_TYPES_ARE} Nothing was appended."
             ) from None
+        if field.name == "deliverTimestamp" and pa.types.is_integer(field.type):
+            _refuse_seconds(columns[-1].cast(pa.int64()))
     return pa.Table.from_arrays(columns, names=table.column_names)
+
+
+def _refuse_seconds(times_ms: pa.ChunkedArray) -> None:
+    are_seconds = pc.and_(pc.greater(times_ms, 0), pc.less_equal(times_ms, LAST_SECONDS_MS))
+    row = pc.index(are_seconds, True).as_py()
+    if row >= 0:
+        raise OptionError(
+            f"no messages: column deliverTimestamp: {times_ms[row]} {describe_seconds(times_ms[row].as_py())}. Nothing "
+            "was appended."
+        )
 
 
 def _type_of(field: pa.Field) -> pa.DataType:

@@ -205,7 +205,8 @@ class Chain:
         # What a truncation left behind is older by a broker's restart; the same millisecond is no restart.
         newer = self.store_times[beyond] >= self.newest_ms()
         if not newer.any():
-            self._refuse_early_end(checkpoint)
+            if not self._ends_before_torn(checkpoint, last_indexed):
+                self._refuse_early_end(checkpoint)
             return
         if self.is_all_that_was_known(checkpoint, last_indexed) or self._ends_before_torn(checkpoint, last_indexed):
             return

@@ -51,6 +51,7 @@ def test_a_group_goes_where_it_is_sent_and_can_be_taken_back(rmq: Rmq, store: Pa
     assert set(rmq_spark.group_lag(store, "billing")["lagMessages"].to_pylist()) == {0}
     assert rmq("reset", store, "billing", "2026-11-21T05:50:33.600Z").status == 0
     assert rmq("reset", store, "billing", "now-1000d").status == 0
+    assert rmq("reset", store, "billing", "2000-01-01T00:00:00Z").status == 0, "a date is not taken for seconds"
     assert rmq_spark.group_offsets(store, "billing")["payments"] == {0: 0, 1: 0}
 
 

@@ -73,6 +73,18 @@ def torn(holed: Path, tmp_path: Path) -> Path:
     return holed
 
 
+@pytest.fixture
+def beheaded(torn: Path, tmp_path: Path) -> Path:
+    """The same, but the head of the first later record is all that the power cut left of them."""
+    with open_reader(str(tmp_path / "later")) as reader:
+        reader.refresh()
+        first = reader.proof(QueueKey("T", 0), KEEPS // 2).physical_offset
+    with (torn / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(first + 92)
+        file.write(bytes(4096 - file.tell()))
+    return torn
+
+
 def bounds(store: Path) -> list[QueueBounds]:
     with open_reader(str(store)) as reader:
         reader.refresh()
@@ -157,3 +169,16 @@ def test_newer_records_behind_a_head_and_a_hole_are_damage_if_the_index_knows_of
     shutil.copytree(tmp_path / "later" / "index", torn / "index")
     with pytest.raises(DamageError, match="newer messages follow"):
         bounds(torn)
+
+
+def test_units_behind_a_head_alone_are_no_messages(beheaded: Path) -> None:
+    assert bounds(beheaded) == [QueueBounds(0, 3), QueueBounds(0, 3)]
+    append(beheaded, KEEPS, 8, 1_700_000_009_000)
+    assert bounds(beheaded) == [QueueBounds(0, 4), QueueBounds(0, 4)]
+
+
+def test_units_behind_a_head_alone_are_damage_if_the_index_knows_of_them(beheaded: Path, tmp_path: Path) -> None:
+    shutil.rmtree(beheaded / "index")
+    shutil.copytree(tmp_path / "later" / "index", beheaded / "index")
+    with pytest.raises(DamageError, match="expected one for a whole record"):
+        bounds(beheaded)

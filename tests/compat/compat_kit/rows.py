@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rmq_spark
+from rmq_spark.store.format.body_codec import COMPRESSION_TYPE_MASK
 from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.units import QueueKey
@@ -129,8 +130,10 @@ def _of_theirs(message: Mapping[str, Any]) -> Row:
     found = {name: message.get(name) for name in _SAME_NAME}
     found |= {name: _host(message[name]) for name in ("bornHost", "storeHost")}
     properties = {name: text for name, text in message["properties"].items() if name not in _OF_A_PULL}
-    if message["bodyLength"]:
-        found["sysFlag"] &= ~COMPRESSED  # as 5.x does where the body comes out decompressed; 4.9 leaves the bit
+    if "storedSysFlag" in message:
+        found["sysFlag"] = message["storedSysFlag"]
+    elif found["sysFlag"] & COMPRESSION_TYPE_MASK:
+        found["sysFlag"] |= COMPRESSED  # 5.x clears the bit of a body that it has decompressed, and leaves the type
     topic = message["topic"]
     # The client restores it for a listener: DefaultMQPushConsumerImpl#resetRetryAndNamespace.
     restored = properties.get("RETRY_TOPIC", topic) if topic.startswith("%RETRY%") else topic

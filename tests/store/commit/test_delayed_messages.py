@@ -176,7 +176,7 @@ def sends_for_a_time(root: Path, **opening: Any) -> None:
 def is_refused_a_time(root: Path, **opening: Any) -> None:
     with open_store(root, **opening) as store:
         store.send("T", b"levels are for all", delay_level=1)
-        store.send("T", b"and so is the past", deliver_at_ms=1)
+        store.send("T", b"and so is the past", deliver_at_ms=wall_clock_ms() - 60_000)
         with pytest.raises(OptionError, match=r"for 4\.9, whose brokers have no timer") as caught:
             store.send("T", b"x", deliver_at_ms=wall_clock_ms() + 60_000)
     assert "use delayLevel" in str(caught.value)
@@ -246,6 +246,19 @@ def test_times_of_any_unit_and_zone_mean_the_same(tmp_path: Path, unit: str | No
     assert [place["topic"] for place in places] == [TIMER_TOPIC, "T"]
     (row,) = rows_of(tmp_path, TIMER_TOPIC)
     assert row["properties"]["TIMER_DELIVER_MS"] == str(second_ms)
+
+
+@pytest.mark.parametrize("seconds", [1, 1_790_000_000, 978_307_200_000])
+def test_a_time_in_seconds_is_refused_and_the_unit_is_named(tmp_path: Path, seconds: int) -> None:
+    with open_store(tmp_path) as store:
+        with pytest.raises(OptionError, match=rf"deliver_at_ms={seconds} .*the unit is milliseconds"):
+            store.send("T", b"a", deliver_at_ms=seconds)
+        rows = pa.table({"body": [b"a", b"b", b"c"], "deliverTimestamp": pa.array([None, 0, seconds], pa.int64())})
+        with pytest.raises(OptionError, match=rf"column deliverTimestamp: {seconds} .*the unit is milliseconds"):
+            store.send_many(rows, topic="T")
+        assert store.send("T", b"0 is at once", deliver_at_ms=0).queue_offset == 0
+        times = rows.column("deliverTimestamp").cast(pa.timestamp("ms", "UTC"))
+        assert len(store.send_many(rows.set_column(1, "deliverTimestamp", times), topic="T")) == 3, "a date is a date"
 
 
 def stage(root: Path, rows: pa.RecordBatch, batch_id: int = 0, **given: Any) -> tuple[SinkSettings, CommitKey, Any]:
