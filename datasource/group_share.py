@@ -130,9 +130,9 @@ class GroupShare:
 
         `is_batch` says whether that is another offset than before, and so a batch.
         """
+        self._query.settle(is_batch=is_batch)
         self._is_first = False
         self._had |= self._owned
-        self._query.settle(is_batch=is_batch)
 
     def _places(
         self, before: StreamOffset, back: Mapping[QueueKey, int], bounds: Bounds, step: GroupStep

@@ -10,7 +10,7 @@ from typing import TypeVar
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.options import ReadOptions
 from rmq_spark.store import StoreReader, open_reader
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StoreError
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
 T = TypeVar("T")
@@ -54,10 +54,14 @@ class StoreView:
         if not self._moved and not self.has_moved() and not self._lacks(unknown):
             return
         self._seen |= unknown
-        if not self._sees_all():
-            self.close()
-            self.store.refresh()
-            self._read_bounds()
+        try:
+            if not self._sees_all():
+                self.close()
+                self.store.refresh()
+                self._read_bounds()
+        except StoreError:
+            self.close()  # the store remembers queues that it could not read: the next look must not
+            raise
         self._moved = False
         self.has_looked = True
 

@@ -33,7 +33,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
 _TORTURE_MINUTES = 2  # of a long run that does not name its minutes
+_SHORT_MINUTES = 1.5
 _ends_at = pytest.StashKey[float]()
+_in_any_case = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torture", "long random runs")
     group.addoption("--torture-seed", type=int, help="of the order of tests, and of `run_seed`; default: random")
     group.addoption("--torture-seconds", type=float, help="begin only tests that end in time")
+    group.addoption("--torture-least", type=int, default=0, help="begin so many short ones whatever the time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,12 +55,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a long run for which the time does not suffice."""
-    mark = item.get_closest_marker("torture")
-    if mark and _ends_at in item.config.stash:
-        needed_s = mark.kwargs.get("minutes", _TORTURE_MINUTES) * 60
-        if time.monotonic() + needed_s > item.config.stash[_ends_at]:
+    """Skip a long run for which the time does not suffice. Say when one begins, for who has to end it."""
+    if _ends_at in item.config.stash and item.get_closest_marker("torture"):
+        minutes, now_s = _minutes_of(item), time.monotonic()
+        if _in_any_case not in item.stash and now_s + minutes * 60 > item.config.stash[_ends_at]:
             pytest.skip("the time is over")
+        print(f"\nbegun at {now_s:.0f} s: {item.nodeid}, {minutes:g} minutes", flush=True)
+
+
+def _minutes_of(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("torture")
+    return float(mark.kwargs.get("minutes", _TORTURE_MINUTES)) if mark else 0.0
+
+
+def _put_least_first(items: list[pytest.Item], count: int) -> None:
+    """Put `count` tests in front that are begun whatever the time: the first of different functions, short ones."""
+    first: dict[str, pytest.Item] = {}
+    for item in sorted(items, key=lambda item: max(_minutes_of(item), _SHORT_MINUTES)):
+        first.setdefault(item.nodeid.partition("[")[0], item)
+    chosen = list(first.values())[:count]
+    for item in chosen:
+        item.stash[_in_any_case] = True
+    items.sort(key=lambda item: item not in chosen)
 
 
 @pytest.fixture
@@ -68,6 +87,7 @@ def run_seed(request: pytest.FixtureRequest) -> int:
     return seed
 
 
+@pytest.hookimpl(trylast=True)  # what is not to run is gone then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In parallel runs put files with Spark first: who begins a long one as the last is left alone with it.
 
@@ -75,6 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if _ends_at in config.stash:
         Random(config.getoption("--torture-seed")).shuffle(items)
+        _put_least_first(items, config.getoption("--torture-least"))
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("spark")}
         items.sort(key=lambda item: item.path not in slow)

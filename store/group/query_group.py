@@ -255,13 +255,13 @@ class QueryGroup(Synchronized):
         Raises StoreError for a query that shares queues, in a store that cannot be written.
         """
         with self._mutex:
-            self._fresh.clear()
             self._handover.plan(is_batch=is_batch)
             if is_batch and self._has_joined and self.terms.commit != "off":
                 try:
                     write_planned_batch(self.paths, self._disk, self.member_id, self.batches)
                 except StoreError as error:
                     self._bear(error)
+            self._fresh.clear()  # not before: after an error the offset is given to nobody
 
     def hand_over(self) -> None:
         """Give queues up between two triggers, if others are entitled to them. For the handover thread.

@@ -11,7 +11,8 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store.disk.file_lock import FileLock
-from rmq_spark.store.errors import GroupConflictError, LockTimeoutError, OptionError
+from rmq_spark.store.errors import GroupConflictError, LockTimeoutError, OptionError, StoreError
+from rmq_spark.store.group import query_group
 from rmq_spark.store.units import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
@@ -388,3 +389,21 @@ def test_where_the_log_lies_is_reported_for_listeners(grow, join, tmp_path) -> N
 def test_a_group_that_rocketmq_refuses_is_refused(store, query_on, name) -> None:
     with pytest.raises(OptionError):
         query_on(store.path, consumerGroup=name)
+
+
+def test_a_trigger_that_failed_when_all_was_planned_is_planned_again_from_the_same_offsets(
+    store, join, monkeypatch
+) -> None:
+    with rmq_spark.open_consumer(store.path, "billing") as consumer:
+        consumer.update_consume_offset(QueueKey("orders", 0), 2)
+        consumer.commit()
+    query = join(store.path, **SHARED)
+
+    def refuse(*_: object) -> None:
+        raise StoreError("members/x.planned cannot be written: Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(query_group, "write_planned_batch", refuse)
+        with pytest.raises(StoreError, match="Cannot allocate memory"):
+            query.plan()
+    assert query.trigger() == [(0, 2)], "two messages were finished before"

@@ -1,13 +1,15 @@
 """The stream's reader as Spark calls it, in this process and on stores that grow meanwhile."""
 
+import errno
 import json
+import os
 import pickle
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from rmq_spark.datasource.stream_reader import RefusedStream
-from rmq_spark.store.errors import OptionError
+from rmq_spark.store.errors import OptionError, StoreError
 
 ANY_LIMIT = ReadMaxRows(1)  # what Spark passes when there is a default limit; the options say what it is
 
@@ -93,3 +95,20 @@ def test_a_refused_stream_raises_its_error_whatever_is_asked_first() -> None:
 def test_a_checkpoint_of_another_source_is_refused(store, query_on) -> None:
     with pytest.raises(OptionError, match="version"):
         query_on(store.path, checkpoint='{"orders": {"0": 1}}').trigger()
+
+
+def test_a_look_that_failed_once_is_no_error_of_the_next_one(store, monkeypatch, query_on) -> None:
+    folder, real = str(store.path / "consumequeue/orders/0"), os.scandir
+
+    def refuse(path):
+        if path == folder:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path)
+        return real(path)
+
+    query = query_on(store.path, startingOffsets="earliest")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(StoreError, match=f"{folder} cannot be listed: Cannot allocate memory"):
+            query.reader.prepareForTriggerAvailableNow()
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.trigger() == [(0, 0), (0, 1), (0, 2)]

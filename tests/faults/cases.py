@@ -11,15 +11,17 @@ from typing import Any
 
 import base_stores
 from fault_kinds import FaultKind
+from group_operations import SHARING
 from operations import WRITING, MoreIsDueError, Operation, Rows, Session
 from reading_operations import READING, read_rows
 from shim import Hit, Shim
+from source_operations import PLANNING
 
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.testing.forked import Ended, run_forked
 from rmq_spark.store.units import QueueKey
 
-OPERATIONS = {operation.name: operation for operation in (*WRITING, *READING)}
+OPERATIONS = {operation.name: operation for operation in (*WRITING, *SHARING, *READING, *PLANNING)}
 CASE_S = 90  # ends a hang
 TRIES = 3  # of a tick, which delivers a part at a time
 _TEXT_CHARS = 1500
@@ -37,13 +39,17 @@ class Ending:
 
 @dataclass(frozen=True)
 class Tried:
-    """What happened in a case. `answer` is what the operation returned although a call failed."""
+    """What happened in a case.
+
+    `answer` is what the operation returned although a call failed, `second_answer` what it returned afterwards.
+    """
 
     hit: Hit
     first: Ending
     second: Ending = Ending("not tried")
     answer: Any = None
     published: dict[QueueKey, int] = field(default_factory=dict)
+    second_answer: Any = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,8 @@ class CaseRunner:
         session = Session(str(self.store), str(self.folder))
         if operation.writer_options is not None:
             session.writer(**operation.writer_options)
+        if operation.prepare:
+            operation.prepare(session)
         return session
 
     def _try(self, operation: Operation, kind: FaultKind, number: int) -> Tried:
@@ -152,8 +160,10 @@ class CaseRunner:
             return Tried(hit, first)
         if first.how == "ok":
             answer = view(operation, session, answer)
-        second, _ = attempt(operation, session, 2)
-        return Tried(hit, first, second, answer, session.published)
+        second, second_answer = attempt(operation, session, 2)
+        if second.how == "ok":
+            second_answer = view(operation, session, second_answer)
+        return Tried(hit, first, second, answer, session.published, second_answer)
 
 
 def view(operation: Operation, session: Session, answer: Any) -> Any:

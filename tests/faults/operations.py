@@ -4,10 +4,14 @@
 the end, beyond what `oracle.py` asks of every operation.
 """
 
+import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import base_stores
 import pyarrow as pa
@@ -36,7 +40,9 @@ from rmq_spark.store import (
     repair,
     republish_dead_letters,
     reset_offsets,
+    serve_store,
 )
+from rmq_spark.store.delivery import serving
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.units import QueueKey
@@ -46,6 +52,7 @@ SENT_AT_ONCE = 250
 SENT_BACK = 10
 PULLED = 10
 SENDS_BACK = pa.int32()
+SERVED_SLEEPS = 5  # of a server: after a tick that failed some are left in which all is delivered
 
 
 class MoreIsDueError(StoreError):
@@ -61,6 +68,9 @@ class Session:
     messages: MessageStore | None = None
     ticker: Ticker | None = None
     group: QueryGroup | None = None
+    other: QueryGroup | None = None  # a second member of the group
+    reader: Any = None  # of a streaming query
+    planned: Any = None  # the end of the batch that it planned
     offsets: dict[QueueKey, int] = field(default_factory=dict)  # of the group's queues
     published: dict[QueueKey, int] = field(default_factory=dict)  # the last that were acknowledged
 
@@ -98,8 +108,9 @@ def _nothing_more(outcome: Outcome) -> Iterator[str]:
 class Operation:
     """One operation.
 
-    `reads`: its answer is compared with the answer without a fault. Where the answer is a file, `view` reads it, after
-    calls no longer fail.
+    `prepare` comes before calls fail. `reads`: its answer is compared with the answer without a fault. Where the answer
+    is a file, `view` reads it, after calls no longer fail. A file whose sync fails and that is then written again as a
+    new one, with a sync, is named by `rewritten`: the operation may succeed.
     """
 
     name: str
@@ -112,6 +123,39 @@ class Operation:
     is_durable: bool = True  # when it returns, a power cut takes nothing of it
     reads: bool = False
     view: Callable[[Session], object] | None = None
+    prepare: Callable[[Session], None] | None = None
+    rewritten: str = ""
+
+
+class _ErrorsLogged(logging.Handler):
+    """Keeps the errors that are logged, whatever the level of the logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what of the record is an error."""
+        found = record.args if isinstance(record.args, tuple) else ()
+        self.errors += [part for part in found if isinstance(part, BaseException)]
+
+
+@contextlib.contextmanager
+def raising_logged_errors() -> Iterator[None]:
+    """Raise, at the end of the block, the first error that was only logged within it."""
+    handler, logger = _ErrorsLogged(), logging.getLogger("rmq_spark")
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+        logger.setLevel(level)
+    for error in handler.errors:
+        raise error
 
 
 def _send(session: Session, number: int) -> None:
@@ -207,6 +251,26 @@ def _ticked(outcome: Outcome) -> Iterator[str]:
             yield f"TICK: {body} was delivered {outcome.rows['late', body]} times"
 
 
+def _serve(session: Session, number: int) -> None:
+    """Serve for some ticks. What a tick could not deliver, the ticks after it must have delivered."""
+    slept = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += 1
+
+    clock = SimpleNamespace(sleep=sleep)
+    with (
+        mock.patch.object(serving, "time", clock),
+        mock.patch.object(serving, "RETRY_MS", serving.LOOK_MS),
+        raising_logged_errors(),
+    ):
+        serve_store(session.store, lambda: slept >= SERVED_SLEEPS)
+        with Ticker(session.store) as ticker:
+            left = ticker.tick(wall_clock_ms())
+            assert not left.delivered, f"the server left {left.delivered} messages that were due"
+
+
 def _expire(session: Session, number: int) -> None:
     session.writer().expire(max_bytes=1)
 
@@ -294,7 +358,7 @@ def _group_leave(session: Session, number: int) -> None:
     session.group = None
 
 
-def _published(outcome: Outcome) -> Iterator[str]:
+def published(outcome: Outcome) -> Iterator[str]:
     held = group_offsets(outcome.store, "crew").get("orders", {})
     for queue, offset in outcome.published.items():
         if held.get(queue.queue_id, -1) < offset:
@@ -333,6 +397,7 @@ WRITING = (
     Operation("sink", base_stores.settled, _sink("sync"), _sunk, done_again_after_death=True),
     Operation("sink-async", base_stores.settled, _sink("async"), _sunk, done_again_after_death=True, is_durable=False),
     Operation("tick", base_stores.due, _tick, _ticked, done_again_after_death=True),
+    Operation("serve", base_stores.due, _serve, _ticked, done_again_after_death=True),
     Operation("expire", base_stores.settled, _expire, writer_options=_ASYNC, deletes=True),
     Operation("expire-beside-levels", base_stores.waiting_by_level, _expire_some, _still_waiting, _ASYNC, deletes=True),
     Operation("expire-beside-timer", base_stores.waiting_by_timer, _expire_some, _still_waiting, _ASYNC, deletes=True),
@@ -344,8 +409,8 @@ WRITING = (
     Operation("create-store", base_stores.nothing, _create_store, done_again_after_death=True),
     Operation("repair", base_stores.without_a_queue, _repair, done_again_after_death=True),
     Operation("send-back", base_stores.settled, _send_back, _has("%DLQ%crew", SENT_BACK), done_again_after_death=True),
-    Operation("group", base_stores.settled, _group_step, _published),
-    Operation("group-leave", base_stores.settled, _group_leave, _published),
+    Operation("group", base_stores.settled, _group_step, published),
+    Operation("group-leave", base_stores.settled, _group_leave, published),
     Operation("reset-offsets", base_stores.with_a_group, _reset),
     Operation("pull", base_stores.settled, _pull, _pulled),
     Operation(

@@ -1,10 +1,12 @@
 """What must be true after a case. Each fault begins with a word for its kind, in capital letters.
 
 1. The error is one of ours (RAW) and names the path of the call that failed (UNNAMED).
-2. The same operation afterwards succeeds, in the same process (SECOND).
+2. The same operation afterwards succeeds, in the same process (SECOND). If it reads, it answers as without a fault
+   (AGAIN).
 3. An operation that reads answers as without a fault, or fails (SILENT). A check may report what it could not read,
    and nothing else (FALSE-ALARM); so may a summary, as the problem of a queue.
-4. An operation that promises durability does not succeed when a sync failed (SWALLOWED).
+4. An operation that promises durability does not succeed when a sync failed (SWALLOWED), but for the sync of a file
+   that it writes again then.
 5. A reader reads the store then (UNREADABLE). After a close the store is closed and healthy (UNHEALTHY).
 6. No message that was there before is missing (GONE), none is doubled (DOUBLE), and what the operation promises is
    kept: its own judge says so. No promise of a commit is left open (INTENTS).
@@ -39,8 +41,11 @@ def ending_faults(operation: Operation, kind: FaultKind, plain: Plain, tried: Tr
         yield f"SECOND {second.how}: {second.text}"
     if first.how == "ok" and operation.reads:
         yield from answer_faults(plain.answer, tried.answer, tried.hit)
+    if second.how == "ok" and operation.reads and tried.second_answer != plain.answer:
+        yield f"AGAIN {difference(plain.answer, tried.second_answer)}"
     is_sync = kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync")
-    if first.how == "ok" and is_sync and operation.is_durable:
+    is_repeated = os.path.basename(tried.hit.path) == operation.rewritten
+    if first.how == "ok" and is_sync and operation.is_durable and not is_repeated:
         yield f"SWALLOWED {tried.hit}: the operation returned"
 
 

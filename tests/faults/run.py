@@ -36,6 +36,7 @@ from rmq_spark.store.testing.preload import NoCompilerError, compile_preload, pr
 
 KEPT_STORES = 10
 LEAST_SHARE = 0.3  # of the time, for cases
+LEAST_CASES = 20  # of each worker, whatever the time
 NO_COMPILER = 2
 Case = tuple[str, str, int]  # operation, kind, number of the call
 
@@ -79,7 +80,7 @@ class FaultSearch:
         """Try cases until the time is over; print faults, return counts."""
         runner, counts = self._runner(number), Counter[str]()
         for case in cases:
-            if time.monotonic() > until:
+            if time.monotonic() > until and counts["cases"] >= LEAST_CASES:
                 break
             counts += self._try(runner, case)
         return counts
@@ -111,8 +112,10 @@ class FaultSearch:
 
 def warm_up(store: Path) -> None:
     """Import what operations use before the first fork: else each case spends most of its time with imports."""
-    for module in ("delivery.timer_store", "explore.repairing", "explore.summary_reader", "group.last_words"):
+    delivery, explore = ("delivery.ticker", "delivery.timer_store"), ("explore.repairing", "explore.summary_reader")
+    for module in (*delivery, *explore, "group.last_words"):
         importlib.import_module(f"rmq_spark.store.{module}")
+    importlib.import_module("rmq_spark.datasource.group_share")
     base_stores.settled(str(store))
     read_rows(str(store))
     check(store)

@@ -127,13 +127,13 @@ def places(error: BaseException) -> str:
 
 def work(folder: Path, seeds: range, seconds: float = math.inf) -> None:
     """Run cases in this process: a line with each seed before it is tried, a line of JSON for each fault."""
-    until = time.monotonic() + seconds
     warnings.simplefilter("error")
     cases = Cases(folder)
     for name in STORES:
         read_all(GOLDEN / name, "mmap")  # imports, caches and pools are there before memory is counted
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE_BYTES, -1))
+    until = time.monotonic() + seconds
     for seed in seeds:
         if time.monotonic() > until:
             break

@@ -32,6 +32,7 @@ SIZES = FileSizes(2048, 200, 10 * 46, IndexShape(7, 40))
 QUEUES = 2
 ANOTHER_BOOT = "after the power cut"
 POINTS_IN_DEFAULT_SUITE = 40
+SHORT = pytest.mark.torture(minutes=0.2)
 
 
 @dataclass
@@ -222,7 +223,7 @@ def fill_up_to(store: StoreWriter, end: int) -> int:
 
 @pytest.mark.parametrize(
     "end_in_sector",
-    [505, 508, 511, *(pytest.param(end, marks=pytest.mark.torture) for end in (506, 507, 509, 510))],
+    [505, 508, 511, *(pytest.param(end, marks=SHORT) for end in (506, 507, 509, 510))],
 )
 def test_a_power_cut_that_tears_the_filler_of_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_in_sector: int

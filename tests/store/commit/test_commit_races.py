@@ -215,7 +215,7 @@ def test_processes_that_race_and_die(make_kit: "type[Kit]", tmp_path: Path, seed
     race(make_kit, tmp_path / "store", seed)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=0.2)
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_many_processes_that_race_and_die(make_kit: "type[Kit]", tmp_path: Path, seed: int) -> None:
     race(make_kit, tmp_path / "store", seed)

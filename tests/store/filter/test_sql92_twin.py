@@ -63,7 +63,7 @@ def test_the_evaluators_agree_on_a_few_thousand_expressions(monkeypatch: pytest.
     assert min(found.values()) > 1000, "each answer has been seen"
 
 
-@pytest.mark.torture
+@pytest.mark.torture(minutes=1)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_evaluators_agree_on_a_hundred_thousand_expressions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(f"many {seed}", 10_000, 25, monkeypatch)

@@ -1,11 +1,15 @@
 """A query in its group says what its user must know, and says it once."""
 
+import errno
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 import rmq_spark
+from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.errors import StoreError
 from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
 from rmq_spark.store.units import QueueKey
 
@@ -60,3 +64,22 @@ def test_a_query_that_reads_all_queues_has_no_use_for_a_strategy(store: str, cap
     assert len(query.step(QUEUES, {}, None).owned) == len(QUEUES)
     assert warnings(caplog) == []
     query.leave({})
+
+
+def test_queues_are_gained_again_if_the_batch_that_they_began_with_could_not_be_noted(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = QueryGroup(store, GroupTerms("g", assignment="shared"))
+    assert query.step(QUEUES[:1], {}, None).gained == tuple(QUEUES[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemCalls, "create", refuse_for_want_of_memory)
+        with pytest.raises(StoreError, match=r"planned\.tmp.*: Cannot allocate memory"):
+            query.settle()
+    assert query.step(QUEUES[:1], {}, None).gained == tuple(QUEUES[:1])
+    query.settle()
+    assert query.step(QUEUES[:1], {}, None).gained == ()
+    query.leave({})
+
+
+def refuse_for_want_of_memory(calls: SystemCalls, path: str, *_: object, **__: object) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path)
