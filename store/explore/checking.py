@@ -3,6 +3,7 @@
     files as such -> where the log ends (as a reader finds it) -> the log, block by block: records by themselves,
     their units, their keys -> units and keys that nothing asked for -> config, timer, our own files
 
+After a crash the log ends where the next writer ends it, if our note says so: what that takes back is no damage.
 Beside a live writer the log's end is fixed first, so all before it stands still but for units and keys that are about
 to come; what does not agree there, and small files that are being replaced, is looked at again before it is told. Where
 a store that was closed when the check began was written to meanwhile, and something is wrong, all is done again.
@@ -41,14 +42,16 @@ from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevel
 from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
-from rmq_spark.store.log.left_behind import how_left, vouched_end
+from rmq_spark.store.log.left_behind import durable_end, how_left, logged_end, vouched_end
 from rmq_spark.store.log.lost_queues import find_lost_queues, has_files
 from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
+from rmq_spark.store.log.rebuilding import read_rebuild
 from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.log.torn_tail import whole_end
 from rmq_spark.store.units import QueueKey
 
 Progress = Callable[[int, int], None]
@@ -99,6 +102,8 @@ class _Check:
         self._root, self._left, self._progress, self._sleep = root, left, progress, sleep
         self._findings, self._looked = Findings(), Looked()
         self._log = SoundLog(folders)
+        # A repair that has begun was told what it costs: the next writer goes on with it.
+        self._durable_end = 0 if read_rebuild(root) is not None else durable_end(root, self._log)
         # Before queues are listed: a live writer makes new ones.
         self._vouched_end, self._registered = vouched_end(root, self._log), read_registry(root)
         self._topics = SoundTopics(root)
@@ -145,6 +150,7 @@ class _Check:
             end=end,
             newest_ms=self._tail.newest_ms,
             dispatched_end=self._dispatched_end(),
+            durable_end=self._durable_end,
             is_ours_alone=self._is_ours() and not _has_seen_a_broker(self._root),
         )
         self._findings.extend(of_faults(self._log, faults))
@@ -152,7 +158,7 @@ class _Check:
             look_again(units.joined, self._find_queue, self._log, self._levels(), self._sleep)
         told = list(verdicts(seen))
         self._tell_tail(told, unread)
-        told += self._lost_queues(units)
+        told += self._lost_queues(units, unread)
         of_queues = [*self._odd_queues, *told, *odd_times(units.odd_delays, units.joined, self._queues)]
         may_begin_anew = units.has_records if begin else lambda key: True
         self._findings.extend(keep_numbers([*of_queues, *ext.odd_files()], may_begin_anew))
@@ -205,13 +211,16 @@ class _Check:
             return self._tail.last_record[0]  # a broker makes units in the order of the log
         return self._tail.first_unitless()
 
-    def _lost_queues(self, units: UnitJoin) -> Iterator[Finding]:
-        """Yield the queues whose files are gone, and of which the log has no record that would show it."""
+    def _lost_queues(self, units: UnitJoin, unread: set[QueueKey]) -> Iterator[Finding]:
+        """Yield the queues whose files are gone, and of which the log has no record that would show it.
+
+        Of those that are `unread` it was told.
+        """
         lost = find_lost_queues(
             self._root,
             self._log,
             self._registered,
-            lambda key: key in self._queues and has_files(self._queues[key]),
+            lambda key: key in unread or (key in self._queues and has_files(self._queues[key])),
             self._topics.may_exist,
             lambda: self._topics.text,
         )
@@ -290,7 +299,7 @@ class _Check:
         for attempt in range(_TRIES):
             try:
                 self._tail.look(self._queues, self._queues, whole=True)
-                self._end = self._tail.end
+                self._end = min(self._tail.end, self._recovered_end())
                 return
             except StoreChangedError as error:
                 if attempt == _TRIES - 1:
@@ -306,6 +315,24 @@ class _Check:
                     continue
                 self._findings.add(replace(of_error(error, filenames.COMMIT_LOG), action="lost"))
                 return
+
+    def _recovered_end(self) -> int:
+        """Return the physical offset behind which the next writer takes back what a dead one left, by our note."""
+        end = self._tail.end
+        if self._left.closing is not Closing.CRASHED or read_rebuild(self._root) is not None:
+            return end
+        if self._durable_end is not None:
+            return whole_end(self._log, self._durable_end)
+        logged = logged_end(self._root, self._log)
+        return end if logged is None or self._has_unit_from(logged) else logged
+
+    def _has_unit_from(self, place: int) -> bool:
+        """Say whether some queue has a unit for a record from a physical offset on."""
+        for queue in self._queues.values():
+            fault = queue.run.fault()
+            if is_unreadable(fault) if fault is not None else queue.last_place() >= place:
+                return True  # what cannot be read may have one
+        return False
 
     def _find_end_again(self, walk: LogWalk) -> None:
         """After a walk with an open end that came to a place: readers end there, whatever made them refuse."""

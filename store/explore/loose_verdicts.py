@@ -14,7 +14,13 @@ from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.units import QueueKey
 
 _LOOKED_UP = 5_000  # units of which the records are looked at one by one: bounds the time where all is damaged
-
+_NOT_ON_DISK = (
+    "They were not on disk when the power went. Restore the log from a copy, or let a writer go on without them."
+)
+_TAKEN_BACK = (
+    "They were not on disk when the power went, and no writer had said that they were. The next writer takes the units "
+    "back; rmq_spark.repair does it now."
+)
 
 # What a unit is that no record asked for. In the middle of a queue the record of its queue offset tells of it.
 _BEHIND, _GARBAGE, _EARLY, _NAMED, _TOLD = "behind the log's end", "no unit", "before the first", "named", "told"
@@ -126,12 +132,13 @@ def _behind(seen: Seen, queue: ConsumeQueue, number: int, count: int) -> Finding
     record = seen.log.record_at(place)
     stale = isinstance(record, Record) and record.store_timestamp < seen.newest_ms
     stale |= seen.closing is not Closing.CRASHED
+    is_taken_back = not stale and seen.durable_end is not None and place >= seen.durable_end
     if seen.closing is Closing.LIVE or stale:
         whose = "they came meanwhile, or nobody reads them" if seen.closing is Closing.LIVE else "nobody reads them"
         what = f"{count} units of queue {queue.key} for records behind the log's end: {whose}"
         return Finding(NOTE, area_of(queue), what, path, position, topic=queue.key.topic, queue_id=queue.key.queue_id)
     return Finding(
-        DAMAGE,
+        REPAIRABLE if is_taken_back else DAMAGE,
         area_of(queue),
         f"units of queue {queue.key} whose records lie behind the end that a crash left",
         path,
@@ -143,7 +150,7 @@ def _behind(seen: Seen, queue: ConsumeQueue, number: int, count: int) -> Finding
         number if queue.layout is not BATCH_UNIT else None,
         number + count if queue.layout is not BATCH_UNIT else None,
         count,
-        "They were not on disk when the power went. Restore the log from a copy, or let a writer go on without them.",
+        _TAKEN_BACK if is_taken_back else _NOT_ON_DISK,
         action="recover",
     )
 

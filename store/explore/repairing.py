@@ -5,8 +5,10 @@ Here the store is brought to where recovery does it all, in an order that no cra
 
 0. A config file that cannot be read is kept in `rmq/before-repair/`, then its `.bak` takes its place; of topics.json
    with the topics that are newer than that, in one step: recovery passes over records of topics that it does not name.
-1. A note, `rmq/rebuild`, says which files are to be made anew. From here until they are complete readers refuse the
-   queues that it names, and the next writer goes on with the steps 2 to 4, whoever died.
+1. What a dead writer wrote in part is taken back, and what it wrote as a whole is synced, as our note says: no later
+   step can tell the two apart. Then a note, `rmq/rebuild`, says which files are to be made anew. From here until they
+   are complete readers refuse the queues that it names, and the next writer goes on with the steps 2 to 4, whoever
+   died.
 2. `abort` is there, for good: from here on who opens the store recovers it, a broker too. Then the checkpoint is a page
    that vouches for nothing, and our own note is gone: so all of the log is looked at, and all units and keys that are
    missing are made.
@@ -57,13 +59,13 @@ from rmq_spark.store.explore.store_times import write_times
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
 from rmq_spark.store.format.rebuild_note import Rebuild
-from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.rebuilding import empty_folder
+from rmq_spark.store.log.recovery import remove_note
 from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_files import nothing_written
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER, read_watermark, watermark_path, write_watermark
+from rmq_spark.store.log.watermark_file import SIDE_FOLDER, read_watermark, write_watermark
 
 KEPT = "before-repair"  # in rmq/: files that were replaced
 
@@ -211,9 +213,7 @@ class _Repair:
                 )  # fmt: skip
             finally:
                 log.close()
-            for path in (watermark_path(self._root), registry_path(self._root)):
-                self._disk.remove(path)
-            self._disk.sync_folder(files.join(self._root, SIDE_FOLDER))
+            remove_note(self._disk, self._root)
         with self._writer.section() as section:
             section.settle()
         with self._writer.lock.hold():

@@ -39,6 +39,7 @@ class Seen:
     end: int
     newest_ms: int  # store time up to the end
     dispatched_end: int  # physical offset before which a missing unit does not come by itself
+    durable_end: int | None  # physical offset from which on recovery takes back what is torn; None if that is a loss
     is_ours_alone: bool  # no broker has ever written to the store
     units: int = 0  # that were looked at
     looked_up: int = 0

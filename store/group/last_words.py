@@ -21,7 +21,7 @@ from rmq_spark.store.errors import DamageError, NotFoundError, OffsetRangeError
 from rmq_spark.store.group.claims import read_claims
 from rmq_spark.store.group.finished_batch import read_planned_batch, write_finished_batch
 from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
-from rmq_spark.store.group.offset_file import OffsetFile, Outcome, read_group_offsets
+from rmq_spark.store.group.offset_file import OffsetFile, Outcome
 from rmq_spark.store.group.published import write_published
 from rmq_spark.store.group.resets import read_resets
 from rmq_spark.store.group.seen_ends import SeenEnds, stamp_of_ends
@@ -66,7 +66,10 @@ def publish_last_offsets(
     paths = GroupPaths(root, group)
     if not _owned(paths, member_id, offsets):
         return False
-    held = read_group_offsets(root, group, time.sleep)
+    settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)
+    # Read here and, as others may publish until then, in the turn: what is the same by then is not decoded again.
+    file = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
+    held = file.read(group)
     moved = {queue: offset for queue, offset in offsets.items() if offset > held.get(queue, 0)}
     ends = SeenEnds(root, stamp_of_ends(root))  # before the look at the queues
     reached = _reached(root, commit_log_path, moved)
@@ -82,8 +85,6 @@ def publish_last_offsets(
             for queue, one in suspended.queues.items()
             if one.number > applied_suspension and not one.is_of(last_batch)
         }
-        settings = WriterSettings("rmq-spark", _WAIT_MS, allow_network_store=True)
-        file = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
         held = file.read(group)
         own = {
             queue: offset

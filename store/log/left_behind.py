@@ -7,9 +7,10 @@ from rmq_spark.store.disk.lock_probe import seems_locked
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint
 from rmq_spark.store.format.record import RECORD_HEAD
+from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.watermark_file import is_at_work, read_settled_watermark, read_watermark
+from rmq_spark.store.log.watermark_file import is_at_work, read_settled_watermark, read_watermark, read_watermarks
 
 
 def how_left(path: str) -> Left:
@@ -42,9 +43,38 @@ def vouched_end(path: str, log: CommitLog) -> int | None:
         note = read_settled_watermark(path)
     if note is None or not note.boot:
         return None
+    return note.end if _is_of(path, log, note) else None
+
+
+def durable_end(path: str, log: CommitLog) -> int | None:
+    """Return the physical offset up to which our note says that all was on disk for good before the power went.
+
+    None if the machine has run on since the note, or it does not count: a broker has written. Recovery takes back what
+    a power cut tore behind this offset; nobody was told that it would outlive one.
+    """
+    note, settled = read_watermarks(path)
+    if note is None or settled is None or note.boot == host.boot_id() or settled.end < log.segments.begin:
+        return None
+    return settled.end if _is_of(path, log, settled) else None
+
+
+def logged_end(path: str, log: CommitLog) -> int | None:
+    """Return the physical offset behind which a writer of ours was at work when it died; None if none was.
+
+    The machine has run on since. What stands behind it the next writer takes back, unless a unit speaks of it: then a
+    broker has come in between.
+    """
+    note = read_watermark(path)
+    if note is None or not note.is_open or note.boot != host.boot_id():
+        return None
+    return max(note.end, note.logged_end) if _is_of(path, log, note) else None
+
+
+def _is_of(path: str, log: CommitLog, note: Watermark) -> bool:
+    """Say whether a note speaks of the store as it is: its checkpoint and its last record are there."""
     page = files.read_small(files.join(path, filenames.CHECKPOINT)) or b""
     is_same_log = note.last_place < 0 or log.bytes_at(note.last_place, RECORD_HEAD.itemsize) == note.last_head
-    return note.end if zlib.crc32(page) == note.checkpoint_crc and is_same_log else None
+    return zlib.crc32(page) == note.checkpoint_crc and is_same_log
 
 
 def index_safe_until_ms(path: str) -> int | None:

@@ -140,8 +140,11 @@ def _present(store: StoreFiles, among: Iterable[ConsumeQueue] | None = None) -> 
 
 
 def _first_place(queue: ConsumeQueue) -> int:
-    """Return the physical offset of the record that a queue's first unit names, -1 if it cannot be read."""
-    if queue.run.fault() is not None:
+    """Return the physical offset of the record that a queue's first unit names, -1 if its files are damaged as such.
+
+    Raises StoreError where the kernel does not let them be listed.
+    """
+    if queue.run.is_damaged():
         return -1
     units = queue.read(queue.run.begin, queue.run.begin + 1)
     queue.run.close()

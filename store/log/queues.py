@@ -129,6 +129,13 @@ class ConsumeQueue:
                 return self.run.first_where(first, until, lambda unit: not self.are_written(unit))
         return end
 
+    def last_place(self) -> int:
+        """Return the physical offset of the record that the last written unit names, -1 without units."""
+        end = self.search_written_end()
+        last = self.read(max(end - 1, self.run.begin), end).physical_offsets
+        self.run.close()
+        return int(last[-1]) if len(last) else -1
+
     def refuse_hole_before(self, first: int, log_begin: int) -> None:
         """Raise DamageError unless what stands before the first readable unit is fill or has expired with the log.
 

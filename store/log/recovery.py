@@ -18,21 +18,14 @@ Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover
 
 import logging
 from dataclasses import replace
-from itertools import pairwise
 
 from rmq_spark.store.disk import files, host
+from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.index_state import IndexState
 from rmq_spark.store.format.rebuild_note import Rebuild
-from rmq_spark.store.format.record import (
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD_HEAD,
-    Blank,
-    Record,
-)
+from rmq_spark.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_HEAD
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
@@ -45,11 +38,11 @@ from rmq_spark.store.log.rebuilding import read_rebuild, remove_rebuild, take_aw
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.log.torn_tail import walk_whole, whole_end
 from rmq_spark.store.log.watermark_file import read_watermark, read_watermarks, watermark_path
 
 _LOG = logging.getLogger("rmq_spark")
 _BATCH_RECORDS = 10_000  # dispatched together: bounds memory
-_SECTOR_BYTES = 512  # the least that a disk writes whole
 
 
 def prepare(store: StoreFiles) -> None:
@@ -57,7 +50,7 @@ def prepare(store: StoreFiles) -> None:
     store.look()
     note, settled = read_watermarks(store.root)
     has_abort = store.has_abort()
-    ran_on = note is not None and bool(note.boot) and note.boot == host.boot_id()
+    ran_on = note is not None and _ran_on(note)
     _refuse_lost_log(store, note if ran_on else settled)
     rebuild = read_rebuild(store.root)
     if rebuild is not None:
@@ -91,29 +84,69 @@ def prepare(store: StoreFiles) -> None:
 def begin_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
     """Have the next section make files anew from the log. For a repair, under the store's lock.
 
-    First the note of it is written, durably: from here readers refuse these queues until they are complete again.
+    First what a dead writer wrote in part is taken back. Then the note of the rebuild is written, durably: from here
+    readers refuse these queues until they are complete again.
     """
+    _take_back(store)
     write_rebuild(store.disk, store.root, rebuild)
     _vouch_for_nothing(store)
 
 
 def forget_note(store: StoreFiles) -> None:
     """Remove our note and the registry of queues, for a repair: the next section makes both again."""
-    _finish_failed_sync(store)  # it is recorded there, and nowhere else
-    for path in (watermark_path(store.root), registry_path(store.root)):
+    _take_back(store)
+    remove_note(store.disk, store.root)
+
+
+def remove_note(disk: Disk, root: str) -> None:
+    """Remove our note and the registry of queues, durably. Nothing must hang on what the note says."""
+    for path in (watermark_path(root), registry_path(root)):
         if files.file_size(path) >= 0:
-            store.disk.remove(path)
-            store.disk.sync_folder(files.parent(path))
+            disk.remove(path)
+            disk.sync_folder(files.parent(path))
 
 
 def _vouch_for_nothing(store: StoreFiles) -> None:
     """Have recovery look at all of the log: it goes by the checkpoint and by our note."""
     store.vouch_for_nothing()
-    forget_note(store)
+    remove_note(store.disk, store.root)
+
+
+def _take_back(store: StoreFiles) -> None:
+    """Take back what recovery by our note would take back, and have the rest of the log on disk for good.
+
+    Only the note tells how far a dead writer came, and what a power cut may have torn: a record is whole by its head
+    and the CRC of its body, and may lack its properties all the same. So this comes before the note goes. No units and
+    no keys are made: the files for them may be those that are damaged.
+    """
+    if read_rebuild(store.root) is not None:
+        _finish_failed_sync(store)
+        return  # what the note said was done before the rebuild was noted
+    store.look()
+    note, settled = read_watermarks(store.root)
+    if note is None:
+        return
+    has_abort, ran_on, known = store.has_abort(), _ran_on(note), None
+    if _stands(store, note, has_abort, ran_on=ran_on):
+        # Which files an open section wrote its writer told nobody.
+        known = replace(note, dirty=None) if note.is_open else note
+    elif has_abort and settled is not None and not ran_on and _is_within_log(store, settled):
+        known = replace(
+            settled, number=note.number, is_open=True, logged_end=whole_end(store.log, settled.end, store.note_progress)
+        )
+    if known is not None:
+        store.believe(known)
+        if known.is_open:
+            store.log_writer.clear_from(max(known.end, known.logged_end))
+    if note.is_syncing and ran_on:
+        _write_again(store, known or note)
+    elif known is not None:
+        store.sync_changes()
 
 
 def _finish_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
     """Make anew what the note of a rebuild names. Its repair is at work, or died at any point."""
+    _finish_failed_sync(store)  # it is recorded in our note, and nowhere else
     _vouch_for_nothing(store)
     take_away(store.disk, store.root, rebuild, store.note_progress)
     store.look()
@@ -135,6 +168,11 @@ def _refuse_lost_log(store: StoreFiles, note: Watermark | None) -> None:
         "elsewhere, or in several folders, name all of them (commitLogPath) and see that they are mounted; if segments "
         f"were lost, restore them from a copy, or remove {watermark_path(store.root)} to go on with what is left."
     )
+
+
+def _ran_on(note: Watermark) -> bool:
+    """Say whether the machine has run on since a note was written."""
+    return bool(note.boot) and note.boot == host.boot_id()
 
 
 def _stands(store: StoreFiles, note: Watermark, has_abort: bool, *, ran_on: bool) -> bool:
@@ -159,12 +197,8 @@ def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
     died before it wrote a checkpoint.
     """
     for queue in TopicTable(store.root).queues.values():
-        if not queue.run.is_damaged():
-            end = queue.search_written_end()
-            last = queue.read(max(end - 1, queue.run.begin), end).physical_offsets
-            queue.run.close()
-            if len(last) and int(last[-1]) >= physical_offset:
-                return True
+        if not queue.run.is_damaged() and queue.last_place() >= physical_offset:
+            return True
     return False
 
 
@@ -306,7 +340,7 @@ def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | Non
     records that it names are known, and everything that it may not have written is written again.
     """
     if synced is None:
-        end = _whole_end(store, settled.end)
+        end = whole_end(store.log, settled.end, store.note_progress)
     else:
         end = _known_end(store, settled.end, max(synced.end, synced.logged_end))
     # The writer of an open section did not tell all files that it wrote.
@@ -344,7 +378,7 @@ def _known_end(store: StoreFiles, begin: int, known_end: int) -> int:
 
     The writer had written all of them, and the machine ran on: zeros are a reason to doubt a record, not to lose it.
     """
-    place, doubtful = _walk_whole(store, begin, known_end)
+    place, doubtful = walk_whole(store.log, begin, known_end, store.note_progress)
     if doubtful:
         _LOG.warning(
             "rmq: %s: the topic or properties of %d messages, the first one at physical offset %d, have zeros where a "
@@ -364,59 +398,6 @@ def _known_end(store: StoreFiles, begin: int, known_end: int) -> int:
             known_end,
         )
     return place
-
-
-def _whole_end(store: StoreFiles, begin: int) -> int:
-    """Return where the first record from `begin` on begins that a power cut left in part.
-
-    It may leave the head and the body of a record and zeros for its properties, which no CRC covers; and of a filler
-    that lies across a sector's edge the magic without the length, or something older before the magic. It is whole
-    only if its length reaches just to the end of its segment.
-    """
-    place, doubtful = _walk_whole(store, begin, None)
-    return doubtful[0] if doubtful else place
-
-
-def _walk_whole(store: StoreFiles, begin: int, end: int | None) -> tuple[int, list[int]]:
-    """Return where the first record in [begin, end) begins that is torn, and which whole ones before it lack a sector.
-
-    Without `end` the walk goes on to where the log ends, or a sector is missing.
-    """
-    place, doubtful = begin, list[int]()
-    while end is None or place < end:
-        store.note_progress()
-        record = store.log.record_at(place)
-        if isinstance(record, Blank):
-            segment = store.log.segments.holding(place)
-            is_whole = segment is not None and place + record.remaining_size == segment.end
-            if segment is None or not is_whole or store.log.segments.after(segment) is None:
-                break
-            place = segment.end
-        elif not isinstance(record, Record) or not record.crc_matches:
-            break
-        else:
-            if _lacks_a_sector(store, record):
-                doubtful.append(place)
-                if end is None:
-                    break
-            place += record.total_size
-    return place, doubtful
-
-
-def _lacks_a_sector(store: StoreFiles, record: Record) -> bool:
-    """Say whether a sector of a record's topic and properties, or its share of one, is nothing but zeros.
-
-    A power cut leaves that. So does a property of hundreds of NUL characters, which is not told apart from it.
-    """
-    segment = store.log.segments.holding(record.physical_offset)
-    assert segment is not None, record.physical_offset
-    end = record.physical_offset - segment.begin + record.total_size
-    tail = store.log.bytes_at(record.physical_offset, record.total_size)[
-        -(len(record.topic) + len(record.properties)) :
-    ]
-    begin = end - len(tail)
-    edges = [begin, *range(begin // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES), end]
-    return any(not tail[one - begin : other - begin].strip(b"\0") for one, other in pairwise(edges))
 
 
 def _close(store: StoreFiles, end: int, last: LastRecord | None) -> None:

@@ -77,7 +77,7 @@ class StoreReader:
             lambda: last_indexed_place(self.path),
         )
         self._min_units: dict[QueueKey, int] = {}
-        self._lost: dict[QueueKey, DamageError] = {}  # queues whose files are gone
+        self._lost: dict[QueueKey, StoreError] = {}  # queues whose files are gone, or cannot be listed
         self._looked = self._is_closed = False
         self.registry_stamp: tuple[int, int, int] | None = None  # of before the last look at the queues
         self._is_in_rebuild = False  # at the last look a repair made queues anew

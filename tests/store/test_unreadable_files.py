@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import check, open_reader, plan_repair
+from rmq_spark.store import check, open_reader, open_store, plan_repair
 from rmq_spark.store.errors import RmqError, StoreError, StorePathError
+from rmq_spark.store.log.commit_log import CommitLog
+from rmq_spark.store.log.lost_queues import find_lost_queues, has_files
+from rmq_spark.store.log.queue_registry import read_registry
+from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.units import QueueBounds, QueueKey
@@ -90,3 +94,49 @@ def test_a_queue_whose_folder_cannot_be_listed_hides_no_other_and_is_never_rebui
     assert "Permission denied" in findings[0].what
     with pytest.raises(StorePathError, match=f"{folder} cannot be listed"):
         plan_repair(store)
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, pytest.MonkeyPatch]:
+    """A store that our writer closed, a queue's folder in it that cannot be listed from now on, and who undoes that."""
+    root = tmp_path / "ours"
+    with open_store(root, queues=2) as messages:
+        for number in range(4):
+            messages.send("orders", b"body", queue_id=number % 2)
+    folder, real = root / "consumequeue/orders/1", os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path) == folder:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    return root, folder, monkeypatch
+
+
+def test_a_queue_that_cannot_be_listed_is_not_registered(ours: tuple[Path, Path, pytest.MonkeyPatch]) -> None:
+    root, folder, patch = ours
+    registry = root / "rmq/queues"
+    registry.unlink()  # an older release left the store
+    with pytest.raises(StoreError, match=f"{folder} cannot be listed"), open_store(root) as messages:
+        messages.send("orders", b"body", queue_id=0)
+    assert not registry.exists()
+    patch.undo()
+    with open_store(root) as messages:
+        messages.send("orders", b"body", queue_id=0)
+    found = read_registry(str(root))
+    assert found is not None
+    assert [found.queues[QueueKey("orders", queue)] >= 0 for queue in range(2)] == [True, True]
+
+
+def test_a_queue_that_cannot_be_listed_neither_has_files_nor_has_none(
+    ours: tuple[Path, Path, pytest.MonkeyPatch],
+) -> None:
+    root, folder, _ = ours
+    queues = TopicTable(str(root)).queues
+    registered, log = read_registry(str(root)), CommitLog((str(root / "commitlog"),), mapped=False)
+    found = find_lost_queues(
+        str(root), log, registered, lambda key: has_files(queues[key]), lambda _: True, lambda: b"another text"
+    )
+    assert list(found) == [QueueKey("orders", 1)]
+    assert f"{folder} cannot be listed" in str(found[QueueKey("orders", 1)])

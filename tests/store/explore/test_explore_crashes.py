@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ POINTS_IN_DEFAULT_SUITE = 12
 MESSAGES = 60
 
 Rows = dict[str, list[dict[str, object]]]
+CrashEverywhere = Callable[[CrashDisk, Iterable[int], int, Callable[[Path], None]], None]
 
 
 def make(path: Path) -> None:
@@ -59,27 +60,6 @@ def rows_of(path: Path, columns: list[str]) -> Rows:
                 batches = reader.read(key, held.min_offset, held.max_offset, columns)
                 found[str(key)] = [row for batch in batches for row in batch.to_pylist()]
         return {key: rows for key, rows in found.items() if rows}
-
-
-def crash_everywhere(
-    disk: CrashDisk,
-    folder: Path,
-    step: int,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-    go_on: Callable[[Path], None],
-) -> None:
-    for point in range(0, disk.effect_count + 1, step):
-        for image in disk.images(point, seed, subset_count=1):
-            shutil.rmtree(folder, ignore_errors=True)
-            image.write_to(folder)
-            with monkeypatch.context() as patch:
-                if "power cut" in str(image):
-                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
-                try:
-                    go_on(folder / "s")
-                except (AssertionError, Exception) as error:
-                    raise AssertionError(f"{image}: {error!r}") from error
 
 
 def spoil(path: Path, position: int) -> None:
@@ -187,17 +167,23 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk
 
 @pytest.mark.parametrize("work", [repaired, rebuilt, imported])
 def test_a_crash_at_some_system_calls(
-    work: Callable[..., tuple[CrashDisk, Callable[[Path], None]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Callable[..., tuple[CrashDisk, Callable[[Path], None]]],
+    crash_everywhere: CrashEverywhere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk, go_on = work(tmp_path, monkeypatch)
     step = max(disk.effect_count // POINTS_IN_DEFAULT_SUITE, 1)
-    crash_everywhere(disk, tmp_path / "image", step, 1, monkeypatch, go_on)
+    crash_everywhere(disk, range(0, disk.effect_count + 1, step), 1, go_on)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("work", [repaired, rebuilt, imported])
 def test_a_crash_at_every_system_call(
-    work: Callable[..., tuple[CrashDisk, Callable[[Path], None]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Callable[..., tuple[CrashDisk, Callable[[Path], None]]],
+    crash_everywhere: CrashEverywhere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk, go_on = work(tmp_path, monkeypatch)
-    crash_everywhere(disk, tmp_path / "image", 1, 2, monkeypatch, go_on)
+    crash_everywhere(disk, range(disk.effect_count + 1), 2, go_on)

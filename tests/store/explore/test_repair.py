@@ -497,7 +497,7 @@ def test_findings_keep_every_target_of_a_repair_and_the_first_place_of_a_cut() -
     [
         "store_files.encode_abort",
         "store_files.encode_checkpoint",
-        "recovery.forget_note",
+        "recovery.remove_note",
         "recovery.take_away",
         "recovery._take_over",
         "recovery.remove_rebuild",

@@ -2,8 +2,9 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ PARTS = 4  # of all points: no test may take long
 COLUMNS = ["queueOffset", "commitLogOffset", "body", "keys", "storeTimestamp", "bornTimestamp"]
 
 Rows = dict[QueueKey, list[dict[str, object]]]
+CrashEverywhere = Callable[[CrashDisk, Iterable[int], int, Callable[[Path], None]], None]
 
 
 @dataclass
@@ -252,7 +254,7 @@ def repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk
     root = tmp_path / "live/s"
     store = fill(root, wall_clock_ms(), 8)
     disk = CrashDisk(root.parent)
-    before = without_times(rows_of(root))
+    before, turns = without_times(rows_of(root)), count()
     with monkeypatch.context() as patch:
         patch.setattr(repairing, "Disk", lambda: disk)
         assert repair(root).report.is_healthy
@@ -260,7 +262,7 @@ def repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk
     def go_on(image: Path) -> None:
         assert without_times(rows_of(image)) == before, "a reader, before anybody recovers the store"
         other = Store(image, store.count)
-        if len(str(image)) % 2:
+        if next(turns) % 2:  # every other one is written to before the repair
             other.put(wall_clock_ms(), wall_clock_ms())
         expected = without_times(rows_of(image))
         assert all(held == expected[key][: len(held)] for key, held in before.items())
@@ -278,40 +280,21 @@ def repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk
     return disk, go_on
 
 
-def crash_everywhere(
-    disk: CrashDisk,
-    folder: Path,
-    step: int,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-    go_on: Callable[[Path], None],
-    begin: int = 0,
+def test_a_crash_at_some_system_calls(
+    crash_everywhere: CrashEverywhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for point in range(begin, disk.effect_count + 1, step):
-        for number, image in enumerate(disk.images(point, seed, subset_count=1)):
-            target = folder / ("x" * (1 + number % 2))  # every other one is written to before the repair
-            shutil.rmtree(target, ignore_errors=True)
-            image.write_to(target)
-            with monkeypatch.context() as patch:
-                if "power cut" in str(image):
-                    patch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
-                try:
-                    go_on(target / "s")
-                except (AssertionError, Exception) as error:
-                    raise AssertionError(f"{image}: {error!r}") from error
-
-
-def test_a_crash_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, go_on = repaired(tmp_path, monkeypatch)
     step = max(disk.effect_count // POINTS_IN_DEFAULT_SUITE, 1)
-    crash_everywhere(disk, tmp_path / "image", step, 1, monkeypatch, go_on)
+    crash_everywhere(disk, range(0, disk.effect_count + 1, step), 1, go_on)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_crash_at_every_system_call(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_every_system_call(
+    part: int, crash_everywhere: CrashEverywhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk, go_on = repaired(tmp_path, monkeypatch)
-    crash_everywhere(disk, tmp_path / "image", PARTS, 2, monkeypatch, go_on, part)
+    crash_everywhere(disk, range(part, disk.effect_count + 1, PARTS), 2, go_on)
 
 
 def fail_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> bool:

@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ import rmq_spark
 from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.disk.file_lock import FileLock
 from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.format.config_json import ConsumerOffsets, decode_consumer_offsets
+from rmq_spark.store.group import last_words, offset_file
 from rmq_spark.store.group.finished_batch import read_finished_batch, read_planned_batch
 from rmq_spark.store.group.group_paths import GroupPaths
 from rmq_spark.store.group.last_words import publish_last_offsets
@@ -57,6 +59,31 @@ def test_what_was_finished_last_is_published(store: Path, ended: QueryGroup) -> 
 def test_a_group_that_stands_further_stays_there(store: Path, ended: QueryGroup) -> None:
     with rmq_spark.open_consumer(store, "g") as consumer:
         consumer.update_consume_offset(A, 9)
+    assert publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 6}, 0)
+    assert offsets(store) == {0: 9, 1: 6}
+
+
+def test_a_group_that_went_further_meanwhile_stays_there_and_its_offsets_are_decoded_once_each(
+    store: Path, ended: QueryGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = (store / "config/consumerOffset.json").read_bytes()
+    decoded, reached = [], last_words._reached
+
+    def count(data: bytes) -> ConsumerOffsets:
+        decoded.append(data)
+        return decode_consumer_offsets(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offset_file, "decode_consumer_offsets", count)
+        assert publish_last_offsets(store, "g", ended.member_id, {A: 5, B: 4}, 0)
+        assert decoded.count(held) == 1, "the file was the same at the second look"
+
+    def look(root: str, log: str | None, moved: Mapping[QueueKey, int]) -> set[QueueKey]:
+        with rmq_spark.open_consumer(store, "g") as consumer:
+            consumer.update_consume_offset(A, 9)
+        return reached(root, log, moved)
+
+    monkeypatch.setattr(last_words, "_reached", look)
     assert publish_last_offsets(store, "g", ended.member_id, {A: 6, B: 6}, 0)
     assert offsets(store) == {0: 9, 1: 6}
 
