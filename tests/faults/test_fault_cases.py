@@ -60,8 +60,9 @@ def ending_faults(
     """Return the kinds of faults that the oracle finds in how a case ended, with EIO at a read of one file."""
     cases, shim = kit["cases"], kit["shim"]
     hit = shim.Hit(1, str(more.pop("call", "pread")), "here/commitlog/0")
-    tried = cases.Tried(hit, cases.Ending(*first), cases.Ending(second), more.get("answer"))
     plain = cases.Plain(Counter(), more.get("plain"), [])
+    again = more.get("again", plain.answer)
+    tried = cases.Tried(hit, cases.Ending(*first), cases.Ending(second), more.get("answer"), second_answer=again)
     found = kit["oracle"].ending_faults(cases.OPERATIONS[name], kit["fault_kinds"].FAULT_KINDS["eio"], plain, tried)
     return {fault.split()[0] for fault in found}
 
@@ -81,6 +82,7 @@ def test_the_oracle_sees_answers_that_are_silently_other_ones(kit: dict[str, Mod
     rows, fewer = Counter({("orders", "a"): 2}), Counter({("orders", "a"): 1})
     assert ending_faults(kit, "read", ("ok", ""), "ok", plain=rows, answer=rows) == set()
     assert ending_faults(kit, "read", ("ok", ""), "ok", plain=rows, answer=fewer) == {"SILENT"}
+    assert ending_faults(kit, "read", ("ok", ""), "ok", plain=rows, answer=rows, again=fewer) == {"AGAIN"}
     healthy = {"counts": [7], "findings": []}
     fewer_units = {"counts": [6], "findings": []}
     named, foreign = ({"counts": [6], "findings": [f"damage: {path}"]} for path in ("here/commitlog/0", "elsewhere"))
