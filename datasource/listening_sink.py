@@ -66,7 +66,9 @@ class ListenerJob:
         """What becomes of rows that are sent back, in words."""
         if self.drops:
             return "are dropped, as broadcasting has it"
-        return "are dead letters, for good" if self._stops_queues else "are sent back to their group"
+        if self._stops_queues:
+            return "are dead letters, for good"
+        return "are sent back to their group, or become dead letters after maxReconsumeTimes"
 
     def run(
         self, batches: Iterable[pa.RecordBatch], store_id: str | None, key: CommitKey, task: SinkTask

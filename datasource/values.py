@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
-from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
+from rmq_spark.store.units import QueueKey, describe_unit, is_in_another_unit
 
 # As in Kafka's offset JSON: a queue offset may be one of these instead.
 LATEST = -1
@@ -294,13 +294,13 @@ def parse_times(text: str, now_ms: int) -> Times:
 def parse_time(text: str, now_ms: int) -> int:
     """Return ms since the epoch for a number of them, an ISO 8601 time with its zone, or `-10m` before now.
 
-    A number of ms before 2001 is refused but for 0: it is a number of seconds.
+    A number before 2001 or after 9999 is refused, except 0: it is not in ms.
     """
     stripped = text.strip()
     if re.fullmatch(r"\d+", stripped, re.ASCII) and _number(stripped) <= COUNT_MAX:
         time_ms = _number(stripped)
-        if is_in_seconds(time_ms):
-            raise Unacceptable(f"has the number {time_ms}, which {describe_seconds(time_ms)}.")
+        if is_in_another_unit(time_ms):
+            raise Unacceptable(f"has the number {time_ms}, which {describe_unit(time_ms)}.")
         return time_ms
     accepted = 'Accepted: ms since 1970, "2026-01-31T12:00:00Z", "2026-01-31T12:00:00+01:00", "-10m" (before now).'
     relative = _NUMBER_AND_UNIT.fullmatch(stripped[1:].lower()) if stripped.startswith("-") else None

@@ -9,15 +9,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 LAST_SECONDS_MS = 978_307_200_000  # 2001-01-01: no RocketMQ message is older, and seconds of this century are less
+LAST_MS = 253_402_300_799_999  # the end of 9999: microseconds and nanoseconds of this century are more
 
 
-def is_in_seconds(time_ms: int) -> bool:
-    """Say whether a number given as ms since the epoch cannot be meant so: seconds were given. 0 is the beginning."""
-    return 0 < time_ms <= LAST_SECONDS_MS
+def is_in_another_unit(time_ms: int) -> bool:
+    """Say whether a number given as ms since the epoch cannot be meant so. 0 is the beginning."""
+    return 0 < time_ms <= LAST_SECONDS_MS or time_ms > LAST_MS
 
 
-def describe_seconds(time_ms: int) -> str:
-    """Return what is wrong with a time that `is_in_seconds`, as the rest of a sentence that begins with the number."""
+def describe_unit(time_ms: int) -> str:
+    """Return what is wrong with a time that `is_in_another_unit`, as the rest of a sentence that begins with it."""
+    if time_ms > LAST_MS:
+        return (
+            "is after the year 9999 in ms since 1970, and the unit is milliseconds; expected an earlier time. Divide "
+            "microseconds by 1000, and nanoseconds by 1000000"
+        )
     day = datetime.fromtimestamp(time_ms // 1000, UTC).date()
     return (
         f"is the day {day} in ms since 1970, and the unit is milliseconds; expected 0, or a time after 2001. Multiply "

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rmq_spark.store.units import describe_seconds, is_in_seconds
+from rmq_spark.store.units import describe_unit, is_in_another_unit
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -25,8 +25,8 @@ class Moment(click.ParamType):
         if isinstance(value, int):
             return value
         if value.isdecimal() and int(value) <= _LAST_MS:
-            if is_in_seconds(int(value)):
-                self.fail(f"{value} {describe_seconds(int(value))}.", param, ctx)
+            if is_in_another_unit(int(value)):
+                self.fail(f"{value} {describe_unit(int(value))}.", param, ctx)
             return int(value)
         shift = re.fullmatch(r"(?:now)?([+-])(\d{1,12})(ms|s|m|h|d)|now", value)
         if shift is not None:

@@ -11,7 +11,7 @@ from rmq_spark.command.output import print_json, say
 from rmq_spark.command.progress import waiting
 from rmq_spark.command.tables import show
 from rmq_spark.command.words import TIMES, Moment, Size, appending, examples, writing
-from rmq_spark.store.units import is_in_seconds
+from rmq_spark.store.units import LAST_SECONDS_MS
 
 _WORDS = ("earliest", "latest")
 _OFFSETS = '\'{"orders": {"0": 12}}\''
@@ -141,7 +141,7 @@ def _where(to: str) -> Any:
     except click.BadParameter:
         raise click.UsageError(f"WHERE {to!r} is none of: earliest, latest, now-2h, {_OFFSETS}. {TIMES}") from None
     # `reset_offsets` refuses a number that looks like seconds. This one comes from a date before 2001.
-    return datetime.fromtimestamp(time_ms / 1000, UTC) if is_in_seconds(time_ms) else time_ms
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms <= LAST_SECONDS_MS else time_ms
 
 
 @click.command(epilog=examples("rmq close store"))

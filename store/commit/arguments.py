@@ -16,7 +16,7 @@ from rmq_spark.store.format.encoding import MESSAGE_COLUMNS
 from rmq_spark.store.format.filenames import check_sent_topic, check_topic_name
 from rmq_spark.store.format.store_settings import BROKER_VERSIONS, DelayTerms
 from rmq_spark.store.log.topics import MAX_QUEUES
-from rmq_spark.store.units import LAST_SECONDS_MS, describe_seconds, is_in_seconds
+from rmq_spark.store.units import LAST_SECONDS_MS, describe_unit, is_in_another_unit
 
 FLUSHES = ("async", "sync")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
@@ -144,8 +144,8 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
         time_ms = row["deliverTimestamp"]
         if time_ms is not None:
             check_number("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
-            if is_in_seconds(time_ms):
-                raise OptionError(f"deliver_at_ms={time_ms} {describe_seconds(time_ms)}. Nothing was appended.")
+            if is_in_another_unit(time_ms):
+                raise OptionError(f"deliver_at_ms={time_ms} {describe_unit(time_ms)}. Nothing was appended.")
         for name in _WHOLE:  # Arrow cuts a fraction off
             if isinstance(row[name], float) and not row[name].is_integer():
                 raise ValueError(f"{name}: {row[name]!r} is no whole number")
@@ -210,7 +210,7 @@ def _refuse_seconds(times_ms: pa.ChunkedArray) -> None:
     row = pc.index(are_seconds, True).as_py()
     if row >= 0:
         raise OptionError(
-            f"no messages: column deliverTimestamp: {times_ms[row]} {describe_seconds(times_ms[row].as_py())}. Nothing "
+            f"no messages: column deliverTimestamp: {times_ms[row]} {describe_unit(times_ms[row].as_py())}. Nothing "
             "was appended."
         )
 

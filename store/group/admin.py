@@ -34,7 +34,7 @@ from rmq_spark.store.group.suspended import forget_stopped
 from rmq_spark.store.group.whole_number import as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
+from rmq_spark.store.units import QueueKey, describe_unit, is_in_another_unit
 
 EARLIEST, LATEST = "earliest", "latest"
 _SHOWN_COUNT = 12
@@ -207,8 +207,8 @@ def _time_ms(to: object) -> int:
             f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets '
             'as {"topic": {0: 12}}.'
         ) from None
-    if is_in_seconds(time_ms) and not isinstance(to, datetime):
-        raise OptionError(f"reset_offsets: to={time_ms} {describe_seconds(time_ms)}.")
+    if is_in_another_unit(time_ms) and not isinstance(to, datetime):
+        raise OptionError(f"reset_offsets: to={time_ms} {describe_unit(time_ms)}.")
     return time_ms
 
 

@@ -48,7 +48,7 @@ from rmq_spark.store.group.seen_ends import SeenEnds, Stamp, stamp_of_ends
 from rmq_spark.store.group.whole_number import MAX_LONG, as_ms, check_offset, check_whole
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES
-from rmq_spark.store.units import QueueKey, describe_seconds, is_in_seconds
+from rmq_spark.store.units import QueueKey, describe_unit, is_in_another_unit
 
 __all__ = ["DEFAULT_COLUMNS", "HOLD_MS", "PULL_MESSAGES", "PullConsumer"]
 
@@ -187,8 +187,8 @@ class PullConsumer(Synchronized):
         RocketMQ 4.9 answers. Raises OptionError for another rule and for what is no time, seconds too, NotFoundError.
         """
         time_ms = check_whole("search_offset: at", as_ms("search_offset: at", at), -MAX_LONG)
-        if is_in_seconds(time_ms) and not isinstance(at, datetime):
-            raise OptionError(f"search_offset: at={time_ms} {describe_seconds(time_ms)}.")
+        if is_in_another_unit(time_ms) and not isinstance(at, datetime):
+            raise OptionError(f"search_offset: at={time_ms} {describe_unit(time_ms)}.")
         self._look()
         return self._reader.offset_at_time(queue, time_ms, rule)
 

@@ -88,6 +88,7 @@ def test_columns_as_text_are_values_with_tabs_between(rmq: Rmq, demo: Path) -> N
         (("--queue", "9"), "Its queues are: 0, 1, 2, 3"),
         (("--from", "noon"), "is no time"),
         (("--from", "1700000000"), "the unit is milliseconds"),
+        (("--from", "1700000000000000"), "Divide microseconds by 1000"),
     ],
 )
 def test_wrong_words_are_answered_with_what_is_right(rmq: Rmq, demo: Path, words: tuple[str, ...], text: str) -> None:

@@ -34,7 +34,7 @@ from rmq_spark.store import StoreReader, Ticker
 from rmq_spark.store.disk.chance import wall_clock_ms
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.testing.preload import NoCompilerError, compile_preload, preloaded
-from rmq_spark.store.units import is_in_seconds
+from rmq_spark.store.units import is_in_another_unit
 
 SOURCE = Path(__file__).resolve().parent / "wall_clock.c"
 SHIFT_VARIABLE = "WALL_CLOCK_SHIFT_S"
@@ -73,7 +73,7 @@ def send_with_time(store: str, name: str) -> None:
     """Send a message for a time soon; by level where the clock is so far back that a time would pass for seconds."""
     time_ms = wall_clock_ms() + 1500
     with opened(store) as messages:
-        if is_in_seconds(time_ms):
+        if is_in_another_unit(time_ms):
             messages.send("late", name, delay_level=1)
         else:
             messages.send("late", name, deliver_at_ms=time_ms)

@@ -312,8 +312,8 @@ def test_a_group_that_has_no_offsets_is_told_of_the_others_unless_it_is_one_of_t
         reset_offsets(root, "new", "earliest")
 
 
-@pytest.mark.parametrize("to", [1, 1_700_000_000, 978_307_200_000])
-def test_a_time_in_seconds_is_refused_and_the_unit_is_named(root: Path, to: int) -> None:
+@pytest.mark.parametrize("to", [1, 1_700_000_000, 978_307_200_000, 1_700_000_000_000_000])
+def test_a_time_in_another_unit_is_refused_and_the_unit_is_named(root: Path, to: int) -> None:
     with pytest.raises(OptionError, match=rf"reset_offsets: to={to} .*the unit is milliseconds"):
         reset_offsets(root, "g", to, "T")
     assert stored(root) == OFFSETS
