@@ -168,6 +168,9 @@ class WaitingMessages:
         begin = end = max(check.queue_offset, queue.run.begin)
         for first, units in self._units(queue, begin):
             end = first + len(units)
+        if queue.run.segments and check.queue_offset > _data_end(queue):
+            what, expected = "the timer's check goes on behind the end of its queue", f"at most {_data_end(queue)}"
+            raise DamageError(what, self._check_path, 0, expected, check.queue_offset, _MEND_TIMER)
         begin = max(begin, queue.first_from(self._log.segments.begin, end))
         if begin >= end:
             return []
@@ -180,8 +183,8 @@ class WaitingMessages:
     def _taken(self, check: TimerCheck, now_ms: int) -> list[int]:
         """Return where the message of the oldest unit of the timer log lies whose second is still to come.
 
-        The wheel only finds units by their second, so it is not asked: it may be lost. Messages of units behind the
-        check's position are in their queue behind the check's offset.
+        The wheel only finds units by their second, so it is not asked: it may be lost. A timer that is ahead of the
+        clock may have delivered some of what counts here.
         """
         folder = files.join(self._root, _TIMER_LOG)
         run = list_segments(folder)
@@ -192,7 +195,7 @@ class WaitingMessages:
         if first is not None and first.begin and not self._log.segments.begin:
             what = "the first files of the timer log are missing"
             raise DamageError(what, first.path, 0, "a file that begins at 0", first.begin, _MEND_TIMER)
-        begin_ms = max(check.read_time, now_ms - LATE_MS, 0) // SECOND_MS * SECOND_MS
+        begin_ms = max(min(check.read_time, now_ms), now_ms - LATE_MS, 0) // SECOND_MS * SECOND_MS
         for units in _timer_units(run, check.log_position):
             waits = np.flatnonzero(due_times(units) >= begin_ms)
             if len(waits):
@@ -201,13 +204,17 @@ class WaitingMessages:
 
 
 def _timer_units(run: SegmentRun, end: int) -> Iterator[NDArray[np.void]]:
-    """Yield the units of the timer log up to a position, a part at a time; a filler ends a file."""
+    """Yield the units of the timer log, a part at a time; a filler ends a file.
+
+    Up to position `end` the log was synced. Behind it a crash may have left half a unit: there nothing is damage, and
+    what waits is in its queue, too, as not taken.
+    """
     position = run.begin
-    while position < end:
+    while position < run.end:
         segment = run.holding(position)
         if segment is None:
             raise DamageError("a file of the timer log is missing", run.segments[0].path, 0, position, "none")
-        count = min((min(end, segment.end) - position) // TIMER_UNIT_BYTES, _AT_ONCE)
+        count = min((segment.end - position) // TIMER_UNIT_BYTES, _AT_ONCE)
         units = _read_units(segment, position, count)
         good = are_units(units)
         stop = count if good.all() else int(np.argmin(good))
@@ -217,6 +224,8 @@ def _timer_units(run: SegmentRun, end: int) -> Iterator[NDArray[np.void]]:
         if stop == count and count:
             continue
         if not _is_filler(segment, position):
+            if position >= end:
+                return
             raise DamageError("unit of the timer log", segment.path, position - segment.begin, "a unit", "none")
         position = segment.end
 
@@ -257,6 +266,7 @@ def _unknown(error: StoreError, path: str, next_step: str) -> StoreError:
     if is_unreadable(error):
         return error
     if isinstance(error, DamageError):
+        next_step = error.next_step if error.next_step.startswith(KEEPS) else next_step
         return DamageError(error.what, error.path, error.position, error.expected, error.found, next_step)
     return DamageError("which messages wait is not known", path, 0, "files that can be read", str(error), next_step)
 

@@ -193,6 +193,30 @@ def test_a_lost_wheel_hides_nothing_that_waits(kit: "Kit", wait: Wait) -> None:
     assert expire(kit).held_by == f"{kit.root}/config/timercheck"
 
 
+def test_a_check_of_the_timer_that_is_ahead_of_its_queue_or_of_the_clock_hides_nothing(kit: "Kit", wait: Wait) -> None:
+    waits(kit, wait, LOG, 1)
+    path = Path(kit.root, "config/timercheck")
+    page = path.read_bytes()
+    path.write_bytes((kit.now_ms + 9 * DAY_MS).to_bytes(8, "big") + page[8:])
+    assert expire(kit).held_by == str(path)
+    path.write_bytes(page[:16] + (2).to_bytes(8, "big") + page[24:])
+    with pytest.raises(DamageError, match="the timer's check goes on behind the end of its queue"):
+        expire(kit)
+    path.write_bytes(page)
+    assert expire(kit).held_by == str(path)
+
+
+def test_half_a_unit_behind_what_was_synced_of_the_timer_log_is_no_damage(kit: "Kit", wait: Wait) -> None:
+    waits(kit, wait, LOG, 1)
+    with next(Path(kit.root, LOG).iterdir()).open("r+b") as file:
+        file.seek(52)
+        file.write(b"\0\0\0\x34\xff")
+    assert expire(kit).held_by == f"{kit.root}/config/timercheck"
+    kit.now_ms += DAY_MS + 1000
+    assert kit.tick().delivered == 1
+    assert expire(kit).held_by is None
+
+
 def test_a_unit_that_passes_for_late_is_compared_with_its_message(kit: "Kit", wait: Wait) -> None:
     waits(kit, wait, LEVELS, 1)
     with Path(kit.root, LEVELS, "17", "0" * 20).open("r+b") as file:
