@@ -27,6 +27,7 @@ from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_lock import StoreLock
 from rmq_spark.store.log.waiting_messages import WaitingMessages
+from rmq_spark.store.log.waiting_queues import refuse_lost_waiting_queues
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 
 _LOG = logging.getLogger("rmq_spark")
@@ -89,12 +90,15 @@ class StoreWriter:
         self._finishers = tuple(finishers)
         self._terms = settings.delays
         self._told_held: tuple[str | None, int] = None, 0
+        self._told_failure = ""
         self.lock = StoreLock(self.root, disk, settings, now_ms, sleep)
         self._make_folders()
         folders = commit_log_folders(self.root, settings.commit_log_path)
         check_settings(self.root)
         self._files = StoreFiles(self.root, folders, disk, settings.sizes, now_ms, self.lock.note_progress)
-        self._waiting = WaitingMessages(self.root, self._files.log, now_ms)
+        self._waiting = WaitingMessages(
+            self.root, self._files.log, now_ms, lambda: refuse_lost_waiting_queues(self._files)
+        )
 
     def __enter__(self) -> "StoreWriter":
         return self
@@ -176,8 +180,11 @@ class StoreWriter:
             held = check_settings(self.root)
             if held is not None and (held.retention_ms, held.retention_bytes) != (None, None):
                 self._tell_held(section.expire(held.retention_ms, held.retention_bytes))
+            self._told_failure = ""
         except StoreError as error:
-            _LOG.warning("rmq: retention in %s failed, and is tried again by the next writer: %s", self.root, error)
+            if str(error) != self._told_failure:  # once: every section tries again, and the disk fills meanwhile
+                self._told_failure = str(error)
+                _LOG.warning("rmq: retention in %s failed, and is tried again by the next writer: %s", self.root, error)
 
     def _tell_held(self, found: Expired) -> None:
         """Say in the log what keeps retention from its work, once for each segment more: the disk fills up with them.

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_spark.store.delivery.ticker import Tick
-from rmq_spark.store.errors import RmqError, StoreError, StorePathError
+from rmq_spark.store.errors import DamageError, RmqError, StoreError, StorePathError
+from rmq_spark.store.explore.repairing import repair
+from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.retention import Expired
 from rmq_spark.store.log.waiting_messages import WaitingMessages
@@ -111,12 +114,149 @@ def test_a_time_that_nobody_took_for_days_holds_no_longer(kit: "Kit", caplog: py
     assert "60 cannot be delivered" in caplog.text
 
 
-def test_files_that_are_damaged_hold_nothing(kit: "Kit") -> None:
+def lose(path: Path) -> None:
+    """Remove a folder."""
+    shutil.rmtree(path)
+
+
+def empty(path: Path) -> None:
+    """Remove the files of a queue, or of all queues of a topic; folders stay."""
+    for found in path.rglob("0*"):
+        if found.is_file():
+            found.unlink()
+
+
+def spoil(path: Path, fill: bytes = b"\xff") -> None:
+    """Write over the first unit of the first file in a folder."""
+    with next(found for found in sorted(path.rglob("0*")) if found.is_file()).open("r+b") as file:
+        file.write(fill * 52 if path.name == "timerlog" else fill * 20)
+
+
+def blank(path: Path) -> None:
+    """Write zeros over the first unit."""
+    spoil(path, b"\0")
+
+
+LEVELS, TIMER, LOG = "consumequeue/SCHEDULE_TOPIC_XXXX", "consumequeue/rmq_sys_wheel_timer", "timerlog"
+HARMS = [lose, empty, spoil, blank]
+
+
+def waits(kit: "Kit", wait: Wait, where: str, count: int) -> None:
+    """Have messages wait in the queue of a level, in that of the timer, or in the timer log; fill segments."""
+    with kit.writer() as writer, writer.section() as section:
+        section.ensure_topic(TIMER_TOPIC, 1)
+    kit.put(*((wait(18, "two hours") if where == LEVELS else waiting(1, kit.now_ms + DAY_MS)) for _ in range(count)))
+    if where == LOG:
+        assert kit.tick().delivered == 0
+    fill(kit)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("where", [LEVELS, TIMER, LOG])
+def test_what_waits_in_files_that_are_lost_or_damaged_is_not_deleted(
+    kit: "Kit", wait: Wait, where: str, harm: Callable[[Path], None], count: int
+) -> None:
+    waits(kit, wait, where, count)
+    harm(Path(kit.root, where))
+    segments = os.listdir(f"{kit.root}/commitlog")
+    with pytest.raises(DamageError, match=r"Retention deletes nothing before .* `rmq (repair|check)`"):
+        expire(kit)
+    assert os.listdir(f"{kit.root}/commitlog") == segments
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("where", [LEVELS, TIMER])
+def test_after_a_repair_what_waits_holds_again_and_comes(
+    kit: "Kit", wait: Wait, where: str, harm: Callable[[Path], None]
+) -> None:
+    waits(kit, wait, where, 3)
+    harm(Path(kit.root, where))
+    assert repair(kit.root).report.is_healthy
+    assert expire(kit).held_bytes > 0
+    kit.now_ms += DAY_MS
+    assert kit.tick().delivered == 3
+
+
+@pytest.mark.parametrize("where", [LEVELS, TIMER])
+def test_a_lost_queue_is_found_in_the_log_of_a_store_without_a_registry(kit: "Kit", wait: Wait, where: str) -> None:
+    waits(kit, wait, where, 1)
+    lose(Path(kit.root, where))
+    Path(kit.root, "rmq/queues").unlink()
+    with pytest.raises(DamageError, match="has had messages, and its files are missing"):
+        expire(kit)
+
+
+def test_a_lost_wheel_hides_nothing_that_waits(kit: "Kit", wait: Wait) -> None:
+    waits(kit, wait, LOG, 1)
+    Path(kit.root, "timerwheel").unlink()
+    assert expire(kit).held_by == f"{kit.root}/config/timercheck"
+
+
+def test_a_check_of_the_timer_that_is_ahead_of_its_queue_or_of_the_clock_hides_nothing(kit: "Kit", wait: Wait) -> None:
+    waits(kit, wait, LOG, 1)
+    path = Path(kit.root, "config/timercheck")
+    page = path.read_bytes()
+    path.write_bytes((kit.now_ms + 9 * DAY_MS).to_bytes(8, "big") + page[8:])
+    assert expire(kit).held_by == str(path)
+    path.write_bytes(page[:16] + (2).to_bytes(8, "big") + page[24:])
+    with pytest.raises(DamageError, match="the timer's check goes on behind the end of its queue"):
+        expire(kit)
+    path.write_bytes(page)
+    assert expire(kit).held_by == str(path)
+
+
+def test_half_a_unit_behind_what_was_synced_of_the_timer_log_is_no_damage(kit: "Kit", wait: Wait) -> None:
+    waits(kit, wait, LOG, 1)
+    with next(Path(kit.root, LOG).iterdir()).open("r+b") as file:
+        file.seek(52)
+        file.write(b"\0\0\0\x34\xff")
+    assert expire(kit).held_by == f"{kit.root}/config/timercheck"
+    kit.now_ms += DAY_MS + 1000
+    assert kit.tick().delivered == 1
+    assert expire(kit).held_by is None
+
+
+def test_a_unit_that_passes_for_late_is_compared_with_its_message(kit: "Kit", wait: Wait) -> None:
+    waits(kit, wait, LEVELS, 1)
+    with Path(kit.root, LEVELS, "17", "0" * 20).open("r+b") as file:
+        file.seek(12)
+        file.write((1).to_bytes(8, "big"))
+    with pytest.raises(DamageError, match="a time after its message was stored"):
+        expire(kit)
+
+
+def test_a_store_where_all_was_delivered_is_held_by_no_damage_of_it(kit: "Kit", wait: Wait) -> None:
+    kit.put(wait(1, "a"))
+    kit.now_ms += 2000
+    assert kit.tick().delivered == 1
+    fill(kit)
+    assert expire(kit).segments > 0
+
+
+def test_retention_by_settings_says_once_that_damage_keeps_it_from_its_work(
+    kit: "Kit", wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits(kit, wait, LEVELS, 1)
+    with kit.writer() as writer:
+        writer.set_retention(None, 1)
+        spoil(Path(kit.root, LEVELS))
+        for _ in range(3):
+            with writer.section() as section:
+                kit.append(section, [SampleMessage("U", 0, b"x")])
+            kit.now_ms += HOUR_MS
+    told = [record.message for record in caplog.records if "unit of queue SCHEDULE_TOPIC_XXXX/17" in record.message]
+    assert len(told) == 1
+    assert "Run `rmq repair`" in told[0]
+
+
+def test_a_stray_file_in_the_timer_log_keeps_retention_from_its_work(kit: "Kit") -> None:
     kit.put(waiting(1, kit.now_ms + DAY_MS))
     kit.tick()
     fill(kit)
     Path(kit.root, "timerlog", "garbage").write_bytes(b"x")
-    assert expire(kit).segments > 0
+    with pytest.raises(DamageError, match="Retention deletes nothing before"):
+        expire(kit)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get)
@@ -171,8 +311,8 @@ def test_while_nothing_is_delivered_the_answer_is_kept(kit: "Kit", monkeypatch: 
     fill(kit)
     asked = []
     with kit.writer() as writer:
-        in_wheel = writer._waiting._in_wheel
-        monkeypatch.setattr(writer._waiting, "_in_wheel", lambda *given: asked.append(1) or in_wheel(*given))
+        taken = writer._waiting._taken
+        monkeypatch.setattr(writer._waiting, "_taken", lambda *given: asked.append(1) or taken(*given))
         for _ in range(3):
             with writer.section() as section:
                 assert section.expire(max_bytes=1).held_bytes > 0

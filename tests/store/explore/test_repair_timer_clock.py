@@ -20,7 +20,6 @@ from rmq_spark.store.explore import repairing, timer_findings
 from rmq_spark.store.format import timer_wheel
 from rmq_spark.store.format.filenames import TIMER_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log import waiting_messages
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -46,10 +45,9 @@ TAKEN_BACK, TAKES_BACK = 7, 8
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the wheel and the files of the timer log be small: several are removed, and copied for each crash."""
     monkeypatch.setattr(timer_files, "TIMER_FILE_BYTES", 436)
-    for module in (timer_wheel, timer_files, timer_store, timer_findings, waiting_messages):
+    for module in (timer_wheel, timer_files, timer_store, timer_findings):
         monkeypatch.setattr(module, "SLOT_COUNT", SLOTS)
-    for holder in (timer_files, waiting_messages):
-        monkeypatch.setattr(holder, "WHEEL_BYTES", SLOTS * timer_wheel.TIMER_SLOT_BYTES)
+    monkeypatch.setattr(timer_files, "WHEEL_BYTES", SLOTS * timer_wheel.TIMER_SLOT_BYTES)
 
 
 @dataclass
