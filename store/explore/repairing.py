@@ -53,11 +53,12 @@ from rmq_spark.store.explore.repair_plan import (
     plan_repair,
     stamp_of,
 )
-from rmq_spark.store.explore.set_back import queue_ends, set_back
+from rmq_spark.store.explore.set_back import queue_ends
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.explore.store_times import write_times
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
+from rmq_spark.store.format.offset_limits import set_back
 from rmq_spark.store.format.rebuild_note import Rebuild
 from rmq_spark.store.log.rebuilding import empty_folder
 from rmq_spark.store.log.recovery import remove_note

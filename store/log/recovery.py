@@ -32,6 +32,7 @@ from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
+from rmq_spark.store.log.group_offsets import set_groups_back
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.lost_queues import refuse_lost_folder
 from rmq_spark.store.log.queue_registration import register_after_others, register_again, register_queues
@@ -353,6 +354,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         unitless = tail.first_unitless()
         begin = min(unitless, max(indexed, store.log.segments.begin))
         last = dispatch(store, begin, tail.end, unitless, lives=lives)
+        set_groups_back(store, tail.end)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         _close(store, tail.end, last)
         store.settle()
@@ -393,6 +395,7 @@ def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | Non
         if changed is None or files.join(store.root, filenames.INDEX) in changed:
             store.index.write_again(settled.index, store.note_progress)
     register_again(store, settled.end)
+    set_groups_back(store, end)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()

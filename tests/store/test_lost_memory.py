@@ -198,7 +198,7 @@ def test_lost_memory_behind_what_retention_passed(is_old: bool, tmp_path: Path) 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 39])
 @pytest.mark.parametrize("is_settled", [True, False])
-def test_a_log_that_outlived_the_note_in_part_ends_where_it_is_torn(kept: int, is_settled: bool, tmp_path: Path) -> None:
+def test_a_log_that_outlived_the_note_ends_where_it_is_torn(kept: int, is_settled: bool, tmp_path: Path) -> None:
     root = tmp_path / "s"
     append(writer(root, LARGE), 0, 20, settle=True)
     if not is_settled:
