@@ -207,18 +207,32 @@ def _course(
     if not _has_last_record(store, note):
         return roll
     end = max(note.end, note.logged_end)
-    is_followed = int.from_bytes(store.log.bytes_at(end, 8)[4:], "big") in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+    is_followed = _begins_record(store, end)
     if note.is_open:
         # What follows may be what the dead writer wrote in part: then no unit speaks of it.
         if _is_dispatched_from(store, end):
             return _Course.LOOK if is_followed else roll
         return _Course.GO_ON if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll
     if is_followed:
-        return _Course.LOOK
+        return roll if is_rooted and settled is not None and _is_torn_behind(store, settled.end) else _Course.LOOK
     if note.is_settled:
         # With `abort` its writer failed, or died: a sync of the note may have failed. Or it is all that is left.
         return roll if has_abort else _Course.GO_ON
     return roll if store.is_to_be_asked(note) and _is_dispatched_from(store, end) else _Course.GO_ON
+
+
+def _is_torn_behind(store: StoreFiles, begin: int) -> bool:
+    """Say whether the log from a physical offset on ends in a part of a record: who dies leaves none behind a note.
+
+    A message that lacks a sector of its properties may be a broker's, with NUL characters, and others stand behind it.
+    """
+    place, doubtful = walk_whole(store.log, begin, store.log.segments.end, store.note_progress)
+    return not doubtful and _begins_record(store, place)
+
+
+def _begins_record(store: StoreFiles, place: int) -> bool:
+    """Say whether a record, or a filler, begins at a physical offset, be it torn."""
+    return int.from_bytes(store.log.bytes_at(place, 8)[4:], "big") in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
 
 def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:

@@ -198,7 +198,11 @@ def test_lost_memory_behind_what_retention_passed(is_old: bool, tmp_path: Path) 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 39])
 @pytest.mark.parametrize("is_settled", [True, False])
-def test_a_log_that_outlived_the_note_ends_where_it_is_torn(kept: int, is_settled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost_bytes", [70, 40, 1000])
+def test_a_log_that_outlived_the_note_ends_where_it_is_torn(
+    lost_bytes: int, kept: int, is_settled: bool, tmp_path: Path
+) -> None:
+    """Torn are a body, properties with their length, and whole records."""
     root = tmp_path / "s"
     append(writer(root, LARGE), 0, 20, settle=True)
     if not is_settled:
@@ -210,7 +214,8 @@ def test_a_log_that_outlived_the_note_ends_where_it_is_torn(kept: int, is_settle
     assert note is not None
     assert after is not None
     size = (after.end - note.end) // 40
-    lose_log(root, note.end + kept * size, note.end + kept * size + size // 2)
+    place = note.end + kept * size
+    lose_log(root, place if lost_bytes > size else place + size - lost_bytes, place + max(size, lost_bytes))
     (root / "rmq/watermark").write_bytes(old)
     check_goes_on(root, list(range(first + kept)), LARGE)
 
