@@ -15,6 +15,7 @@ from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import decode_consumer_offsets
 from rmq_spark.store.format.offset_limits import set_back
+from rmq_spark.store.log.kept_files import keep_file
 from rmq_spark.store.log.queue_registration import refuse_lost_queue
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
@@ -27,7 +28,8 @@ def set_groups_back(store: StoreFiles, end: int) -> None:
     """Set each group's offset that is beyond the end of its queue to that end. For recovery, under the store's lock.
 
     The log ends at `end`; the registry and the files of queues are as recovery leaves them. The file and its `.bak` are
-    both looked at; what cannot be read is left to who reads it. The log names each group, queue, old and new offset.
+    both looked at; what cannot be read is left to who reads it. The old file is kept in `rmq/before-repair/`, and the
+    log names each group, queue, old and new offset.
     """
     path = files.join(store.root, filenames.CONFIG, filenames.CONSUMER_OFFSET_JSON)
     ends: dict[QueueKey, int] | None = None
@@ -43,6 +45,7 @@ def set_groups_back(store: StoreFiles, end: int) -> None:
         lower, told = set_back(filenames.CONSUMER_OFFSET_JSON, data, ends)
         if not told:
             continue
+        keep_file(store.disk, store.root, name, store.now_ms())
         store.disk.replace(name, lower)
         for line in told:
             _LOG.warning(

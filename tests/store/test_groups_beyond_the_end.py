@@ -86,6 +86,7 @@ def test_a_group_beyond_what_is_left_goes_on_where_its_queues_end(
         cut_power(monkeypatch)
     if how == "no watermark":
         (image / "rmq/watermark").unlink()
+    before = (image / "config/consumerOffset.json").read_bytes()
     with caplog.at_level(logging.WARNING):
         assert append(image, OLD, 10) == list(range(20, 30))
     assert offsets_of(image, "ahead") == {OLD: 20, NEW: 0, MORE: 5}
@@ -95,6 +96,7 @@ def test_a_group_beyond_what_is_left_goes_on_where_its_queues_end(
     assert any("group ahead in queue T/0 from 30 to 20" in line for line in told)
     assert any("group ahead in queue T/1 from 10 to 0" in line for line in told)
     assert len(told) == 2
+    assert [one.read_bytes() for one in (image / "rmq/before-repair").iterdir()] == [before]
 
 
 def test_a_group_stays_where_it_is_when_its_messages_outlive_the_power_cut(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import check, open_reader
+from rmq_spark.store import check, open_reader, plan_repair, repair
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
@@ -250,3 +251,20 @@ def test_without_the_watermark_the_next_writer_looks_at_all_that_is_left(
         (root / "rmq/watermark").write_bytes(old)
     (root / "rmq/watermark").unlink()
     check_goes_on(root, list(range(kept)), LARGE)
+
+
+def test_without_the_watermark_a_torn_message_takes_a_repair_that_keeps_what_comes_before(tmp_path: Path) -> None:
+    """The rest of what docs/OPERATIONS.md says: only the note tells a torn message from damage."""
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True)
+    begin = settled_end(root)
+    append(writer(root, LARGE), 20, 100)
+    note = read_watermarks(str(root))[0]
+    assert note is not None
+    size = (note.end - begin) // 80
+    lose_log(root, begin + 31 * size - 40, begin + 50 * size)
+    (root / "rmq/watermark").unlink()
+    with pytest.raises(DamageError, match="a record before the log's end"):
+        append(writer(root, LARGE), 90_000, 90_004)
+    repair(plan_repair(str(root), cut_log=True), accept_loss=True)
+    check_goes_on(root, list(range(50)), LARGE)
