@@ -196,29 +196,33 @@ def _course(
     """
     if note is None or (not note.is_settled and not has_abort):
         return _Course.LOOK  # without `abort`: a broker recovered the store and left it in order
-    is_rooted = has_abort and settled is not None and _is_within_log(store, settled)
-    roll = _Course.ROLL if is_rooted else _Course.LOOK
+
+    def roll() -> _Course:
+        is_rooted = has_abort and settled is not None and _is_within_log(store, settled)
+        return _Course.ROLL if is_rooted else _Course.LOOK
+
     if not ran_on:
         # After a power cut the note may be ahead of what it speaks of. Or units may have outlived records that a broker
         # has taken back since: with nothing left to dispatch it leaves a checkpoint that is equal to ours.
-        return roll
+        return roll()
     if store.read_checkpoint()[1] != note.checkpoint_crc:
         return _Course.LOOK  # a broker writes it whenever it runs
     if not _has_last_record(store, note):
-        return roll
+        return roll()
     end = max(note.end, note.logged_end)
     is_followed = _begins_record(store, end)
     if note.is_open:
         # What follows may be what the dead writer wrote in part: then no unit speaks of it.
         if _is_dispatched_from(store, end):
-            return _Course.LOOK if is_followed else roll
-        return _Course.GO_ON if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll
+            return _Course.LOOK if is_followed else roll()
+        return _Course.GO_ON if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll()
     if is_followed:
-        return roll if is_rooted and settled is not None and _is_torn_behind(store, settled.end) else _Course.LOOK
+        course = roll()
+        return course if settled is not None and _is_torn_behind(store, settled.end) else _Course.LOOK
     if note.is_settled:
         # With `abort` its writer failed, or died: a sync of the note may have failed. Or it is all that is left.
-        return roll if has_abort else _Course.GO_ON
-    return roll if store.is_to_be_asked(note) and _is_dispatched_from(store, end) else _Course.GO_ON
+        return roll() if has_abort else _Course.GO_ON
+    return roll() if store.is_to_be_asked(note) and _is_dispatched_from(store, end) else _Course.GO_ON
 
 
 def _is_torn_behind(store: StoreFiles, begin: int) -> bool:

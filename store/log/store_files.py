@@ -101,9 +101,10 @@ class StoreFiles:
         They are when this writer begins, when the newest note on disk is older than one that it saw, and every ten
         seconds where others write in turn with it: to ask a thousand queues takes longer than many appends.
         """
-        now_ms, newest, asked_ms = self.now_ms(), self.note.number, self._asked_ms
-        is_anothers = note.number > newest and asked_ms is not None and abs(now_ms - asked_ms) >= _ASK_AGAIN_MS
-        if asked_ms is None or note.number < newest or is_anothers:
+        if note == self.note:
+            return False  # of this writer itself: nobody else has written since
+        now_ms, is_older = self.now_ms(), note.number < self.note.number
+        if is_older or self._asked_ms is None or abs(now_ms - self._asked_ms) >= _ASK_AGAIN_MS:
             self._asked_ms = now_ms
             return True
         return False
