@@ -53,21 +53,21 @@ from rmq_spark.store.explore.repair_plan import (
     plan_repair,
     stamp_of,
 )
-from rmq_spark.store.explore.set_back import queue_ends, set_back
+from rmq_spark.store.explore.set_back import queue_ends
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.explore.store_times import write_times
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
+from rmq_spark.store.format.offset_limits import set_back
 from rmq_spark.store.format.rebuild_note import Rebuild
+from rmq_spark.store.log.kept_files import keep_file
 from rmq_spark.store.log.rebuilding import empty_folder
 from rmq_spark.store.log.recovery import remove_note
 from rmq_spark.store.log.settings_file import check_settings
 from rmq_spark.store.log.store_files import nothing_written
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER, read_watermark, write_watermark
-
-KEPT = "before-repair"  # in rmq/: files that were replaced
+from rmq_spark.store.log.watermark_file import read_watermark, write_watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class _Repair:
         source = main if path != main else main + BACKUP_SUFFIX
         data = files.read_small(source) or b""
         decode_config(main.rpartition("/")[2], data)  # it could be read when the plan was made
-        self._keep(path)
+        keep_file(self._disk, self._root, path, wall_clock_ms())
         if path == files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON):
             data = with_topics_on_disk(self._root, data, wall_clock_ms())
         self._disk.replace(path, data)
@@ -236,16 +236,5 @@ class _Repair:
         for path in paths:
             data, told = set_back(path.rpartition("/")[2], files.read_small(path) or b"", ends)
             if told:
-                self._keep(path)
+                keep_file(self._disk, self._root, path, wall_clock_ms())
                 self._disk.replace(path, data)
-
-    def _keep(self, path: str) -> None:
-        """Keep what is about to be replaced: half of a file may still tell more than the whole one before it."""
-        damaged = files.read_small(path)
-        if damaged:
-            folder = files.join(self._root, SIDE_FOLDER, KEPT)
-            self._disk.make_folder(folder)
-            # The new file must not be on disk before the folder of the old one is: a power cut would leave neither
-            # name nor bytes of what was replaced. `replace` below syncs the file and its name in that folder.
-            self._disk.sync_folder(files.join(self._root, SIDE_FOLDER))
-            self._disk.replace(files.join(folder, f"{path.rpartition('/')[2]}.{wall_clock_ms()}"), damaged)

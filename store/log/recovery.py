@@ -1,6 +1,6 @@
 """What a writer finds when it takes the lock, and how it makes the store whole again before it appends.
 
-Seven cases, told apart by `abort`, by our watermark and by what stands where it points:
+Eight cases, told apart by `abort`, by our watermark and by what stands where it points:
 
 | case | sign | what is done |
 | --- | --- | --- |
@@ -9,6 +9,7 @@ Seven cases, told apart by `abort`, by our watermark and by what stands where it
 | a repair began | the note of a rebuild exists | what it names is removed, then all is looked at as after a crash |
 | a sync failed | the watermark says that one began | what it may not have written is written again, and synced |
 | the power went | `abort`, and what we settled last | whole records behind that are dispatched, the rest goes |
+| memory was lost | the same, and files that say other than the watermark | the same |
 | crashed | `abort` is there | readers' end of the log holds: what is behind goes, missing units are made |
 | a broker's, or new | no `abort` | readers' end of the log holds; stale bytes behind it are made zero |
 
@@ -18,6 +19,7 @@ Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover
 
 import logging
 from dataclasses import replace
+from enum import Enum
 
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
@@ -30,6 +32,7 @@ from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
 from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
+from rmq_spark.store.log.group_offsets import set_groups_back
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.lost_queues import refuse_lost_folder
 from rmq_spark.store.log.queue_registration import register_after_others, register_again, register_queues
@@ -56,29 +59,27 @@ def prepare(store: StoreFiles) -> None:
     if rebuild is not None:
         _finish_rebuild(store, rebuild)
         return
-    stands = note is not None and _stands(store, note, has_abort, ran_on=ran_on)
+    course = _course(store, note, settled, has_abort, ran_on=ran_on)
+    closing = Closing.CRASHED if has_abort else Closing.CLOSED
     if note is not None and note.is_syncing and ran_on:
-        _repeat_sync(
-            store, note, settled if stands and has_abort else None, Closing.CRASHED if has_abort else Closing.CLOSED
-        )
-        return
-    if note is not None and stands:
-        if note.is_open:
-            _finish_section(store, note)
-        else:
-            if note.is_settled and has_abort:
-                # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
-                write_again(store.disk, watermark_path(store.root), 0)
-            store.believe(note)
-            if not store.registry.exists():  # asked once by each writer: an older release left the store
+        _repeat_sync(store, note, settled if course is not _Course.LOOK and has_abort else None, closing)
+    elif note is None or course is _Course.LOOK:
+        _take_over(store, closing)
+    elif course is _Course.ROLL:
+        assert settled is not None
+        if note.is_settled and ran_on:
+            # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
+            write_again(store.disk, watermark_path(store.root), 0)
+            if not store.registry.exists():
                 refuse_lost_folder(store.root, store.log)
-                register_queues(store, note.end)
-        return
-    # Where the machine ran on and our note is wrong, somebody else wrote: what was settled says nothing of that.
-    if has_abort and settled is not None and not ran_on and _is_within_log(store, settled):
         _roll_forward(store, settled)
-        return
-    _take_over(store, Closing.CRASHED if has_abort else Closing.CLOSED)
+    elif note.is_open:
+        _finish_section(store, note)
+    else:
+        store.believe(note)
+        if not store.registry.exists():  # asked once by each writer: an older release left the store
+            refuse_lost_folder(store.root, store.log)
+            register_queues(store, note.end)
 
 
 def begin_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
@@ -126,11 +127,13 @@ def _take_back(store: StoreFiles) -> None:
     note, settled = read_watermarks(store.root)
     if note is None:
         return
-    has_abort, ran_on, known = store.has_abort(), _ran_on(note), None
-    if _stands(store, note, has_abort, ran_on=ran_on):
+    ran_on, known = _ran_on(note), None
+    course = _course(store, note, settled, store.has_abort(), ran_on=ran_on)
+    if course is _Course.GO_ON:
         # Which files an open section wrote its writer told nobody.
         known = replace(note, dirty=None) if note.is_open else note
-    elif has_abort and settled is not None and not ran_on and _is_within_log(store, settled):
+    elif course is _Course.ROLL:
+        assert settled is not None
         known = replace(
             settled, number=note.number, is_open=True, logged_end=whole_end(store.log, settled.end, store.note_progress)
         )
@@ -175,26 +178,72 @@ def _ran_on(note: Watermark) -> bool:
     return bool(note.boot) and note.boot == host.boot_id()
 
 
-def _stands(store: StoreFiles, note: Watermark, has_abort: bool, *, ran_on: bool) -> bool:
-    """Say whether the note still tells the truth: nobody else has written since. `ran_on`: the machine did."""
-    if not note.is_settled and not has_abort:
-        return False  # a broker recovered the store and left it in order
+class _Course(Enum):
+    """What recovery begins with."""
+
+    GO_ON = "the note: nobody else has written since"
+    ROLL = "what was settled: pages of memory are lost that were written since"
+    LOOK = "the files alone: somebody else has written, or nothing of ours can be checked"
+
+
+def _course(
+    store: StoreFiles, note: Watermark | None, settled: Watermark | None, has_abort: bool, *, ran_on: bool
+) -> _Course:
+    """Decide how far our notes tell the truth. `ran_on`: the machine did since the newest one.
+
+    It may have run on, and pages of memory be lost all the same: the disk failed, and the file system was unmounted and
+    mounted again. Then the newest note on disk may be older than the units there, or newer than the log.
+    """
+    if note is None or (not note.is_settled and not has_abort):
+        return _Course.LOOK  # without `abort`: a broker recovered the store and left it in order
+
+    def roll() -> _Course:
+        is_rooted = has_abort and settled is not None and _is_within_log(store, settled)
+        return _Course.ROLL if is_rooted else _Course.LOOK
+
     if not ran_on:
         # After a power cut the note may be ahead of what it speaks of. Or units may have outlived records that a broker
         # has taken back since: with nothing left to dispatch it leaves a checkpoint that is equal to ours.
-        return False
-    if not _is_rooted(store, note):
-        return False
+        return roll()
+    if store.read_checkpoint()[1] != note.checkpoint_crc:
+        return _Course.LOOK  # a broker writes it whenever it runs
+    if not _has_last_record(store, note):
+        return roll()
+    end = max(note.end, note.logged_end)
+    is_followed = _begins_record(store, end)
     if note.is_open:
-        return not _is_dispatched_from(store, max(note.end, note.logged_end))
-    return int.from_bytes(store.log.bytes_at(note.end, 8)[4:], "big") not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+        # What follows may be what the dead writer wrote in part: then no unit speaks of it.
+        if _is_dispatched_from(store, end):
+            return _Course.LOOK if is_followed else roll()
+        return _Course.GO_ON if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll()
+    if is_followed:
+        course = roll()
+        return course if settled is not None and _is_torn_behind(store, settled.end) else _Course.LOOK
+    if note.is_settled:
+        # With `abort` its writer failed, or died: a sync of the note may have failed. Or it is all that is left.
+        return roll() if has_abort else _Course.GO_ON
+    return roll() if store.is_to_be_asked(note) and _is_dispatched_from(store, end) else _Course.GO_ON
+
+
+def _is_torn_behind(store: StoreFiles, begin: int) -> bool:
+    """Say whether the log from a physical offset on ends in a part of a record: who dies leaves none behind a note.
+
+    A message that lacks a sector of its properties may be a broker's, with NUL characters, and others stand behind it.
+    """
+    place, doubtful = walk_whole(store.log, begin, store.log.segments.end, store.note_progress)
+    return not doubtful and _begins_record(store, place)
+
+
+def _begins_record(store: StoreFiles, place: int) -> bool:
+    """Say whether a record, or a filler, begins at a physical offset, be it torn."""
+    return int.from_bytes(store.log.bytes_at(place, 8)[4:], "big") in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
 
 def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
     """Say whether some queue has a unit for a record from a physical offset on.
 
-    Behind what a dead writer of ours logged there is none, unless a broker recovered the store, went on from there and
-    died before it wrote a checkpoint.
+    Behind what a writer of ours noted there is none, unless a broker recovered the store, went on from there and died
+    before it wrote a checkpoint, or newer notes are lost.
     """
     for queue in TopicTable(store.root).queues.values():
         if not queue.run.is_damaged() and queue.last_place() >= physical_offset:
@@ -204,14 +253,9 @@ def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
 
 def _is_within_log(store: StoreFiles, settled: Watermark) -> bool:
     """Say whether what was settled is there, and recovery can begin where it ended: retention may have passed it."""
-    return _is_rooted(store, settled) and settled.end >= store.log.segments.begin
-
-
-def _is_rooted(store: StoreFiles, note: Watermark) -> bool:
-    """Say whether the store is still the one that the note speaks of, whatever came behind it."""
-    if store.read_checkpoint()[1] != note.checkpoint_crc:
+    if store.read_checkpoint()[1] != settled.checkpoint_crc:
         return False  # a broker writes it whenever it runs
-    return _has_last_record(store, note)
+    return _has_last_record(store, settled) and settled.end >= store.log.segments.begin
 
 
 def _has_last_record(store: StoreFiles, note: Watermark) -> bool:
@@ -328,6 +372,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         unitless = tail.first_unitless()
         begin = min(unitless, max(indexed, store.log.segments.begin))
         last = dispatch(store, begin, tail.end, unitless, lives=lives)
+        set_groups_back(store, tail.end)
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         _close(store, tail.end, last)
         store.settle()
@@ -368,6 +413,7 @@ def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | Non
         if changed is None or files.join(store.root, filenames.INDEX) in changed:
             store.index.write_again(settled.index, store.note_progress)
     register_again(store, settled.end)
+    set_groups_back(store, end)
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()

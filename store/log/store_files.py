@@ -32,6 +32,7 @@ from rmq_spark.store.log.topic_writer import TopicWriter
 from rmq_spark.store.log.watermark_file import write_watermark
 from rmq_spark.store.units import QueueKey
 
+_ASK_AGAIN_MS = 10_000
 _SPARE_BYTES = 32 << 20  # of the disk, left free for units, notes and the slots of an index file
 
 
@@ -61,6 +62,7 @@ class StoreFiles:
         self.queues = self._queue_writer()
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
         self.note = nothing_written()
+        self._asked_ms: int | None = None
 
     def use_sizes(self, sizes: FileSizes) -> None:
         """Give files that are made from now on these sizes, where the store has none yet to learn them from."""
@@ -92,6 +94,20 @@ class StoreFiles:
         self.log_writer = LogWriter(self.disk, self.log, self.folders, self.changes, self._sizes.segment_bytes)
         self.queues = self._queue_writer()
         self.index = KeyIndex(self.root, self.disk, self._sizes.index, self.now_ms, self.changes)
+
+    def is_to_be_asked(self, note: Watermark) -> bool:
+        """Say whether the queues are to be asked if they agree with a note: once for each answer of yes.
+
+        They are when this writer begins, when the newest note on disk is older than one that it saw, and every ten
+        seconds where others write in turn with it: to ask a thousand queues takes longer than many appends.
+        """
+        if note == self.note:
+            return False  # of this writer itself: nobody else has written since
+        now_ms, is_older = self.now_ms(), note.number < self.note.number
+        if is_older or self._asked_ms is None or abs(now_ms - self._asked_ms) >= _ASK_AGAIN_MS:
+            self._asked_ms = now_ms
+            return True
+        return False
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset that the next message of a queue will get."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rmq_spark.store import check
 from rmq_spark.store.commit import counting, finishing
 from rmq_spark.store.commit.commits import CommitTotals, commit_staged
 from rmq_spark.store.commit.intents import Hint, Intents
@@ -33,6 +34,7 @@ from rmq_spark.store.format.encoding import EncodedRecords
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.section import Appended, Section
 from rmq_spark.store.log.store_writer import StoreWriter
+from rmq_spark.store.log.watermark_file import read_watermarks
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.failing_disk import FailingDisk
 
@@ -718,3 +720,37 @@ def test_the_steps_of_a_commit_are_synced_in_their_order(make_kit: "type[Kit]", 
     assert "SyncFolder(path='store/rmq/intents')" in steps[order[0] : order[1]]
     assert "SyncFolder(path='store/rmq/ledger')" in steps[order[3] : order[4]]
     assert "SyncFolder(path='store/rmq/intents')" in steps[order[4] : order[5]]
+
+
+@pytest.mark.parametrize("dies_in", ["append", "settle"])
+@pytest.mark.parametrize("is_note_old", [True, False])
+def test_a_commit_whose_rows_were_lost_from_memory_is_finished_once_and_whole(
+    kit: "Kit", spread: Spread, dies_in: str, is_note_old: bool
+) -> None:
+    """The disk failed before the rows were on it, and was mounted again in the same boot; queues had been written."""
+    first = CommitKey("first", 0)
+    kit.commit(first, kit.stage(first, ["x"] * 6, topic="X"))
+    kit.settle()
+    root = Path(kit.root)
+    watermark = root / "rmq/watermark"
+    old, note = watermark.read_bytes(), read_watermarks(kit.root)[1]
+    assert note is not None
+    if dies_in == "append":
+        die_before(kit, kit.stage(KEY, NAMES), 2)
+    else:
+        files = kit.stage(KEY, NAMES)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Section, "settle", die)
+            with pytest.raises(ProcessDeathError):
+                kit.commit(KEY, files)
+    for path in (root / "commitlog").iterdir():
+        data, begin = path.read_bytes(), max(note.end - int(path.name), 0)
+        path.write_bytes(data[:begin].ljust(len(data), b"\0"))
+    if is_note_old:
+        watermark.write_bytes(old)
+    kit.settle()
+    assert kit.rows() == spread(NAMES)
+    assert kit.all_rows("X") == ["x"] * 6
+    assert kit.commit(KEY, kit.stage(KEY, NAMES)) == SKIPPED
+    assert kit.own_files() == []
+    assert check(kit.root).is_healthy

@@ -1,0 +1,270 @@
+"""Pages of memory that are lost although the machine ran on: the disk failed, and was unmounted and mounted again.
+
+What was written since the last sync is on disk in part: here the images are made by hand, in the same boot.
+"""
+
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import check, open_reader, plan_repair, repair
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError
+from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.watermark_file import read_watermarks
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.units import QueueKey
+
+SIZES = FileSizes(4096, 1000, 50 * 46, IndexShape(20, 60))  # of a queue: 50 units a file
+LARGE = FileSizes(1 << 20, 20_000, 50 * 46, IndexShape(20, 600))
+QUEUES = 2
+
+
+def writer(root: Path, sizes: FileSizes = SIZES) -> StoreWriter:
+    ticks = count(1_700_000_000_000)
+    return StoreWriter(str(root), Disk(), WriterSettings(sizes=sizes), lambda: next(ticks), time.sleep)
+
+
+def append(store: StoreWriter, first: int, last: int, *, settle: bool = False, topic: str = "T") -> None:
+    with store.section() as section:
+        section.ensure_topic(topic, QUEUES)
+        messages = [
+            SampleMessage(topic, number % QUEUES, b"%05d" % number + b"b" * 30, tags="t", keys=f"k{number}")
+            for number in range(first, last)
+        ]
+        section.append(encode_samples(messages))
+        if settle:
+            section.settle()
+
+
+def numbers(root: Path, topic: str = "T") -> list[int]:
+    """Return the numbers of all messages; each queue must have its own in order."""
+    found = []
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        for key in (QueueKey(topic, queue) for queue in range(QUEUES)):
+            held = reader.bounds(key)
+            batches = reader.read(key, held.min_offset, held.max_offset, ("body",), check_crc=True)
+            seen = [int(row["body"][:5]) for batch in batches for row in batch.to_pylist()]
+            assert len(seen) == held.max_offset - held.min_offset, (key, held)
+            assert seen == sorted(seen)
+            found += seen
+    return sorted(found)
+
+
+def watermark(root: Path) -> bytes:
+    return (root / "rmq/watermark").read_bytes()
+
+
+def settled_end(root: Path) -> int:
+    settled = read_watermarks(str(root))[1]
+    assert settled is not None
+    return settled.end
+
+
+def lose_log(root: Path, begin: int, end: int | None = None) -> None:
+    """Make a range of the log zero, as pages are that were never written."""
+    for path in (root / "commitlog").iterdir():
+        first = int(path.name)
+        data = bytearray(path.read_bytes())
+        low, high = max(begin - first, 0), min(len(data) if end is None else end - first, len(data))
+        if low < high:
+            data[low:high] = bytes(high - low)
+            path.write_bytes(data)
+
+
+def lose_units(root: Path, queue: int, first: int, last: int) -> None:
+    """Make units of a queue zero, by their number."""
+    for path in (root / "consumequeue/T" / str(queue)).iterdir():
+        data = bytearray(path.read_bytes())
+        low, high = max(first * 20 - int(path.name), 0), min(last * 20 - int(path.name), len(data))
+        if low < high:
+            data[low:high] = bytes(high - low)
+            path.write_bytes(data)
+
+
+def check_goes_on(root: Path, kept: list[int], sizes: FileSizes = SIZES) -> None:
+    """Judge the next acknowledged messages: they follow what was kept, and nothing is wrong with the store."""
+    store = writer(root, sizes)
+    append(store, 90_000, 90_004, settle=True)
+    assert numbers(root) == [*kept, *range(90_000, 90_004)]
+    report = check(str(root))
+    assert report.is_healthy, report
+    append(writer(root, sizes), 90_004, 90_006)
+    assert numbers(root) == [*kept, *range(90_000, 90_006)]
+
+
+# How many messages come after the settled ones: in one segment; in several, with queues that roll over.
+@pytest.mark.parametrize("more", [10, 100, 300])
+@pytest.mark.parametrize("sizes", [SIZES, LARGE])
+def test_units_without_their_records_behind_the_settled_note_are_taken_back(
+    more: int, sizes: FileSizes, tmp_path: Path
+) -> None:
+    root = tmp_path / "s"
+    append(writer(root, sizes), 0, 20, settle=True)
+    old = watermark(root)
+    append(writer(root, sizes), 20, 20 + more)
+    lose_log(root, settled_end(root))
+    (root / "rmq/watermark").write_bytes(old)
+    assert (root / "abort").exists()
+    check_goes_on(root, list(range(20)), sizes)
+
+
+@pytest.mark.parametrize("more", [10, 300])
+def test_units_without_their_records_behind_an_unsettled_note_are_taken_back(more: int, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    append(writer(root), 20, 31)
+    old, end = watermark(root), read_watermarks(str(root))[0]
+    append(writer(root), 31, 31 + more)
+    assert end is not None
+    lose_log(root, end.end)
+    (root / "rmq/watermark").write_bytes(old)
+    check_goes_on(root, list(range(31)))
+
+
+def test_a_note_that_outlived_its_last_record_does_not_count(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    append(writer(root), 20, 25)
+    note = read_watermarks(str(root))[0]
+    append(writer(root), 25, 60)
+    assert note is not None
+    lose_log(root, note.end)
+    check_goes_on(root, list(range(25)))
+
+
+def test_a_writer_that_lives_on_sees_that_its_newer_notes_are_lost(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    store = writer(root)
+    append(store, 20, 30)
+    old, note = watermark(root), read_watermarks(str(root))[0]
+    append(store, 30, 50)
+    assert note is not None
+    lose_log(root, note.end)
+    (root / "rmq/watermark").write_bytes(old)
+    append(store, 90_000, 90_002, settle=True)
+    assert numbers(root) == [*range(30), 90_000, 90_001]
+    assert check(str(root)).is_healthy
+
+
+def test_an_open_note_whose_records_are_lost_is_no_damage(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    append(writer(root), 20, 25)
+    store = writer(root)
+    note = read_watermarks(str(root))[0]
+    assert note is not None
+
+    class DeathError(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise DeathError
+
+    store._files.close_section = die  # type: ignore[method-assign]
+    with pytest.raises(DeathError):
+        append(store, 25, 60)
+    lose_log(root, note.end)
+    check_goes_on(root, list(range(25)))
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_lost_memory_behind_what_retention_passed(is_old: bool, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    store = writer(root)
+    for first in range(20, 300, 20):
+        append(store, first, first + 20)
+    old, note = watermark(root), read_watermarks(str(root))[0]
+    assert note is not None
+    with store.section() as section:
+        assert section.expire(max_bytes=8192).segments > 2
+    if not is_old:
+        old = watermark(root)
+    append(store, 300, 340)
+    lose_log(root, note.end)
+    (root / "rmq/watermark").write_bytes(old)
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        least = min(reader.bounds(QueueKey("T", queue)).min_offset * QUEUES + queue for queue in range(QUEUES))
+    check_goes_on(root, list(range(least, 300)))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 39])
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("lost_bytes", [70, 40, 1000])
+def test_a_log_that_outlived_the_note_ends_where_it_is_torn(
+    lost_bytes: int, kept: int, is_settled: bool, tmp_path: Path
+) -> None:
+    """Torn are a body, properties with their length, and whole records."""
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True)
+    if not is_settled:
+        append(writer(root, LARGE), 20, 22)
+    old, note = watermark(root), read_watermarks(str(root))[0]
+    first = 20 if is_settled else 22
+    append(writer(root, LARGE), first, first + 40)
+    after = read_watermarks(str(root))[0]
+    assert note is not None
+    assert after is not None
+    size = (after.end - note.end) // 40
+    place = note.end + kept * size
+    lose_log(root, place if lost_bytes > size else place + size - lost_bytes, place + max(size, lost_bytes))
+    (root / "rmq/watermark").write_bytes(old)
+    check_goes_on(root, list(range(first + kept)), LARGE)
+
+
+@pytest.mark.parametrize("lost", ["log", "middle", "units", "index", "all"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_without_the_watermark_the_next_writer_looks_at_all_that_is_left(
+    lost: str, is_cut: bool, tmp_path: Path
+) -> None:
+    """What docs/OPERATIONS.md says of a file system that was unmounted by force."""
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True)
+    begin = settled_end(root)
+    old = watermark(root)
+    append(writer(root, LARGE), 20, 100)
+    note = read_watermarks(str(root))[0]
+    assert note is not None
+    size, kept = (note.end - begin) // 80, 100
+    if lost in ("log", "all"):
+        lose_log(root, begin)
+        kept = 20
+    if lost == "middle":
+        lose_log(root, begin + 30 * size, begin + 40 * size)
+        kept = 50
+    if lost in ("units", "all"):
+        lose_units(root, 0, 15, 30)
+        lose_units(root, 1, 10, 100)
+    if lost in ("index", "all"):
+        for path in (root / "index").iterdir():
+            path.write_bytes(bytes(path.stat().st_size))
+    if is_cut:
+        (root / "rmq/watermark").write_bytes(old)
+    (root / "rmq/watermark").unlink()
+    check_goes_on(root, list(range(kept)), LARGE)
+
+
+def test_without_the_watermark_a_torn_message_takes_a_repair_that_keeps_what_comes_before(tmp_path: Path) -> None:
+    """The rest of what docs/OPERATIONS.md says: only the note tells a torn message from damage."""
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True)
+    begin = settled_end(root)
+    append(writer(root, LARGE), 20, 100)
+    note = read_watermarks(str(root))[0]
+    assert note is not None
+    size = (note.end - begin) // 80
+    lose_log(root, begin + 31 * size - 40, begin + 50 * size)
+    (root / "rmq/watermark").unlink()
+    with pytest.raises(DamageError, match="a record before the log's end"):
+        append(writer(root, LARGE), 90_000, 90_004)
+    repair(plan_repair(str(root), cut_log=True), accept_loss=True)
+    check_goes_on(root, list(range(50)), LARGE)
