@@ -5,7 +5,7 @@ folders, and replaces it where a broker has written since.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
@@ -17,7 +17,7 @@ from rmq_spark.store.units import QueueKey
 
 REGISTRY = "queues"
 _TRIES, _WAIT_S = 3, 0.001  # for a line that a live writer is appending
-_REBUILD = "Run rmq_spark.repair: it rebuilds the queue from the log."
+_REBUILD = "Run rmq_spark.repair, or `rmq repair`: it rebuilds the queue from the log."
 
 
 def registry_path(root: str) -> str:
@@ -39,16 +39,19 @@ def read_registry(root: str) -> RegisteredQueues | None:
     return None
 
 
-def lost_queue(root: str, key: QueueKey, place: int, log_begin: int) -> DamageError:
-    """Return the error for a queue whose files are gone, and whose first record was at physical offset `place`."""
+def lost_queue(root: str, key: QueueKey, place: int, log_begin: int, *, is_named: bool = True) -> DamageError:
+    """Return the error for a queue whose files are gone, and whose first record was at physical offset `place`.
+
+    Where topics.json does not name the topic it is gone, too, or older than the queue.
+    """
     step = _REBUILD
     if place < log_begin:  # it has expired, and later ones may have
         step = (
-            "Run rmq_spark.repair: it rebuilds the queue from the messages that the log still has. Where all have "
-            "expired, restore the files from a copy: they show which queue offset comes next. To begin the queue at "
-            f"queue offset 0 again, below the offsets of its groups, remove {registry_path(root)}."
+            "Run rmq_spark.repair, or `rmq repair`: it rebuilds the queue from the messages that the log still has. "
+            "Where all have expired, restore the files from a copy: they show which queue offset comes next. To begin "
+            f"the queue at queue offset 0 again, below the offsets of its groups, remove {registry_path(root)}."
         )
-    return _lost(root, key, step)
+    return _lost(root, key, step, is_named=is_named)
 
 
 def found_queue(root: str, key: QueueKey) -> DamageError:
@@ -57,11 +60,13 @@ def found_queue(root: str, key: QueueKey) -> DamageError:
     return _lost(root, key, f"{_REBUILD} {step}")
 
 
-def _lost(root: str, key: QueueKey, next_step: str) -> DamageError:
+def _lost(root: str, key: QueueKey, next_step: str, *, is_named: bool = True) -> DamageError:
     folder = files.join(root, filenames.CONSUME_QUEUE, key.topic, str(key.queue_id))
-    return DamageError(
-        f"queue {key} has had messages, and its files are missing", folder, 0, "files", "none", next_step
-    )
+    what = f"queue {key} has had messages, and its files are missing"
+    if not is_named:
+        path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
+        what += f", as is {path}, or the version of it that named the topic"
+    return DamageError(what, folder, 0, "files", "none", next_step)
 
 
 class QueueRegistry:
@@ -73,13 +78,12 @@ class QueueRegistry:
         self._length = 0
         self._stamp: tuple[int, int, int] | None = None
         self._new_queues: dict[QueueKey, int] = {}
-        self._exists = False
+        self.was_sought = False  # has this writer asked whether the file and the folder of queues are there?
         self.is_followed = False  # was it compared with topics.json by this writer?
 
     def exists(self) -> bool:
-        """Say whether the store has a registry; once it has, the disk is not asked again."""
-        self._exists = self._exists or files.file_size(self._path) >= 0
-        return self._exists
+        """Say whether the store has a registry."""
+        return files.file_size(self._path) >= 0
 
     def read(self) -> RegisteredQueues | None:
         """Return the registry with what was noted since, None without a file or with a damaged one."""
@@ -101,11 +105,15 @@ class QueueRegistry:
         """Note a queue that got its first file, for the next `write`, and where its first record is."""
         self._new_queues[key] = physical_offset
 
-    def write(self) -> None:
-        """Append what was noted, durably. Without news nothing is written."""
+    def write(self, is_deleted: Callable[[str], bool]) -> None:
+        """Append what was noted, durably. Without news nothing is written.
+
+        But for queues of topics of which `is_deleted` says that they were: their files go again.
+        """
         if not self._new_queues:
             return
-        if self.read() is None:
+        self._new_queues = {key: place for key, place in self._new_queues.items() if not is_deleted(key.topic)}
+        if not self._new_queues or self.read() is None:
             return  # recovery makes the file first, from the folders
         self._append(encode_line(RegistryLine(queues=self._new_queues)))
         self._new_queues = {}
@@ -124,7 +132,7 @@ class QueueRegistry:
         self._disk.replace(self._path, data)
         self._held, self._length = RegisteredQueues(), len(data)
         self._held.add(content)
-        self._stamp, self._exists = files.stamp(self._path), True
+        self._stamp = files.stamp(self._path)
         self._new_queues = {}
 
     def _add(self, line: RegistryLine) -> None:

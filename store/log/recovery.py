@@ -70,9 +70,11 @@ def prepare(store: StoreFiles) -> None:
                 # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
                 write_again(store.disk, watermark_path(store.root), 0)
             store.believe(note)
-            if not store.registry.exists():  # asked once by each writer: an older release left the store
+            if not store.registry.was_sought:  # once by each writer
                 refuse_lost_folder(store.root, store.log)
-                register_queues(store, note.end)
+                if not store.registry.exists():  # an older release left the store
+                    register_queues(store, note.end)
+                store.registry.was_sought = True
         return
     # Where the machine ran on and our note is wrong, somebody else wrote: what was settled says nothing of that.
     if has_abort and settled is not None and not ran_on and _is_within_log(store, settled):

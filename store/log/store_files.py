@@ -148,7 +148,7 @@ class StoreFiles:
 
     def close_section(self, end: int, last_ms: int, last_place: int, last_head: bytes) -> None:
         """Say on disk that the log now ends at `end` and every message before it has its unit and its keys."""
-        self.registry.write()
+        self.registry.write(self.topics.is_deleted)
         self._write_note(
             replace(
                 self.note,

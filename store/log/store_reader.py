@@ -194,8 +194,7 @@ class StoreReader:
             self._log,
             registered,
             lambda key: has_files(queues[key]) if key in queues else self._topics.has_folder(key),
-            self._topics.may_exist,
-            lambda: self._topics.text,
+            self._topics,
         )
 
     def _faults(self) -> dict[QueueKey, StoreError]:

@@ -135,8 +135,6 @@ def test_a_queue_that_cannot_be_listed_neither_has_files_nor_has_none(
     root, folder, _ = ours
     queues = TopicTable(str(root)).queues
     registered, log = read_registry(str(root)), CommitLog((str(root / "commitlog"),), mapped=False)
-    found = find_lost_queues(
-        str(root), log, registered, lambda key: has_files(queues[key]), lambda _: True, lambda: b"another text"
-    )
+    found = find_lost_queues(str(root), log, registered, lambda key: has_files(queues[key]), TopicTable(str(root)))
     assert list(found) == [QueueKey("orders", 1)]
     assert f"{folder} cannot be listed" in str(found[QueueKey("orders", 1)])
