@@ -43,7 +43,7 @@ from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.left_behind import durable_end, how_left, logged_end, vouched_end
-from rmq_spark.store.log.lost_queues import counted_queues, find_lost_queues, has_files
+from rmq_spark.store.log.lost_queues import MAX_UNIT, counted_queues, find_lost_queues, newest_unit
 from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.rebuilding import read_rebuild
@@ -225,7 +225,7 @@ class _Check:
             self._root,
             self._log,
             self._registered,
-            lambda key: key in unread or (key in self._queues and has_files(self._queues[key])),
+            lambda key: MAX_UNIT if key in unread else newest_unit(self._queues[key]) if key in self._queues else -1,
             self._topics,
         )
         for key, error in lost.items():

@@ -14,11 +14,12 @@ from rmq_spark.store.format.queue_registry import RegisteredQueues
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.left_behind import vouched_end
-from rmq_spark.store.log.queue_registry import lost_queue, read_registry
+from rmq_spark.store.log.queue_registry import lost_end, lost_queue, read_registry
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.topics import FoundTopics, TopicTable
 from rmq_spark.store.units import QueueKey
 
+MAX_UNIT = 2**63 - 1
 _TREES = (filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE)
 
 
@@ -26,38 +27,55 @@ def find_lost_queues(
     root: str,
     log: CommitLog,
     registered: RegisteredQueues | None,
-    has_files: Callable[[QueueKey], bool],
+    newest: Callable[[QueueKey], int],
     topics: TopicTable,
 ) -> dict[QueueKey, StoreError]:
-    """Return the registered queues whose files are gone, or cannot be listed, and the error for each.
+    """Return the registered queues whose files, or newest file, are gone, or cannot be listed, and each one's error.
 
-    `registered` was read before the folders were listed: a live writer makes a queue's file first. The registry counts
-    as long as nobody but our writers has written or changed topics.json, which `topics` has as of the listing, and
-    after a power cut for what was settled before. Without topics.json, or with an older one, it counts as well: that
-    is no deletion of topics, and the registry has no queue of a topic that a broker deleted.
+    `newest` gives the `newest_unit` of a queue. `registered` was read before the folders were listed: a live writer
+    makes a queue's file first. The registry counts as long as nobody but our writers has written or changed
+    topics.json, which `topics` has as of the listing, and after a power cut for what was settled before. Without
+    topics.json, or with an older one, it counts as well: that is no deletion of topics, and the registry has no queue
+    of a topic that a broker deleted.
     """
-    queues = registered.queues if registered is not None else {}
-    missing, found = [], dict[QueueKey, StoreError]()
-    for key in queues:
+    if registered is None:
+        return {}
+    missing, shorter, found = [], dict[QueueKey, int](), dict[QueueKey, StoreError]()
+    for key in registered.queues:
         try:
-            if not has_files(key):
-                missing.append(key)
+            unit = newest(key)
         except StoreError as error:
             if not is_unreadable(error):
                 raise
             found[key] = error
-    if not missing or registered is None:
-        return found
-    configs = topics.found
-    if not counted_queues(registered, configs):
-        # A live writer of ours may have made topics since the registry was read.
-        counted = counted_queues(read_registry(root), configs)
-        missing = [key for key in missing if key in counted]
-    end, begin = vouched_end(root, log), log.segments.begin
+            continue
+        if unit < 0:
+            missing.append(key)
+        elif unit < registered.rolls.get(key, (0, 0))[0]:
+            shorter[key] = unit
+    configs = topics.found if missing or shorter else FoundTopics()
+    if missing and not counted_queues(registered, configs):
+        registered = read_registry(root) or registered  # a live writer of ours may have made topics since it was read
+    counted, end = counted_queues(registered, configs), vouched_end(root, log) if missing or shorter else None
     for key in missing:
-        if end is not None and queues[key] < end:
+        if end is not None and counted.get(key, end) < end:
             is_named = not configs.is_lost and key.topic in configs.file.topics
-            found[key] = lost_queue(root, key, queues[key], begin, is_named=is_named)
+            found[key] = lost_queue(root, key, counted[key], log.segments.begin, is_named=is_named)
+    return found | (_lost_ends(root, log, shorter, end, topics) if end is not None and shorter else {})
+
+
+def _lost_ends(
+    root: str, log: CommitLog, newest: Mapping[QueueKey, int], end: int, topics: TopicTable
+) -> dict[QueueKey, StoreError]:
+    """Return the errors of those queues that had a newer file than their `newest`, with records before `end`."""
+    # A recovery says that it takes files away before it does: what was read may be older than that.
+    registered, found = read_registry(root), dict[QueueKey, StoreError]()
+    if registered is None or not counted_queues(registered, topics.found):
+        return found
+    for key, unit in newest.items():
+        roll, queue = registered.rolls.get(key, (0, 0)), topics.find(key)
+        if queue is not None and unit < roll[0] and roll[1] < end:
+            found[key] = lost_end(root, queue, roll, log.segments.begin)
     return found
 
 
@@ -74,6 +92,16 @@ def has_files(queue: ConsumeQueue) -> bool:
     Raises StoreError where the kernel does not let them be listed: nobody knows then.
     """
     return queue.run.is_damaged() or bool(queue.run.segments)
+
+
+def newest_unit(queue: ConsumeQueue) -> int:
+    """Return the first unit of a queue's newest file, -1 without files; one whose files are damaged counts as complete.
+
+    Raises StoreError where the kernel does not let them be listed.
+    """
+    if queue.run.is_damaged():
+        return MAX_UNIT
+    return -(-queue.run.segments[-1].begin // queue.layout.itemsize) if queue.run.segments else -1
 
 
 def refuse_lost_folder(root: str, log: CommitLog) -> None:

@@ -18,7 +18,7 @@ from rmq_spark.store.format.record import MAGIC_V1, MAGIC_V2, RECORD_HEAD, Recor
 from rmq_spark.store.format.record_columns import RecordColumns
 from rmq_spark.store.log.log_blocks import gets_unit, log_blocks
 from rmq_spark.store.log.lost_queues import has_files
-from rmq_spark.store.log.queue_registry import found_queue, lost_queue
+from rmq_spark.store.log.queue_registry import found_queue, lost_end, lost_queue
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
@@ -45,6 +45,13 @@ def refuse_lost_queue(store: StoreFiles, key: QueueKey, end: int) -> None:
         raise lost_queue(store.root, key, held.queues[key], store.log.segments.begin)
     if held.found.get(key, end) < end:
         raise found_queue(store.root, key)
+
+
+def refuse_lost_end(store: StoreFiles, queue: ConsumeQueue, newest: int) -> None:
+    """Raise DamageError if the queue has had a newer file than the newest one, which begins with unit `newest`."""
+    roll = follow_topics(store, store.note.end).rolls.get(queue.key, (0, 0))
+    if newest < roll[0]:
+        raise lost_end(store.root, queue, roll, store.log.segments.begin)
 
 
 def _search_once(store: StoreFiles, held: RegisteredQueues, end: int, topic: str) -> None:
@@ -93,8 +100,9 @@ def register_topics(store: StoreFiles, topics: Iterable[str], text: bytes) -> No
 def register_queues(store: StoreFiles, end: int) -> None:
     """Write the registry of a store from its folders: up to physical offset `end` the log is unsearched."""
     held = store.registry.read()
-    places = {key: _first_place(queue) for key, queue in _present(store).items()}
-    _replace(store, held.topics if held else {}, places, _range(store.log.segments.begin, end))
+    present = _present(store)
+    places = {key: _first_place(queue) for key, queue in present.items()}
+    _replace(store, held.topics if held else {}, places, _range(store.log.segments.begin, end), rolls=_rolls(present))
 
 
 def register_again(store: StoreFiles, trusted_end: int) -> None:
@@ -111,7 +119,9 @@ def register_again(store: StoreFiles, trusted_end: int) -> None:
     new = {key: queue for key, queue in present.items() if key not in queues and not store.topics.is_deleted(key.topic)}
     queues.update({key: _first_place(queue) for key, queue in new.items()})
     topics = {topic: min(end, trusted_end) for topic, end in held.topics.items()}
-    store.registry.replace(RegistryLine(topics, queues, held.unsearched, held.found, held.configs))
+    kept = {key: roll for key, roll in held.rolls.items() if key in queues and roll[0] and roll[1] < trusted_end}
+    rolls = _rolls({key: queue for key, queue in present.items() if key in queues}, kept)
+    store.registry.replace(RegistryLine(topics, queues, held.unsearched, held.found, held.configs, rolls))
 
 
 def register_after_others(
@@ -130,7 +140,8 @@ def register_after_others(
     known = held.queues if held is not None else {}
     # Not -1 for queues that are new here: a power cut may take their records, and then nothing of them is lost.
     places = {key: known[key] if key in known else _first_place(queue) for key, queue in present.items()}
-    _replace(store, held.topics if held is not None else {}, places, _range(begin, searched_from), found)
+    topics, rolls = held.topics if held is not None else {}, _rolls(present)
+    _replace(store, topics, places, _range(begin, searched_from), found, rolls)
 
 
 def _replace(
@@ -139,6 +150,7 @@ def _replace(
     places: Mapping[QueueKey, int],
     unsearched: tuple[int, int],
     found: Mapping[QueueKey, int] | None = None,
+    rolls: Mapping[QueueKey, tuple[int, int]] | None = None,
 ) -> None:
     """Write the registry anew beside topics.json as it is; topics that it does not name are forgotten.
 
@@ -148,7 +160,8 @@ def _replace(
     named = {topic: min(end, store.note.end) for topic, end in topics.items() if store.topics.config(topic) is not None}
     configs = (zlib.crc32(store.topics.found().text),)
     queues = {key: place for key, place in places.items() if not store.topics.is_deleted(key.topic)}
-    store.registry.replace(RegistryLine(named, queues, unsearched, found or {}, configs))
+    kept = {key: roll for key, roll in (rolls or {}).items() if key in queues}
+    store.registry.replace(RegistryLine(named, queues, unsearched, found or {}, configs, kept))
 
 
 def _present(store: StoreFiles, among: Iterable[ConsumeQueue] | None = None) -> dict[QueueKey, ConsumeQueue]:
@@ -171,6 +184,26 @@ def _first_place(queue: ConsumeQueue) -> int:
     units = queue.read(queue.run.begin, queue.run.begin + 1)
     queue.run.close()
     return int(units.physical_offsets[0])
+
+
+def _rolls(
+    present: Mapping[QueueKey, ConsumeQueue], known: Mapping[QueueKey, tuple[int, int]] | None = None
+) -> dict[QueueKey, tuple[int, int]]:
+    """Return the first unit of each queue's newest file that is not its first, and the physical offset of its record.
+
+    What is `known` stays where the files show nothing newer: then they are lost.
+    """
+    found = dict(known or {})
+    for key, queue in present.items():
+        if queue.run.is_damaged() or not queue.run.segments:
+            continue
+        unit = -(-queue.run.segments[-1].begin // queue.layout.itemsize)
+        if unit > found.get(key, (0, 0))[0]:
+            units = queue.read(unit, unit + 1)
+            queue.run.close()
+            if int(units.sizes[0]) > 0:  # a broker may have died before it wrote one
+                found[key] = unit, int(units.physical_offsets[0])
+    return found
 
 
 def _range(begin: int, end: int) -> tuple[int, int]:

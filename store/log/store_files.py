@@ -242,7 +242,7 @@ class StoreFiles:
             self.topics.is_batch,
             self.sync_with_log,
             self.note_progress,
-            self.registry.note_queue,
+            self.registry,
         )
 
     def _write_note(self, note: Watermark) -> None:

@@ -32,7 +32,7 @@ from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
 from rmq_spark.store.log.left_behind import how_left, index_safe_until_ms, read_checkpoint
-from rmq_spark.store.log.lost_queues import find_lost_queues, has_files, refuse_lost_folder
+from rmq_spark.store.log.lost_queues import MAX_UNIT, find_lost_queues, newest_unit, refuse_lost_folder
 from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
 from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
@@ -193,7 +193,7 @@ class StoreReader:
             self.path,
             self._log,
             registered,
-            lambda key: has_files(queues[key]) if key in queues else self._topics.has_folder(key),
+            lambda key: newest_unit(queues[key]) if key in queues else MAX_UNIT if self._topics.has_folder(key) else -1,
             self._topics,
         )
 
