@@ -50,13 +50,17 @@ class RegisteredQueues:
     configs: tuple[int, ...] = ()
     rolls: dict[QueueKey, tuple[int, int]] = field(default_factory=dict)
 
+    def knows(self, text: bytes) -> bool:
+        """Say whether this text of topics.json is ours: with another one, others have changed it."""
+        return zlib.crc32(text) in self.configs
+
     def is_older(self, text: bytes) -> bool:
         """Say whether a text of topics.json is that from before our last change of it: queues made since may be lost.
 
         Our writers write the line before the file. A crash in between leaves the older text, too, and no queue of the
         topics that were about to be made.
         """
-        return bool(self.configs) and zlib.crc32(text) in self.configs[:-1] and zlib.crc32(text) != self.configs[-1]
+        return self.knows(text) and zlib.crc32(text) != self.configs[-1]
 
     def add(self, line: RegistryLine) -> None:
         """Apply one line."""

@@ -3,7 +3,6 @@
 A reader compares the registry with the folders. What a writer does is in `queue_registration.py`.
 """
 
-import zlib
 from collections.abc import Callable, Mapping
 
 from rmq_spark.store.disk import files
@@ -64,6 +63,28 @@ def find_lost_queues(
     return found | (_lost_ends(root, log, shorter, end, topics) if end is not None and shorter else {})
 
 
+class QueueDoubt:
+    """Says whether a queue without files may be lost as well as empty, where the registry does not tell.
+
+    As of one listing of the folders: where a broker has written, or has changed topics.json, what the registry covers
+    is not all that there is.
+    """
+
+    def __init__(self, root: str, log: CommitLog, registered: RegisteredQueues | None, configs: FoundTopics) -> None:
+        self._begin = log.segments.begin
+        is_exact = bool(registered and (configs.is_lost or registered.knows(configs.text)))
+        self._registered = registered if is_exact and vouched_end(root, log) is not None else None
+        self._has_messages = isinstance(log.record_at(self._begin), Record)
+
+    def is_about(self, key: QueueKey) -> bool:
+        """Say whether the queue, which has no files, may have had messages."""
+        held = self._registered
+        if held is None:
+            return self._has_messages
+        begin = max(held.unsearched[0], held.topics.get(key.topic, 0), self._begin)
+        return key in held.found or begin < held.unsearched[1]
+
+
 def _lost_ends(
     root: str, log: CommitLog, newest: Mapping[QueueKey, int], end: int, topics: TopicTable
 ) -> dict[QueueKey, StoreError]:
@@ -81,7 +102,7 @@ def _lost_ends(
 
 def counted_queues(registered: RegisteredQueues | None, configs: FoundTopics) -> Mapping[QueueKey, int]:
     """Return the queues of a registry if it counts beside this topics.json, and where the first record of each is."""
-    if registered is None or not (configs.is_lost or zlib.crc32(configs.text) in registered.configs):
+    if registered is None or not (configs.is_lost or registered.knows(configs.text)):
         return {}
     return registered.queues
 

@@ -68,7 +68,7 @@ def follow_topics(store: StoreFiles, end: int) -> RegisteredQueues:
     topics.json is missing tells of no deletion: then the registry stays.
     """
     held, configs = store.registry.read(), store.topics.found()
-    if held is None or (zlib.crc32(configs.text) not in held.configs and not configs.is_lost):
+    if held is None or (not held.knows(configs.text) and not configs.is_lost):
         register_queues(store, end)
         held = store.registry.read()
     assert held is not None, store.root
