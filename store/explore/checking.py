@@ -43,7 +43,7 @@ from rmq_spark.store.format.store_settings import StoreSettings
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.left_behind import durable_end, how_left, logged_end, vouched_end
-from rmq_spark.store.log.lost_queues import find_lost_queues, has_files
+from rmq_spark.store.log.lost_queues import MAX_UNIT, counted_queues, find_lost_queues, newest_unit
 from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.rebuilding import read_rebuild
@@ -144,7 +144,7 @@ class _Check:
             joined=units.joined,
             faults=[fault for fault in faults if fault.begin < fault.end],
             closing=self._left.closing,
-            may_exist=self._topics.may_exist,
+            may_exist=self._may_exist,
             folder_of=self._folder_of,
             begin=self._log.segments.begin,
             end=end,
@@ -203,6 +203,11 @@ class _Check:
     def _is_live(self) -> bool:
         return self._left.closing is Closing.LIVE
 
+    def _may_exist(self, topic: str) -> bool:
+        """Say whether a topic was not deleted: topics.json may be older than queues of ours."""
+        counted = counted_queues(self._registered, self._topics.found)
+        return self._topics.may_exist(topic) or any(key.topic == topic for key in counted)
+
     def _dispatched_end(self) -> int:
         """Return the physical offset before which no writer makes units any more, unless it looks at all of the log."""
         if self._vouched_end is not None:
@@ -220,9 +225,8 @@ class _Check:
             self._root,
             self._log,
             self._registered,
-            lambda key: key in unread or (key in self._queues and has_files(self._queues[key])),
-            self._topics.may_exist,
-            lambda: self._topics.text,
+            lambda key: MAX_UNIT if key in unread else newest_unit(self._queues[key]) if key in self._queues else -1,
+            self._topics,
         )
         for key, error in lost.items():
             if not units.has_records(key):

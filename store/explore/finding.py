@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 DAMAGE, REPAIRABLE, NOTE = "damage", "repairable", "note"
+DOUBLED = "doubled"  # action
 SEVERITIES = (DAMAGE, REPAIRABLE, NOTE)
 
 _ALIKE_AT_MOST = 200  # findings of one kind: a store of nothing but damage must not fill the memory
@@ -29,7 +30,8 @@ class Finding:
 
     `[begin, end)` are queue offsets of the queue `topic`/`queue_id`, None where no single queue is concerned.
     `messages` is how many are concerned. `action` is what `plan_repair` would do: see RepairStep;
-    besides, "watermark" and "checkpoint" (the file is written again), and "keep" (nothing needs to be done).
+    besides, "watermark" and "checkpoint" (the file is written again), "keep" (nothing needs to be done), and "doubled"
+    (a rebuild of the queue gives units to the first messages of their queue offsets, and loses those that came later).
     """
 
     severity: str

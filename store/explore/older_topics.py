@@ -4,6 +4,7 @@ Records of deleted topics stay in the log until they expire. A recovery passes o
 where those had to be made anew, it makes queues of all. What it would have passed over before is taken away again.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rmq_spark.store.errors import OptionError
@@ -29,14 +30,24 @@ def with_topics_on_disk(root: str, data: bytes, now_ms: int) -> bytes:
 
     But for a broker's own, which it makes when it starts.
     """
+    return with_topics(
+        {key: queue.layout is BATCH_UNIT for key, queue in SoundTopics(root).queues.items()}, data, now_ms
+    )
+
+
+def with_topics(queues: Mapping[QueueKey, bool], data: bytes, now_ms: int) -> bytes:
+    """Return a topics.json, `data`, with the topics of queues, which are batch queues or not, and so many queues.
+
+    But for a broker's own, which it makes when it starts.
+    """
     file = decode_topics_file(data)
     made: dict[str, TopicConfig] = {}
-    for key, queue in SoundTopics(root).queues.items():
+    for key, is_batch in queues.items():
         count = key.queue_id + 1
         if key.topic in file.topics or not _is_sent(key.topic):
             continue
         if key.topic not in made or made[key.topic].write_queue_count < count:
-            attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if queue.layout is BATCH_UNIT else {}
+            attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if is_batch else {}
             made[key.topic] = TopicConfig(key.topic, count, count, attributes=attributes)
     if not made:
         return data

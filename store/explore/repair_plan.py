@@ -17,7 +17,7 @@ from rmq_spark.store.disk.changing import TEMPORARY_SUFFIX
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.cut_loss import messages_behind
-from rmq_spark.store.explore.finding import DAMAGE, NOTE, Finding, utc_text
+from rmq_spark.store.explore.finding import DAMAGE, DOUBLED, NOTE, Finding, utc_text
 from rmq_spark.store.explore.set_back import beyond_ends, queue_ends
 from rmq_spark.store.explore.sound_log import SoundLog
 from rmq_spark.store.explore.store_times import find_wrong_times
@@ -134,7 +134,7 @@ def plan_repair(
 
 def _steps(report: CheckReport, folders: tuple[str, ...], cut_log: bool) -> Iterator[RepairStep]:
     found = [finding for finding in report.findings if finding.severity != NOTE]
-    of_log = [one for one in found if one.area == filenames.COMMIT_LOG and one.action != RECOVER]
+    of_log = [one for one in found if one.area == filenames.COMMIT_LOG and one.action not in (RECOVER, DOUBLED)]
     others = [one for one in found if one not in of_log]
     cuts = [one for one in of_log if one.action == CUT]
     is_cut = cut_log and bool(cuts) and all(one.action in (CUT, LOST, KEEP) for one in of_log)
@@ -181,18 +181,31 @@ def _rebuild(report: CheckReport, found: list[Finding], is_whole: bool) -> Itera
             of_index = of_index or one
         elif one.action == REBUILD and one.topic is not None and one.queue_id is not None:
             queues.setdefault(QueueKey(one.topic, one.queue_id), one)
+    doubled = [one for one in found if one.action == DOUBLED]
+    yield from (_left(one) for one in doubled if _queue_of(one) not in queues)
     for key, one in queues.items():
-        if is_whole:
-            yield RepairStep(REBUILD, f"queue {key}: all its units are made anew from the log", one.path, queue=key)
-        else:
-            what = f"queue {key} cannot be made anew while the log is damaged: mend that first, or cut the log"
-            yield RepairStep(LEAVE, what, one.path)
+        yield _make_queue(key, one, sum(other.messages for other in doubled if _queue_of(other) == key), is_whole)
     if of_index is not None:
         path = files.join(report.path, filenames.INDEX)
         if is_whole:
             yield RepairStep(REBUILD, "the key index: made anew from the log", path)
         else:
             yield RepairStep(LEAVE, "the key index cannot be made anew while the log is damaged", path)
+
+
+def _make_queue(key: QueueKey, one: Finding, doubled: int, is_whole: bool) -> RepairStep:
+    """Plan to make a queue anew; so many of its messages are `doubled`."""
+    if not is_whole:
+        what = f"queue {key} cannot be made anew while the log is damaged: mend that first, or cut the log"
+        return RepairStep(LEAVE, what, one.path)
+    what = f"queue {key}: all its units are made anew from the log"
+    if doubled:
+        what += f"; {doubled} messages, whose queue offsets earlier ones have, are not read any more"
+    return RepairStep(REBUILD, what, one.path, doubled, queue=key)
+
+
+def _queue_of(one: Finding) -> QueueKey:
+    return QueueKey(one.topic or "", -1 if one.queue_id is None else one.queue_id)
 
 
 def _set_clock_back(report: CheckReport, folders: tuple[str, ...], one: Finding, is_whole: bool) -> RepairStep:

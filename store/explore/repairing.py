@@ -5,6 +5,7 @@ Here the store is brought to where recovery does it all, in an order that no cra
 
 0. A config file that cannot be read is kept in `rmq/before-repair/`, then its `.bak` takes its place; of topics.json
    with the topics that are newer than that, in one step: recovery passes over records of topics that it does not name.
+   So a topics.json that is older than queues that are made anew gets their topics, too.
 1. What a dead writer wrote in part is taken back, and what it wrote as a whole is synced, as our note says: no later
    step can tell the two apart. Then a note, `rmq/rebuild`, says which files are to be made anew. From here until they
    are complete readers refuse the queues that it names, and the next writer goes on with the steps 2 to 4, whoever
@@ -24,6 +25,7 @@ Here the store is brought to where recovery does it all, in an order that no cra
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -38,7 +40,7 @@ from rmq_spark.store.errors import OptionError, StoreChangedError
 from rmq_spark.store.explore.check_report import CheckReport
 from rmq_spark.store.explore.checking import Progress, check
 from rmq_spark.store.explore.config_check import decode_config
-from rmq_spark.store.explore.older_topics import Deleted, with_topics_on_disk
+from rmq_spark.store.explore.older_topics import Deleted, with_topics, with_topics_on_disk
 from rmq_spark.store.explore.repair_plan import (
     CLOCK,
     CUT,
@@ -55,12 +57,15 @@ from rmq_spark.store.explore.repair_plan import (
 )
 from rmq_spark.store.explore.set_back import queue_ends
 from rmq_spark.store.explore.sound_log import SoundLog
+from rmq_spark.store.explore.sound_topics import SoundTopics
 from rmq_spark.store.explore.store_times import write_times
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.filenames import BACKUP_SUFFIX
 from rmq_spark.store.format.offset_limits import set_back
 from rmq_spark.store.format.rebuild_note import Rebuild
 from rmq_spark.store.log.kept_files import keep_file
+from rmq_spark.store.log.lost_queues import counted_queues
+from rmq_spark.store.log.queue_registry import read_registry
 from rmq_spark.store.log.rebuilding import empty_folder
 from rmq_spark.store.log.recovery import remove_note
 from rmq_spark.store.log.settings_file import check_settings
@@ -68,6 +73,7 @@ from rmq_spark.store.log.store_files import nothing_written
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.watermark_file import read_watermark, write_watermark
+from rmq_spark.store.units import QueueKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +135,11 @@ class _Repair:
                 self._refuse_unreadable(steps)
                 if any(step.action in (RECOVER, REBUILD, CUT, CLOCK) for step in steps):
                     self._refuse_what_stops_writers()
+                counted = counted_queues(read_registry(self._root), SoundTopics(self._root).found)
                 for step in steps:
                     if step.action == RESTORE:
                         self._restore(step.path)
+                self._name_topics({step.queue for step in steps if step.queue in counted})
                 deleted = Deleted(self._root, self._plan.report.log_end)
                 if any(step.action in (REBUILD, CUT) for step in steps):
                     self._writer.begin_rebuild(self._made_anew(steps))
@@ -230,6 +238,15 @@ class _Repair:
         if path == files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON):
             data = with_topics_on_disk(self._root, data, wall_clock_ms())
         self._disk.replace(path, data)
+
+    def _name_topics(self, queues: Iterable[QueueKey | None]) -> None:
+        """Give topics.json the topics of queues that are made anew, if it is older than they are."""
+        path = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
+        data = files.read_small(path)
+        newer = with_topics({key: False for key in queues if key is not None}, data, wall_clock_ms()) if data else data
+        if data and newer and newer != data:
+            keep_file(self._disk, self._root, path, wall_clock_ms())
+            self._disk.replace(path, newer)
 
     def _set_back(self, paths: list[str]) -> None:
         ends = queue_ends(self._root) if paths else {}

@@ -78,6 +78,9 @@ class UnitJoin:
         expected = np.append(known.next_offset, (offsets + counts)[:-1])
         breaks = np.flatnonzero(offsets != expected)
         self._note_steps(key, known, offsets, places, expected, breaks)
+        if len(breaks) or key in self.joined.doubled:
+            rows_of = {"begin": offsets, "end": offsets + counts, "place": places}
+            self.joined.note_doubled(key, rows_of, expected, breaks)
         known.next_offset, known.last_place = int(offsets[-1] + counts[-1]), int(places[-1])
         queue = self._opened(key)
         if queue is None:

@@ -7,7 +7,7 @@ record which is not there, or which says that it is another queue's, tells of a 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rmq_spark.store.explore.finding import DAMAGE, NOTE, REPAIRABLE, Finding
+from rmq_spark.store.explore.finding import DAMAGE, DOUBLED, NOTE, REPAIRABLE, Finding
 from rmq_spark.store.explore.loose_units import find_loose
 from rmq_spark.store.explore.loose_verdicts import loose_verdicts
 from rmq_spark.store.explore.seen_log import READ_AROUND, REBUILD_STEP, Seen, area_of
@@ -37,10 +37,11 @@ def verdicts(seen: Seen) -> Iterator[Finding]:
     for unmet in seen.joined.unmet:
         if unmet.last < seen.joined.lives.get(unmet.key, 0):
             earlier.setdefault(unmet.key, []).append(unmet)
-        elif unmet.count > 1 or unmet.first not in blamed:
+        elif (unmet.count > 1 or unmet.first not in blamed) and not _is_doubled(seen, unmet):
             yield from _of_unmet(seen, unmet)
     yield from (_of_earlier(seen, key, runs) for key, runs in earlier.items() if seen.may_exist(key.topic))
     yield from _of_steps(seen, blamed, lost)
+    yield from _of_doubled(seen, blamed)
     if seen.expired:
         what = f"the log begins at physical offset {seen.begin}: {seen.expired} messages before it, which units still "
         what += "name, have expired, unless somebody took the file away"
@@ -95,6 +96,40 @@ def _of_earlier(seen: Seen, key: QueueKey, runs: list[Unmet]) -> Finding:
         end=max(run.end for run in runs),
         messages=sum(run.end - run.begin for run in runs),
         next_step=_RESTORE if is_lost else "",
+    )
+
+
+def _of_doubled(seen: Seen, blamed: set[int]) -> Iterator[Finding]:
+    """Yield the queue offsets that two messages have: one of the two has no unit, and never gets one."""
+    for key, runs in seen.joined.doubled.items():
+        for run in runs:
+            if run.place in blamed or run.place < seen.joined.lives.get(key, 0) or not seen.may_exist(key.topic):
+                continue
+            yield Finding(
+                DAMAGE,
+                filenames.COMMIT_LOG,
+                f"messages of queue {key} with queue offsets that earlier messages have: one of each two is not read",
+                *seen.place_of(run.place),
+                f"queue offset {run.limit}",
+                f"queue offset {run.begin}",
+                key.topic,
+                key.queue_id,
+                run.begin,
+                run.end,
+                run.end - run.begin,
+                "rmq_spark.dump shows the records of both. To read those without a unit, send them again.",
+                DOUBLED,
+            )
+
+
+def _is_doubled(seen: Seen, unmet: Unmet) -> bool:
+    """Say whether the units of these records are for others with the same queue offsets: a rebuild would swap them."""
+    if unmet.kind != OTHER_UNIT:
+        return False
+    runs = seen.joined.doubled.get(unmet.key, [])
+    return any(run.begin <= unmet.begin and unmet.end <= run.end for run in runs) and not any(
+        other is not unmet and other.key == unmet.key and other.begin < unmet.end and unmet.begin < other.end
+        for other in seen.joined.unmet
     )
 
 

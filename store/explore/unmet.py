@@ -1,5 +1,6 @@
 """What of records and units does not agree, kept until all of the log has been seen."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +45,19 @@ class Step:
 
 
 @dataclass(slots=True)
+class Doubled:
+    """Queue offsets [begin, end) of a queue that earlier records in the log have, too. One unit names one of them.
+
+    `place` is the physical offset of the first later record; the earlier ones have queue offsets up to `limit`.
+    """
+
+    begin: int
+    end: int
+    limit: int
+    place: int
+
+
+@dataclass(slots=True)
 class Joined:
     """What came out: units that agree with records, and what does not agree, as of all blocks so far."""
 
@@ -53,6 +67,35 @@ class Joined:
     unmet_records: int = 0
     last_runs: dict[tuple[QueueKey, str], Unmet] = field(default_factory=dict)  # of `unmet`, by queue and kind
     lives: dict[QueueKey, int] = field(default_factory=dict)
+    doubled: dict[QueueKey, list[Doubled]] = field(default_factory=dict)
+
+    def note_doubled(
+        self,
+        key: QueueKey,
+        rows: Mapping[str, NDArray[np.int64]],
+        expected: NDArray[np.int64],
+        breaks: NDArray[np.intp],
+    ) -> None:
+        """Keep the queue offsets of a queue's next records that earlier ones have; at 0 it begins anew.
+
+        `rows` has "begin" and "end" of their queue offsets and their "place"; at `breaks` these are not as `expected`.
+        """
+        begins, ends, runs = rows["begin"], rows["end"], self.doubled.get(key, [])
+        if not runs and not (begins[breaks] < expected[breaks]).any():
+            return
+        stops = np.append(breaks, len(begins)).tolist()
+        if runs and stops[0] > 0:
+            runs[-1].end = max(runs[-1].end, min(runs[-1].limit, int(ends[stops[0] - 1])))
+        for at, stop in zip(breaks.tolist(), stops[1:], strict=True):
+            begin, limit = int(begins[at]), int(expected[at])
+            if runs and begin:
+                limit = max(limit, runs[-1].limit)
+            elif runs:
+                runs[-1].limit = runs[-1].end
+            if 0 < begin < limit and len(runs) < RUNS_AT_MOST:
+                runs.append(Doubled(begin, min(limit, int(ends[stop - 1])), limit, int(rows["place"][at])))
+        if runs:
+            self.doubled[key] = runs
 
     def note(self, key: QueueKey, kind: str, records: RecordColumns, rows: NDArray[np.intp], found: str = "") -> None:
         """Keep records whose units do not agree, as one run where the last one of their queue ends.

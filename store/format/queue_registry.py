@@ -11,6 +11,7 @@ torn or damaged does not count, for readers and for writers: the next writer mak
 | `queues` | queues that got a file, by topic: queue id and physical offset of the first record, -1 if unknown |
 | `unsearched` | physical offsets [begin, end) of records that a broker wrote: they may have queues that no line names |
 | `found` | queues without files that a search of such records has found, as in `queues`: only writers use them |
+| `rolls` | queues with several files, by topic: queue id, first unit of the newest, physical offset of its record |
 | `configs` | CRC-32 of the text of topics.json before and after our last change: with another text, others changed it |
 """
 
@@ -35,6 +36,7 @@ class RegistryLine:
     unsearched: tuple[int, int] | None = None
     found: Mapping[QueueKey, int] = field(default_factory=dict)
     configs: tuple[int, ...] | None = None
+    rolls: Mapping[QueueKey, tuple[int, int]] = field(default_factory=dict)  # unit 0: as if it had one file
 
 
 @dataclass(slots=True)
@@ -46,6 +48,19 @@ class RegisteredQueues:
     unsearched: tuple[int, int] = (0, 0)
     found: dict[QueueKey, int] = field(default_factory=dict)
     configs: tuple[int, ...] = ()
+    rolls: dict[QueueKey, tuple[int, int]] = field(default_factory=dict)
+
+    def knows(self, text: bytes) -> bool:
+        """Say whether this text of topics.json is ours: with another one, others have changed it."""
+        return zlib.crc32(text) in self.configs
+
+    def is_older(self, text: bytes) -> bool:
+        """Say whether a text of topics.json is that from before our last change of it: queues made since may be lost.
+
+        Our writers write the line before the file. A crash in between leaves the older text, too, and no queue of the
+        topics that were about to be made.
+        """
+        return self.knows(text) and zlib.crc32(text) != self.configs[-1]
 
     def add(self, line: RegistryLine) -> None:
         """Apply one line."""
@@ -53,8 +68,10 @@ class RegisteredQueues:
             self.topics.update(line.topics)
             self.queues = {key: place for key, place in self.queues.items() if key.topic not in line.topics}
             self.found = {key: place for key, place in self.found.items() if key.topic not in line.topics}
+            self.rolls = {key: roll for key, roll in self.rolls.items() if key.topic not in line.topics}
         self.queues.update(line.queues)
         self.found.update(line.found)
+        self.rolls.update(line.rolls)
         if line.unsearched is not None:
             self.unsearched = line.unsearched
         if line.configs is not None:
@@ -70,6 +87,11 @@ def encode_line(line: RegistryLine) -> bytes:
         value["unsearched"] = line.unsearched
     if line.configs is not None:
         value["configs"] = line.configs
+    if line.rolls:
+        rolls: dict[str, list[tuple[int, int, int]]] = {}
+        for key, (unit, place) in line.rolls.items():
+            rolls.setdefault(key.topic, []).append((key.queue_id, unit, place))
+        value["rolls"] = rolls
     text = json.dumps(value, separators=(",", ":")).encode()
     return b"%0*x" % (_CRC_DIGITS, zlib.crc32(text)) + text + b"\n"
 
@@ -107,7 +129,12 @@ def _decode_line(text: bytes) -> RegistryLine:
         unsearched = int(begin), int(end)
     configs = tuple(int(crc) for crc in value["configs"]) if "configs" in value else None
     topics = {str(topic): int(end) for topic, end in value["topics"].items()}
-    return RegistryLine(topics, _keys(value["queues"]), unsearched, _keys(value.get("found", {})), configs)
+    rolls = {
+        QueueKey(str(topic), int(queue_id)): (int(unit), int(place))
+        for topic, listed in value.get("rolls", {}).items()
+        for queue_id, unit, place in listed
+    }
+    return RegistryLine(topics, _keys(value["queues"]), unsearched, _keys(value.get("found", {})), configs, rolls)
 
 
 def _keys(by_topic: Mapping[str, list[tuple[int, int]]]) -> dict[QueueKey, int]:

@@ -18,7 +18,7 @@ from rmq_spark.store.format.record import MAGIC_V1, MAGIC_V2, RECORD_HEAD, Recor
 from rmq_spark.store.format.record_columns import RecordColumns
 from rmq_spark.store.log.log_blocks import gets_unit, log_blocks
 from rmq_spark.store.log.lost_queues import has_files
-from rmq_spark.store.log.queue_registry import found_queue, lost_queue
+from rmq_spark.store.log.queue_registry import found_queue, lost_end, lost_queue
 from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
@@ -40,22 +40,35 @@ def refuse_lost_queue(store: StoreFiles, key: QueueKey, end: int) -> None:
         return  # it was deleted: a broker begins it again at 0, too
     held = follow_topics(store, end)
     if key not in held.queues and key not in held.found:
-        begin = max(held.unsearched[0], store.log.segments.begin, held.topics.get(key.topic, 0))
-        if begin < min(held.unsearched[1], end):
-            store.registry.add_search(_search(store, held, end))
+        _search_once(store, held, end, key.topic)
     if held.queues.get(key, end) < end:
         raise lost_queue(store.root, key, held.queues[key], store.log.segments.begin)
     if held.found.get(key, end) < end:
         raise found_queue(store.root, key)
 
 
+def refuse_lost_end(store: StoreFiles, queue: ConsumeQueue, newest: int) -> None:
+    """Raise DamageError if the queue has had a newer file than the newest one, which begins with unit `newest`."""
+    roll = follow_topics(store, store.note.end).rolls.get(queue.key, (0, 0))
+    if newest < roll[0]:
+        raise lost_end(store.root, queue, roll, store.log.segments.begin)
+
+
+def _search_once(store: StoreFiles, held: RegisteredQueues, end: int, topic: str) -> None:
+    """Search the unsearched records for queues without files, where the topic may have some of them."""
+    begin = max(held.unsearched[0], store.log.segments.begin, held.topics.get(topic, 0))
+    if begin < min(held.unsearched[1], end):
+        store.registry.add_search(_search(store, held, end))
+
+
 def follow_topics(store: StoreFiles, end: int) -> RegisteredQueues:
     """Return the registry; where it cannot be read, or others have changed topics.json, after making it again.
 
-    Up to physical offset `end` the log is unsearched then: they may have deleted topics and created them again.
+    Up to physical offset `end` the log is unsearched then: they may have deleted topics and created them again. That
+    topics.json is missing tells of no deletion: then the registry stays.
     """
-    held = store.registry.read()
-    if held is None or zlib.crc32(store.topics.text()) not in held.configs:
+    held, configs = store.registry.read(), store.topics.found()
+    if held is None or (not held.knows(configs.text) and not configs.is_lost):
         register_queues(store, end)
         held = store.registry.read()
     assert held is not None, store.root
@@ -66,18 +79,30 @@ def follow_topics(store: StoreFiles, end: int) -> RegisteredQueues:
 def register_topics(store: StoreFiles, topics: Iterable[str], text: bytes) -> None:
     """Register topics that are about to be made, and the text of topics.json that will name them.
 
-    They have no queue yet, and no record before the log's end is of this life of theirs.
+    They have no queue yet, and no record before the log's end is of this life of theirs. Raises DamageError where
+    topics.json is missing, or older than the registry, and one of them has had messages: nobody deleted it.
     """
-    follow_topics(store, store.note.end)
-    configs = zlib.crc32(store.topics.text()), zlib.crc32(text)
-    store.registry.add_topics(dict.fromkeys(topics, store.note.end), configs)
+    end = store.note.end
+    held, topics, configs = follow_topics(store, end), list(topics), store.topics.found()
+    is_older = configs.is_lost or held.is_older(configs.text)
+    if is_older:
+        for topic in topics:
+            _search_once(store, held, end, topic)
+    # A topic that a broker deleted has none in the registry.
+    known, made = {**(held.found if is_older else {}), **held.queues}, {*topics}
+    lost = sorted(key for key, place in known.items() if key.topic in made and place < end)
+    if lost:
+        raise lost_queue(store.root, lost[0], known[lost[0]], store.log.segments.begin, is_named=False)
+    crcs = zlib.crc32(configs.text), zlib.crc32(text)
+    store.registry.add_topics(dict.fromkeys(topics, end), crcs)
 
 
 def register_queues(store: StoreFiles, end: int) -> None:
     """Write the registry of a store from its folders: up to physical offset `end` the log is unsearched."""
     held = store.registry.read()
-    places = {key: _first_place(queue) for key, queue in _present(store).items()}
-    _replace(store, held.topics if held else {}, places, _range(store.log.segments.begin, end))
+    present = _present(store)
+    places = {key: _first_place(queue) for key, queue in present.items()}
+    _replace(store, held.topics if held else {}, places, _range(store.log.segments.begin, end), rolls=_rolls(present))
 
 
 def register_again(store: StoreFiles, trusted_end: int) -> None:
@@ -91,9 +116,12 @@ def register_again(store: StoreFiles, trusted_end: int) -> None:
         return
     present = _present(store)
     queues = {key: place for key, place in held.queues.items() if key in present or place < trusted_end}
-    queues.update({key: _first_place(queue) for key, queue in present.items() if key not in queues})
+    new = {key: queue for key, queue in present.items() if key not in queues and not store.topics.is_deleted(key.topic)}
+    queues.update({key: _first_place(queue) for key, queue in new.items()})
     topics = {topic: min(end, trusted_end) for topic, end in held.topics.items()}
-    store.registry.replace(RegistryLine(topics, queues, held.unsearched, held.found, held.configs))
+    kept = {key: roll for key, roll in held.rolls.items() if key in queues and roll[0] and roll[1] < trusted_end}
+    rolls = _rolls({key: queue for key, queue in present.items() if key in queues}, kept)
+    store.registry.replace(RegistryLine(topics, queues, held.unsearched, held.found, held.configs, rolls))
 
 
 def register_after_others(
@@ -112,7 +140,8 @@ def register_after_others(
     known = held.queues if held is not None else {}
     # Not -1 for queues that are new here: a power cut may take their records, and then nothing of them is lost.
     places = {key: known[key] if key in known else _first_place(queue) for key, queue in present.items()}
-    _replace(store, held.topics if held is not None else {}, places, _range(begin, searched_from), found)
+    topics, rolls = held.topics if held is not None else {}, _rolls(present)
+    _replace(store, topics, places, _range(begin, searched_from), found, rolls)
 
 
 def _replace(
@@ -121,12 +150,18 @@ def _replace(
     places: Mapping[QueueKey, int],
     unsearched: tuple[int, int],
     found: Mapping[QueueKey, int] | None = None,
+    rolls: Mapping[QueueKey, tuple[int, int]] | None = None,
 ) -> None:
-    """Write the registry anew beside topics.json as it is; topics that it does not name are forgotten."""
+    """Write the registry anew beside topics.json as it is; topics that it does not name are forgotten.
+
+    So are their queues: where a broker deleted a topic their files go some time later.
+    """
     # The log may have been cut back since: then newer records begin before where it ended.
     named = {topic: min(end, store.note.end) for topic, end in topics.items() if store.topics.config(topic) is not None}
-    configs = (zlib.crc32(store.topics.text()),)
-    store.registry.replace(RegistryLine(named, places, unsearched, found or {}, configs))
+    configs = (zlib.crc32(store.topics.found().text),)
+    queues = {key: place for key, place in places.items() if not store.topics.is_deleted(key.topic)}
+    kept = {key: roll for key, roll in (rolls or {}).items() if key in queues}
+    store.registry.replace(RegistryLine(named, queues, unsearched, found or {}, configs, kept))
 
 
 def _present(store: StoreFiles, among: Iterable[ConsumeQueue] | None = None) -> dict[QueueKey, ConsumeQueue]:
@@ -149,6 +184,26 @@ def _first_place(queue: ConsumeQueue) -> int:
     units = queue.read(queue.run.begin, queue.run.begin + 1)
     queue.run.close()
     return int(units.physical_offsets[0])
+
+
+def _rolls(
+    present: Mapping[QueueKey, ConsumeQueue], known: Mapping[QueueKey, tuple[int, int]] | None = None
+) -> dict[QueueKey, tuple[int, int]]:
+    """Return the first unit of each queue's newest file that is not its first, and the physical offset of its record.
+
+    What is `known` stays where the files show nothing newer: then they are lost.
+    """
+    found = dict(known or {})
+    for key, queue in present.items():
+        if queue.run.is_damaged() or not queue.run.segments:
+            continue
+        unit = -(-queue.run.segments[-1].begin // queue.layout.itemsize)
+        if unit > found.get(key, (0, 0))[0]:
+            units = queue.read(unit, unit + 1)
+            queue.run.close()
+            if int(units.sizes[0]) > 0:  # a broker may have died before it wrote one
+                found[key] = unit, int(units.physical_offsets[0])
+    return found
 
 
 def _range(begin: int, end: int) -> tuple[int, int]:

@@ -5,19 +5,20 @@ folders, and replaces it where a broker has written since.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.queue_registry import RegisteredQueues, RegistryLine, decode_registry, encode_line
+from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.watermark_file import SIDE_FOLDER
 from rmq_spark.store.units import QueueKey
 
 REGISTRY = "queues"
 _TRIES, _WAIT_S = 3, 0.001  # for a line that a live writer is appending
-_REBUILD = "Run rmq_spark.repair: it rebuilds the queue from the log."
+_REBUILD = "Run rmq_spark.repair, or `rmq repair`: it rebuilds the queue from the log."
 
 
 def registry_path(root: str) -> str:
@@ -39,16 +40,22 @@ def read_registry(root: str) -> RegisteredQueues | None:
     return None
 
 
-def lost_queue(root: str, key: QueueKey, place: int, log_begin: int) -> DamageError:
-    """Return the error for a queue whose files are gone, and whose first record was at physical offset `place`."""
-    step = _REBUILD
+def lost_queue(root: str, key: QueueKey, place: int, log_begin: int, *, is_named: bool = True) -> DamageError:
+    """Return the error for a queue whose files are gone, and whose first record was at physical offset `place`.
+
+    Where topics.json does not name the topic it is gone, too, or older than the queue.
+    """
+    return _lost(root, key, _step(root, place, log_begin), is_named=is_named)
+
+
+def _step(root: str, place: int, log_begin: int) -> str:
     if place < log_begin:  # it has expired, and later ones may have
-        step = (
-            "Run rmq_spark.repair: it rebuilds the queue from the messages that the log still has. Where all have "
-            "expired, restore the files from a copy: they show which queue offset comes next. To begin the queue at "
-            f"queue offset 0 again, below the offsets of its groups, remove {registry_path(root)}."
+        return (
+            "Run rmq_spark.repair, or `rmq repair`: it rebuilds the queue from the messages that the log still has. "
+            "Where all have expired, restore the files from a copy: they show which queue offset comes next. To begin "
+            f"the queue at queue offset 0 again, below the offsets of its groups, remove {registry_path(root)}."
         )
-    return _lost(root, key, step)
+    return _REBUILD
 
 
 def found_queue(root: str, key: QueueKey) -> DamageError:
@@ -57,11 +64,27 @@ def found_queue(root: str, key: QueueKey) -> DamageError:
     return _lost(root, key, f"{_REBUILD} {step}")
 
 
-def _lost(root: str, key: QueueKey, next_step: str) -> DamageError:
-    folder = files.join(root, filenames.CONSUME_QUEUE, key.topic, str(key.queue_id))
+def lost_end(root: str, queue: ConsumeQueue, roll: tuple[int, int], log_begin: int) -> DamageError:
+    """Return the error for a queue whose newest file, which began with that unit, for that place, is gone."""
+    unit, place = roll
+    path = files.join(queue.run.folder, filenames.segment_name(unit * queue.layout.itemsize))
     return DamageError(
-        f"queue {key} has had messages, and its files are missing", folder, 0, "files", "none", next_step
+        f"queue {queue.key} has had messages in a newer file than its newest one",
+        path,
+        0,
+        "a file",
+        "none",
+        _step(root, place, log_begin),
     )
+
+
+def _lost(root: str, key: QueueKey, next_step: str, *, is_named: bool = True) -> DamageError:
+    folder = files.join(root, filenames.CONSUME_QUEUE, key.topic, str(key.queue_id))
+    what = f"queue {key} has had messages, and its files are missing"
+    if not is_named:
+        path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
+        what += f", as is {path}, or the version of it that named the topic"
+    return DamageError(what, folder, 0, "files", "none", next_step)
 
 
 class QueueRegistry:
@@ -73,13 +96,13 @@ class QueueRegistry:
         self._length = 0
         self._stamp: tuple[int, int, int] | None = None
         self._new_queues: dict[QueueKey, int] = {}
-        self._exists = False
+        self._new_rolls: dict[QueueKey, tuple[int, int]] = {}
+        self.was_sought = False  # has this writer asked whether the file and the folder of queues are there?
         self.is_followed = False  # was it compared with topics.json by this writer?
 
     def exists(self) -> bool:
-        """Say whether the store has a registry; once it has, the disk is not asked again."""
-        self._exists = self._exists or files.file_size(self._path) >= 0
-        return self._exists
+        """Say whether the store has a registry."""
+        return files.file_size(self._path) >= 0
 
     def read(self) -> RegisteredQueues | None:
         """Return the registry with what was noted since, None without a file or with a damaged one."""
@@ -91,6 +114,7 @@ class QueueRegistry:
             self._stamp = stamp
         if self._held is not None:
             self._held.queues.update(self._new_queues)
+            self._held.rolls.update(self._new_rolls)
         return self._held
 
     def add_topics(self, topics: Mapping[str, int], configs: tuple[int, int]) -> None:
@@ -101,14 +125,34 @@ class QueueRegistry:
         """Note a queue that got its first file, for the next `write`, and where its first record is."""
         self._new_queues[key] = physical_offset
 
-    def write(self) -> None:
-        """Append what was noted, durably. Without news nothing is written."""
-        if not self._new_queues:
+    def note_roll(self, key: QueueKey, unit: int, physical_offset: int) -> None:
+        """Note a queue that got another file, for the next `write`: its first unit, and where that one's record is."""
+        self._new_rolls[key] = unit, physical_offset
+
+    def forget_roll(self, key: QueueKey) -> None:
+        """Append, durably, that a queue's newest file does not count: recovery is about to remove files of it.
+
+        A crash behind this leaves a queue of which less is known. In the other order it would leave one that everybody
+        refuses.
+        """
+        held = self.read()
+        self._new_rolls.pop(key, None)
+        if held is not None and held.rolls.get(key, (0, 0))[0]:
+            self._add(RegistryLine(rolls={key: (0, 0)}))
+
+    def write(self, is_deleted: Callable[[str], bool]) -> None:
+        """Append what was noted, durably. Without news nothing is written.
+
+        But for queues of topics of which `is_deleted` says that they were: their files go again.
+        """
+        if not self._new_queues and not self._new_rolls:
             return
-        if self.read() is None:
+        self._new_queues = {key: place for key, place in self._new_queues.items() if not is_deleted(key.topic)}
+        self._new_rolls = {key: roll for key, roll in self._new_rolls.items() if not is_deleted(key.topic)}
+        if not (self._new_queues or self._new_rolls) or self.read() is None:
             return  # recovery makes the file first, from the folders
-        self._append(encode_line(RegistryLine(queues=self._new_queues)))
-        self._new_queues = {}
+        self._append(encode_line(RegistryLine(queues=self._new_queues, rolls=self._new_rolls)))
+        self._new_queues, self._new_rolls = {}, {}
 
     def add_search(self, found: Mapping[QueueKey, int]) -> None:
         """Append the queues that a search of all unsearched records has found, durably."""
@@ -124,8 +168,8 @@ class QueueRegistry:
         self._disk.replace(self._path, data)
         self._held, self._length = RegisteredQueues(), len(data)
         self._held.add(content)
-        self._stamp, self._exists = files.stamp(self._path), True
-        self._new_queues = {}
+        self._stamp = files.stamp(self._path)
+        self._new_queues, self._new_rolls = {}, {}
 
     def _add(self, line: RegistryLine) -> None:
         held = self.read()

@@ -18,6 +18,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_unit import encode_batch_units
 from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT, encode_blank_fill, encode_units
 from rmq_spark.store.log.changes import Changes, write_again
+from rmq_spark.store.log.queue_registry import QueueRegistry
 from rmq_spark.store.log.queues import BatchConsumeQueue, ConsumeQueue
 from rmq_spark.store.log.segments import Segment
 from rmq_spark.store.log.unit_run import UnitRun
@@ -72,9 +73,9 @@ class QueueWriter:
         is_batch: Callable[[str], bool],
         sync_with_log: Callable[[str], None],
         note_progress: Callable[[], None],
-        note_queue: Callable[[QueueKey, int], None],
+        registry: QueueRegistry,
     ) -> None:
-        self._disk, self._root, self._changes, self._note_queue = disk, root, changes, note_queue
+        self._disk, self._root, self._changes, self._registry = disk, root, changes, registry
         self._file_bytes, self._is_batch, self._sync_with_log = file_bytes, is_batch, sync_with_log
         self._note_progress = note_progress
         self._ends: dict[QueueKey, _End] = {}
@@ -114,6 +115,7 @@ class QueueWriter:
         end_position = end.unit * run.layout.itemsize
         for segment in reversed(run.segments):
             if segment.begin >= end_position and (segment is not run.segments[0] or not segment.begin):
+                self._registry.forget_roll(key)
                 self._disk.remove(segment.path)
                 self._changes.note_folder(run.folder)
                 continue
@@ -165,6 +167,21 @@ class QueueWriter:
         """Say whether the queue has a file."""
         return bool(self._end(key).queue.run.segments)
 
+    def newest_unit(self, key: QueueKey) -> int | None:
+        """Return the first unit of the queue's newest file if that one is full, None if it has room.
+
+        A queue that lost its newest file is such a one: all files before it are full. -1 for a queue without files.
+        """
+        end = self._end(key)
+        segments, size = end.queue.run.segments, end.queue.run.layout.itemsize
+        if not segments:
+            return -1
+        return segments[-1].begin // size if end.unit * size >= segments[-1].end else None
+
+    def queue(self, key: QueueKey) -> ConsumeQueue:
+        """Return the queue's files, to be looked at."""
+        return self._end(key).queue
+
     def begin_at(self, key: QueueKey, offset: int) -> None:
         """Have a queue without a file begin at a queue offset above 0: what was before it has expired."""
         end = self._end(key)
@@ -198,10 +215,12 @@ class QueueWriter:
         position, data = number * run.layout.itemsize, self._encode(end.queue, units)
         segment = _holding(run, position)
         if segment is None:
-            is_first = not run.segments
+            is_first, place = not run.segments, int(units.physical_offsets[0])
             self._make_file(end, position, data)
             if is_first:
-                self._note_queue(end.queue.key, int(units.physical_offsets[0]))
+                self._registry.note_queue(end.queue.key, place)
+            else:
+                self._registry.note_roll(end.queue.key, number, place)
             return
         with self._disk.open(segment.path) as file:
             file.write(position - segment.begin, data)

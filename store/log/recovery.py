@@ -43,6 +43,7 @@ from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.log.torn_tail import walk_whole, whole_end
 from rmq_spark.store.log.watermark_file import read_watermark, read_watermarks, watermark_path
+from rmq_spark.store.units import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 _BATCH_RECORDS = 10_000  # dispatched together: bounds memory
@@ -77,9 +78,11 @@ def prepare(store: StoreFiles) -> None:
         _finish_section(store, note)
     else:
         store.believe(note)
-        if not store.registry.exists():  # asked once by each writer: an older release left the store
+        if not store.registry.was_sought:  # once by each writer
             refuse_lost_folder(store.root, store.log)
-            register_queues(store, note.end)
+            if not store.registry.exists():  # an older release left the store
+                register_queues(store, note.end)
+            store.registry.was_sought = True
 
 
 def begin_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
@@ -326,8 +329,11 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     left = Left(closing, 0, store.started_ms())
     tail = LogTail(store.log, lambda: left, lambda: checkpoint, table.may_exist, lambda: last_indexed_place(store.root))
     tail.look(table.queues, table.queues, whole=True)
-    for fault in tail.faults.values():
-        raise fault
+    # Of a topic that a broker made again, or lost: only that queue is refused, when it is written to.
+    homeless = {key for key in tail.faults if closing is Closing.CLOSED and not _has_files(table, key)}
+    for key, fault in tail.faults.items():
+        if key not in homeless:
+            raise fault
     # A torn record is refused here, before anything is changed.
     lives = last_lives(store, tail.first_unitless(), tail.end) if closing is Closing.CRASHED else {}
     place, head = tail.last_record
@@ -360,7 +366,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         store,
         table.queues.values(),
         same_until=before.end if before is not None and is_same else None,
-        searched_from=tail.begin,
+        searched_from=tail.end if homeless else tail.begin,
     )
     cleared = store.log_writer.clear_from(tail.end)
     if closing is Closing.CLOSED:
@@ -376,6 +382,12 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, tail.end, cleared)
         _close(store, tail.end, last)
         store.settle()
+
+
+def _has_files(table: TopicTable, key: QueueKey) -> bool:
+    """Say whether a queue has files, also where the kernel does not let them be listed."""
+    queue = table.queues.get(key)
+    return queue is not None and (queue.run.fault() is not None or bool(queue.run.segments))
 
 
 def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | None = None) -> None:

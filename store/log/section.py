@@ -29,7 +29,12 @@ from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.whole_records import born_host_shift
 from rmq_spark.store.log.placement import place_records
-from rmq_spark.store.log.queue_registration import follow_topics, refuse_lost_queue, register_topics
+from rmq_spark.store.log.queue_registration import (
+    follow_topics,
+    refuse_lost_end,
+    refuse_lost_queue,
+    register_topics,
+)
 from rmq_spark.store.log.queue_writer import NewUnits
 from rmq_spark.store.log.retention import Expired, Needed, expire
 from rmq_spark.store.log.store_files import StoreFiles
@@ -251,7 +256,10 @@ class Section:
         """Return the queue offset of a queue's next message. Raises DamageError for a queue that lost its files."""
         store = self._store
         offset = store.queues.next_offset(key)
-        if not offset and not store.queues.has_files(key):
+        newest = store.queues.newest_unit(key)
+        if newest is not None and newest >= 0:  # it is about to get another file
+            refuse_lost_end(store, store.queues.queue(key), newest)
+        elif newest is not None and not offset:
             refuse_lost_queue(store, key, store.note.end)
         return offset
 

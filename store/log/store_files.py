@@ -164,7 +164,7 @@ class StoreFiles:
 
     def close_section(self, end: int, last_ms: int, last_place: int, last_head: bytes) -> None:
         """Say on disk that the log now ends at `end` and every message before it has its unit and its keys."""
-        self.registry.write()
+        self.registry.write(self.topics.is_deleted)
         self._write_note(
             replace(
                 self.note,
@@ -258,7 +258,7 @@ class StoreFiles:
             self.topics.is_batch,
             self.sync_with_log,
             self.note_progress,
-            self.registry.note_queue,
+            self.registry,
         )
 
     def _write_note(self, note: Watermark) -> None:

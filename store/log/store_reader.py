@@ -3,6 +3,7 @@
 The layers below do the work; here they are put together, and names that a user typed meet what is there.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -32,7 +33,7 @@ from rmq_spark.store.log.chain import Closing
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.index_reach import IndexFolder, last_indexed_place
 from rmq_spark.store.log.left_behind import how_left, index_safe_until_ms, read_checkpoint
-from rmq_spark.store.log.lost_queues import find_lost_queues, has_files, refuse_lost_folder
+from rmq_spark.store.log.lost_queues import MAX_UNIT, QueueDoubt, find_lost_queues, newest_unit, refuse_lost_folder
 from rmq_spark.store.log.message_search import MessageSearch, SearchAnswer, Span, log_reading_instead, read_found
 from rmq_spark.store.log.queue_registry import read_registry, registry_path
 from rmq_spark.store.log.queues import ConsumeQueue
@@ -42,11 +43,12 @@ from rmq_spark.store.log.settings_file import read_settings
 from rmq_spark.store.log.store_kind import commit_log_folders
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.time_search import RULES, TimeSearch
-from rmq_spark.store.log.topics import TopicTable, describe_missing_topic
+from rmq_spark.store.log.topics import MAX_QUEUES, TopicTable, describe_missing_topic
 from rmq_spark.store.log.unit_survey import UnitSurvey
 from rmq_spark.store.options import MAX_DECOMPRESSED_BYTES, READ_MODES
 from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
 
+_LOG = logging.getLogger("rmq_spark")
 _FEW_RECORDS = 2048  # appended since the last look: fewer are walked one by one to learn whose they are
 
 
@@ -78,6 +80,8 @@ class StoreReader:
         )
         self._min_units: dict[QueueKey, int] = {}
         self._lost: dict[QueueKey, StoreError] = {}  # queues whose files are gone, or cannot be listed
+        self._doubt: QueueDoubt | None = None
+        self._doubted: set[str] = set()  # topics that were warned of
         self._looked = self._is_closed = False
         self.registry_stamp: tuple[int, int, int] | None = None  # of before the last look at the queues
         self._is_in_rebuild = False  # at the last look a repair made queues anew
@@ -189,13 +193,13 @@ class StoreReader:
         # A broker at work makes the folder after it has logged its first message.
         if not queues and how_left(self.path).closing is not Closing.LIVE:
             refuse_lost_folder(self.path, self._log)
+        self._doubt = QueueDoubt(self.path, self._log, registered, self._topics.found)
         self._lost = find_lost_queues(
             self.path,
             self._log,
             registered,
-            lambda key: has_files(queues[key]) if key in queues else self._topics.has_folder(key),
-            self._topics.may_exist,
-            lambda: self._topics.text,
+            lambda key: newest_unit(queues[key]) if key in queues else MAX_UNIT if self._topics.has_folder(key) else -1,
+            self._topics,
         )
 
     def _faults(self) -> dict[QueueKey, StoreError]:
@@ -215,6 +219,7 @@ class StoreReader:
         files_of = self._queue(queue)
         if files_of is None:
             self._raise_fault(queue)
+            self._warn_of_doubt(queue.topic)
             return QueueBounds(0, 0)  # only topics.json knows it
         try:
             first, end = self._unit_bounds(files_of)
@@ -224,6 +229,8 @@ class StoreReader:
         if held.min_offset > held.max_offset:
             path, position = files_of.run.path_of(first)
             raise DamageError(f"first unit of {queue}", path, position, f"up to {held.max_offset}", held.min_offset)
+        if not files_of.run.segments:
+            self._warn_of_doubt(queue.topic)
         files_of.run.close()  # there may be more queues than a process may have files open
         return held
 
@@ -379,6 +386,26 @@ class StoreReader:
         faults = self._faults()
         if key in faults:
             raise faults[key]
+
+    def _warn_of_doubt(self, topic: str) -> None:
+        """Warn, once for each topic, of queues without files of which nothing tells that they never had a message."""
+        config, doubt = self._topics.configs.get(topic), self._doubt
+        if config is None or doubt is None or topic in self._doubted or filenames.is_system_topic(topic):
+            return
+        self._doubted.add(topic)
+        count, queues, faults = min(config.read_queue_count, MAX_QUEUES), self._topics.queues, self._faults()
+        keys = [QueueKey(topic, queue_id) for queue_id in range(count)]
+        without = [key for key in keys if key not in faults and (key not in queues or newest_unit(queues[key]) < 0)]
+        named = [str(key.queue_id) for key in without if doubt.is_about(key)]
+        if named:
+            shown = ", ".join(named[:20]) + (", …" if len(named) > 20 else "")
+            _LOG.warning(
+                'rmq: %s: topic "%s": queues [%s] have no files: they never had a message, or their files are lost; '
+                "`rmq check` tells which",
+                self.path,
+                topic,
+                shown,
+            )
 
     def _readable(self, key: QueueKey, begin: int, end: int) -> tuple[ConsumeQueue, int]:
         """Return the queue's files and the number after its last written unit, if it has [begin, end)."""

@@ -45,9 +45,14 @@ class TopicWriter:
         configs = self._look().file.topics
         return not configs or topic in configs
 
-    def text(self) -> bytes:
-        """Return the text that names the topics, b"" without one."""
-        return self._look().text
+    def is_deleted(self, topic: str) -> bool:
+        """Say whether topics.json is there and does not name the topic."""
+        found = self._look()
+        return not found.is_lost and topic not in found.file.topics
+
+    def found(self) -> FoundTopics:
+        """Return what names the topics, and its text."""
+        return self._look()
 
     def is_batch(self, topic: str) -> bool:
         """Say whether the topic's queues are batch consume queues: by topics.json, else by where they lie."""

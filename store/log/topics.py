@@ -31,6 +31,11 @@ class FoundTopics:
     text: bytes = b""
     is_backup: bool = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Say whether topics.json itself is missing or cannot be read: then it says of no topic that it was deleted."""
+        return self.is_backup or not self.text
+
 
 # What objects of this process have decoded and still use, by path: a file of 100,000 topics takes a second.
 _decoded: "weakref.WeakValueDictionary[str, FoundTopics]" = weakref.WeakValueDictionary()
@@ -111,10 +116,10 @@ class TopicTable:
         return self._found.file.topics
 
     @property
-    def text(self) -> bytes:
-        """The text of topics.json as of the last look, b"" without one."""
+    def found(self) -> FoundTopics:
+        """What topics.json says as of the last look, and its text."""
         self._look_once()
-        return self._found.text
+        return self._found
 
     def _look_once(self) -> None:
         if not self._looked:

@@ -193,7 +193,8 @@ def no_queue(record: Record, key: QueueKey) -> DamageError:
         0,
         f"({record.physical_offset}, {record.total_size})",
         "nothing",
-        "Run rmq_spark.repair: it rebuilds the queue from the log.",
+        "Run rmq_spark.repair, or `rmq repair`: it rebuilds the queue from the log. If a broker deleted the topic and "
+        "created it again, send the queue's first message through a broker.",
     )
 
 

@@ -77,7 +77,7 @@ def test_lost_queue_is_refused_by_readers_and_writers_and_rebuilt_by_repair(
         rows_of(path)
     log_end = check(path).log_end
     row = {"topic": ["orders"], "body": [b"new"], "queueId": pa.array([2], pa.int32())}
-    with rmq_spark.open_store(path) as other, pytest.raises(DamageError, match=r"rmq_spark\.repair"):
+    with pytest.raises(DamageError, match=r"rmq_spark\.repair"), rmq_spark.open_store(path) as other:
         other.send_many(pa.table(row))
     assert check(path).log_end == log_end, "nothing was appended"
     assert any(one.topic == "orders" and one.queue_id == 2 for one in check(path).findings if one.severity != "note")

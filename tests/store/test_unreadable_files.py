@@ -10,7 +10,7 @@ import pytest
 from rmq_spark.store import check, open_reader, open_store, plan_repair
 from rmq_spark.store.errors import RmqError, StoreError, StorePathError
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.lost_queues import find_lost_queues, has_files
+from rmq_spark.store.log.lost_queues import find_lost_queues, newest_unit
 from rmq_spark.store.log.queue_registry import read_registry
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.testing.sample_message import SampleMessage
@@ -135,8 +135,6 @@ def test_a_queue_that_cannot_be_listed_neither_has_files_nor_has_none(
     root, folder, _ = ours
     queues = TopicTable(str(root)).queues
     registered, log = read_registry(str(root)), CommitLog((str(root / "commitlog"),), mapped=False)
-    found = find_lost_queues(
-        str(root), log, registered, lambda key: has_files(queues[key]), lambda _: True, lambda: b"another text"
-    )
+    found = find_lost_queues(str(root), log, registered, lambda key: newest_unit(queues[key]), TopicTable(str(root)))
     assert list(found) == [QueueKey("orders", 1)]
     assert f"{folder} cannot be listed" in str(found[QueueKey("orders", 1)])

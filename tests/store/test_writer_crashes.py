@@ -20,6 +20,7 @@ from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.format.record import Record, encode_blank
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.queue_registry import read_registry
 from rmq_spark.store.log.retention import expire
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
@@ -147,6 +148,18 @@ def queue_files(root: Path) -> list[list[NDArray[np.void]]]:
     ]
 
 
+def check_registered_ends(root: Path) -> None:
+    """Look whether the registry names the newest file of each queue that rolled over, and nothing else."""
+    held = read_registry(str(root))
+    assert held is not None
+    newest = {
+        QueueKey("T", int(folder.name)): int(max(file.name for file in folder.iterdir())) // QUEUE_UNIT.itemsize
+        for folder in root.glob("consumequeue/T/*")
+        if any(folder.iterdir())
+    }
+    assert {key: unit for key, (unit, _) in held.rolls.items() if unit} == {k: v for k, v in newest.items() if v}
+
+
 def check(root: Path, work: Workload, point: int, *, is_power_cut: bool) -> None:
     """Recover the store and look whether all is kept that was promised, and nothing else is there."""
     promise = work.at(point)
@@ -161,6 +174,7 @@ def check(root: Path, work: Workload, point: int, *, is_power_cut: bool) -> None
     assert not (root / "abort").exists()
     assert {int(units["record_size"][0]) > 0 for of_queue in queue_files(root) for units in of_queue} <= {True}
     after = set(numbers(root))
+    check_registered_ends(root)
     assert set(range(gone, kept)) <= after
     assert after <= set(range(work.begun_at(point)))
     with open_reader(str(root)) as reader:

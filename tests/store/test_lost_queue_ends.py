@@ -1,0 +1,189 @@
+"""The newest file of a queue that rolled over is lost: readers and writers refuse it, a check and a repair count it."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rmq_spark
+from rmq_spark import DamageError, OptionError, check, plan_repair, repair
+from rmq_spark.store.format.queue_registry import decode_registry
+from rmq_spark.store.log import store_writer
+from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.units import QueueKey
+
+KEY = QueueKey("t", 0)
+NEWEST = "consumequeue/t/0/00000000000000001200"
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give new stores queue files of 20 units and small segments."""
+    made = store_writer.WriterSettings.__init__
+
+    def init(self: object, *given: object, **named: object) -> None:
+        named["sizes"] = FileSizes(segment_bytes=1 << 15, queue_file_bytes=400)
+        made(self, *given[:4], **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store_writer.WriterSettings, "__init__", init)
+
+
+def send(path: Path, begin: int, end: int) -> None:
+    bodies = [b"%d" % number for number in range(begin, end)]
+    with rmq_spark.open_store(path) as store:
+        store.send_many(
+            pa.table({"topic": ["t"] * len(bodies), "body": bodies, "queueId": pa.array([0] * len(bodies), pa.int32())})
+        )
+
+
+def fill(path: Path) -> None:
+    """Send 70 messages to a queue with files of 20, then enough of another topic for several segments."""
+    send(path, 0, 70)
+    with rmq_spark.open_store(path) as store:
+        store.send_many(pa.table({"topic": ["u"] * 600, "body": [b"y" * 100] * 600}))
+    assert len(list((path / "consumequeue/t/0").iterdir())) == 4
+    assert len(list((path / "commitlog").iterdir())) > 2
+
+
+def bodies_of(path: Path) -> list[bytes]:
+    with StoreReader(str(path)) as reader:
+        reader.refresh()
+        held = reader.bounds(KEY)
+        return [
+            row["body"]
+            for batch in reader.read(KEY, held.min_offset, held.max_offset, ["body"])
+            for row in batch.to_pylist()
+        ]
+
+
+def rolls_of(path: Path) -> dict[QueueKey, int]:
+    held, _ = decode_registry(Path(registry_path(str(path))).read_bytes())
+    return {key: unit for key, (unit, _) in held.rolls.items() if key == KEY}
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_end_is_refused_by_readers_and_writers_and_rebuilt_by_repair(lost: int, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    for file in sorted((path / "consumequeue/t/0").iterdir())[-lost:]:
+        file.unlink()
+    with pytest.raises(DamageError, match=r"t/0 .*newest.*rmq repair"):
+        bodies_of(path)
+    end = check(path).log_end
+    with rmq_spark.open_store(path) as store, pytest.raises(DamageError, match=r"t/0 .*newest.*rmq repair"):
+        store.send("t", b"new", queue_id=0)
+    with rmq_spark.open_store(path) as store:
+        store.send("u", b"another queue")
+    assert check(path).log_end > end
+    assert [one.action for one in check(path).findings if one.severity != "note" and one.topic == "t"] == ["rebuild"]
+    assert repair(path).report.is_healthy
+    assert bodies_of(path) == [b"%d" % number for number in range(70)]
+    send(path, 70, 71)
+    assert bodies_of(path)[-1] == b"70"
+
+
+def test_queue_that_never_rolled_over_costs_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    send(path, 0, 20)
+    before = Path(registry_path(str(path))).read_bytes()
+    assert b"rolls" not in before
+    send(path, 20, 21)
+    assert rolls_of(path) == {KEY: 20}
+    once = Path(registry_path(str(path))).read_bytes()
+    assert once.startswith(before)
+    send(path, 21, 40)
+    assert Path(registry_path(str(path))).read_bytes() == once
+    send(path, 40, 41)
+    assert rolls_of(path) == {KEY: 40}
+
+
+def test_store_without_a_registry_gets_one_with_the_ends(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    Path(registry_path(str(path))).unlink()
+    rmq_spark.open_store(path).close()
+    assert rolls_of(path) == {KEY: 60}
+    (path / NEWEST).unlink()
+    with pytest.raises(DamageError, match="newest"):
+        bodies_of(path)
+
+
+def test_retention_leaves_an_end_that_is_registered(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    with rmq_spark.open_store(path) as store:
+        assert store.expire(max_bytes=1 << 15).queue_files
+    assert [file.name for file in (path / "consumequeue/t/0").iterdir()] == [NEWEST.rpartition("/")[2]]
+    assert bodies_of(path) == []
+    send(path, 70, 71)
+    assert bodies_of(path) == [b"70"]
+
+
+def test_topic_that_was_deleted_and_created_again_has_no_registered_end(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    shutil.rmtree(path / "consumequeue/t")
+    config = path / "config/topics.json"
+    config.write_text(config.read_text().replace('"t"', '"elsewhere"'))
+    for number in range(25):
+        send(path, number, number + 1)
+    assert bodies_of(path) == [b"%d" % number for number in range(25)]
+
+
+def test_power_cut_that_takes_the_newest_file_loses_no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    send(path, 70, 80)
+    end = check(path).log_end
+    store = rmq_spark.open_store(path, flush="async")
+    store.send("t", b"not settled", queue_id=0)
+    assert rolls_of(path) == {KEY: 80}
+    (path / "consumequeue/t/0/00000000000000001600").unlink()
+    segment = sorted((path / "commitlog").iterdir())[-1]
+    with segment.open("r+b") as file:
+        file.seek(end % (1 << 15))
+        file.write(bytes(4096))
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
+    assert len(bodies_of(path)) == 80
+    send(path, 80, 81)
+    assert bodies_of(path)[-1] == b"80"
+    assert rolls_of(path) == {KEY: 80}
+    assert check(path).is_healthy
+
+
+def use_offsets_twice(path: Path, count: int) -> None:
+    """Lose the end of a queue and the registry, as in a broker's store, and send to it."""
+    fill(path)
+    (path / NEWEST).unlink()
+    shutil.rmtree(path / "rmq")
+    with rmq_spark.open_store(path) as store:
+        for number in range(count):
+            assert store.send("t", b"again", queue_id=0).queue_offset == 60 + number
+
+
+def test_repair_counts_messages_whose_queue_offsets_were_used_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    use_offsets_twice(path, 2)
+    (finding,) = [one for one in check(path).findings if one.severity == "damage"]
+    assert (finding.topic, finding.queue_id, finding.begin, finding.end, finding.messages) == ("t", 0, 60, 62, 2)
+    plan = plan_repair(path)
+    assert plan.messages_lost == 2
+    assert "2 messages would be lost" in str(plan)
+    with pytest.raises(OptionError, match="accept_loss"):
+        repair(plan)
+    assert len(bodies_of(path)) == 62
+    report = repair(plan, accept_loss=True).report
+    assert bodies_of(path) == [b"%d" % number for number in range(70)]
+    assert [(one.severity, one.messages) for one in report.findings if one.severity != "note"] == [("damage", 2)]
+    assert not plan_repair(path).is_lossy, "nothing more is lost by another repair"
+
+
+def test_check_leaves_a_queue_of_which_all_lost_offsets_were_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    use_offsets_twice(path, 12)
+    (finding,) = [one for one in check(path).findings if one.severity != "note"]
+    assert (finding.severity, finding.begin, finding.end, finding.messages) == ("damage", 60, 70, 10)
+    assert plan_repair(path).is_empty
