@@ -249,7 +249,7 @@ class PullConsumer(Synchronized):
 
         # Other threads may use the consumer while this one sleeps.
         wait_for_arrival(is_woken, hold.until_ms, self._now_ms, self._sleep)
-        return self._deliver_and_pull(queue, offset, max_messages, accept)[0]
+        return self._pull(queue, offset, max_messages, accept)
 
     @synchronized
     def fetch_consume_offset(self, queue: QueueKey, *, from_store: bool = False) -> int | None:
@@ -381,8 +381,11 @@ class PullConsumer(Synchronized):
     ) -> tuple[PullResult, float | None]:
         """Return what a pull gives, and when to deliver again, on the consumer's clock."""
         due_ms = self._deliver()
-        self._look()
-        return self._pull(queue, offset, max_messages, accept), due_ms
+        return self._look_and_pull(queue, offset, max_messages, accept), due_ms
+
+    @synchronized
+    def _pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:
+        return self._look_and_pull(queue, offset, max_messages, accept)
 
     @synchronized
     def _look_for_arrival(
@@ -416,7 +419,8 @@ class PullConsumer(Synchronized):
             found = describe_closed(configs, queue.topic) if closed else describe_beyond(configs, queue)
             _LOG.warning("rmq: %s. Consumer groups may not read it; this reader has no group, and does", found)
 
-    def _pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:
+    def _look_and_pull(self, queue: QueueKey, offset: int, max_messages: int, accept: Accept | None) -> PullResult:
+        self._look()
         self._check_rights(queue)
         return pull(
             self._reader,
