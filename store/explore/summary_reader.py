@@ -142,7 +142,7 @@ class StoreExplorer(StoreReader):
         inexact, places, sizes, edges = set(), [], [], []
         for queue in queues:
             try:
-                bounds, sample = self.bounds(queue), self.sample(queue, size)
+                bounds, sample = self._bounds(queue), self.sample(queue, size)
             except StoreError as error:
                 if not (isinstance(error, DamageError | StorePathError) or is_unreadable(error)):
                     raise

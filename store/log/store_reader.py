@@ -216,10 +216,16 @@ class StoreReader:
 
         Raises NotFoundError for a queue that is not there and DamageError for one whose end cannot be told.
         """
+        held = self._bounds(queue)
+        if not held.max_offset:
+            self._warn_of_doubt(queue.topic)
+        return held
+
+    def _bounds(self, queue: QueueKey) -> QueueBounds:
+        """Return what `bounds` does, for a look at all topics: without a warning of queues that have no files."""
         files_of = self._queue(queue)
         if files_of is None:
             self._raise_fault(queue)
-            self._warn_of_doubt(queue.topic)
             return QueueBounds(0, 0)  # only topics.json knows it
         try:
             first, end = self._unit_bounds(files_of)
@@ -229,8 +235,6 @@ class StoreReader:
         if held.min_offset > held.max_offset:
             path, position = files_of.run.path_of(first)
             raise DamageError(f"first unit of {queue}", path, position, f"up to {held.max_offset}", held.min_offset)
-        if not files_of.run.segments:
-            self._warn_of_doubt(queue.topic)
         files_of.run.close()  # there may be more queues than a process may have files open
         return held
 
