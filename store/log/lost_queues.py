@@ -19,7 +19,6 @@ from rmq_spark.store.log.topics import FoundTopics, TopicTable
 from rmq_spark.store.units import QueueKey
 
 MAX_UNIT = 2**63 - 1
-_TREES = (filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE)
 
 
 def find_lost_queues(
@@ -127,9 +126,12 @@ def newest_unit(queue: ConsumeQueue) -> int:
 
 def refuse_lost_folder(root: str, log: CommitLog) -> None:
     """Raise DamageError for a log with messages in a store without a folder of queues, which every broker makes."""
-    if any(files.is_folder(files.join(root, tree)) for tree in _TREES):
+    if files.is_folder(files.join(root, filenames.CONSUME_QUEUE)):
         return
-    if isinstance(log.record_at(log.segments.begin), Record):
+    record = log.record_at(log.segments.begin)
+    # All topics of a store may be of inner batches: their queues are in a folder of their own.
+    of_batches = {name.encode() for name, _ in files.list_folder(files.join(root, filenames.BATCH_CONSUME_QUEUE))}
+    if isinstance(record, Record) and record.topic not in of_batches:
         raise DamageError(
             "the log has messages, and the folder of the consume queues is missing",
             files.join(root, filenames.CONSUME_QUEUE),

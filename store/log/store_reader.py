@@ -25,6 +25,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.config_json import TopicConfig
 from rmq_spark.store.format.queue_registry import RegisteredQueues
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.format.sought import Sought
@@ -191,7 +192,8 @@ class StoreReader:
         """Find the queues whose files are gone, after the folders were listed. Raises DamageError if all are."""
         queues = self._topics.queues
         # A broker at work makes the folder after it has logged its first message.
-        if not queues and how_left(self.path).closing is not Closing.LIVE:
+        has_queues = any(queue.layout is QUEUE_UNIT for queue in queues.values())
+        if not has_queues and how_left(self.path).closing is not Closing.LIVE:
             refuse_lost_folder(self.path, self._log)
         self._doubt = QueueDoubt(self.path, self._log, registered, self._topics.found)
         self._lost = find_lost_queues(

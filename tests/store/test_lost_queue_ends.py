@@ -1,6 +1,7 @@
 """The newest file of a queue that rolled over is lost: readers and writers refuse it, a check and a repair count it."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,10 +10,14 @@ import pytest
 import rmq_spark
 from rmq_spark import DamageError, OptionError, check, plan_repair, repair
 from rmq_spark.store.format.queue_registry import decode_registry
-from rmq_spark.store.log import store_writer
+from rmq_spark.store.log import queue_registration, store_writer
 from rmq_spark.store.log.file_sizes import FileSizes
 from rmq_spark.store.log.queue_registry import registry_path
+from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_reader import StoreReader
+from rmq_spark.store.testing.crash_disk import CrashDisk
+from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.units import QueueKey
 
 KEY = QueueKey("t", 0)
@@ -187,3 +192,92 @@ def test_check_leaves_a_queue_of_which_all_lost_offsets_were_used_again(tmp_path
     (finding,) = [one for one in check(path).findings if one.severity != "note"]
     assert (finding.severity, finding.begin, finding.end, finding.messages) == ("damage", 60, 70, 10)
     assert plan_repair(path).is_empty
+
+
+def effects_of_send(path: Path, number: int) -> list[str]:
+    """Return what one warm append to the queue does to the disk, by the kind of effect."""
+    disk = CrashDisk(path)
+    settings = store_writer.WriterSettings()
+    writer = store_writer.StoreWriter(str(path), disk, settings, lambda: 1_900_000_000_000, time.sleep)
+    with writer:
+        for one in (number, number + 1):
+            before = disk.effect_count
+            with writer.section() as section:
+                section.append(encode_samples([SampleMessage("t", 0, b"%d" % one)]))
+    return [type(effect).__name__ for effect in disk.effects[before:]]
+
+
+def test_warm_append_to_a_queue_that_rolled_over_has_no_more_effects(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    send(path, 0, 2)
+    without = effects_of_send(path, 2)
+    send(path, 4, 62)
+    assert effects_of_send(path, 62) == without
+
+
+def test_warm_append_reads_the_registry_at_a_roll_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    send(path, 0, 10)
+    asked = []
+    ask = queue_registration.follow_topics
+
+    def count(store: StoreFiles, end: int) -> object:
+        asked.append(end)
+        return ask(store, end)
+
+    monkeypatch.setattr(queue_registration, "follow_topics", count)
+    with rmq_spark.open_store(path) as store:
+        for number in range(10, 20):
+            store.send("t", b"%d" % number, queue_id=0)
+        assert not asked
+        store.send("t", b"20", queue_id=0)
+        assert len(asked) == 1
+
+
+def test_recovery_that_removes_the_newest_file_may_die_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash around the writes of the registry and the removal leaves a queue that nobody refuses.
+
+    Its entry comes again with the file.
+    """
+    path = tmp_path / "made" / "s"
+    path.parent.mkdir()
+    send(path, 0, 80)
+    end = check(path).log_end
+    store = rmq_spark.open_store(path, flush="async")
+    store.send("t", b"not settled", queue_id=0)
+    assert rolls_of(path) == {KEY: 80}
+    with sorted((path / "commitlog").iterdir())[-1].open("r+b") as file:
+        file.seek(end % (1 << 15))
+        file.write(bytes(4096))
+    monkeypatch.setattr("rmq_spark.store.disk.host.boot_id", lambda: "after the power cut")
+    disk = CrashDisk(path.parent)
+    writer = store_writer.StoreWriter(
+        str(path), disk, store_writer.WriterSettings(), lambda: 1_900_000_000_000, time.sleep
+    )
+    with writer, writer.section() as section:
+        section.settle()
+    removed = path / "consumequeue/t/0/00000000000000001600"
+    assert not removed.exists()
+    assert rolls_of(path) == {KEY: 60}
+    seen = set()
+    near = [
+        at for at, effect in enumerate(disk.effects) if any(name in repr(effect) for name in ("rmq/queues", "1600"))
+    ]
+    for point in sorted({*near, *(at + 1 for at in near), disk.effect_count}):
+        for number, image in enumerate(disk.images(point, 7, subset_count=1)):
+            folder = tmp_path / f"{point}-{number}"
+            image.write_to(folder)
+            boot = f"boot {number}" if "power cut" in str(image) else "after the power cut"
+            with monkeypatch.context() as patch:
+                patch.setattr("rmq_spark.store.disk.host.boot_id", lambda boot=boot: boot)
+                seen.add(((folder / "s" / removed.relative_to(path)).exists(), rolls_of(folder / "s").get(KEY)))
+                assert len(bodies_of(folder / "s")) == 80, str(image)
+                send(folder / "s", 80, 81)
+                assert bodies_of(folder / "s")[-1] == b"80"
+                assert rolls_of(folder / "s") == {KEY: 80}
+                assert check(folder / "s").is_healthy
+            shutil.rmtree(folder)
+    assert {(True, 80), (True, 0), (False, 0), (False, 60)} <= seen
+    assert (False, 80) not in seen, "the entry goes before the file"

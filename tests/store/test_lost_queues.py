@@ -476,3 +476,16 @@ def test_crashed_store_without_its_folder_of_queues_gets_all_of_them_again(tmp_p
     ]
     assert rows_of(path)[QueueKey("orders", 0)] == before[QueueKey("orders", 0)]
     assert check(path).is_healthy
+
+
+def test_folder_of_batch_queues_does_not_stand_for_the_folder_of_queues(golden: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    shutil.copytree(golden / "demo", path)
+    before = rows_of(path)
+    shutil.rmtree(path / "consumequeue")
+    with pytest.raises(DamageError, match="the folder of the consume queues is missing"):
+        rows_of(path)
+    with pytest.raises(DamageError, match="the folder of the consume queues"), rmq_spark.open_store(path) as store:
+        store.send("orders", b"new")
+    assert repair(path).report.is_healthy
+    assert rows_of(path) == before
