@@ -16,7 +16,7 @@
 | `timerlog/<20 digits>`, `timerwheel`, `config/timercheck` | `timer_log`, `timer_wheel`, `timer_check` |
 | properties of a message that waits for a time | `timer_properties` |
 | `abort` | `abort_file` |
-| `config/*.json` | `config_json`, on top of `fastjson` |
+| `config/*.json` | `config_json`, on top of `fastjson`; set back: `offset_limits` |
 | rows that become records | `encoding`, by `message_columns`, `outgoing_bodies`, `outgoing_properties`, |
 | | `routing`, `diversion`, `unique_ids`, `text_hashes`, `record_join` |
 | `rmq/holder.json` | `holder_file` |

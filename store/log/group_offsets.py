@@ -16,6 +16,7 @@ from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import decode_consumer_offsets
 from rmq_spark.store.format.offset_limits import set_back
 from rmq_spark.store.log.kept_files import keep_file
+from rmq_spark.store.log.lost_queues import newest_unit
 from rmq_spark.store.log.queue_registration import refuse_lost_queue
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
@@ -72,18 +73,21 @@ def _ends(store: StoreFiles, keys: set[QueueKey], log_end: int) -> dict[QueueKey
 
     A queue without files has none, unless the store has lost them: then a repair brings its messages back.
     """
-    table, found = TopicTable(store.root), dict[QueueKey, int]()
+    table, found, registered = TopicTable(store.root), dict[QueueKey, int](), store.registry.read()
+    rolls = registered.rolls if registered is not None else {}
     for key in keys:
         store.note_progress()
         queue = table.find(key)
         if queue is not None and queue.run.is_damaged():
             continue
         if queue is None or not queue.run.segments:
+            if not store.topics.may_exist(key.topic):
+                continue  # a broker keeps the offsets of a deleted topic; or topics.json is lost
             try:
                 refuse_lost_queue(store, key, log_end)
             except DamageError:
                 continue
             found[key] = 0
-        else:
+        elif newest_unit(queue) >= rolls.get(key, (0, 0))[0]:
             found[key] = store.queues.next_offset(key)
     return found

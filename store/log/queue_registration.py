@@ -84,12 +84,11 @@ def register_topics(store: StoreFiles, topics: Iterable[str], text: bytes) -> No
     """
     end = store.note.end
     held, topics, configs = follow_topics(store, end), list(topics), store.topics.found()
-    is_older = configs.is_lost or held.is_older(configs.text)
-    if is_older:
+    if configs.is_lost:
         for topic in topics:
             _search_once(store, held, end, topic)
-    # A topic that a broker deleted has none in the registry.
-    known, made = {**(held.found if is_older else {}), **held.queues}, {*topics}
+    # A topic that a broker deleted has none in the registry. What a search finds may be its records.
+    known, made = {**(held.found if configs.is_lost else {}), **held.queues}, {*topics}
     lost = sorted(key for key, place in known.items() if key.topic in made and place < end)
     if lost:
         raise lost_queue(store.root, lost[0], known[lost[0]], store.log.segments.begin, is_named=False)

@@ -54,11 +54,15 @@ class NewUnits:
 
 @dataclass(slots=True)
 class _End:
-    """Where a queue goes on: its files, the number of its next unit and that unit's queue offset."""
+    """Where a queue goes on: its files, the number of its next unit and that unit's queue offset.
+
+    Units before `kept` were settled: if recovery makes none in their places they stay, damaged as they may be.
+    """
 
     queue: ConsumeQueue
     unit: int
     offset: int
+    kept: int = 0
 
 
 class QueueWriter:
@@ -112,6 +116,8 @@ class QueueWriter:
         """
         end = self._end(key)
         run = end.queue.run
+        if end.kept > end.unit:
+            end.unit, end.offset = end.kept, end.queue.offset_of(end.kept, end.kept)
         end_position = end.unit * run.layout.itemsize
         for segment in reversed(run.segments):
             if segment.begin >= end_position and (segment is not run.segments[0] or not segment.begin):
@@ -140,12 +146,15 @@ class QueueWriter:
                 self._changes.note_file(segment.path)
         run.close()
 
-    def rewind(self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool]) -> None:
+    def rewind(
+        self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool], *, keeps_settled: bool = False
+    ) -> None:
         """Go on at the first unit of a record from `physical_offset` on, or of what a power cut left of such units.
 
         Those before it were synced, and stand in order; behind them anything may stand. It is written over, with
         mostly the same bytes, so that a reader beside loses nothing; `clear_behind` takes away the rest. `agrees`
         says of a queue offset and a physical offset whether the record there has both: the last unit before has to.
+        With `keeps_settled` no power cut tore units: one that names an earlier place is a settled one that is damaged.
         """
         end = self._end(key)
         queue, run = end.queue, end.queue.run
@@ -159,6 +168,8 @@ class QueueWriter:
             is_fill = int(units.physical_offsets[0]) == 0 and int(units.sizes[0]) == BLANK_FILL_SIZE
             if is_fill or agrees(int(units.queue_offsets[0]), int(units.physical_offsets[0])):
                 break
+            if keeps_settled and int(units.sizes[0]) > 0 and int(units.physical_offsets[0]) < physical_offset:
+                end.kept = max(end.kept, unit)
             unit -= 1
         end.unit, end.offset = unit, queue.offset_of(unit, unit)
         run.close()

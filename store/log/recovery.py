@@ -23,7 +23,8 @@ from enum import Enum
 
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import StorePathError
+from rmq_spark.store.disk.kernel_errors import is_unreadable
+from rmq_spark.store.errors import StoreError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.index_state import IndexState
 from rmq_spark.store.format.rebuild_note import Rebuild
@@ -68,16 +69,17 @@ def prepare(store: StoreFiles) -> None:
         _take_over(store, closing)
     elif course is _Course.ROLL:
         assert settled is not None
-        if note.is_settled and ran_on:
-            # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
-            write_again(store.disk, watermark_path(store.root), 0)
-            if not store.registry.exists():
-                refuse_lost_folder(store.root, store.log)
-        _roll_forward(store, settled)
+        if note.is_settled and ran_on and not store.registry.exists():
+            refuse_lost_folder(store.root, store.log)
+        _roll_forward(store, settled, note if ran_on else None)
     elif note.is_open:
         _finish_section(store, note)
     else:
         store.believe(note)
+        if note.is_settled and has_abort:
+            # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
+            write_again(store.disk, watermark_path(store.root), 0)
+            set_groups_back(store, note.end)  # or all that came later is lost, but not what groups committed
         if not store.registry.was_sought:  # once by each writer
             refuse_lost_folder(store.root, store.log)
             if not store.registry.exists():  # an older release left the store
@@ -137,9 +139,8 @@ def _take_back(store: StoreFiles) -> None:
         known = replace(note, dirty=None) if note.is_open else note
     elif course is _Course.ROLL:
         assert settled is not None
-        known = replace(
-            settled, number=note.number, is_open=True, logged_end=whole_end(store.log, settled.end, store.note_progress)
-        )
+        end = _rolled_end(store, settled, note if ran_on else None)
+        known = replace(settled, number=note.number, is_open=True, logged_end=end)
     if known is not None:
         store.believe(known)
         if known.is_open:
@@ -211,7 +212,8 @@ def _course(
     if store.read_checkpoint()[1] != note.checkpoint_crc:
         return _Course.LOOK  # a broker writes it whenever it runs
     if not _has_last_record(store, note):
-        return roll()
+        # Zeros are what lost memory leaves. Other bytes are damage, or somebody else's.
+        return _Course.LOOK if any(store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize)) else roll()
     end = max(note.end, note.logged_end)
     is_followed = _begins_record(store, end)
     if note.is_open:
@@ -220,21 +222,20 @@ def _course(
             return _Course.LOOK if is_followed else roll()
         return _Course.GO_ON if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll()
     if is_followed:
-        course = roll()
-        return course if settled is not None and _is_torn_behind(store, settled.end) else _Course.LOOK
-    if note.is_settled:
-        # With `abort` its writer failed, or died: a sync of the note may have failed. Or it is all that is left.
-        return roll() if has_abort else _Course.GO_ON
-    return roll() if store.is_to_be_asked(note) and _is_dispatched_from(store, end) else _Course.GO_ON
+        return _Course.LOOK
+    # A settled note without `abort` is the whole truth. With it the writer died, or newer notes are lost.
+    is_doubtful = has_abort if note.is_settled else store.is_to_be_asked(note)
+    return roll() if is_doubtful and _has_units_from(store, end) else _Course.GO_ON
 
 
-def _is_torn_behind(store: StoreFiles, begin: int) -> bool:
-    """Say whether the log from a physical offset on ends in a part of a record: who dies leaves none behind a note.
-
-    A message that lacks a sector of its properties may be a broker's, with NUL characters, and others stand behind it.
-    """
-    place, doubtful = walk_whole(store.log, begin, store.log.segments.end, store.note_progress)
-    return not doubtful and _begins_record(store, place)
+def _has_units_from(store: StoreFiles, physical_offset: int) -> bool:
+    """Say what `_is_dispatched_from` does; no queue that cannot be read keeps writers from the others."""
+    try:
+        return _is_dispatched_from(store, physical_offset)
+    except StoreError as error:
+        if not is_unreadable(error):
+            raise
+        return False
 
 
 def _begins_record(store: StoreFiles, place: int) -> bool:
@@ -249,7 +250,8 @@ def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
     before it wrote a checkpoint, or newer notes are lost.
     """
     for queue in TopicTable(store.root).queues.values():
-        if not queue.run.is_damaged() and queue.last_place() >= physical_offset:
+        # A place beyond the log's files is damage.
+        if not queue.run.is_damaged() and physical_offset <= queue.last_place() < store.log.segments.end:
             return True
     return False
 
@@ -390,16 +392,14 @@ def _has_files(table: TopicTable, key: QueueKey) -> bool:
     return queue is not None and (queue.run.fault() is not None or bool(queue.run.segments))
 
 
-def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | None = None) -> None:
+def _roll_forward(store: StoreFiles, settled: Watermark, noted: Watermark | None = None) -> None:
     """What was settled is there; what came later counts as far as it was written whole, and gets new units and keys.
 
-    After a power cut any of them may be lost. `synced` is the note of a sync that may have failed in this boot: the
-    records that it names are known, and everything that it may not have written is written again.
+    After a power cut any of them may be lost. `noted` is the newest note, where it is of this boot: the records that it
+    names are known. If a sync may have failed, everything that it may not have written is written again.
     """
-    if synced is None:
-        end = whole_end(store.log, settled.end, store.note_progress)
-    else:
-        end = _known_end(store, settled.end, max(synced.end, synced.logged_end))
+    end = _rolled_end(store, settled, noted)
+    synced = noted if noted is not None and noted.is_syncing else None
     # The writer of an open section did not tell all files that it wrote.
     dirty = None if synced is None or synced.is_open else synced.dirty
     number = (read_watermark(store.root) or settled).number
@@ -410,7 +410,12 @@ def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | Non
     changed, found = store.changes.folders(), TopicTable(store.root).queues
     queues = [key for key, queue in found.items() if changed is None or queue.run.folder in changed]
     for key in queues:
-        store.queues.rewind(key, settled.end, lambda offset, place: stands_at(store, offset, place))
+        store.queues.rewind(
+            key,
+            settled.end,
+            lambda offset, place: stands_at(store, offset, place),
+            keeps_settled=noted is not None and synced is None,
+        )
     cleared = store.log_writer.clear_from(end)
     begin = settled.end
     if not store.index.repair(settled.index):
@@ -429,6 +434,13 @@ def _roll_forward(store: StoreFiles, settled: Watermark, synced: Watermark | Non
     _LOG.info("rmq: recovered %s: the log ends at %d, %d bytes behind it taken back", store.root, end, cleared)
     _close(store, end, last)
     store.settle()
+
+
+def _rolled_end(store: StoreFiles, settled: Watermark, noted: Watermark | None) -> int:
+    """Return where the log ends that is rolled forward from what was settled; `noted` as for `_roll_forward`."""
+    if noted is None:
+        return whole_end(store.log, settled.end, store.note_progress)
+    return _known_end(store, settled.end, max(noted.end, noted.logged_end))
 
 
 def _known_end(store: StoreFiles, begin: int, known_end: int) -> int:

@@ -48,7 +48,8 @@ def warn(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, query
                 del options["subscribe"]
             parsed = parse_options(options, 0)
             RmqBatchReader(parsed, ReadSettings(("topic",), False, 1 << 20, "auto", True, parsed.filters)).partitions()
-        return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        return [one for one in said if "have no files" not in one]  # an empty topic of a broker's store
 
     return begin
 

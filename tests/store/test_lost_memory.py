@@ -198,12 +198,29 @@ def test_lost_memory_behind_what_retention_passed(is_old: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 39])
-@pytest.mark.parametrize("is_settled", [True, False])
-@pytest.mark.parametrize("lost_bytes", [70, 40, 1000])
+@pytest.mark.parametrize(("lost_bytes", "is_settled"), [(70, False), (40, False), (1000, False), (1000, True)])
 def test_a_log_that_outlived_the_note_ends_where_it_is_torn(
-    lost_bytes: int, kept: int, is_settled: bool, tmp_path: Path
+    lost_bytes: int, is_settled: bool, kept: int, tmp_path: Path
 ) -> None:
     """Torn are a body, properties with their length, and whole records."""
+    root, first = log_that_outlived_its_note(tmp_path, lost_bytes, kept, is_settled=is_settled)
+    check_goes_on(root, list(range(first + kept)), LARGE)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7])
+@pytest.mark.parametrize("lost_bytes", [70, 40])
+def test_a_torn_record_behind_a_settled_note_is_refused_as_whole_ones_may_follow(
+    lost_bytes: int, kept: int, tmp_path: Path
+) -> None:
+    root, first = log_that_outlived_its_note(tmp_path, lost_bytes, kept, is_settled=True)
+    before = (root / "commitlog" / f"{0:020d}").read_bytes()
+    with pytest.raises(DamageError, match="the parts add up to"):
+        append(writer(root, LARGE), first, first + 1)
+    assert (root / "commitlog" / f"{0:020d}").read_bytes() == before
+
+
+def log_that_outlived_its_note(tmp_path: Path, lost_bytes: int, kept: int, *, is_settled: bool) -> tuple[Path, int]:
+    """Return a store whose log has `kept` whole records behind the note, and the number of the first of them."""
     root = tmp_path / "s"
     append(writer(root, LARGE), 0, 20, settle=True)
     if not is_settled:
@@ -218,7 +235,7 @@ def test_a_log_that_outlived_the_note_ends_where_it_is_torn(
     place = note.end + kept * size
     lose_log(root, place if lost_bytes > size else place + size - lost_bytes, place + max(size, lost_bytes))
     (root / "rmq/watermark").write_bytes(old)
-    check_goes_on(root, list(range(first + kept)), LARGE)
+    return root, first
 
 
 @pytest.mark.parametrize("lost", ["log", "middle", "units", "index", "all"])
