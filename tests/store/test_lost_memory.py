@@ -3,6 +3,9 @@
 What was written since the last sync is on disk in part: here the images are made by hand, in the same boot.
 """
 
+import errno
+import os
+import struct
 import time
 from itertools import count
 from pathlib import Path
@@ -11,9 +14,11 @@ import pytest
 
 from rmq_spark.store import check, open_reader, plan_repair, repair
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.kernel_errors import reading
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.watermark_file import read_watermarks
 from rmq_spark.store.testing.encoded_samples import encode_samples
@@ -30,11 +35,16 @@ def writer(root: Path, sizes: FileSizes = SIZES) -> StoreWriter:
     return StoreWriter(str(root), Disk(), WriterSettings(sizes=sizes), lambda: next(ticks), time.sleep)
 
 
-def append(store: StoreWriter, first: int, last: int, *, settle: bool = False, topic: str = "T") -> None:
+def append(
+    store: StoreWriter, first: int, last: int, *, settle: bool = False, topic: str = "T", property_: str = ""
+) -> None:
+    properties = {"p": property_} if property_ else {}
     with store.section() as section:
         section.ensure_topic(topic, QUEUES)
         messages = [
-            SampleMessage(topic, number % QUEUES, b"%05d" % number + b"b" * 30, tags="t", keys=f"k{number}")
+            SampleMessage(
+                topic, number % QUEUES, b"%05d" % number + b"b" * 30, tags="t", keys=f"k{number}", properties=properties
+            )
             for number in range(first, last)
         ]
         section.append(encode_samples(messages))
@@ -285,3 +295,111 @@ def test_without_the_watermark_a_torn_message_takes_a_repair_that_keeps_what_com
         append(writer(root, LARGE), 90_000, 90_004)
     repair(plan_repair(str(root), cut_log=True), accept_loss=True)
     check_goes_on(root, list(range(50)), LARGE)
+
+
+# Damage, and records of others, beside an `abort` of the same boot: recovery takes none of it for lost memory.
+
+
+def poke(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def queue_file(root: Path, topic: str, queue: int) -> Path:
+    return root / "consumequeue" / topic / str(queue) / f"{0:020d}"
+
+
+def end_of_note(root: Path) -> int:
+    note = read_watermarks(str(root))[0]
+    assert note is not None
+    return note.end
+
+
+def test_records_of_others_behind_a_damaged_one_stay(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True)
+    ours, begin = (root / "rmq/watermark").read_bytes(), end_of_note(root)
+    append(writer(root, LARGE), 20, 50)
+    size = (end_of_note(root) - begin) // 30
+    (root / "rmq/watermark").write_bytes(ours)  # so a broker wrote them
+    poke(root / "commitlog" / f"{0:020d}", begin + 10 * size + 88, b"\xff")  # a byte of a body
+    append(writer(root, LARGE), 90, 92)
+    with pytest.raises(DamageError, match="CRC of the body"):
+        numbers(root)
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        held = [reader.bounds(QueueKey("T", queue)) for queue in range(QUEUES)]
+    assert [one.max_offset for one in held] == [26, 26], "nothing behind the damage was taken back"
+
+
+def test_damaged_unit_of_an_idle_queue_stays_damage_and_takes_no_message_back(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True, topic="U")
+    append(writer(root, LARGE), 0, 20, settle=True)
+    append(writer(root, LARGE), 20, 50)
+    poke(queue_file(root, "U", 0), 9 * 20, (1 << 40).to_bytes(8, "big"))
+    append(writer(root, LARGE), 90, 92)
+    assert numbers(root) == [*range(50), 90, 91]
+    append(writer(root, LARGE), 80, 82, topic="U")
+    with pytest.raises(DamageError, match="queue offset 10 of U/0"):
+        numbers(root, "U")
+    assert [one.severity for one in check(root).findings if one.severity != "note"] == ["repairable"]
+
+
+def test_damaged_unit_of_a_settled_store_with_abort_stays_damage(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True, topic="U")
+    append(writer(root, LARGE), 0, 20, settle=True)
+    poke(queue_file(root, "U", 0), 9 * 20 + 6, b"\x0b\x0b")  # an earlier place, of another record
+    (root / "abort").write_text("4711")  # of a broker that was killed before it wrote anything
+    append(writer(root, LARGE), 20, 22, settle=True)
+    assert numbers(root) == list(range(22))
+    with pytest.raises(DamageError):
+        numbers(root, "U")
+    assert {one.severity for one in check(root).findings} - {"note"} == {"repairable"}
+
+
+def test_settled_unit_that_is_damaged_stays_where_memory_was_lost(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True, topic="U")
+    append(writer(root, LARGE), 0, 20, settle=True)
+    note, end = (root / "rmq/watermark").read_bytes(), end_of_note(root)
+    append(writer(root, LARGE), 20, 40)
+    (root / "rmq/watermark").write_bytes(note)
+    lose_log(root, end)
+    poke(queue_file(root, "U", 0), 9 * 20 + 6, b"\x0b\x0b")
+    append(writer(root, LARGE), 60, 62, settle=True)
+    assert numbers(root) == [*range(20), 60, 61]
+    append(writer(root, LARGE), 80, 82, topic="U")
+    with pytest.raises(DamageError):
+        numbers(root, "U")
+
+
+def test_acknowledged_message_of_nul_characters_is_not_taken_for_torn(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 4, settle=True, topic="U")
+    append(writer(root, LARGE), 0, 2)
+    append(writer(root, LARGE), 2, 3, property_="\0" * 1500)
+    append(writer(root, LARGE), 3, 9)
+    # A stale unit behind the end of another queue, as a broker leaves, that names a place in the log's file.
+    poke(queue_file(root, "U", 0), 2 * 20, struct.pack(">qiq", 9000, 146, 0))
+    append(writer(root, LARGE), 90, 92)
+    assert numbers(root) == [*range(9), 90, 91]
+
+
+def test_unreadable_queue_keeps_no_writer_from_other_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 4, topic="U")
+    append(writer(root, LARGE), 0, 4)
+    last_place, refused = ConsumeQueue.last_place, os.fspath(queue_file(root, "U", 0).parent)
+
+    def fail(queue: ConsumeQueue) -> int:
+        if queue.run.folder == refused:
+            with reading(refused, "opened"):
+                raise OSError(errno.EIO, "Input/output error")
+        return last_place(queue)
+
+    monkeypatch.setattr(ConsumeQueue, "last_place", fail)
+    append(writer(root, LARGE), 4, 8)
+    assert numbers(root) == list(range(8))
