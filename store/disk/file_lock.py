@@ -42,6 +42,15 @@ _USUAL_BREAK_S = 45.0
 _TRIES = 3  # a file that is replaced under every try is no file to lock
 
 
+class _LockedFile(io.FileIO):
+    """A file that is closed when it is collected, whether before its lock or after, and warns of nothing.
+
+    C code alone closes it: no interrupt can come before the descriptor is closed.
+    """
+
+    __del__ = io.FileIO.close
+
+
 class FileLock:
     """The lock on a byte, `at`, of the file at `path`, which must be there when it is tried.
 
@@ -150,7 +159,7 @@ class FileLock:
             if self._access == os.O_RDONLY:
                 refuse_irregular(os.stat(self.path))  # an open to read a FIFO waits for its writer
             # Opened by C code alone: no interrupt can come between the system call and the object that closes it.
-            return io.FileIO(self.path, "rb" if self._access == os.O_RDONLY else "r+b", opener=os.open)
+            return _LockedFile(self.path, "rb" if self._access == os.O_RDONLY else "r+b", opener=os.open)
         except FileNotFoundError as error:
             raise StoreChangedError(
                 f"{self.path} is gone: the store was moved or removed. Open the store again."

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,15 @@ def test_a_lock_that_nobody_holds_on_to_is_released(path: Path) -> None:
     lock = FileLock(str(path))
     assert lock.try_take()
     del lock
+    assert not is_locked(str(path))
+
+
+def test_a_file_that_is_collected_before_its_lock_is_closed_without_a_warning(path: Path) -> None:
+    lock = FileLock(str(path))
+    assert lock.try_take()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lock._file = None  # what a collector may do first to the two, where they are part of a cycle
     assert not is_locked(str(path))
 
 
