@@ -47,9 +47,10 @@ def main() -> None:
     sys.meta_path.insert(0, _WithoutUnused())
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     try:
-        from rmq_spark.command.all_commands import open_streams, run
+        from rmq_spark.command.all_commands import keep_interrupts, open_streams, run
 
         open_streams()
+        keep_interrupts()
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command had begun, or behind its end
         status = 130

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -105,6 +106,23 @@ def open_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
         elif name == "stdout":
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def keep_interrupts() -> None:
+    """Have Ctrl-C end the command also when it comes while Python collects an object.
+
+    Python reports an exception of `__del__` and continues. So the interrupt is raised again, 10 ms later.
+    """
+    report = sys.unraisablehook
+
+    def raise_again(ignored: "sys.UnraisableHookArgs") -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            report(ignored)
+
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = raise_again
 
 
 def run(words: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
+from rmq_spark.command.all_commands import keep_interrupts
 
 Rmq = Callable[..., Any]
 Process = Callable[..., "subprocess.Popen[bytes]"]
@@ -133,3 +135,23 @@ def wait(until: Callable[[], bool]) -> None:
     while not until():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_keep_interrupts_ends_a_command_whose_interrupt_came_in_a_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def drop_one_and_go_on() -> None:
+        dropped = Dropped()
+        del dropped
+        time.sleep(60)  # ends a hang
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = signal.getsignal(signal.SIGALRM)
+    keep_interrupts()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            drop_one_and_go_on()
+    finally:
+        signal.signal(signal.SIGALRM, before)
