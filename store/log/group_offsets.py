@@ -9,15 +9,19 @@ Delay levels are no matter of recovery: `DelayOffsetFile.keep_within` is asked w
 """
 
 import logging
+from collections.abc import Mapping
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.disk.kernel_errors import is_unreadable
+from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.config_json import decode_consumer_offsets
 from rmq_spark.store.format.offset_limits import set_back
+from rmq_spark.store.format.queue_unit import QUEUE_UNIT
 from rmq_spark.store.log.kept_files import keep_file
 from rmq_spark.store.log.lost_queues import newest_unit
 from rmq_spark.store.log.queue_registration import refuse_lost_queue
+from rmq_spark.store.log.queues import ConsumeQueue
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.units import QueueKey
@@ -33,17 +37,15 @@ def set_groups_back(store: StoreFiles, end: int) -> None:
     log names each group, queue, old and new offset.
     """
     path = files.join(store.root, filenames.CONFIG, filenames.CONSUMER_OFFSET_JSON)
-    ends: dict[QueueKey, int] | None = None
     for name in (path, path + filenames.BACKUP_SUFFIX):
         data = files.read_small(name)
         if not data:
             continue
         try:
-            keys = _queues_of(data)
+            offsets = _highest(data)
         except ValueError:
             continue
-        ends = _ends(store, keys, end) if ends is None else ends | _ends(store, keys - ends.keys(), end)
-        lower, told = set_back(filenames.CONSUMER_OFFSET_JSON, data, ends)
+        lower, told = set_back(filenames.CONSUMER_OFFSET_JSON, data, _ends(store, offsets, end))
         if not told:
             continue
         keep_file(store.disk, store.root, name, store.now_ms())
@@ -57,37 +59,60 @@ def set_groups_back(store: StoreFiles, end: int) -> None:
             )
 
 
-def _queues_of(data: bytes) -> set[QueueKey]:
-    """Return the queues that a file of offsets names, with an offset above 0. Raises ValueError."""
-    held = decode_consumer_offsets(data)
-    return {
-        QueueKey(at.rpartition("@")[0], queue_id)
-        for at, numbers in held.offsets.items()
-        for queue_id, offset in numbers.items()
-        if offset > 0
-    }
+def _highest(data: bytes) -> dict[QueueKey, int]:
+    """Return the highest offset above 0 that a file of offsets has for each queue. Raises ValueError."""
+    held, found = decode_consumer_offsets(data), dict[QueueKey, int]()
+    for at, numbers in held.offsets.items():
+        for queue_id, offset in numbers.items():
+            key = QueueKey(at.rpartition("@")[0], queue_id)
+            if offset > found.get(key, 0):
+                found[key] = offset
+    return found
 
 
-def _ends(store: StoreFiles, keys: set[QueueKey], log_end: int) -> dict[QueueKey, int]:
-    """Return the next queue offset of those queues of which it is known.
+def _ends(store: StoreFiles, offsets: Mapping[QueueKey, int], log_end: int) -> dict[QueueKey, int]:
+    """Return the next queue offset of those queues of which it is known, and not certain that the offset is within.
 
     A queue without files has none, unless the store has lost them: then a repair brings its messages back.
     """
     table, found, registered = TopicTable(store.root), dict[QueueKey, int](), store.registry.read()
     rolls = registered.rolls if registered is not None else {}
-    for key in keys:
+    for key, offset in offsets.items():
         store.note_progress()
-        queue = table.find(key)
-        if queue is not None and queue.run.is_damaged():
-            continue
-        if queue is None or not queue.run.segments:
-            if not store.topics.may_exist(key.topic):
-                continue  # a broker keeps the offsets of a deleted topic; or topics.json is lost
-            try:
-                refuse_lost_queue(store, key, log_end)
-            except DamageError:
+        try:
+            queue = table.find(key)
+            if queue is not None and _holds(queue, offset):
                 continue
-            found[key] = 0
-        elif newest_unit(queue) >= rolls.get(key, (0, 0))[0]:
-            found[key] = store.queues.next_offset(key)
+            end = _end_of(store, key, queue, rolls.get(key, (0, 0))[0], log_end)
+        except StoreError as error:
+            if not is_unreadable(error):
+                raise
+            _LOG.warning("rmq: the offsets of groups in queue %s are left as they are: %s", key, error)
+            continue
+        if end is not None:
+            found[key] = end
     return found
+
+
+def _holds(queue: ConsumeQueue, offset: int) -> bool:
+    """Say whether the unit before an offset is written: then the offset is not beyond the end. One small read."""
+    if queue.layout is not QUEUE_UNIT or queue.run.is_damaged() or not queue.run.begin < offset <= queue.run.end:
+        return False
+    is_written = queue.is_written(offset - 1)
+    queue.run.close()
+    return is_written
+
+
+def _end_of(store: StoreFiles, key: QueueKey, queue: ConsumeQueue | None, newest: int, log_end: int) -> int | None:
+    """Return a queue's next queue offset, None if it is not known. `newest` is the first unit of its newest file."""
+    if queue is not None and queue.run.is_damaged():
+        return None
+    if queue is not None and queue.run.segments:
+        return store.queues.next_offset(key) if newest_unit(queue) >= newest else None
+    if not store.topics.may_exist(key.topic):
+        return None  # a broker keeps the offsets of a deleted topic; or topics.json is lost
+    try:
+        refuse_lost_queue(store, key, log_end)
+    except DamageError:
+        return None
+    return 0

@@ -104,6 +104,16 @@ def register_queues(store: StoreFiles, end: int) -> None:
     _replace(store, held.topics if held else {}, places, _range(store.log.segments.begin, end), rolls=_rolls(present))
 
 
+def is_registry_ahead(store: StoreFiles, end: int) -> bool:
+    """Say whether the registry, which is synced at once, may know of more than a log that ends at `end`."""
+    held = store.registry.read()
+    return held is None or (
+        any(place >= end for place in held.queues.values())
+        or any(place > end for place in held.topics.values())
+        or any(unit and place >= end for unit, place in held.rolls.values())
+    )
+
+
 def register_again(store: StoreFiles, trusted_end: int) -> None:
     """Compare the registry with the folders after a writer died and its records were dispatched.
 

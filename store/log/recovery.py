@@ -1,11 +1,12 @@
 """What a writer finds when it takes the lock, and how it makes the store whole again before it appends.
 
-Eight cases, told apart by `abort`, by our watermark and by what stands where it points:
+Nine cases, told apart by `abort`, by our watermark and by what stands where it points:
 
 | case | sign | what is done |
 | --- | --- | --- |
 | as we left it | the watermark agrees with the disk | nothing |
 | one of ours died | and a section is open, and the machine ran on | what it logged is dispatched, half a record goes |
+| notes may be lost | and others wrote it, see `StoreFiles.is_to_be_asked` | what stands behind it goes |
 | a repair began | the note of a rebuild exists | what it names is removed, then all is looked at as after a crash |
 | a sync failed | the watermark says that one began | what it may not have written is written again, and synced |
 | the power went | `abort`, and what we settled last | whole records behind that are dispatched, the rest goes |
@@ -23,12 +24,10 @@ from enum import Enum
 
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.kernel_errors import is_unreadable
-from rmq_spark.store.errors import StoreError, StorePathError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.index_state import IndexState
 from rmq_spark.store.format.rebuild_note import Rebuild
-from rmq_spark.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_HEAD
+from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
@@ -36,7 +35,20 @@ from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, st
 from rmq_spark.store.log.group_offsets import set_groups_back
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.lost_queues import refuse_lost_folder
-from rmq_spark.store.log.queue_registration import register_after_others, register_again, register_queues
+from rmq_spark.store.log.note_checks import (
+    begins_record,
+    has_last_record,
+    is_dispatched_from,
+    is_within_log,
+    refuse_lost_log,
+    refuse_settled_cut,
+)
+from rmq_spark.store.log.queue_registration import (
+    is_registry_ahead,
+    register_after_others,
+    register_again,
+    register_queues,
+)
 from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.rebuilding import read_rebuild, remove_rebuild, take_away, write_rebuild
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
@@ -56,7 +68,7 @@ def prepare(store: StoreFiles) -> None:
     note, settled = read_watermarks(store.root)
     has_abort = store.has_abort()
     ran_on = note is not None and _ran_on(note)
-    _refuse_lost_log(store, note if ran_on else settled)
+    refuse_lost_log(store, note if ran_on else settled)
     rebuild = read_rebuild(store.root)
     if rebuild is not None:
         _finish_rebuild(store, rebuild)
@@ -75,16 +87,7 @@ def prepare(store: StoreFiles) -> None:
     elif note.is_open:
         _finish_section(store, note)
     else:
-        store.believe(note)
-        if note.is_settled and has_abort:
-            # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
-            write_again(store.disk, watermark_path(store.root), 0)
-            set_groups_back(store, note.end)  # or all that came later is lost, but not what groups committed
-        if not store.registry.was_sought:  # once by each writer
-            refuse_lost_folder(store.root, store.log)
-            if not store.registry.exists():  # an older release left the store
-                register_queues(store, note.end)
-            store.registry.was_sought = True
+        _go_on(store, note, has_abort, is_doubtful=course is _Course.FINISH)
 
 
 def begin_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
@@ -112,6 +115,21 @@ def remove_note(disk: Disk, root: str) -> None:
             disk.sync_folder(files.parent(path))
 
 
+def _go_on(store: StoreFiles, note: Watermark, has_abort: bool, *, is_doubtful: bool) -> None:
+    """Go on from the note of a closed section; if that is doubtful, take back what newer ones may have left."""
+    store.believe(note)
+    if note.is_settled and has_abort:
+        # Who settled the store failed, or died, after the note was written: a sync of the note may have failed.
+        write_again(store.disk, watermark_path(store.root), 0)
+    if not store.registry.was_sought:  # once by each writer
+        refuse_lost_folder(store.root, store.log)
+        if not store.registry.exists():  # an older release left the store
+            register_queues(store, note.end)
+        store.registry.was_sought = True
+    if is_doubtful:
+        _finish_section(store, note)
+
+
 def _vouch_for_nothing(store: StoreFiles) -> None:
     """Have recovery look at all of the log: it goes by the checkpoint and by our note."""
     store.vouch_for_nothing()
@@ -134,7 +152,7 @@ def _take_back(store: StoreFiles) -> None:
         return
     ran_on, known = _ran_on(note), None
     course = _course(store, note, settled, store.has_abort(), ran_on=ran_on)
-    if course is _Course.GO_ON:
+    if course in (_Course.GO_ON, _Course.FINISH):
         # Which files an open section wrote its writer told nobody.
         known = replace(note, dirty=None) if note.is_open else note
     elif course is _Course.ROLL:
@@ -143,7 +161,7 @@ def _take_back(store: StoreFiles) -> None:
         known = replace(settled, number=note.number, is_open=True, logged_end=end)
     if known is not None:
         store.believe(known)
-        if known.is_open:
+        if course is not _Course.GO_ON:
             store.log_writer.clear_from(max(known.end, known.logged_end))
     if note.is_syncing and ran_on:
         _write_again(store, known or note)
@@ -161,22 +179,6 @@ def _finish_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
     remove_rebuild(store.disk, store.root)
 
 
-def _refuse_lost_log(store: StoreFiles, note: Watermark | None) -> None:
-    """Raise StorePathError if the end of a log that the note vouches for has no file: that is no crash.
-
-    Recovery would take what is missing for torn, and with it the units of messages that were acknowledged.
-    """
-    end = store.log.segments.end
-    if note is None or note.last_place < end or store.read_checkpoint()[1] != note.checkpoint_crc:
-        return
-    raise StorePathError(
-        f"{', '.join(store.folders)}: the segment with the last message is missing. It lies at physical offset "
-        f"{note.last_place}, and the segments that are there end at {end}. Nothing was changed. If the commit log lies "
-        "elsewhere, or in several folders, name all of them (commitLogPath) and see that they are mounted; if segments "
-        f"were lost, restore them from a copy, or remove {watermark_path(store.root)} to go on with what is left."
-    )
-
-
 def _ran_on(note: Watermark) -> bool:
     """Say whether the machine has run on since a note was written."""
     return bool(note.boot) and note.boot == host.boot_id()
@@ -186,6 +188,7 @@ class _Course(Enum):
     """What recovery begins with."""
 
     GO_ON = "the note: nobody else has written since"
+    FINISH = "the note: the rest of what is behind it is finished, or taken back"
     ROLL = "what was settled: pages of memory are lost that were written since"
     LOOK = "the files alone: somebody else has written, or nothing of ours can be checked"
 
@@ -202,7 +205,7 @@ def _course(
         return _Course.LOOK  # without `abort`: a broker recovered the store and left it in order
 
     def roll() -> _Course:
-        is_rooted = has_abort and settled is not None and _is_within_log(store, settled)
+        is_rooted = has_abort and settled is not None and is_within_log(store, settled)
         return _Course.ROLL if is_rooted else _Course.LOOK
 
     if not ran_on:
@@ -211,67 +214,33 @@ def _course(
         return roll()
     if store.read_checkpoint()[1] != note.checkpoint_crc:
         return _Course.LOOK  # a broker writes it whenever it runs
-    if not _has_last_record(store, note):
+    if not has_last_record(store, note):
         # Zeros are what lost memory leaves. Other bytes are damage, or somebody else's.
         return _Course.LOOK if any(store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize)) else roll()
     end = max(note.end, note.logged_end)
-    is_followed = _begins_record(store, end)
+    is_followed = begins_record(store, end)
     if note.is_open:
         # What follows may be what the dead writer wrote in part: then no unit speaks of it.
-        if _is_dispatched_from(store, end):
+        if is_dispatched_from(store, end):
             return _Course.LOOK if is_followed else roll()
-        return _Course.GO_ON if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll()
+        return _Course.FINISH if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll()
     if is_followed:
         return _Course.LOOK
     # A settled note without `abort` is the whole truth. With it the writer died, or newer notes are lost.
-    is_doubtful = has_abort if note.is_settled else store.is_to_be_asked(note)
-    return roll() if is_doubtful and _has_units_from(store, end) else _Course.GO_ON
-
-
-def _has_units_from(store: StoreFiles, physical_offset: int) -> bool:
-    """Say what `_is_dispatched_from` does; no queue that cannot be read keeps writers from the others."""
-    try:
-        return _is_dispatched_from(store, physical_offset)
-    except StoreError as error:
-        if not is_unreadable(error):
-            raise
-        return False
-
-
-def _begins_record(store: StoreFiles, place: int) -> bool:
-    """Say whether a record, or a filler, begins at a physical offset, be it torn."""
-    return int.from_bytes(store.log.bytes_at(place, 8)[4:], "big") in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
-
-
-def _is_dispatched_from(store: StoreFiles, physical_offset: int) -> bool:
-    """Say whether some queue has a unit for a record from a physical offset on.
-
-    Behind what a writer of ours noted there is none, unless a broker recovered the store, went on from there and died
-    before it wrote a checkpoint, or newer notes are lost.
-    """
-    for queue in TopicTable(store.root).queues.values():
-        # A place beyond the log's files is damage.
-        if not queue.run.is_damaged() and physical_offset <= queue.last_place() < store.log.segments.end:
-            return True
-    return False
-
-
-def _is_within_log(store: StoreFiles, settled: Watermark) -> bool:
-    """Say whether what was settled is there, and recovery can begin where it ended: retention may have passed it."""
-    if store.read_checkpoint()[1] != settled.checkpoint_crc:
-        return False  # a broker writes it whenever it runs
-    return _has_last_record(store, settled) and settled.end >= store.log.segments.begin
-
-
-def _has_last_record(store: StoreFiles, note: Watermark) -> bool:
-    """Say whether the last record that the note names is still where it was."""
-    return note.last_place < 0 or store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize) == note.last_head
+    if not (has_abort if note.is_settled else store.is_to_be_asked(note)):
+        return _Course.GO_ON
+    # If all units are lost, too, what is left of the log, of the index and of the registry must not come to life again.
+    return roll() if is_dispatched_from(store, end) else _Course.FINISH
 
 
 def _finish_section(store: StoreFiles, note: Watermark) -> None:
-    """Finish what a dead writer of ours logged as a whole behind the watermark; take back what it wrote in part."""
+    """Finish what a dead writer of ours logged as a whole behind the watermark; take back what it wrote in part.
+
+    The note may be older than what it speaks of: newer ones are lost, and with them all that they told of but pages
+    that came to the disk by themselves, and what was synced at once.
+    """
     # Which files it wrote in its last section it told nobody: the next settling syncs all there are.
-    store.believe(replace(note, dirty=None))
+    store.believe(replace(note, dirty=None) if note.is_open else note)
     end = max(note.end, note.logged_end)
     begin = note.end
     if not store.index.repair(note.index):
@@ -279,7 +248,9 @@ def _finish_section(store: StoreFiles, note: Watermark) -> None:
     cleared = store.log_writer.clear_from(end)
     # Its units are written over with the same bytes: of the last one it may have written a part.
     last = dispatch(store, begin, end, note.end, rewind=True)
-    register_again(store, note.end)
+    if note.is_open or is_registry_ahead(store, note.end):
+        register_again(store, note.end)
+    set_groups_back(store, end)
     _close(store, end, last)
     if end != note.end or cleared:
         _LOG.info("rmq: a writer died: [%d, %d) dispatched, %d bytes of a part taken back", note.end, end, cleared)
@@ -295,7 +266,7 @@ def _repeat_sync(store: StoreFiles, note: Watermark, settled: Watermark | None, 
         "rmq: %s: a sync failed, or its writer died in it: what was written since the last settling is written again",
         store.root,
     )
-    if settled is not None and settled.settled_number == note.settled_number and _is_within_log(store, settled):
+    if settled is not None and settled.settled_number == note.settled_number and is_within_log(store, settled):
         _roll_forward(store, settled, note)
         return
     _write_again(store, note)
@@ -336,7 +307,9 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
     for key, fault in tail.faults.items():
         if key not in homeless:
             raise fault
-    # A torn record is refused here, before anything is changed.
+    # Damage, and a torn record, are refused here, before anything is changed.
+    if closing is Closing.CRASHED:
+        refuse_settled_cut(store, tail.end)
     lives = last_lives(store, tail.first_unitless(), tail.end) if closing is Closing.CRASHED else {}
     place, head = tail.last_record
     before = read_watermark(store.root)
@@ -363,7 +336,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             store.queues.cut(key, unit)
             queue.run.look()
         queue.run.close()
-    is_same = before is not None and _has_last_record(store, before)
+    is_same = before is not None and has_last_record(store, before)
     register_after_others(
         store,
         table.queues.values(),

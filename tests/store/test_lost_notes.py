@@ -1,0 +1,221 @@
+"""Notes that are lost with all units that came after the last one that is left: nothing that stayed comes to life."""
+
+import errno
+import json
+import os
+import shutil
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.store import check, open_reader
+from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.kernel_errors import reading
+from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.log.segments import SegmentRun
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.unit_run import UnitRun
+from tests.store.test_lost_memory import (
+    LARGE,
+    QUEUES,
+    SIZES,
+    append,
+    check_goes_on,
+    end_of_note,
+    lose_log,
+    lose_units,
+    numbers,
+    poke,
+    queue_file,
+    watermark,
+    writer,
+)
+
+
+def noted(root: Path, *, is_settled: bool, topic: str = "T") -> tuple[int, bytes]:
+    """Make a store whose newest note is settled or is not; return the next message's number, and the note's file."""
+    append(writer(root, LARGE), 0, 20, settle=True, topic=topic)
+    if not is_settled:
+        append(writer(root, LARGE), 20, 22, topic=topic)
+    return 20 if is_settled else 22, watermark(root)
+
+
+def lose_notes(root: Path, old: bytes, first: int, end: int | None = None) -> None:
+    """Lose the newer notes, all units of T from a message on, and the log between the old note's end and `end`."""
+    (root / "rmq/watermark").write_bytes(old)
+    lose_log(root, end_of_note(root), end)
+    for queue in range(QUEUES):
+        lose_units(root, queue, first // QUEUES, 1000)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("topic", ["T", "U"])
+def test_records_that_outlived_their_notes_and_units_stay_away(topic: str, is_settled: bool, tmp_path: Path) -> None:
+    """New records of the same length fill the gap before them, and lead to the first of them."""
+    root = tmp_path / "s"
+
+    ticks = count(1_700_000_000_000)
+
+    def by_clock() -> StoreWriter:
+        return StoreWriter(str(root), Disk(), WriterSettings(sizes=LARGE), lambda: next(ticks), time.sleep)
+
+    append(by_clock(), 100, 120, settle=True, topic="U")
+    append(by_clock(), 100, 120, settle=True)
+    if not is_settled:
+        append(by_clock(), 120, 122)
+    first, old, begin = 120 if is_settled else 122, watermark(root), end_of_note(root)
+    append(by_clock(), first, first + 80)
+    lose_notes(root, old, first - 100, begin + (end_of_note(root) - begin) // 2)
+    append(by_clock(), 500, 540, topic=topic)
+    append(by_clock(), 600, 602)
+    assert numbers(root) == [*range(100, first), *(range(500, 540) if topic == "T" else ()), 600, 601]
+    assert numbers(root, "U") == [*range(100, 120), *(range(500, 540) if topic == "U" else ())]
+    assert check(str(root)).is_healthy
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("more", [100, 300])
+def test_lost_segments_leave_units_for_places_beyond_the_log(more: int, is_settled: bool, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    if not is_settled:
+        append(writer(root), 20, 22)
+    first, old, end = 20 if is_settled else 22, watermark(root), end_of_note(root)
+    append(writer(root), first, first + more)
+    lose_segments(root, old, end)
+    check_goes_on(root, list(range(first)))
+
+
+def test_first_lost_record_began_a_segment_that_is_lost(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root), 0, 20, settle=True)
+    number = 20
+    while SIZES.segment_bytes - end_of_note(root) % SIZES.segment_bytes > 150:
+        append(writer(root), number, number + 1)
+        number += 1
+    old, end = watermark(root), end_of_note(root)
+    append(writer(root), number, number + 100)
+    lose_segments(root, old, end)
+    check_goes_on(root, list(range(number)))
+
+
+def lose_segments(root: Path, old: bytes, end: int) -> None:
+    for path in (root / "commitlog").iterdir():
+        if int(path.name) > end:
+            path.unlink()
+    lose_log(root, end)
+    (root / "rmq/watermark").write_bytes(old)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_queue_of_which_only_the_registry_is_left_begins_anew(is_settled: bool, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    first, old = noted(root, is_settled=is_settled)
+    append(writer(root, LARGE), first, 30)
+    append(writer(root, LARGE), 0, 4, topic="V")
+    lose_notes(root, old, first)
+    shutil.rmtree(root / "consumequeue/V")
+    append(writer(root, LARGE), 100, 140)
+    append(writer(root, LARGE), 0, 4, topic="V")
+    assert numbers(root) == [*range(first), *range(100, 140)]
+    assert numbers(root, "V") == [0, 1, 2, 3]
+    assert check(str(root)).is_healthy
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_keys_of_lost_messages_go_and_those_of_new_ones_are_put(
+    is_settled: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "s"
+    first, old = noted(root, is_settled=is_settled)
+    append(writer(root, LARGE), first, 60)
+    lose_notes(root, old, first)
+    append(writer(root, LARGE), 100, 120)
+    with open_reader(str(root)) as reader:
+        reader.refresh()
+        found = {number: len(list(reader.find_key("T", f"k{number}"))) for number in (*range(first), *range(100, 120))}
+    assert set(found.values()) == {1}, found
+    assert "the key index does not tell" not in caplog.text
+    assert check(str(root)).is_healthy
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_groups_beyond_the_end_of_a_note_that_is_older_are_set_back(is_settled: bool, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    first, old = noted(root, is_settled=is_settled)
+    append(writer(root, LARGE), first, 60)
+    path = root / "config/consumerOffset.json"
+    path.write_text('{"offsetTable":{"T@g":{0:30,1:5}}}')
+    lose_notes(root, old, first)
+    append(writer(root, LARGE), 100, 110)
+    offsets = path.read_text().replace("0:", '"0":').replace("1:", '"1":')
+    assert json.loads(offsets)["offsetTable"]["T@g"] == {"0": first // QUEUES, "1": 5}
+
+
+def fail_to_list(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Have the kernel refuse to list the files of one queue."""
+    list_files = UnitRun._list
+
+    def fail(run: UnitRun) -> SegmentRun:
+        if run.folder == folder:
+            with reading(folder, "opened"):
+                raise OSError(errno.EIO, "Input/output error")
+        return list_files(run)
+
+    monkeypatch.setattr(UnitRun, "_list", fail)
+
+
+def test_queue_that_cannot_be_read_hides_no_lost_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of T show that memory is lost. Then the queue that cannot be read may have such units, too."""
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 4, topic="A")
+    append(writer(root, LARGE), 0, 20, settle=True)
+    old, end = watermark(root), end_of_note(root)
+    append(writer(root, LARGE), 20, 40)
+    lose_log(root, end)
+    (root / "rmq/watermark").write_bytes(old)
+    with monkeypatch.context() as context:
+        fail_to_list(context, os.fspath(queue_file(root, "A", 0).parent))
+        with pytest.raises(StoreError, match="A/0 cannot be opened"):
+            append(writer(root, LARGE), 60, 64)
+    append(writer(root, LARGE), 60, 64)
+    assert numbers(root) == [*range(20), *range(60, 64)]
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_group_of_a_queue_that_cannot_be_read_keeps_no_writer_from_other_topics(
+    is_settled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 4, topic="U")
+    append(writer(root, LARGE), 0, 20, settle=is_settled)
+    (root / "abort").write_text("4711")
+    (root / "config/consumerOffset.json").write_text('{"offsetTable":{"U@g":{0:2,1:2},"T@g":{0:90}}}')
+    fail_to_list(monkeypatch, os.fspath(queue_file(root, "U", 0).parent))
+    append(writer(root, LARGE), 20, 24)
+    assert numbers(root) == list(range(24))
+    assert "T@g" in (text := (root / "config/consumerOffset.json").read_text())
+    assert "0:10" in text
+
+
+@pytest.mark.parametrize("at", [0, 4, 28 + 7])  # a byte of its length, its magic, its physical offset
+def test_damage_in_settled_messages_before_those_of_a_killed_broker_is_refused(at: int, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 0, 20, settle=True, topic="U")
+    append(writer(root, LARGE), 0, 20, settle=True)
+    ours = watermark(root)
+    append(writer(root, LARGE), 20, 40)
+    (root / "rmq/watermark").write_bytes(ours)  # so a broker wrote them
+    log, unit = root / "commitlog" / f"{0:020d}", queue_file(root, "U", 0).read_bytes()[5 * 20 :]
+    place = int.from_bytes(unit[:8], "big") + at
+    poke(log, place, bytes([log.read_bytes()[place] ^ 1]))
+    before = {path: path.read_bytes() for path in (log, *(root / "consumequeue").rglob("0*0"))}
+    with pytest.raises(DamageError, match="settled"):
+        append(writer(root, LARGE), 60, 62)
+    assert {path: path.read_bytes() for path in before} == before
+    (root / "rmq/watermark").unlink()
+    append(writer(root, LARGE), 60, 62, settle=True)
+    assert numbers(root, "U") == list(range(10))
+    assert check(str(root)).is_healthy
