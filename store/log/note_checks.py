@@ -13,6 +13,8 @@ from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.log.watermark_file import read_watermarks, watermark_path
 from rmq_spark.store.units import QueueKey
 
+_BLOCK_BYTES = 512  # the least that a file system writes, or loses, whole
+
 
 def refuse_lost_log(store: StoreFiles, note: Watermark | None) -> None:
     """Raise StorePathError if the end of a log that the note vouches for has no file: that is no crash.
@@ -81,6 +83,14 @@ def has_last_record(store: StoreFiles, note: Watermark) -> bool:
     return note.last_place < 0 or store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize) == note.last_head
 
 
+def is_head_lost(store: StoreFiles, note: Watermark) -> bool:
+    """Say whether zeros are where the last record of a note began: all of its head, or up to or from a block's edge."""
+    found, size = store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize), RECORD_HEAD.itemsize
+    edge = min(-note.last_place % _BLOCK_BYTES, size)
+    lost = bytes(len(found)), bytes(edge) + note.last_head[edge:], note.last_head[:edge] + bytes(size - edge)
+    return found in lost and not has_last_record(store, note)
+
+
 def refuse_cut(store: StoreFiles, end: int) -> None:
     """Raise DamageError if the log is found to end, at physical offset `end`, before a record that was not lost.
 
@@ -93,7 +103,7 @@ def refuse_cut(store: StoreFiles, end: int) -> None:
         raise _no_record(store, end, settled.end)
     if note is None or note.is_syncing or note.checkpoint_crc != page_crc or not is_same_boot(note):
         return
-    is_last_damaged = end <= note.last_place and any(store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize))
+    is_last_damaged = end <= note.last_place and not is_head_lost(store, note)
     # A record that lost memory tore begins as one; behind a settled note it is a broker's.
     is_next_damaged = end <= note.end and not is_end(store, note.end)
     is_next_damaged = is_next_damaged and (note.is_settled or not begins_record(store, note.end))

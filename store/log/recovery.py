@@ -40,6 +40,7 @@ from rmq_spark.store.log.note_checks import (
     begins_record,
     has_last_record,
     is_end,
+    is_head_lost,
     is_same_boot,
     is_within_log,
     refuse_cut,
@@ -217,7 +218,7 @@ def _course(
         return _Course.LOOK  # a broker writes it whenever it runs
     if not has_last_record(store, note):
         # Zeros are what lost memory leaves. Other bytes are damage, or somebody else's.
-        return _Course.LOOK if any(store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize)) else roll()
+        return roll() if is_head_lost(store, note) else _Course.LOOK
     end = max(note.end, note.logged_end)
     if note.is_open:
         # What follows may be what the dead writer wrote in part: then no unit speaks of it.
