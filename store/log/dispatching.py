@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError
-from rmq_spark.store.format.record import TRANSACTION_MASK, TRANSACTION_ROLLBACK, Record
+from rmq_spark.store.format.record import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from rmq_spark.store.format.record_columns import RecordColumns
 from rmq_spark.store.log.log_blocks import BLOCK_BYTES, gets_unit, log_blocks
 from rmq_spark.store.log.queue_registration import refuse_lost_queue
 from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.settled_units import rewind_queues
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.units import QueueKey
 
@@ -70,14 +71,6 @@ def last_lives(store: StoreFiles, begin: int, end: int, block_bytes: int = BLOCK
     return found
 
 
-def stands_at(store: StoreFiles, queue_offset: int, physical_offset: int) -> bool:
-    """Say whether the record at a physical offset has that queue offset, or has expired."""
-    if physical_offset < store.log.segments.begin:
-        return True  # nothing speaks against the unit
-    record = store.log.record_at(physical_offset)
-    return isinstance(record, Record) and record.queue_offset == queue_offset
-
-
 def _put_units(
     store: StoreFiles, records: RecordColumns, unit_begin: int, lives: Mapping[QueueKey, int], *, rewind: bool
 ) -> None:
@@ -93,7 +86,7 @@ def _put_units(
         of_queue = of_queue[records.places[of_queue] >= lives.get(key, 0)]
         if rewind and len(of_queue):
             first = int(records.places[of_queue[0]])
-            store.queues.rewind(key, first, lambda offset, place: stands_at(store, offset, place))
+            rewind_queues(store, (key,), first)
         _put_missing(store, key, records, of_queue, unit_begin)
 
 

@@ -229,9 +229,7 @@ def _search(store: StoreFiles, held: RegisteredQueues, end: int) -> dict[QueueKe
     begun: dict[QueueKey, int] = {}  # where each queue began at queue offset 0, the last time
     old_until: dict[str, int] = {}  # the last record of an earlier life of each topic
     places_of = {key: _place_of_offset_0(queue) for key, queue in _present(store).items()}
-    for records in _sound_blocks(
-        store, max(held.unsearched[0], store.log.segments.begin), min(held.unsearched[1], end)
-    ):
+    for records in sound_blocks(store, max(held.unsearched[0], store.log.segments.begin), min(held.unsearched[1], end)):
         store.note_progress()
         rows = np.flatnonzero(gets_unit(records))
         places, is_begin = records.places[rows], records.queue_offsets[rows] == 0
@@ -264,7 +262,7 @@ def _place_of_offset_0(queue: ConsumeQueue) -> int:
     return max(_first_place(queue), 0) if not queue.run.begin and queue.layout is QUEUE_UNIT else 0
 
 
-def _sound_blocks(store: StoreFiles, begin: int, end: int) -> Iterator[RecordColumns]:
+def sound_blocks(store: StoreFiles, begin: int, end: int) -> Iterator[RecordColumns]:
     """Yield the records of [begin, end) that are whole; what is damaged is passed over, with a warning.
 
     What was damaged long ago must not keep writers from a new queue.

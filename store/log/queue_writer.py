@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import filenames
 from rmq_spark.store.format.batch_unit import encode_batch_units
 from rmq_spark.store.format.queue_unit import BLANK_FILL_SIZE, QUEUE_UNIT, encode_blank_fill, encode_units
@@ -56,13 +57,13 @@ class NewUnits:
 class _End:
     """Where a queue goes on: its files, the number of its next unit and that unit's queue offset.
 
-    Units before `kept` were settled: if recovery makes none in their places they stay, damaged as they may be.
+    `passed` is where its last record begins, if the last unit is damaged and does not say it.
     """
 
     queue: ConsumeQueue
     unit: int
     offset: int
-    kept: int = 0
+    passed: int | None = None
 
 
 class QueueWriter:
@@ -97,14 +98,22 @@ class QueueWriter:
     def last_place(self, key: QueueKey) -> int:
         """Return the physical offset of the record that the queue's last unit names, -1 without one."""
         end = self._end(key)
+        if end.passed is not None:
+            return end.passed
         run = end.queue.run
         last = end.queue.read(max(end.unit - 1, run.begin), end.unit) if run.segments else None
         run.close()
         return int(last.physical_offsets[-1]) if last is not None and len(last) else -1
 
-    def cut(self, key: QueueKey, unit: int) -> None:
-        """Take back all units from number `unit` on, for recovery."""
+    def cut(
+        self, key: QueueKey, unit: int, physical_offset: int = 0, is_of: Callable[[int, int], bool] = lambda *_: False
+    ) -> None:
+        """Take back all units from number `unit` on, for recovery.
+
+        But for those up to the last one for a record before `physical_offset` that is there, see `rewind`.
+        """
         end = self._end(key)
+        unit = self._settled_end(end.queue, unit, physical_offset, is_of)
         end.unit, end.offset = unit, end.queue.offset_of(unit, unit)
         self.clear_behind(key)
 
@@ -116,8 +125,6 @@ class QueueWriter:
         """
         end = self._end(key)
         run = end.queue.run
-        if end.kept > end.unit:
-            end.unit, end.offset = end.kept, end.queue.offset_of(end.kept, end.kept)
         end_position = end.unit * run.layout.itemsize
         for segment in reversed(run.segments):
             if segment.begin >= end_position and (segment is not run.segments[0] or not segment.begin):
@@ -147,14 +154,13 @@ class QueueWriter:
         run.close()
 
     def rewind(
-        self, key: QueueKey, physical_offset: int, agrees: Callable[[int, int], bool], *, keeps_settled: bool = False
-    ) -> None:
-        """Go on at the first unit of a record from `physical_offset` on, or of what a power cut left of such units.
+        self, key: QueueKey, physical_offset: int, is_of: Callable[[int, int], bool], log_begin: int
+    ) -> int | None:
+        """Go on behind the queue's last unit for a record before `physical_offset` that names it.
 
-        Those before it were synced, and stand in order; behind them anything may stand. It is written over, with
-        mostly the same bytes, so that a reader beside loses nothing; `clear_behind` takes away the rest. `agrees`
-        says of a queue offset and a physical offset whether the record there has both: the last unit before has to.
-        With `keeps_settled` no power cut tore units: one that names an earlier place is a settled one that is damaged.
+        `is_of` says of a queue offset and a physical offset whether that message's record is there. Return None if
+        what follows are units of later records, or none; else where the record of the last sound unit begins, -1
+        without one: in the log may be more records whose units are damaged.
         """
         end = self._end(key)
         queue, run = end.queue, end.queue.run
@@ -163,16 +169,63 @@ class QueueWriter:
             run.end if run.segments else run.begin,
             lambda one: one["record_size"] <= 0 or one["physical_offset"] >= physical_offset,
         )
+        unit, place = self._settled_end(queue, unit, physical_offset, is_of), -1
         while unit > run.begin:
-            units = queue.read(unit - 1, unit)
-            is_fill = int(units.physical_offsets[0]) == 0 and int(units.sizes[0]) == BLANK_FILL_SIZE
-            if is_fill or agrees(int(units.queue_offsets[0]), int(units.physical_offsets[0])):
+            before = queue.read(unit - 1, unit)
+            place = int(before.physical_offsets[0])
+            if place == 0 and int(before.sizes[0]) == BLANK_FILL_SIZE:
+                place = -1
                 break
-            if keeps_settled and int(units.sizes[0]) > 0 and int(units.physical_offsets[0]) < physical_offset:
-                end.kept = max(end.kept, unit)
-            unit -= 1
-        end.unit, end.offset = unit, queue.offset_of(unit, unit)
+            if place < log_begin or is_of(int(before.queue_offsets[0]), place):
+                break
+            unit, place = unit - 1, -1
+        end.unit, end.offset, end.passed = unit, queue.offset_of(unit, unit), None
+        found = queue.read(unit, unit + 1)
+        is_sound = not len(found) or int(found.sizes[0]) <= 0 or is_of(end.offset, int(found.physical_offsets[0]))
         run.close()
+        return None if is_sound else place
+
+    def pass_over(self, key: QueueKey, units: int, offset: int, place: int) -> None:
+        """Go on so many units further, with a queue offset, behind damaged ones; the last record is at `place`."""
+        end = self._end(key)
+        end.unit, end.offset, end.passed = end.unit + units, offset, place
+
+    def refuse_hole(self, key: QueueKey, physical_offset: int) -> None:
+        """Raise DamageError if behind the queue's end units follow for records before `physical_offset`."""
+        end = self._end(key)
+        if self._settled_end(end.queue, end.unit, physical_offset, lambda *_: True) == end.unit:
+            return
+        path, position = end.queue.run.path_of(end.unit)
+        raise DamageError(
+            f"the unit of queue offset {end.offset} of queue {key}",
+            path,
+            position,
+            "a unit, as later ones follow",
+            "none",
+            "Run rmq_spark.repair, or `rmq repair`: it rebuilds the queue from the log.",
+        )
+
+    @staticmethod
+    def _settled_end(queue: ConsumeQueue, unit: int, physical_offset: int, is_of: Callable[[int, int], bool]) -> int:
+        """Return the number after the last written unit from `unit` on for a record before a physical offset.
+
+        A damaged unit hides those behind it from a binary search. Without such units it is `unit`.
+        """
+        run, size = queue.run, queue.run.layout.itemsize
+        last = unit
+        for segment in run.segments:
+            if segment.end <= unit * size:
+                continue
+            for begin, end in files.data_extents(segment.path, max(unit * size - segment.begin, 0), segment.size):
+                first = max((segment.begin + begin) // size, unit)
+                raw = run.read(first, -(-(segment.begin + end) // size))
+                units = queue.read(first, first + len(raw))
+                for at in np.flatnonzero(queue.are_written(raw) & (units.physical_offsets < physical_offset))[::-1]:
+                    if is_of(int(units.queue_offsets[at]), int(units.physical_offsets[at])):
+                        last = first + int(at) + 1
+                        break
+        run.close()
+        return last
 
     def has_files(self, key: QueueKey) -> bool:
         """Say whether the queue has a file."""
@@ -217,7 +270,7 @@ class QueueWriter:
             self._write(end, number, units.part(first, last))
             first = last
         run.close()
-        end.unit += len(units)
+        end.unit, end.passed = end.unit + len(units), None
         counts = units.message_counts
         end.offset = int(units.queue_offsets[-1]) + (1 if counts is None else int(counts[-1]))
 

@@ -21,6 +21,7 @@ Source: CommitLog#recoverNormally, #recoverAbnormally, ConsumeQueueStore#recover
 import logging
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.changing import Disk
@@ -31,17 +32,20 @@ from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.watermark import Watermark
 from rmq_spark.store.log.chain import Closing, Left
 from rmq_spark.store.log.changes import Changes, write_again
-from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives, stands_at
+from rmq_spark.store.log.dispatching import LastRecord, dispatch, last_lives
 from rmq_spark.store.log.group_offsets import set_groups_back
 from rmq_spark.store.log.index_reach import last_indexed_place
 from rmq_spark.store.log.lost_queues import refuse_lost_folder
 from rmq_spark.store.log.note_checks import (
     begins_record,
     has_last_record,
-    is_dispatched_from,
+    is_end,
+    is_head_lost,
+    is_same_boot,
     is_within_log,
+    refuse_cut,
     refuse_lost_log,
-    refuse_settled_cut,
+    units_from,
 )
 from rmq_spark.store.log.queue_registration import (
     is_registry_ahead,
@@ -51,6 +55,7 @@ from rmq_spark.store.log.queue_registration import (
 )
 from rmq_spark.store.log.queue_registry import registry_path
 from rmq_spark.store.log.rebuilding import read_rebuild, remove_rebuild, take_away, write_rebuild
+from rmq_spark.store.log.settled_units import is_of, rewind_queues
 from rmq_spark.store.log.store_files import StoreFiles, nothing_written
 from rmq_spark.store.log.tail import LogTail
 from rmq_spark.store.log.topics import TopicTable
@@ -67,13 +72,15 @@ def prepare(store: StoreFiles) -> None:
     store.look()
     note, settled = read_watermarks(store.root)
     has_abort = store.has_abort()
-    ran_on = note is not None and _ran_on(note)
+    ran_on = note is not None and is_same_boot(note)
     refuse_lost_log(store, note if ran_on else settled)
     rebuild = read_rebuild(store.root)
     if rebuild is not None:
         _finish_rebuild(store, rebuild)
         return
     course = _course(store, note, settled, has_abort, ran_on=ran_on)
+    if course in (_Course.LOOK, _Course.ROLL):
+        store.sound_queues.clear()
     closing = Closing.CRASHED if has_abort else Closing.CLOSED
     if note is not None and note.is_syncing and ran_on:
         _repeat_sync(store, note, settled if course is not _Course.LOOK and has_abort else None, closing)
@@ -150,7 +157,7 @@ def _take_back(store: StoreFiles) -> None:
     note, settled = read_watermarks(store.root)
     if note is None:
         return
-    ran_on, known = _ran_on(note), None
+    ran_on, known = is_same_boot(note), None
     course = _course(store, note, settled, store.has_abort(), ran_on=ran_on)
     if course in (_Course.GO_ON, _Course.FINISH):
         # Which files an open section wrote its writer told nobody.
@@ -177,11 +184,6 @@ def _finish_rebuild(store: StoreFiles, rebuild: Rebuild) -> None:
     store.look()
     _take_over(store, Closing.CRASHED)
     remove_rebuild(store.disk, store.root)
-
-
-def _ran_on(note: Watermark) -> bool:
-    """Say whether the machine has run on since a note was written."""
-    return bool(note.boot) and note.boot == host.boot_id()
 
 
 class _Course(Enum):
@@ -216,21 +218,23 @@ def _course(
         return _Course.LOOK  # a broker writes it whenever it runs
     if not has_last_record(store, note):
         # Zeros are what lost memory leaves. Other bytes are damage, or somebody else's.
-        return _Course.LOOK if any(store.log.bytes_at(note.last_place, RECORD_HEAD.itemsize)) else roll()
+        return roll() if is_head_lost(store, note) else _Course.LOOK
     end = max(note.end, note.logged_end)
-    is_followed = begins_record(store, end)
     if note.is_open:
         # What follows may be what the dead writer wrote in part: then no unit speaks of it.
-        if is_dispatched_from(store, end):
-            return _Course.LOOK if is_followed else roll()
+        units = list(units_from(store, end))
+        if units:
+            # One that is no record's is damaged, or outlived its record.
+            is_others = begins_record(store, end) and any(is_of(store, *unit) for unit in units)
+            return _Course.LOOK if is_others else roll()
         return _Course.FINISH if walk_whole(store.log, note.end, end, store.note_progress)[0] == end else roll()
-    if is_followed:
+    if not is_end(store, end):
         return _Course.LOOK
     # A settled note without `abort` is the whole truth. With it the writer died, or newer notes are lost.
     if not (has_abort if note.is_settled else store.is_to_be_asked(note)):
         return _Course.GO_ON
     # If all units are lost, too, what is left of the log, of the index and of the registry must not come to life again.
-    return roll() if is_dispatched_from(store, end) else _Course.FINISH
+    return roll() if any(units_from(store, end)) else _Course.FINISH
 
 
 def _finish_section(store: StoreFiles, note: Watermark) -> None:
@@ -309,7 +313,7 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
             raise fault
     # Damage, and a torn record, are refused here, before anything is changed.
     if closing is Closing.CRASHED:
-        refuse_settled_cut(store, tail.end)
+        refuse_cut(store, tail.end)
     lives = last_lives(store, tail.first_unitless(), tail.end) if closing is Closing.CRASHED else {}
     place, head = tail.last_record
     before = read_watermark(store.root)
@@ -333,7 +337,9 @@ def _take_over(store: StoreFiles, closing: Closing) -> None:
         store.note_progress()
         unit = tail.ends.get(key, queue.run.begin)
         if queue.run.end > unit:
-            store.queues.cut(key, unit)
+            # Behind a unit that is damaged, settled ones may follow: those before the begin of the look stay.
+            settled_end = tail.begin if closing is Closing.CRASHED else 0
+            store.queues.cut(key, unit, settled_end, partial(is_of, store, key))
             queue.run.look()
         queue.run.close()
     is_same = before is not None and has_last_record(store, before)
@@ -382,13 +388,7 @@ def _roll_forward(store: StoreFiles, settled: Watermark, noted: Watermark | None
     )
     changed, found = store.changes.folders(), TopicTable(store.root).queues
     queues = [key for key, queue in found.items() if changed is None or queue.run.folder in changed]
-    for key in queues:
-        store.queues.rewind(
-            key,
-            settled.end,
-            lambda offset, place: stands_at(store, offset, place),
-            keeps_settled=noted is not None and synced is None,
-        )
+    rewind_queues(store, queues, settled.end)
     cleared = store.log_writer.clear_from(end)
     begin = settled.end
     if not store.index.repair(settled.index):

@@ -253,9 +253,12 @@ class Section:
         return offsets
 
     def _next_offset(self, key: QueueKey) -> int:
-        """Return the queue offset of a queue's next message. Raises DamageError for a queue that lost its files."""
+        """Return the queue offset of a queue's next message. Raises DamageError for one that lost files or units."""
         store = self._store
         offset = store.queues.next_offset(key)
+        if key not in store.sound_queues:  # once for each writer
+            store.queues.refuse_hole(key, store.note.end)
+            store.sound_queues.add(key)
         newest = store.queues.newest_unit(key)
         if newest is not None and newest >= 0:  # it is about to get another file
             refuse_lost_end(store, store.queues.queue(key), newest)

@@ -63,6 +63,7 @@ class StoreFiles:
         self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
         self.note = nothing_written()
         self._asked_ms: int | None = None
+        self.sound_queues: set[QueueKey] = set()  # those that this writer has found without a hole
 
     def use_sizes(self, sizes: FileSizes) -> None:
         """Give files that are made from now on these sizes, where the store has none yet to learn them from."""

@@ -17,8 +17,9 @@ from rmq_spark.store.format.record import (
     Torn,
 )
 from rmq_spark.store.format.tags_code import tags_code_of
-from rmq_spark.store.log.dispatching import LastRecord, stands_at
+from rmq_spark.store.log.dispatching import LastRecord
 from rmq_spark.store.log.queue_writer import NewUnits
+from rmq_spark.store.log.settled_units import rewind_queues
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.units import QueueKey
 
@@ -83,7 +84,7 @@ def _put_records(
     for key, of_queue in by_queue.items():
         if rewind:
             first = of_queue[0].physical_offset
-            store.queues.rewind(key, first, lambda offset, place: stands_at(store, offset, place))
+            rewind_queues(store, (key,), first)
         _put_missing(store, key, of_queue)
     _index(store, records)
 

@@ -17,6 +17,7 @@ from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.log.segments import SegmentRun
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.unit_run import UnitRun
+from rmq_spark.store.log.watermark_file import read_watermarks
 from tests.store.test_lost_memory import (
     LARGE,
     QUEUES,
@@ -99,6 +100,25 @@ def test_first_lost_record_began_a_segment_that_is_lost(tmp_path: Path) -> None:
     append(writer(root), number, number + 100)
     lose_segments(root, old, end)
     check_goes_on(root, list(range(number)))
+
+
+@pytest.mark.parametrize("is_begin_lost", [True, False])
+def test_note_whose_last_record_lost_half_of_its_head_does_not_count(is_begin_lost: bool, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    append(writer(root, LARGE), 100, 120, settle=True)
+    append(writer(root, LARGE), 120, 130)
+    number = 130
+    while True:
+        append(writer(root, LARGE), number, number + 1)
+        number += 1
+        note = read_watermarks(str(root))[0]
+        assert note is not None
+        edge = note.last_place + -note.last_place % 512
+        if 8 < edge - note.last_place < 80:
+            break
+    before = note.last_place - (note.end - note.last_place)
+    lose_log(root, *((before, edge) if is_begin_lost else (edge, None)))
+    check_goes_on(root, list(range(100, number - (2 if is_begin_lost else 1))), LARGE)
 
 
 def lose_segments(root: Path, old: bytes, end: int) -> None:
@@ -212,7 +232,7 @@ def test_damage_in_settled_messages_before_those_of_a_killed_broker_is_refused(a
     place = int.from_bytes(unit[:8], "big") + at
     poke(log, place, bytes([log.read_bytes()[place] ^ 1]))
     before = {path: path.read_bytes() for path in (log, *(root / "consumequeue").rglob("0*0"))}
-    with pytest.raises(DamageError, match="settled"):
+    with pytest.raises(DamageError, match="a record of the log"):
         append(writer(root, LARGE), 60, 62)
     assert {path: path.read_bytes() for path in before} == before
     (root / "rmq/watermark").unlink()
