@@ -146,6 +146,7 @@ class StoreReader:
         if self._looked and not self._lost and self._tail.is_idle(self._topics.has_folder):
             return False
         self.registry_stamp = files.stamp(registry_path(self.path))
+        left = how_left(self.path)
         begin = self._log.segments.begin
         self._log.look()
         if begin != self._log.segments.begin:
@@ -159,13 +160,13 @@ class StoreReader:
             chosen = touched & queues.keys()
             for key in chosen:
                 queues[key].run.look()
-            self._tail.look(queues, chosen, whole=False)
+            self._tail.look(queues, chosen, whole=False, left=left)
         else:
             # What was judged before stays judged unless the log was written anew.
             whole = not self._looked or self._is_in_rebuild or self._tail.is_rewritten()
             if whole:
                 self._min_units.clear()
-            self._tail.look(queues, queues, whole=whole)
+            self._tail.look(queues, queues, whole=whole, left=left)
         if is_listed:
             self._find_lost(registered)
         # After the look: a repair that began before it may have removed files meanwhile.

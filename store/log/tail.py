@@ -128,9 +128,20 @@ class LogTail:
                 return True
         return False
 
-    def look(self, queues: Mapping[QueueKey, ConsumeQueue], among: Iterable[QueueKey], *, whole: bool) -> None:
-        """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all."""
-        left, self._standstill = self._left(), None
+    def look(
+        self,
+        queues: Mapping[QueueKey, ConsumeQueue],
+        among: Iterable[QueueKey],
+        *,
+        whole: bool,
+        left: Left | None = None,
+    ) -> None:
+        """Find the ends anew: from the last segment on (`whole`), or from the last end on in the queues `among` all.
+
+        `left` is how the store was left before its files were listed. A writer may have made more of them since and
+        closed the store: what is not listed must not be taken for lost.
+        """
+        left, self._standstill = left or self._left(), None
         try:
             self._look(queues, list(among), left, whole=whole)
             if not self.faults or self._left() == left:

@@ -9,16 +9,20 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 import pytest
 
+import rmq_spark
+from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.testing.appender import run_appender
 from rmq_spark.store.testing.appender_log import AppenderLog, read_history
 from rmq_spark.store.testing.appender_settings import AppenderSettings
 from rmq_spark.store.testing.follower import Follower, Verdict, judge
+from rmq_spark.store.units import QueueBounds, QueueKey
 
 KINDS = (("whole", "mmap"), ("whole", "pread"), ("pieces", "auto"))
 # Everything often: rolls, deaths, looks.
@@ -186,3 +190,29 @@ def test_readers_beside_processes_that_are_killed_see_each_message_once(tmp_path
         left -= seconds
     side_by_side.append(2, seed)
     assert_faultless(seed, side_by_side.end())
+
+
+def test_a_store_that_gets_a_segment_and_is_closed_while_it_is_listed_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "store")
+
+    def send(count: int) -> None:
+        with rmq_spark.open_store(path, segment_bytes=1 << 14, queues=1) as store:
+            for _ in range(count):
+                store.send("orders", b"x" * 1000)
+
+    send(3)
+    with StoreReader(path) as reader:
+        list_queues = reader._list_queues
+
+        def append_and_list(touched: set[QueueKey] | None) -> object:
+            monkeypatch.undo()
+            time.sleep(0.01)  # the files get other times
+            send(20)
+            return list_queues(touched)
+
+        monkeypatch.setattr(reader, "_list_queues", append_and_list)
+        reader.refresh()  # the log is listed, then comes the writer
+        reader.refresh()
+        assert reader.bounds(QueueKey("orders", 0)) == QueueBounds(0, 23)
