@@ -222,7 +222,7 @@ NO_USE = ("pyspark", "rich", "pyarrow.parquet", "matplotlib", "pandas", *WRITERS
         (("dump", "{demo}/checkpoint"), NO_USE, 75),
         (("dlq", "list", "{demo}"), (*NO_USE, "rmq_spark.store.commit"), 92),
         (("check", "{demo}"), NO_USE, 130),
-        (("demo", "--json"), ("pyspark", "rich", "pyarrow.parquet"), 200),
+        (("demo", "--json"), ("pyspark", "rich", "pyarrow.parquet"), 202),
     ],
 )
 def test_a_command_loads_nothing_that_it_has_no_use_for(
