@@ -13,7 +13,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo notebooks test lint torture mutants compat bench wheel clean
+.PHONY: help setup notebook-packages demo notebooks test slow lint torture mutants compat bench wheel clean
 
 help: ## this list
 	@echo "Targets, each with its own set-up:"
@@ -22,15 +22,16 @@ help: ## this list
 demo: setup ## stream a store that a real RocketMQ wrote to the console (under a minute)
 	@$(BIN)/python notebooks/demo.py
 
-notebooks: setup ## run every notebook from top to bottom, without a browser (a few minutes)
-	@$(BIN)/python -c 'import ipykernel, matplotlib, nbclient, pandas' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
+notebooks: notebook-packages ## run every notebook from top to bottom, without a browser (a few minutes)
 	@$(BIN)/python -P -m pytest -m notebooks -rs -s -o faulthandler_timeout=900 $(or $(TESTS),tests/test_notebooks.py)
 
 # Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 0 $(TESTS)
+
+slow: setup ## the tests marked `slow`: many seeds, many processes (minutes)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -m slow -n $(JOBS) --max-worker-restart 0 $(TESTS)
 
 lint: setup ## style, format, types: all three, also when the first finds something
 	@echo "Lint: ruff check, ruff format, mypy ..."
@@ -50,7 +51,7 @@ mutants: setup ## alter every field that is written or read, one at a time: does
 	@$(BIN)/python tests/mutation/run.py
 
 compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, both ways
-	@$(BIN)/python -P -m pytest -m compat -rs $(or $(TESTS),tests/compat)
+	@$(BIN)/python -P -m pytest -m compat -rs -n $(JOBS) --dist loadfile $(or $(TESTS),tests/compat)
 
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py
@@ -64,6 +65,10 @@ clean: ## remove what the other targets made
 
 setup: ## make .venv ready (the others do it)
 	@.ci/setup
+
+notebook-packages: setup
+	@$(BIN)/python -c 'import ipykernel, matplotlib, nbclient, pandas' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
 
 .DEFAULT:
 	@echo "There is no target '$@'." >&2

@@ -1,7 +1,7 @@
-"""How fast columns become messages in a store, over how fast a core copies bytes; and where the time goes.
+"""Speed of appending columns as messages, over the speed of copying bytes; and a profile of the time.
 
 Ready columns (bodies of 200 bytes, a tag, a key) are encoded with CRC and ids, appended, dispatched to four queues and
-put into the key index, 64 MiB of log at a time, without a sync. Wall time of one process; log bytes are the records'.
+added to the key index, 64 MiB of log at a time, without a sync. Wall time of one process; log bytes are record bytes.
 """
 
 import shutil
@@ -36,7 +36,7 @@ def ready_columns(messages: int) -> pa.Table:
 
 
 def measure_appending(stores: SampleStores, messages: int, repeats: int) -> Iterable[Figure]:
-    """Yield the figure of appends, and the longest wait of others while a large commit goes on."""
+    """Yield the figure of appends, and the longest wait of others during a large commit."""
     columns = ready_columns(min(messages, 1_000_000))
     source, target = np.ones(COPY_BYTES, np.uint8), np.zeros(COPY_BYTES, np.uint8)
 

@@ -1,7 +1,7 @@
-"""How fast a core turns the log's bytes into Arrow columns, over how fast it copies bytes.
+"""Speed of one core in decoding the log into Arrow columns, over its speed in copying bytes.
 
-Both are measured in processor time of this process, which uses one thread: other programs on the machine take none
-of it. The page cache is warm and all checks of the reader are on. Log bytes are the sizes of all records read.
+Both are measured in processor time of this process, which uses one thread, so other programs do
+not count. The page cache is warm and all checks of the reader are on. Log bytes are the sizes of all records read.
 """
 
 import time
@@ -18,7 +18,7 @@ from rmq_spark.store import COLUMNS, StoreReader, open_reader
 COPY_BYTES = 256 << 20
 DEFAULT_COLUMNS = list(COLUMNS)[:10]
 _HEAD = ["queueId", "queueOffset", "commitLogOffset", "bornTimestamp", "storeTimestamp", "reconsumeTimes"]
-# What is asked for, and the required fraction of memcpy.
+# Columns, and the required fraction of memcpy.
 COLUMN_SETS: list[tuple[str, list[str], float | None]] = [
     ("body", ["body"], 0.30),
     ("body and 6 of the head", ["body", *_HEAD], 0.18),
@@ -44,7 +44,7 @@ def measure_decoding(stores: SampleStores, messages: int, repeats: int) -> Itera
         with open_reader(str(stores.read_into_cache(Shape(messages, interleave=interleave)))) as reader:
             for name, columns, required in COLUMN_SETS:
                 scan = _Scan(reader, columns)
-                scan.rate()  # what is made once is made now
+                scan.rate()  # initializes everything that is initialized once
                 # Two copies around each scan would be no better than one: neighbours differ little.
                 rates, copies = take_turns(repeats, scan.rate, copy_rate)
                 yield ratio_figure(

@@ -1,10 +1,10 @@
-"""What a tick costs where a million messages wait, over one where a thousand do; how late messages are; memory.
+"""Cost of a delivery tick with a million waiting messages over one with a thousand; lateness; memory.
 
-Two pairs of stores, one of messages that wait at 18 delay levels, one of such that wait for a time, in no order. Before
-each turn a thousand more are sent, and in it the oldest thousand are due: so as many wait as before. Levels are an hour
-long and times an hour ahead, and ticks are told the time: nothing is waited for. Then `rmq serve` delivers what another
-process sends to a store in which a million messages wait: late is a message by the time at which its delivered copy was
-stored, less the time at which it was due.
+Two pairs of stores: one with messages at 18 delay levels, one with messages for a time, in random order. Before each
+round a thousand messages are sent, and in it the oldest thousand are due, so the number of waiting messages stays the
+same. Levels are an hour long and times an hour ahead; each tick gets its time as an argument, so no time is spent
+waiting. Then `rmq serve` delivers what another process sends to a store in which a million messages wait. The lateness
+of a message is the store time of its delivered copy, less the time at which it was due.
 """
 
 import gc
@@ -25,10 +25,10 @@ from sample_stores import BODY_BYTES, TOPIC, SampleStores
 from task_memory import peak_mib
 
 import rmq_spark
-from rmq_spark.store.delivery.ticker import Ticker
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
+from rmq_spark.store.disk.clock import wall_clock_ms
 
-FEW = 1_000  # that wait in the small store, and that are due in a turn
+FEW = 1_000  # messages that wait in the small store, and messages that are due in a round
 LEVELS = 18
 HOUR_MS = 3_600_000
 _IDLE_CALLS = 500
@@ -57,14 +57,14 @@ print(number)
 _TICKER = """
 import sys, time
 from pathlib import Path
-from rmq_spark.store.delivery.ticker import Ticker
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
 def anonymous_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
-import rmq_spark.store.delivery.timer_store, rmq_spark.store.delivery.delay_queue
+import rmq_spark.store.delivery.timer, rmq_spark.store.delivery.delay_levels
 path, times = sys.argv[1], [int(word) for word in sys.argv[2:]]
 before = anonymous_bytes()
-with Ticker(path) as ticker:
+with DeliveryScheduler(path) as ticker:
     for now_ms in times:
         tick = ticker.tick(now_ms)
         while tick.next_due_ms is not None and tick.next_due_ms <= now_ms:
@@ -157,7 +157,7 @@ def _bodies(count: int) -> pa.Array:
 
 @dataclass
 class _Turns:
-    """What the ticks of one store took, in seconds, a number a turn."""
+    """Durations of the ticks of one store, in seconds, one per round."""
 
     idle: list[float] = field(default_factory=list)
     look: list[float] = field(default_factory=list)
@@ -166,9 +166,9 @@ class _Turns:
 
 
 def _measure_ticks(pair: list[_Waiting], repeats: int) -> Iterator[Figure]:
-    """Yield what a tick costs in the large store over the small one."""
+    """Yield the cost of a tick in the large store over the small one."""
     turns = [_Turns(), _Turns()]
-    tickers = [Ticker(waiting.path) for waiting in pair]
+    tickers = [DeliveryScheduler(waiting.path) for waiting in pair]
 
     def measure(number: int) -> Callable[[], float]:
         def run() -> float:
@@ -201,7 +201,7 @@ def _measure_ticks(pair: list[_Waiting], repeats: int) -> Iterator[Figure]:
         )
 
 
-def _take_turn(waiting: _Waiting, ticker: Ticker, turns: _Turns) -> None:
+def _take_turn(waiting: _Waiting, ticker: DeliveryScheduler, turns: _Turns) -> None:
     """Send a thousand, tick in each way, and have the oldest thousand delivered."""
     waiting.send_more()
     due_ms = waiting.moments.pop(0)
@@ -213,7 +213,7 @@ def _take_turn(waiting: _Waiting, ticker: Ticker, turns: _Turns) -> None:
     for _ in range(_LOOKS):
         waiting.send_plain()
         looks.append(_timed(lambda: ticker.tick(before_ms)))
-    turns.look.append(median(looks))
+    turns.refresh.append(median(looks))
     ticks = []
     turns.due.append(_timed(lambda: ticks.append(ticker.tick(due_ms))))
     if ticks[0].delivered != FEW:
@@ -227,7 +227,7 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def _measure_memory(pair: list[_Waiting]) -> Iterator[Figure]:
-    """Have a process of its own take in what waits, and deliver a thousand; yield how much it grew."""
+    """In a separate process take in the waiting messages and deliver a thousand; yield the growth of its memory."""
     if not Path("/proc/self/status").exists():
         return
     grown = []
@@ -293,7 +293,7 @@ def _measure_lateness(stores: SampleStores, many: int) -> Iterator[Figure]:
     reading = threading.Thread(target=lambda stream=serving.stderr: told.extend(stream))
     reading.start()
     try:
-        with Ticker(waiting.path) as ticker:  # what is new is taken in before anything is measured
+        with DeliveryScheduler(waiting.path) as ticker:  # takes in new messages before the measurement
             while ticker.tick_now() == 0 or ticker.tick_now() is None:
                 time.sleep(0.1)
         arguments = [waiting.path, TOPIC, str(_SENDING_SECONDS), str(_SENDS_A_SECOND)]

@@ -1,8 +1,8 @@
-"""A figure: what was measured, what is required of it, and how a run's figures are shown.
+"""A figure: the measured value, its limit, and the table of a run's figures.
 
-Every figure is a ratio of two things measured in turns within one run, so that a busy machine hurts both, or a
-plain number that no clock has a part in. The value is the median over the turns; `low` and `high` are the
-extremes, by which a reader sees how quiet the machine was.
+A figure is either a ratio of two things measured alternately in one run, so that a busy machine slows both, or a
+plain number that does not depend on a clock. The value is the median over the rounds; `low` and `high` are the
+extremes, which show how quiet the machine was.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Say "pass" or "miss"; nothing where nothing is required."""
+        """Return "pass" or "miss", "" without a limit."""
         if self.required is None:
             return ""
         good = self.value <= self.required if self.at_most else self.value >= self.required
@@ -40,9 +40,9 @@ class Figure:
 
 
 def take_turns(repeats: int, *measures: Callable[[], float]) -> list[list[float]]:
-    """Call each measure once a turn, `repeats` turns, and return the results of each measure in order.
+    """Call each measure once per round, in `repeats` rounds, and return the results of each measure in order.
 
-    Every other turn runs backwards (A B, B A, …), so that a drift of the machine favours nobody.
+    Every other round runs backwards (A B, B A, …), so that a drift of the machine affects both alike.
     """
     results: list[list[float]] = [[] for _ in measures]
     for turn in range(repeats):
@@ -53,7 +53,7 @@ def take_turns(repeats: int, *measures: Callable[[], float]) -> list[list[float]
 
 
 def ratio_figure(name: str, over: Sequence[float], under: Sequence[float], **about: Any) -> Figure:
-    """Return the figure over / under, turn by turn."""
+    """Return the figure over / under, round by round."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return Figure(name, median(ratios), min(ratios), max(ratios), **about)
 

@@ -1,7 +1,7 @@
 """A filter that keeps one message in a hundred, over no filter: time of the engine and of Spark, and bytes of the log.
 
-Messages are counted as they lie in the queue, whether the filter wants them or not: a rate says how fast a backlog is
-gone through. The tags are scattered, so nothing wanted is near anything else that is.
+All messages of the queue count, whether they match or not: the rate is the speed of reading through a backlog. The tags
+are scattered, so that matching messages are far apart.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ from sample_stores import BODY_BYTES, TOPIC, SampleStores
 
 from rmq_spark.store import StoreReader, open_reader, open_store
 from rmq_spark.store.disk.files import OpenFile
-from rmq_spark.store.disk.window import Window
+from rmq_spark.store.disk.mapped_window import MappedWindow
 
-KEPT = 100  # one message in so many has the tag that is asked for
+KEPT = 100  # one message in KEPT has the tag of the filter
 _AT_ONCE = 200_000
 FILTERS = {
     "tags": ({"tags": "rare"}, 5.0),
@@ -117,7 +117,7 @@ def _timed_scan(spark: SparkSession, path: str, **given: str) -> Callable[[], fl
 
 
 def _measure_bytes(path: str, messages: int) -> Iterable[Figure]:
-    """Yield what of the log a filtered read asks for, and what of it a cold page cache holds afterwards."""
+    """Yield the share of the log that a filtered read requests, and the share in a cold page cache afterwards."""
     with open_reader(path) as reader:
         log_bytes = sum(
             reader.record_bytes(queue, reader.bounds(queue).min_offset, reader.bounds(queue).max_offset)
@@ -144,7 +144,7 @@ def _measure_bytes(path: str, messages: int) -> Iterable[Figure]:
     for segment in segments:
         _drop(segment)
     before = sum(map(_resident_pages, segments))
-    with open_reader(path) as reader:  # as a task does, which looks at no bounds: those look at the end of the log
+    with open_reader(path) as reader:  # like a task, without bounds, which would read the end of the log
         for queue, held in bounds:
             list(reader.read(queue, held.min_offset, held.max_offset, DEFAULT_COLUMNS, tags="rare"))
     pages = sum(map(_resident_pages, segments)) - before
@@ -154,11 +154,11 @@ def _measure_bytes(path: str, messages: int) -> Iterable[Figure]:
 
 
 class _Asked:
-    """Counts the bytes of the commit log that are asked for, from now to `end`: read, or mapped."""
+    """Counts the bytes of the commit log that are read or mapped, from now to `end`."""
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._real = OpenFile.read, OpenFile.read_into, Window.__init__
+        self._real = OpenFile.read, OpenFile.read_into, MappedWindow.__init__
         read, read_into, init = self._real
 
         def count(path: str, size: int) -> None:
@@ -172,15 +172,15 @@ class _Asked:
             count(file.path, len(target))
             read_into(file, position, target)
 
-        def counted_init(window: Window, file: OpenFile, begin: int, end: int, *, mapped: bool) -> None:
+        def counted_init(window: MappedWindow, file: OpenFile, begin: int, end: int, *, mapped: bool) -> None:
             count(file.path, end - begin if mapped else 0)
             init(window, file, begin, end, mapped=mapped)
 
-        OpenFile.read, OpenFile.read_into, Window.__init__ = counted_read, counted_read_into, counted_init  # type: ignore[method-assign]
+        OpenFile.read, OpenFile.read_into, MappedWindow.__init__ = counted_read, counted_read_into, counted_init  # type: ignore[method-assign]
 
     def end(self) -> int:
         """Stop counting and return the bytes."""
-        OpenFile.read, OpenFile.read_into, Window.__init__ = self._real  # type: ignore[method-assign]
+        OpenFile.read, OpenFile.read_into, MappedWindow.__init__ = self._real  # type: ignore[method-assign]
         return self._bytes
 
 

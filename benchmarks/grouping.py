@@ -1,10 +1,10 @@
-"""What a query costs as a member of its consumer group: while it is idle, when it wakes, and when it publishes.
+"""Cost of a query as a member of its consumer group: idle, waking up, and publishing offsets.
 
-Idle and waking: a query that waits by `longPollingMs` against the same one that Spark asks again and again, at the rate
-of the default trigger. Processor time is that of the driver's JVM and of its Python workers, from /proc. A wake is the
-time from before another process sends a message until the source tells Spark of it; from there on Spark takes as long
-either way, and until `foreachBatch` has the row is for information. Publishing: what a trigger spends on
-the group, over what Spark spends on its own two commits (`walCommit` and `commitOffsets` of the same batches).
+Idle and waking: a query that waits with `longPollingMs`, against the same query polled at the rate of the default
+trigger. Processor time is that of the driver's JVM and of its Python workers, from /proc. A wake is the time from just
+before another process sends a message until the source reports it to Spark. After that Spark takes equally long in both
+cases; the time until `foreachBatch` has the row is shown for information. Publishing: the time that a trigger spends on
+the group, over the time that Spark spends on its own two commits (`walCommit` and `commitOffsets` of the same batches).
 """
 
 import math
@@ -31,7 +31,7 @@ GROUP = "benchmark"
 MANY_QUEUES = 1000
 _LONG_POLLING = {"longPollingMs": "15s"}
 _POLLING = {"longPollingMs": "0"}
-_IDLE_SECONDS = 20.0  # of a turn; three make up a minute
+_IDLE_SECONDS = 20.0  # of a round; three are a minute
 _SETTLE_SECONDS = 5.0
 _WAKES = 40  # of a turn
 _PAUSES_SECONDS = (0.3, 1.0)  # before a message: as many of them as of a trigger's phases
@@ -98,7 +98,7 @@ def _measure_wakes(queries: "_Queries", turns: int) -> Iterator[Figure]:
 
 
 class _Wakes(NamedTuple):
-    """Seconds from each message until the source told Spark of it, and until its row was there."""
+    """Seconds from each message until the source reported it to Spark, and until its row arrived."""
 
     planned: list[float]
     seen: list[float]
@@ -113,7 +113,7 @@ class _Queries:
         self._has_seen = threading.Condition()
 
     def idle_cpu_seconds(self, options: dict[str, str]) -> float:
-        """Return the processor time of the driver and its workers in some seconds in which nothing comes."""
+        """Return the processor time of the driver and its workers in some seconds without messages."""
         query = self._start(options)
         try:
             with _Sender(self._store) as sender:
@@ -153,7 +153,7 @@ class _Queries:
         )
         stream = frame.writeStream.foreachBatch(self._note)
         query = stream.option("checkpointLocation", str(self._stores.scratch("checkpoint"))).start()
-        _wait(query, lambda: query.lastProgress is not None)  # its first batch, which is empty, says where it begins
+        _wait(query, lambda: query.lastProgress is not None)  # its first batch, which is empty, fixes its start
         return query
 
     def _note(self, batch: DataFrame, _: int) -> None:
@@ -163,7 +163,7 @@ class _Queries:
             self._has_seen.notify_all()
 
     def _wake(self, query: StreamingQuery, sender: "_Sender", text: str) -> tuple[float, float]:
-        """Send a message and return the seconds until the source told Spark of it, and until its row is there."""
+        """Send a message and return the seconds until the source reported it to Spark, and until its row arrived."""
         sent_ns = sender.send(text)
         with self._has_seen:
             if not self._has_seen.wait_for(lambda: text in self._seen, _LIMIT_SECONDS):
@@ -200,7 +200,7 @@ class _Sender:
 
 
 def _measure_publishing(spark: SparkSession, stores: SampleStores, looks_file: Path) -> Figure:
-    """Take a backlog one message at a time: each trigger publishes, and the file holds 1,000 offsets."""
+    """Read a backlog one message at a time: each trigger publishes, and the file has 1,000 offsets."""
     shape = Shape(20 * MANY_QUEUES, queues=MANY_QUEUES)
     store = SampleStores(stores.scratch("published")).path(shape)  # its own, for publishing writes to it
     looks_file.write_bytes(b"")
@@ -235,12 +235,12 @@ def _measure_publishing(spark: SparkSession, stores: SampleStores, looks_file: P
 
 
 def _at(share: float, values: Sequence[float]) -> float:
-    """Return the smallest value that such a share of the values does not exceed."""
+    """Return the quantile `share` of the values."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """Return the processor time of a process and all that it started, those that have ended too."""
+    """Return the processor time of a process and all its descendants, including ended ones."""
     parents, ticks = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

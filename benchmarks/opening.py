@@ -1,7 +1,7 @@
 """Opening a store and reading its first row: ten full segments over one.
 
-Each opening is a process of its own, in which only the imports came before. Run with a store's path, this module
-is that process: it prints the seconds.
+Each opening runs in a new process, after the imports. Run with a store's path, this module is that process: it prints
+the seconds.
 """
 
 import json
@@ -84,7 +84,7 @@ def _opened_apart(path: str) -> float:
 
 
 def open_and_read(path: str) -> float:
-    """Return the seconds from nothing but a path to the first batch of the first queue."""
+    """Return the seconds from opening a path to the first batch of the first queue."""
     begin = time.perf_counter()
     with open_reader(path) as reader:
         reader.refresh()

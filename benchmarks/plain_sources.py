@@ -1,9 +1,9 @@
-"""What Spark costs without us: sources that do nothing but what the measurement needs.
+"""Baselines, the cost of Spark without us: sources that do only the work that the measurement needs.
 
-`Ready` hands over one Arrow batch that it has, again and again: the limit of Spark's way from a Python source to
-its own rows. `Counting` is a stream of numbers, one a micro-batch. The others are `format("rmq")`: the looks of
-`CountedRmq` for new messages are counted as those of `Counting` are, `WokenRmq` notes when it had an answer, and
-`TimedGroup` what a trigger spends on its consumer group.
+`Ready` returns one ready-made Arrow batch again and again: the limit of Spark's transport from a Python source to its
+own rows. `Counting` is a stream of numbers, one per micro-batch. The others are `format("rmq")`: `CountedRmq` counts
+its polls for new messages, as `Counting` does, `WokenRmq` records the time of its answers, and `TimedGroup` the time
+that a trigger spends on its consumer group.
 
 Spark's Python workers import this module by name: `spark_for_benchmarks` puts its folder on their path.
 """
@@ -30,9 +30,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.source import RmqDataSource
-from rmq_spark.store import QueryGroup
+from rmq_spark.store import GroupSession
 
-# The file in which a stream keeps the number of its looks, or a number for each: of eight bytes, little-endian.
+# The file with the number of a stream's polls, or with a number for each poll: eight bytes, little-endian.
 # Inherited by the workers.
 LOOKS_FILE = "RMQ_SPARK_BENCHMARK_LOOKS"
 
@@ -84,7 +84,7 @@ def read_batch(file: str) -> pa.RecordBatch:
 
 
 class Discard(DataSource):
-    """A sink, batch and stream, whose tasks count the rows of the Arrow batches that they get, and forget them."""
+    """A sink, batch and stream, whose tasks count the rows of their Arrow batches and discard them."""
 
     @classmethod
     def name(cls) -> str:
@@ -152,7 +152,7 @@ class _CountingReader(DataSourceStreamReader):
 
 
 class CountedRmq(RmqDataSource):
-    """The real source; each look for new messages is counted, which costs a microsecond."""
+    """The real source; it counts its polls for new messages, which costs a microsecond."""
 
     @classmethod
     def name(cls) -> str:
@@ -171,7 +171,7 @@ class CountedRmq(RmqDataSource):
 
 
 def look_counter() -> Callable[[], None]:
-    """Return a function that adds one to the number in the looks file, which starts again at zero."""
+    """Return a function that increments the number in the polls file, which restarts at zero."""
     descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     count = 0
 
@@ -206,33 +206,33 @@ class WokenRmq(RmqDataSource):
 
 
 class TimedGroup(RmqDataSource):
-    """The real source, as a member of a group; what each trigger spends on the group is noted, in ns."""
+    """The real source, as a member of a group; it records the time that each trigger spends on the group, in ns."""
 
     @classmethod
     def name(cls) -> str:
         return "timed_group"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        step, publish = QueryGroup.step, QueryGroup.publish
+        step, publish = GroupSession.step, GroupSession.publish
         descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         spent_ns = 0
 
-        def timed_step(self: QueryGroup, *arguments: Any) -> Any:
+        def timed_step(self: GroupSession, *arguments: Any) -> Any:
             nonlocal spent_ns
             begin = time.perf_counter_ns()
             found = step(self, *arguments)
             spent_ns = time.perf_counter_ns() - begin
             return found
 
-        def timed_publish(self: QueryGroup, *arguments: Any) -> None:
+        def timed_publish(self: GroupSession, *arguments: Any) -> None:
             begin = time.perf_counter_ns()
             publish(self, *arguments)
             os.write(descriptor, struct.pack("<q", spent_ns + time.perf_counter_ns() - begin))
 
-        QueryGroup.step, QueryGroup.publish = timed_step, timed_publish  # type: ignore[method-assign, assignment]
+        GroupSession.step, GroupSession.publish = timed_step, timed_publish  # type: ignore[method-assign, assignment]
         return super().streamReader(schema)
 
 
 def read_noted(looks_file: Path) -> list[int]:
-    """Return what `WokenRmq` or `TimedGroup` has noted, a number for each trigger."""
+    """Return the numbers that `WokenRmq` or `TimedGroup` has recorded, one per trigger."""
     return [noted for (noted,) in struct.iter_unpack("<q", looks_file.read_bytes())]

@@ -31,7 +31,7 @@ NAMES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table, write the JSON. A miss is no failure: the machine may be busy."""
+    """Measure, print the table, write the JSON. A missed limit is not a failure: the machine may be busy."""
     asked = _parse(arguments)
     names = asked.only or list(NAMES)
     messages = MESSAGES // 10 if asked.quick else MESSAGES

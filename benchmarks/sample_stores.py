@@ -1,7 +1,7 @@
-"""The stores that are measured: built once into a folder and kept there, by what they hold.
+"""Stores for the measurements, built once and kept in a folder.
 
-A store's folder is named by its shape and by a checksum of the code that wrote it, so that no run measures a store
-of another make. A build that was interrupted leaves a folder with another name, which the next one replaces.
+The name of a store's folder has its shape and a checksum of the code that wrote it, so that a change of that code
+builds new stores. An interrupted build leaves a folder with another name, which the next build replaces.
 """
 
 import inspect
@@ -17,13 +17,13 @@ from rmq_spark.store.testing.sample_store import build_uniform_store
 
 TOPIC = "bench"
 BODY_BYTES = 200
-_READ_BYTES = 128 << 10  # what cp and cat take at once
+_READ_BYTES = 128 << 10  # the block size of cp and cat
 RECORD_BYTES = 380  # at most: for the space that is needed
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a store holds. `interleave` is "message" or "batch" (runs of 32), as in build_uniform_store."""
+    """Contents of a store. `interleave` is "message" or "batch" (runs of 32), as in build_uniform_store."""
 
     messages: int
     queues: int = 4
@@ -32,13 +32,13 @@ class Shape:
     messages_per_ms: int = 100
 
     def name(self) -> str:
-        """Return a folder name that says all of it."""
+        """Return a folder name with all fields."""
         pace = "" if self.messages_per_ms == 100 else f"-{self.messages_per_ms}-a-ms"
         return f"{self.messages}-in-{self.queues}-by-{self.interleave}-{self.segment_bytes >> 10}k{pace}"
 
 
 class SampleStores:
-    """Stores in `folder`, made when they are first asked for."""
+    """Stores in `folder`, built on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,8 +73,8 @@ class SampleStores:
     def read_into_cache(self, shape: Shape) -> Path:
         """Return the store of that shape with its log in the page cache as reading from a disk leaves it there.
 
-        What was just written lies there in larger pieces, which cost less to map; and a busy machine breaks pieces
-        up. Dropping them and reading again makes runs comparable.
+        Pages that were just written are cached in larger pieces, which cost less to map, and a busy machine breaks the
+        pieces up. Dropping the pages and reading them again makes runs comparable.
         """
         path = self.path(shape)
         for segment in sorted((path / "commitlog").iterdir()):
@@ -87,7 +87,7 @@ class SampleStores:
         return path
 
     def scratch(self, name: str) -> Path:
-        """Return an empty folder for what one measurement writes."""
+        """Return an empty folder for the files of one measurement."""
         path = self.folder / "scratch" / name
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)

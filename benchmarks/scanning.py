@@ -1,7 +1,7 @@
-"""A whole Spark scan over the limit of Spark's own way from Python to its rows.
+"""A complete Spark scan, over the limit of Spark's transport from Python to its rows.
 
-The limit is a source that hands over one ready-made Arrow batch again and again: the first batch that a task of the
-real source yields, so that schema, rows a batch and body sizes are the same, and partitions and rows are as many.
+The limit is a source that returns one ready-made Arrow batch again and again: the first batch of a task of the real
+source, so that schema, rows per batch, body sizes, and the numbers of partitions and rows are equal.
 """
 
 import time

@@ -16,16 +16,16 @@ from figures import Figure, ratio_figure, take_turns
 from sample_stores import TOPIC, SampleStores, Shape
 
 from rmq_spark.store import StoreReader, close, open_reader, open_store
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SIZES = (100, 10, 1)  # the store has so much less
+SIZES = (100, 10, 1)  # the stores have 1/100, 1/10 and all of the messages
 _SEEKS = 300  # in one measurement
 _CHUNK_ROWS = 200_000
 _QUEUES = 4
-_CACHES = 1.1  # more of what is looked at lies in memory instead of the processor's caches
+_CACHES = 1.1  # allowance for a larger store, more of which is in memory and not in the processor's caches
 _PER_MS = 10  # messages stored in a millisecond: the whole topic took minutes
 _SWITCH = "spark.sql.python.filterPushdown.enabled"
 

@@ -1,4 +1,4 @@
-"""Rows through Spark into a store, exactly once and synced, over a Python sink that throws its Arrow batches away.
+"""Rows through Spark into a store, exactly once and synced, over a Python sink that discards its Arrow batches.
 
 Both get the same rows (bodies of 200 bytes, a tag, a key) from the same source on two cores. Streams read a store
 with `Trigger.AvailableNow`; a micro-batch of one message goes from store to store, over Spark's own `rate`-less pair
@@ -34,7 +34,7 @@ def measure_sinks(spark: SparkSession, stores: SampleStores, messages: int, repe
 
 
 def _rows(spark: SparkSession, messages: int) -> DataFrame:
-    """Return generated rows: what the JVM makes costs both sinks the same."""
+    """Return rows that the JVM generates, at the same cost for both sinks."""
     number = F.col("id").cast("string")
     return spark.range(messages, numPartitions=4).select(
         F.lit(TOPIC).alias("topic"),

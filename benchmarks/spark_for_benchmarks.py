@@ -12,7 +12,7 @@ CORES = 2
 
 
 def start_spark(looks_file: Path) -> SparkSession:
-    """Return a session with the sources of the benchmark; streams keep the number of their looks in the file."""
+    """Return a session with the sources of the benchmark; streams keep the number of their polls in the file."""
     # Workers inherit the environment of the JVM: they import the plain sources by name, and this rmq_spark.
     folders = [str(Path(__file__).parent), str(Path(rmq_spark.__file__).parent.parent)]
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)

@@ -1,8 +1,8 @@
-"""How much memory of its own a reading task takes: at ten times the messages, and over a task that reads nothing.
+"""Anonymous memory of a reading task: with ten times the messages, and over a task that reads nothing.
 
-A task is a process that does what Spark's Python worker does: it unpickles a reader and one partition, and writes
-what `read` yields to an Arrow stream. Counted is anonymous memory (RssAnon), sampled every millisecond: mapped files
-belong to the page cache, whose pages the kernel takes back. Run with a file, this module is that process.
+A task is a process that works like Spark's Python worker: it unpickles a reader and one partition, and writes the
+batches of `read` to an Arrow stream. Only anonymous memory (RssAnon) counts, sampled every millisecond: mapped files
+belong to the page cache, which the kernel can reclaim. Run with a file, this module is that process.
 """
 
 import pickle
@@ -86,7 +86,7 @@ def _plan_nothing(like: Path, file: Path) -> None:
 def peak_mib(*arguments: str) -> float:
     """Run Python with these arguments and return the peak of its anonymous memory, in MiB.
 
-    The program prints what it saw itself, in bytes. A number below 0 is what it had before: then it is the growth.
+    The program prints its own measurement, in bytes. A number below 0 is its earlier memory; then return the growth.
     """
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     peak = 0
@@ -105,7 +105,7 @@ def peak_mib(*arguments: str) -> float:
 
 
 def _anonymous_bytes(process_id: int | str) -> int:
-    """Return RssAnon of a process, 0 if it is gone."""
+    """Return RssAnon of a process, 0 if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
     except OSError:
@@ -117,7 +117,7 @@ def _anonymous_bytes(process_id: int | str) -> int:
 
 
 def run_task(file: str) -> int:
-    """Do what a Python worker does with a task; return the largest RssAnon that was seen between two batches."""
+    """Run a task like a Python worker; return the largest RssAnon between two batches."""
     import pyspark.worker  # noqa: F401
 
     reader: DataSourceReader

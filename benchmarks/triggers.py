@@ -1,7 +1,7 @@
-"""What a trigger of a stream costs, over the same of a Python source that only counts.
+"""Cost of a trigger of a stream, over that of a Python source that only counts.
 
 An idle trigger: Spark asks for the latest offset as fast as it can, nothing is new, and the answers in some seconds
-are counted. A micro-batch: a backlog is taken one message at a time, and Spark says how long each trigger took.
+are counted. A micro-batch: a backlog is read one message at a time, and Spark reports the duration of each trigger.
 """
 
 import struct
@@ -57,12 +57,12 @@ class _Queries:
             query.stop()
 
     def looks(self) -> int:
-        """Return how often the running stream was asked for its latest offset."""
+        """Return how often Spark asked the running stream for its latest offset."""
         return int(struct.unpack("<q", self._looks_file.read_bytes())[0])
 
     def idle_trigger_seconds(self, query: StreamingQuery, seconds: float) -> float:
-        """Return the seconds of one idle trigger, from the looks within some seconds."""
-        _wait(query, lambda: self.looks() > 200)  # the first batch, if any, and cold code are behind it
+        """Return the seconds of one idle trigger, from the number of polls in some seconds."""
+        _wait(query, lambda: self.looks() > 200)  # after the first batch, if any, and with warm code
         begin, first = time.perf_counter(), self.looks()
         time.sleep(seconds)
         last, end = self.looks(), time.perf_counter()
@@ -111,7 +111,7 @@ def _measure_idle(spark: SparkSession, queries: _Queries, stores: SampleStores, 
         return queries.idle_trigger_seconds(query, _IDLE_SECONDS)
 
     name = f"idle trigger at {IDLE_QUEUES} queues, over a counting source"
-    # Between two idle triggers Spark waits a little; without that what is left is the trigger itself.
+    # Spark waits between two idle triggers; the rest is the trigger itself.
     for waits, required in (("0", 1.5), (None, None)):
         if waits is None:
             spark.conf.unset(_POLLING_DELAY)

@@ -1,27 +1,26 @@
-"""The Spark side: options, offsets and planning (pure arithmetic), and the readers and writers that Spark calls.
+"""The Spark data source: options, offsets, planning, and the readers and writers that Spark calls.
 
-What lives where, in the order in which a query meets it:
+The modules that read, in the order in which a query uses them:
 
-source.py            format("rmq"): options in, readers and writers out
-option_parsing.py, values.py   how options are read, names and texts
-option_table.py, options.py   the one table of what a query takes, what contradicts
-subscription.py      which queues
-schema.py, settings.py   which columns, and what of the options goes into a task
-batch_reader.py      spark.read: one plan
-stream_reader.py     spark.readStream: one micro-batch after the other
-offsets.py           the text in the checkpoint
-planning.py, limits.py, splitting.py   where to begin and end, how much, how many tasks
-store_view.py, timestamps.py, stream_end.py   what is asked of the store: bounds, times, where a stream ends
-partition.py, partition_reader.py   what travels to a task, and what the task does
+source.py                                 format("rmq"): creates readers and writers from the options
+option_table.py, option_parsers.py        the declaration of each option, and the parsers of their texts
+read_options.py, group_options.py         the checked options of a query
+subscription.py, filters.py, schema.py    topics and queues, filters, columns
+batch_reader.py                           spark.read: one plan
+stream_reader.py                          spark.readStream: one micro-batch after the other
+offsets.py                                the JSON in the checkpoint
+source_view.py, positions.py              bounds of queues, offsets of times, the end of a stream
+planning.py, limits.py, splitting.py      start and end of a batch, its limits, its tasks
+pushdown.py, key_selection.py             conditions of the query, and ranges by key or id
+group_planner.py, batch_assignment.py     the queues of a query that is a member of a consumer group
+partition.py, partition_reader.py         the input of a task, and how the task reads
 
-And a write:
+The modules that write:
 
-sink_option_table.py, sink_values.py, sink_options.py   what a write takes, and what contradicts
-sink_schema.py, sink_columns.py   which columns can be written, and as what the encoder gets them
-batch_writer.py, stream_writer.py   df.write, and each micro-batch of df.writeStream
-sink_task.py, commit_message.py   what a task does, and what it tells the commit
-sink_commit.py, batch_ids.py   what the driver does then, and whose batch it is
+write_options.py, sink_schema.py          the checked options, and the columns that can be written
+writer.py, task_writer.py                 df.write and df.writeStream: on the driver, and in tasks
+listener.py, listener_task.py, listener_sink.py   `rmq_spark.consume`: calls a listener with each batch of a stream
 
-Sees the engine only through its door, `rmq_spark.store`, and the words beside it. Only source, partition,
-commit_message and the readers and writers import pyspark.
+From the engine these modules import only `rmq_spark.store`, `rmq_spark.store.errors` and `rmq_spark.store.model`. Only
+`source`, `partition`, `listener_sink` and the readers and writers import pyspark.
 """

@@ -1,46 +1,83 @@
-"""`spark.read`: one plan over the queues of a query, made when Spark asks for partitions."""
+"""Batch reader of `spark.read`: plans the partitions of a query, and reads them in tasks.
+
+The attribute `pushFilters` of the reader is not a method, for this reason. By default the setting
+spark.sql.python.filterPushdown.enabled is off, and Spark then refuses a reader that overrides the method `pushFilters`.
+A reader does not get the setting. To detect an override, Spark compares the `__func__` of the bound method with that of
+the base class (pyspark.sql.worker.plan_data_source_read). If the setting is on, Spark only calls the attribute
+(data_source_pushdown_filters). So `pushFilters` is a callable object that has the `__func__` of the base class.
+"""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition, Not
 
 from rmq_spark.datasource.clocks import sleep
+from rmq_spark.datasource.key_selection import look_up, select
 from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.options import ReadOptions
+from rmq_spark.datasource.option_parsers import EARLIEST, LATEST
 from rmq_spark.datasource.partition import Fence, Piece, RmqPartition
 from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.planning import Loss, clip_ranges, find_ahead, refuse_losses, resolve_positions
-from rmq_spark.datasource.pushdown import Pushdown
-from rmq_spark.datasource.pushed_filters import PushedFilters
+from rmq_spark.datasource.planning import Loss, clip_ranges, find_ahead, require_no_losses, resolve_positions
+from rmq_spark.datasource.positions import find_ends, find_starts
+from rmq_spark.datasource.pushdown import Predicate, Pushdown, plan_pushdown
+from rmq_spark.datasource.read_options import ReadOptions, ReadSettings
 from rmq_spark.datasource.read_rights import ReadRights
-from rmq_spark.datasource.selection import look_up, select
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.source_view import StoreView
 from rmq_spark.datasource.splitting import pack_ranges
-from rmq_spark.datasource.store_view import StoreView
-from rmq_spark.datasource.timestamps import find_ends, find_starts
 from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
-from rmq_spark.datasource.values import EARLIEST, LATEST
-from rmq_spark.store import Sought
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store import KeyLookup
+from rmq_spark.store.model import QueueKey
+
+
+class PushedFilters:
+    """The callable attribute `pushFilters` of a reader. It passes the pushdown of Spark's filters to `accept`."""
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, accept: Callable[[Pushdown], None]) -> None:
+        self._accept = accept
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Plan the pushdown of `filters`. Return the filters that Spark must still apply to the rows.
+
+        These are the filters that the reader does not apply, or applies only approximately.
+        """
+        pushdown = plan_pushdown([to_predicate(one) for one in filters])
+        self._accept(pushdown)
+        return [one for number, one in enumerate(filters) if number not in pushdown.exact]
+
+
+def to_predicate(one: Filter) -> Predicate | None:
+    """Return one of Spark's filters as a Predicate.
+
+    Returns None unless the filter is a condition on one whole column. A field of a struct is only a part of one.
+    """
+    is_negated = isinstance(one, Not)
+    inner: Any = one.child if isinstance(one, Not) else one
+    path: tuple[str, ...] = getattr(inner, "attribute", ())
+    if len(path) != 1 or isinstance(inner, Not):
+        return None
+    return Predicate(path[0], type(inner).__name__, getattr(inner, "value", None), is_negated)
+
 
 _LOG = logging.getLogger("rmq_spark")
 
 
 class RmqBatchReader(DataSourceReader):
-    """Reads what startingOffsets and endingOffsets leave of the queues, or only keys or ids in there.
+    """Reads the queues from startingOffsets to endingOffsets; if keys or ids are given, only messages that have them.
 
-    `partitions` runs once on the driver, `read` in the tasks, on a copy that knows nothing but the settings.
+    `partitions` runs once, on the driver. `read` runs in the tasks, on a copy of the reader that has only the settings.
     """
 
     def __init__(self, options: ReadOptions, settings: ReadSettings) -> None:
         self._options = options
         self._settings = settings
         self._pushdown = Pushdown()
-        # Not a method: see PushedFilters.
+        # Not a method: see the docstring of the module.
         self.pushFilters = PushedFilters(self._push)  # type: ignore[method-assign]
 
     def _push(self, pushdown: Pushdown) -> None:
@@ -57,22 +94,22 @@ class RmqBatchReader(DataSourceReader):
             view.close()
 
     def _plan(self, view: StoreView) -> list[InputPartition]:
-        view.look()
+        view.refresh()
         options, ranges = self._options, self._ranges(view)
         rights = ReadRights(view.path, options)
-        rights.look(view.store, view.bounds)
+        rights.refresh(view.store, view.bounds)
         ranges = [part for part in ranges if rights.allows(part.queue)]
         warn_of_pattern(options.subscription, list(view.bounds), view.store)
         warn_of_filters(options.filters, ranges, view.store)
         ranges = select(view, ranges, self._pushdown)
         if options.keys is None and options.message_ids is None:
             return self._partitions_of(view, ranges)
-        sought = Sought(options.keys or (), options.message_ids or ())
+        sought = KeyLookup(options.keys or (), options.message_ids or ())
         found, unknown = look_up(view, ranges, sought)
         return [*self._partitions_of(view, found), *self._partitions_of(view, unknown, sought)]
 
     def _partitions_of(
-        self, view: StoreView, ranges: list[QueueRange], sought: Sought | None = None
+        self, view: StoreView, ranges: list[QueueRange], sought: KeyLookup | None = None
     ) -> list[InputPartition]:
         parts = pack_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
         tags = self._pushdown.tags
@@ -82,29 +119,36 @@ class RmqBatchReader(DataSourceReader):
         return read_planned(partition, self._settings)
 
     def _ranges(self, view: StoreView) -> list[QueueRange]:
-        """Return what the options leave of each queue, sorted, none empty."""
+        """Return the range of each queue between the query's start and end, sorted by queue.
+
+        A queue without messages between them is left out. Raises DataLossError, or logs the loss if failOnDataLoss is
+        false.
+        """
         options, bounds = self._options, view.bounds
         clip = not options.fail_on_data_loss
         by_time = self._starts(view)
         begins, losses = resolve_positions(bounds, options.starting_offsets, by_time, EARLIEST, "startingOffsets", clip)
         by_time = find_ends(view.store, bounds, options.ending_times)
-        ends, behind = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
-        wanted_ends = {loss.queue: loss.begin for loss in behind}  # ends that lie before what is there
+        ends, end_losses = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
+        wanted_ends = {loss.queue: loss.begin for loss in end_losses}  # ends below the minimum
         losses = [replace(loss, end=min(loss.end, wanted_ends.get(loss.queue, loss.end))) for loss in losses]
         report_losses([loss for loss in losses if loss.count > 0], options.fail_on_data_loss)
         ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in bounds]
         return clip_ranges((part for part in ranges if part.count > 0), bounds)[0]
 
     def _starts(self, view: StoreView) -> dict[QueueKey, int]:
-        """Return where queues begin that begin at a time, or where the consumer group stands."""
+        """Return the start offsets of the queues that begin at a time or at the consumer group's offset."""
         options, bounds = self._options, view.bounds
         if not options.names_group_as_start:
             return find_starts(view.store, bounds, options.starting_times, options.strategy)
         assert options.group is not None
-        from rmq_spark.store import find_beginnings, read_group_offsets  # half of the engine, which few queries need
+        from rmq_spark.store import (  # the group part of the engine: import late
+            read_group_offsets,
+            resolve_start_offsets,
+        )
 
-        held = read_group_offsets(view.path, options.group.group, sleep)
-        begins = find_beginnings(view.store, bounds, held, options.group.fallback, options.starting_time_of)
+        committed = read_group_offsets(view.path, options.group.group, sleep)
+        begins = resolve_start_offsets(view.store, bounds, committed, options.group.fallback, options.starting_time_of)
         ahead = find_ahead(begins, bounds, options.group.group)
         report_losses(ahead, options.fail_on_data_loss)
         return begins | {loss.queue: loss.begin for loss in ahead}
@@ -114,10 +158,14 @@ def plan_partition(
     view: StoreView,
     ranges: list[QueueRange],
     fence: Fence | None = None,
-    sought: Sought | None = None,
+    sought: KeyLookup | None = None,
     tags: tuple[str, ...] | None = None,
 ) -> InputPartition:
-    """Return ranges of one queue as a partition, with proof of each one's first and last message."""
+    """Return the partition of one task, which reads the ranges; all ranges are of one queue.
+
+    The partition contains the positions of the first and last message of each range. `fence`, `sought` and `tags` are
+    passed to `RmqPartition`.
+    """
     pieces = []
     for part in ranges:
         first = view.proof(part.queue, part.begin)
@@ -127,19 +175,19 @@ def plan_partition(
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a partition; none for the empty one that Spark puts in where a plan has none."""
+    """Return the rows of a partition. Spark inserts a partition of its own into an empty plan; it has no rows."""
     if not isinstance(partition, RmqPartition):
         return iter(())
     return read_partition(partition, settings)
 
 
 def report_losses(losses: list[Loss], fail: bool, counted: str = "") -> None:
-    """Raise DataLossError if losses are to fail the query, else log each as a warning, and their sum.
+    """Report losses. If `fail` and there are any, raise DataLossError; otherwise log each loss and the total.
 
-    `counted` goes into the log: where the sum can be found again, or that it cannot.
+    `counted` is the end of the log line, which says whether the total is recorded in the stream's offset.
     """
     if fail:
-        refuse_losses(losses)
+        require_no_losses(losses)
     for loss in losses:
         _LOG.warning("rmq: skipped, failOnDataLoss=false: %s", loss)
     count = sum(loss.count for loss in losses)

@@ -1,18 +1,39 @@
-"""The clocks of the Spark side: the one place where it asks for the time. Everything else is given them."""
+"""Clocks of the data source, and its log lines of level INFO.
 
+Only this module reads the clock. Other modules get a clock as an argument.
+"""
+
+import logging
+import sys
 import time
 
 
 def wall_clock_ms() -> int:
-    """Return the time, in ms since the epoch. It may be set, and run back."""
+    """Return the current time in ms since the epoch. It may go backwards, because clocks can be set."""
     return time.time_ns() // 1_000_000  # noqa: TID251
 
 
 def monotonic_ms() -> float:
-    """Return ms on a clock that only runs forward."""
+    """Return a time in ms of a clock that never goes backwards. Only differences between its times are meaningful."""
     return time.monotonic() * 1000
 
 
 def sleep(seconds: float) -> None:
-    """Do nothing for so long."""
+    """Wait for a number of seconds."""
     time.sleep(seconds)
+
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+def is_info_logged() -> bool:
+    """Return whether `log_info` would write its line. Callers use it before they compute an expensive line."""
+    return _LOG.isEnabledFor(logging.INFO) or not _LOG.hasHandlers()
+
+
+def log_info(line: str) -> None:
+    """Log a line at level INFO. If logging is not configured, print it to stderr: Python would show only warnings."""
+    if _LOG.hasHandlers():
+        _LOG.info(line)
+    else:
+        print(line, file=sys.stderr)

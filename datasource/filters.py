@@ -1,105 +1,109 @@
-"""The expressions of a query, by topic: what the options tags and sql92 say, for planning and for tasks."""
+"""The filter of each topic of a query, from the options tags and sql92. Used on the driver and in tasks."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from rmq_spark.datasource.values import Unacceptable, check_topic, parse_object
+from rmq_spark.datasource.option_parsers import InvalidValueError, check_topic, parse_object
 from rmq_spark.store import SQL92, TAG, Expression, compile_filter, is_filtered_by_default, parse_tag_expression
 from rmq_spark.store.errors import OptionError
 
-_TAGS_EXAMPLE = '"A || B", "*", {"TopicA": "A || B"}'
-_SQL92_EXAMPLE = '"amount > 5 AND region IS NOT NULL", {"TopicA": "amount > 5"}'
+_TAGS_EXAMPLE = '"A || B", "*" or {"TopicA": "A || B"}'
+_SQL92_EXAMPLE = '"amount > 5 AND region IS NOT NULL" or {"TopicA": "amount > 5"}'
 
 
 @dataclass(frozen=True, slots=True)
 class TopicTexts:
-    """An option's text for all topics, or its texts by topic."""
+    """The value of the option tags or sql92: one text for all topics (`for_all`), or a text for each topic."""
 
     for_all: str | None = None
     topics: tuple[tuple[str, str], ...] = ()
 
+    def by_topic(self) -> tuple[tuple[str, str], ...]:
+        """Return (topic, text) for each expression. The topic is "" if the expression is for all topics."""
+        return self.topics if self.for_all is None else (("", self.for_all),)
+
 
 def parse_tags(text: str) -> TopicTexts:
-    """Return the tags that are wanted, of all topics or by topic; raises what is wrong with an expression."""
+    """Parse the option tags: one expression for all topics, or JSON with an expression for each topic.
+
+    Raises InvalidValueError if an expression is invalid or matches no message.
+    """
     found = _parse(text, _TAGS_EXAMPLE)
-    for topic, expression in _all(found):
+    for topic, expression in found.by_topic():
+        where = f" for topic {topic}" if topic else ""
         try:
             tags = parse_tag_expression(expression).tags
         except OptionError as error:
-            raise Unacceptable(f"is no expression{_of(topic)}: {error}") from None
+            raise InvalidValueError(f"expected a tag expression{where}: {error}") from None
         if tags is not None and not tags:
-            raise Unacceptable(f"names no tag{_of(topic)}, so that nothing would be read. Accepted: {_TAGS_EXAMPLE}.")
+            raise InvalidValueError(f"found no tag{where}, which matches no message; expected {_TAGS_EXAMPLE}.")
     return found
 
 
 def parse_sql92(text: str) -> TopicTexts:
-    """Return the expressions over properties, of all topics or by topic; raises what is wrong with one, and where."""
+    """Parse the option sql92: one expression for all topics, or JSON with an expression for each topic.
+
+    Raises InvalidValueError if the text has no expressions, and OptionError for a syntax error in an expression; the
+    error's message shows where it is.
+    """
     found = _parse(text, _SQL92_EXAMPLE)
-    for topic, expression in _all(found):
+    for topic, expression in found.by_topic():
         try:
             compile_filter(Expression(SQL92, expression))
         except OptionError as error:
-            raise OptionError(f"{f'For the topic {topic}: ' if topic else ''}{error}") from None
+            raise OptionError(f"{f'topic {topic}: ' if topic else ''}{error}") from None
     return found
 
 
 def _parse(text: str, example: str) -> TopicTexts:
     if not text.strip():
-        raise Unacceptable(f"is empty. Accepted: {example}.")
+        raise InvalidValueError(f"expected {example}.")
     if not text.lstrip().startswith("{"):
         return TopicTexts(text)
     topics = []
     for topic, expression in parse_object(text, example).items():
         check_topic(topic)
         if not isinstance(expression, str):
-            raise Unacceptable(f"gives {topic} no text. Accepted: {example}.")
+            raise InvalidValueError(f"found no text for topic {topic}; expected {example}.")
         topics.append((topic, expression))
     if not topics:
-        raise Unacceptable(f"names no topic. Accepted: {example}.")
+        raise InvalidValueError(f"found no topic; expected {example}.")
     return TopicTexts(None, tuple(topics))
-
-
-def _all(texts: TopicTexts) -> Iterable[tuple[str, str]]:
-    return texts.topics if texts.for_all is None else [("", texts.for_all)]
-
-
-def _of(topic: str) -> str:
-    return f" for {topic}" if topic else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The expression of each topic, and the one for all others. Small, and it pickles into every task."""
+    """The filter expressions of single topics (`topics`), and the expression for all other topics (`for_all`).
+
+    Every task gets a pickled copy.
+    """
 
     for_all: Expression | None = None
     topics: tuple[tuple[str, Expression], ...] = ()
 
     def of(self, topic: str) -> Expression | None:
-        """Return the topic's expression, None where all of it is wanted: its own, else that for all.
+        """Return the expression that applies to a topic: its own, else the one for all topics. None means no filter.
 
-        That for all does not apply to retry topics: what is there was wanted once.
+        The expression for all topics does not apply to retry topics, because their messages have passed it before.
         """
         own = next((expression for name, expression in self.topics if name == topic), None)
         return own if own is not None or not is_filtered_by_default(topic) else self.for_all
 
-    @property
-    def topic_names(self) -> tuple[str, ...]:
-        """The topics that have an expression of their own."""
-        return tuple(name for name, _ in self.topics)
-
     def describe(self, topics: Collection[str] | None) -> str:
-        """Return what members of a group compare, "" without a filter; `topics` are all of the query's, if known.
+        """Return a text of the filters, which members of a group compare; "" if there is no filter.
 
-        Alike for expressions that mean the same: the order of tags says nothing, and neither does who names a topic.
+        `topics` are all topics that the query reads, or None if they are unknown. Filters with the same effect on
+        `topics` have the same text: the order of tags does not matter, nor whether an expression is given for all
+        topics or for each.
         """
         if topics is None:
             shown = [("", self.for_all), *sorted(self.topics, key=lambda one: one[0])]
         else:
             shown = [(topic, self.of(topic)) for topic in sorted(topics)]
-            distinct = {_form(expression) for _, expression in shown}
+            distinct = {_canonical(expression) for _, expression in shown}
             if len(distinct) == 1:
                 shown = [("", shown[0][1])]
-        parts = [f"{_form(one)}{f' for {topic}' if topic else ''}" for topic, one in shown if _form(one)]
+        parts = [f"{_canonical(one)}{f' for {topic}' if topic else ''}" for topic, one in shown if _canonical(one)]
         return ", ".join(parts)
 
 
@@ -107,7 +111,7 @@ NO_FILTERS = Filters()
 
 
 def make_filters(tags: TopicTexts | None, sql92: TopicTexts | None) -> Filters:
-    """Return the filters that two options give. Raises OptionError where both are for one topic."""
+    """Return the filters of a query from its options tags and sql92. Raises OptionError if a topic has both."""
     if tags is not None and sql92 is not None:
         both = sorted(set(dict(tags.topics)) & set(dict(sql92.topics)))
         if both or tags.for_all is not None or sql92.for_all is not None:
@@ -123,10 +127,10 @@ def make_filters(tags: TopicTexts | None, sql92: TopicTexts | None) -> Filters:
     )
 
 
-def _form(expression: Expression | None) -> str:
+def _canonical(expression: Expression | None) -> str:
     if expression is None:
         return ""
     if expression.kind == SQL92:
         return str(expression)
-    form = str(parse_tag_expression(expression.text))
-    return "" if form == "*" else f'tags="{form}"'
+    tags = str(parse_tag_expression(expression.text))
+    return "" if tags == "*" else f'tags="{tags}"'

@@ -1,204 +1,186 @@
-"""How a query takes part in its consumer group: the options for that, checked against each other and the rest."""
+"""The options of a query's consumer group, and the checks that they fit each other and the other options."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from rmq_spark.datasource.values import GROUP, Positions, show_duration
+from rmq_spark.datasource import option_parsers
+from rmq_spark.datasource.option_parsers import Positions, show_duration
+from rmq_spark.datasource.option_table import BROADCASTING, GROUP, OPTIONS, field_values, option_field
 from rmq_spark.store import check_consumer_group, find_strategy, retry_topic_of
 from rmq_spark.store.errors import OptionError
 
-# Option -> where its value goes.
-GROUP_FIELDS = {
-    "consumerGroup": "group",
-    "assignment": "assignment",
-    "allocateStrategy": "strategy",
-    "messageModel": "model",
-    "orderly": "is_orderly",
-    "commitOffsets": "commit",
-    "onOffsetConflict": "on_conflict",
-    "groupFallback": "fallback",
-    "fenceLostQueues": "is_fenced",
-    "leaseTimeout": "lease_timeout_ms",
-    "leaseHeartbeat": "lease_heartbeat_ms",
-    "handoverTimeout": "handover_timeout_ms",
-    "subscribeRetry": "subscribes_retry",
-}
-# What means nothing without a group.
-_FOR_GROUPS = [name for name in GROUP_FIELDS if name != "consumerGroup"]
-# What means nothing where every query reads all queues whatever the others do.
-_NOT_FOR_BROADCASTING = (
-    "allocateStrategy",
-    "orderly",
-    "onOffsetConflict",
-    "fenceLostQueues",
-    "leaseTimeout",
-    "leaseHeartbeat",
-    "handoverTimeout",
-)
 _TIME_AND_FALLBACK = (
-    "groupFallback=timestamp and startingTimestamp go together, where a query begins at its group "
+    "groupFallback=timestamp and startingTimestamp go together in a query that begins at its group's offsets "
     "(startingOffsets=group, or assignment=shared in a stream): the time is for topics in which the group has no "
-    "offset."
+    "offset. Set both or neither."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """A query's part in the group `group`. Times in ms."""
+    """The options of a query that has the option consumerGroup (`group`). Durations are in ms."""
 
-    group: str
-    assignment: str = "all"
-    strategy: str = "avg"
-    model: str = "clustering"
-    is_orderly: bool = False
-    commit: str = "auto"
-    on_conflict: str = "checkpoint"
-    fallback: str = "latest"
-    is_fenced: bool = False
-    lease_timeout_ms: int = 120_000
-    lease_heartbeat_ms: int = 30_000
-    handover_timeout_ms: int = 60_000
-    subscribes_retry: bool = True
+    group: str = option_field(GROUP, is_required=True)
+    assignment: str = option_field("assignment")
+    strategy: str = option_field("allocateStrategy")
+    model: str = option_field("messageModel")
+    is_orderly: bool = option_field("orderly")
+    commit: str = option_field("commitOffsets")
+    on_conflict: str = option_field("onOffsetConflict")
+    fallback: str = option_field("groupFallback")
+    is_fenced: bool = option_field("fenceLostQueues")
+    lease_timeout_ms: int = option_field("leaseTimeout")
+    lease_heartbeat_ms: int = option_field("leaseHeartbeat")
+    handover_timeout_ms: int = option_field("handoverTimeout")
+    subscribes_retry: bool = option_field("subscribeRetry")
 
     @property
     def retry_topic(self) -> str | None:
-        """The topic in which the group's failed messages come again; None if the query does not read it."""
+        """The topic with the group's failed messages, or None if the query does not read it."""
         return retry_topic_of(self.group) if self.subscribes_retry and not self.is_broadcasting else None
 
     @property
     def is_shared(self) -> bool:
-        """Say whether the query has a part of the queues only."""
+        """Whether the queries of the group share the queues, so that this query reads only some of them."""
         return self.assignment == "shared"
 
     @property
     def is_broadcasting(self) -> bool:
-        """Say whether the query reads all queues whoever else does, and publishes nothing."""
+        """Whether every query of the group reads all queues. Such a query publishes no offsets."""
         return self.model == "broadcasting"
 
 
-_DEFAULTS = {field.name: field.default for field in fields(GroupOptions)}
-
-
 def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
-    """Return the group's options of those that were given, None without consumerGroup.
+    """Return the group options of a query, or None if consumerGroup is not given.
 
-    Raises OptionError for a name that RocketMQ refuses, for a strategy that does not exist or cannot be imported, and
-    for options that mean nothing without a group or contradict each other.
+    `found` has the parsed values of the given options, by name. Raises OptionError for a group name that RocketMQ
+    refuses, for an allocation strategy that is unknown or cannot be imported, and for group options that are given
+    without consumerGroup, have no effect, or contradict each other.
     """
-    if "consumerGroup" not in found:
-        for name in _FOR_GROUPS:
-            if name in found:
-                raise OptionError(f"{name} is about a consumer group, and none was given. Add consumerGroup=name.")
+    if GROUP not in found:
+        for option in OPTIONS:
+            if option.requires == GROUP and option.name in found:
+                raise OptionError(f"{option.name} requires {GROUP}, which is missing. Add {GROUP}=name.")
         return None
-    check_consumer_group(found["consumerGroup"])
-    options = GroupOptions(**{field: found[name] for name, field in GROUP_FIELDS.items() if name in found})
-    _refuse_idle(options, found)
+    check_consumer_group(found[GROUP])
+    options = GroupOptions(**field_values(GroupOptions, found))
+    _check_effect(options, found)
     if "allocateStrategy" in found:
         find_strategy(options.strategy)
-    if options.is_broadcasting and options.is_shared:
-        raise OptionError(
-            "messageModel=broadcasting and assignment=shared are both given. In broadcasting every query reads all "
-            "queues, so none are shared. Keep one of them."
-        )
-    if options.is_broadcasting and options.commit == "required":
-        raise OptionError(
-            "messageModel=broadcasting publishes no offsets: they are in the query's checkpoint. Leave "
-            "commitOffsets=required out."
-        )
-    if options.is_broadcasting and found.get("subscribeRetry"):
-        raise OptionError(
-            "messageModel=broadcasting has no retries: what fails in one query is not consumed again. Leave "
-            "subscribeRetry=true out."
-        )
+    if options.is_broadcasting:
+        _check_broadcasting(options, found)
     if options.is_shared and options.commit == "off":
         raise OptionError(
-            "assignment=shared hands queues over by the group's offsets, which commitOffsets=off keeps from being "
-            "published. Accepted with it: auto, required."
+            "assignment=shared: found commitOffsets=off; expected auto or required. The group's offsets hand queues "
+            "over from query to query."
         )
     if options.lease_heartbeat_ms * 2 > options.lease_timeout_ms:
         raise OptionError(
-            f"leaseHeartbeat={show_duration(options.lease_heartbeat_ms)} is more than half of "
-            f"leaseTimeout={show_duration(options.lease_timeout_ms)}: one late sign of life would count as death. "
-            "Accepted: at most half, such as 30s of 120s."
+            f"leaseHeartbeat={show_duration(options.lease_heartbeat_ms)}: expected at most half of "
+            f"leaseTimeout={show_duration(options.lease_timeout_ms)}, or one late heartbeat counts as death. Set both, "
+            "such as leaseHeartbeat=30s and leaseTimeout=120s."
         )
     return options
 
 
-def _refuse_idle(options: GroupOptions, found: Mapping[str, Any]) -> None:
-    """Raise OptionError for what was given and would change nothing beside the rest. A default says nothing new."""
+def _check_effect(options: GroupOptions, found: Mapping[str, Any]) -> None:
+    """Raise OptionError if an option has another value than its default and the other options make it ineffective."""
     if options.fallback == "timestamp" and "startingOffsetsByTimestampStrategy" in found:
         raise OptionError(
-            "startingOffsetsByTimestampStrategy is for a query that begins at a time. A group that does, by "
-            "groupFallback=timestamp, begins at the end of a queue in which nothing was stored since, as with "
-            "RocketMQ. Leave startingOffsetsByTimestampStrategy out."
+            "startingOffsetsByTimestampStrategy has no effect with groupFallback=timestamp: a group begins at the end "
+            "of a queue without a message since the time, as in RocketMQ. Leave startingOffsetsByTimestampStrategy out."
         )
-    changed = [name for name, field in GROUP_FIELDS.items() if getattr(options, field) != _DEFAULTS[field]]
-    for name in changed:
-        if options.is_broadcasting and name in _NOT_FOR_BROADCASTING:
+    for option in OPTIONS:
+        name, value = option.name, found.get(option.name, option.default_value)
+        if option.requires != GROUP or value == option.default_value:
+            continue
+        if options.is_broadcasting and option.conflicts == BROADCASTING:
             raise OptionError(
-                f"{name}={found[name]} is about what the queries of a group have to settle among them. With "
-                f"messageModel=broadcasting each of them reads all queues from its own checkpoint. Leave {name} out."
+                f"{name} has no effect with {BROADCASTING}: each query of the group reads all queues from its "
+                f"own checkpoint. Leave {name} out."
             )
         if options.is_shared and name == "onOffsetConflict":
             raise OptionError(
-                f"onOffsetConflict={found[name]} is for a query that is alone in its group. With assignment=shared a "
-                "queue goes on at the further of the checkpoint and the group's offset. Leave onOffsetConflict out."
+                f"onOffsetConflict={value} has no effect with assignment=shared: a queue resumes at the checkpoint or "
+                "at the group's offset, whichever is larger. Leave onOffsetConflict out."
             )
-        if not options.is_shared and name == "allocateStrategy":
+        if not options.is_shared and name in ("allocateStrategy", "handoverTimeout"):
             raise OptionError(
-                f"allocateStrategy={found[name]} says how the queries of a group share its queues, and this one reads "
-                "them all. Add assignment=shared, or leave allocateStrategy out."
+                f"{name} has no effect in a query that reads all queues of its group: it is for sharing them. Add "
+                f"assignment=shared, or leave {name} out."
             )
-        if not options.is_shared and name == "handoverTimeout":
-            raise OptionError(
-                "handoverTimeout limits how long a query keeps queues that other queries of the group "
-                "wait for, and this one shares no queues. Add assignment=shared, or leave handoverTimeout out."
-            )
+
+
+def _check_broadcasting(options: GroupOptions, found: Mapping[str, Any]) -> None:
+    if options.is_shared:
+        raise OptionError(
+            f"{BROADCASTING} and assignment=shared are both given. With broadcasting every query reads all queues. "
+            "Keep one of them."
+        )
+    if options.commit == "required":
+        raise OptionError(
+            f"{BROADCASTING}: found commitOffsets=required; expected auto or off. A query keeps its offsets in its "
+            "checkpoint and publishes none. Leave commitOffsets=required out."
+        )
+    if found.get("subscribeRetry"):
+        raise OptionError(
+            f"{BROADCASTING}: found subscribeRetry=true; expected false. A message that fails in one query is not "
+            "delivered again. Leave subscribeRetry=true out."
+        )
 
 
 def check_start(group: GroupOptions | None, start: Positions | None, *, has_time: bool) -> None:
-    """Raise OptionError where the start and the group's options contradict each other in any kind of query."""
-    begins_at_group = start is not None and start.default == GROUP
+    """Raise OptionError if startingOffsets (`start`) and the group options contradict each other.
+
+    These checks apply to batch queries and streams. `has_time` is whether startingTimestamp is given.
+    """
+    begins_at_group = start is not None and start.default == option_parsers.GROUP
     if group is None:
         if begins_at_group:
-            raise OptionError("startingOffsets=group needs to know which one. Add consumerGroup=name.")
+            raise OptionError(f"startingOffsets=group requires {GROUP}, which is missing. Add {GROUP}=name.")
         return
     if group.is_broadcasting and begins_at_group:
         raise OptionError(
-            "startingOffsets=group: with messageModel=broadcasting a group has no offsets, every query has its own in "
-            'its checkpoint. Accepted: earliest, latest, {"TopicA": {"0": 42}}.'
+            f"startingOffsets=group: with {BROADCASTING} a group has no offsets, as every query keeps its own in its "
+            'checkpoint; expected earliest, latest or {"TopicA": {"0": 42}}.'
         )
     if not begins_at_group and not group.is_shared:
-        _refuse_fallback(group, "startingOffsets=group, or assignment=shared in a stream")
+        _check_no_fallback(group, "startingOffsets=group, or assignment=shared in a stream")
     if begins_at_group and has_time != (group.fallback == "timestamp"):
         raise OptionError(_TIME_AND_FALLBACK)
 
 
 def check_stream_start(group: GroupOptions | None, start: Positions | None, *, has_time: bool) -> None:
-    """Raise OptionError for a start that a stream whose queues are shared cannot have. After `check_start`."""
+    """Raise OptionError for a start that a stream with assignment=shared cannot have. Call `check_start` before it.
+
+    `start` is startingOffsets, and `has_time` is whether startingTimestamp is given.
+    """
     if group is None or not group.is_shared:
         return
-    if start is not None and start.default != GROUP:
+    if start is not None and start.default != option_parsers.GROUP:
         raise OptionError(
-            "startingOffsets: with assignment=shared a query begins in each queue where the group stands, for others "
-            "have read it before. Leave startingOffsets out; groupFallback says where a queue without an offset "
-            "begins, and rmq_spark.reset_offsets sets the group elsewhere."
+            "startingOffsets: with assignment=shared a query begins in each queue at the group's offset. Leave "
+            "startingOffsets out; groupFallback is the start of queues without an offset, and "
+            "rmq_spark.reset_offsets changes the group's offsets."
         )
     if has_time != (group.fallback == "timestamp"):
         raise OptionError(_TIME_AND_FALLBACK)
 
 
 def check_batch_start(group: GroupOptions | None, start: Positions | None) -> None:
-    """Raise OptionError for a fallback of a start that a batch query does not have. After `check_start`."""
-    if group is not None and (start is None or start.default != GROUP):
-        _refuse_fallback(group, "startingOffsets=group (a batch query takes no part in assignment=shared)")
+    """Raise OptionError if a batch query has groupFallback but does not begin at its group's offsets.
+
+    `start` is startingOffsets. Call `check_start` before this function.
+    """
+    if group is not None and (start is None or start.default != option_parsers.GROUP):
+        _check_no_fallback(group, "startingOffsets=group (assignment=shared has no effect in a batch query)")
 
 
-def _refuse_fallback(group: GroupOptions, needed: str) -> None:
-    """Raise OptionError if there is a fallback, which the query has no use for; it would have with what is `needed`."""
+def _check_no_fallback(group: GroupOptions, needed: str) -> None:
+    """Raise OptionError if groupFallback is not latest, its default. Only with `needed` would it have an effect."""
     if group.fallback != "latest":
         raise OptionError(
-            f"groupFallback={group.fallback} is for topics in which a group has no offset, in a query that begins "
-            f"where its group stands. That takes {needed}. Add it, or leave groupFallback out."
+            f"groupFallback={group.fallback} has no effect in a query that does not begin at its group's offsets. Add "
+            f"{needed}, or leave groupFallback out."
         )

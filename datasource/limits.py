@@ -1,23 +1,25 @@
-"""How much of each queue one micro-batch takes: pure arithmetic over backlogs.
+"""Limits of a micro-batch: how many messages it takes from the backlog of each queue. Pure arithmetic.
 
-Invariants, for every limit and all of them together:
-- what is taken of a queue begins at its position, so order within a queue holds;
-- a sum of messages or bytes never goes beyond its limit, but for one record that is bigger than the limit alone;
-- while anything is there, something is taken;
-- no queue starves: where a limit is too small for one message of every queue, queues take turns, by a cursor
-  (`turn`) that is kept in the offset, so that a replay takes the same.
+The backlog of a queue is its messages that no batch has taken yet. These invariants apply to each limit, and to all
+limits together:
+
+- A batch takes the first messages of a backlog, so the order within a queue is kept.
+- The number of messages or bytes never exceeds its limit, except that a batch may be a single record that is larger.
+- While there is a backlog, a batch takes at least one message.
+- No queue starves. If a limit allows less than one message for each queue, the queues are served in a cycle. The
+  cursor, which is the queue that was served last, is part of the offset, so a repeated plan takes the same messages.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rmq_spark.datasource.options import Limits
-from rmq_spark.store.units import QueueKey
+from rmq_spark.datasource.read_options import Limits
+from rmq_spark.store.model import QueueKey
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The messages [begin, end) of one queue, as queue offsets."""
+    """The messages of one queue at the queue offsets [begin, end)."""
 
     queue: QueueKey
     begin: int
@@ -25,88 +27,94 @@ class QueueRange:
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """The number of messages."""
         return self.end - self.begin
 
 
-# Exact bytes of the records in a range, and the end of the longest beginning of it that fits into some bytes.
+# MeasureBytes returns the exact size of a range's records in bytes. FitBytes returns the end of the longest prefix of a
+# range whose records fit into a number of bytes.
 MeasureBytes = Callable[[QueueRange], int]
 FitBytes = Callable[[QueueRange, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The end of what is taken, for each queue that has a backlog, and the cursor for the next time."""
+    """The messages that a batch takes: the end of its range in each queue that has a backlog, and the next cursor.
+
+    The cursor is None if every queue with a backlog was served.
+    """
 
     ends: Mapping[QueueKey, int]
-    turn: QueueKey | None
+    cursor: QueueKey | None
 
 
 def take_limited(
     backlog: list[QueueRange],
     limits: Limits,
-    turn: QueueKey | None,
+    cursor: QueueKey | None,
     measure: MeasureBytes,
     fit: FitBytes,
 ) -> Take:
-    """Return how far each queue of the backlog (sorted, none empty) goes under all limits.
+    """Return the messages that the batch takes from `backlog` under all limits.
 
-    `measure` and `fit` are asked only under a limit of bytes, and never about more of a queue than that limit.
+    `backlog` has the range of each queue, sorted by queue, none empty. `measure` and `fit` are called only if there is
+    a limit of bytes, and never for more bytes of a queue than this limit, except for a single record.
     """
     assert all(part.count > 0 for part in backlog), backlog
     taken = backlog
     if limits.max_offsets_per_queue is not None:
-        most = limits.max_offsets_per_queue
-        taken = [QueueRange(part.queue, part.begin, min(part.end, part.begin + most)) for part in taken]
-    served = {part.queue for part in taken}
+        maximum = limits.max_offsets_per_queue
+        taken = [QueueRange(part.queue, part.begin, min(part.end, part.begin + maximum)) for part in taken]
     if limits.max_offsets is not None:
-        taken = share_messages(taken, limits.max_offsets, turn)
-        served = {part.queue for part in taken}
+        taken = share_messages(taken, limits.max_offsets, cursor)
     if limits.max_bytes is not None:
-        taken = share_bytes(taken, limits.max_bytes, turn, measure, fit)
-        served = {part.queue for part in taken}
+        taken = share_bytes(taken, limits.max_bytes, cursor, measure, fit)
+    served = {part.queue for part in taken}
     ends = {part.queue: part.begin for part in backlog}
     ends.update((part.queue, part.end) for part in taken)
     if len(served) == len(backlog):
         return Take(ends, None)
-    return Take(ends, in_turn([part for part in backlog if part.queue in served], turn)[-1].queue)
+    return Take(ends, _round_robin([part for part in backlog if part.queue in served], cursor)[-1].queue)
 
 
-def in_turn(parts: list[QueueRange], turn: QueueKey | None) -> list[QueueRange]:
-    """Return the parts beginning with the first one after the queue that was served last."""
-    if turn is None:
+def _round_robin(parts: list[QueueRange], cursor: QueueKey | None) -> list[QueueRange]:
+    """Return the ranges in the order in which their queues are served, which begins after the cursor."""
+    if cursor is None:
         return parts
-    return [part for part in parts if part.queue > turn] + [part for part in parts if part.queue <= turn]
+    return [part for part in parts if part.queue > cursor] + [part for part in parts if part.queue <= cursor]
 
 
-def share_messages(backlog: list[QueueRange], limit: int, turn: QueueKey | None) -> list[QueueRange]:
-    """Return what is taken of each queue that is served: in all as many messages as there are, or `limit`.
+def share_messages(backlog: list[QueueRange], limit: int, cursor: QueueKey | None) -> list[QueueRange]:
+    """Return the range to take from each queue: `limit` messages in all, or the whole backlog if that is less.
 
-    One of each queue, and the rest in proportion to what is left of it; remainders go to the largest fractions.
-    Kafka's source prorates too, but rounds shares below one up, which may exceed the limit.
+    If `limit` is less than the number of queues, only that number of queues is served, with one message each. Otherwise
+    each queue gets one message, and the rest of the limit is divided in proportion to the backlogs; the shares with the
+    largest fractions are rounded up. Kafka's source divides in proportion too, but rounds every share below one up to
+    one, so it may exceed the limit.
     """
     if limit < len(backlog):
-        return [QueueRange(part.queue, part.begin, part.begin + 1) for part in in_turn(backlog, turn)[:limit]]
+        return [QueueRange(part.queue, part.begin, part.begin + 1) for part in _round_robin(backlog, cursor)[:limit]]
     spare = limit - len(backlog)
     shares = [share + 1 for share in _prorate([part.count - 1 for part in backlog], spare)]
     return [QueueRange(part.queue, part.begin, part.begin + share) for part, share in zip(backlog, shares, strict=True)]
 
 
 def share_bytes(
-    backlog: list[QueueRange], limit: int, turn: QueueKey | None, measure: MeasureBytes, fit: FitBytes
+    backlog: list[QueueRange], limit: int, cursor: QueueKey | None, measure: MeasureBytes, fit: FitBytes
 ) -> list[QueueRange]:
-    """Return what is taken of each queue that is served: records of at most `limit` bytes in all.
+    """Return the range to take from each queue: records of at most `limit` bytes in all.
 
-    In turn, the first record of each queue while it fits; then the rest in proportion to the bytes behind it, of
-    which no queue counts more than `limit`. The very first record is taken whatever its size.
+    First the queues are served in a cycle, each with its first record, while these records fit. The very first record
+    is taken whatever its size. Then the rest of the limit is divided in proportion to the backlogs in bytes; a backlog
+    larger than `limit` is treated as one of `limit`. A queue that is not served is left out.
     """
     firsts: list[tuple[QueueRange, QueueRange]] = []
     spare = limit
-    for part in in_turn(backlog, turn):
+    for part in _round_robin(backlog, cursor):
         first = QueueRange(part.queue, part.begin, part.begin + 1)
         size = measure(first)
         if firsts and size > spare:
-            break  # it is first the next time
+            break  # the next batch begins with this queue
         firsts.append((part, first))
         spare -= size
         if spare <= 0:
@@ -123,18 +131,27 @@ def share_bytes(
 
 
 def _prorate(sizes: list[int], limit: int) -> list[int]:
-    """Return a share of `limit` for each size, in proportion; none above its size, in all limit or all there is."""
+    """Divide `limit` in proportion to the sizes. Return the shares, which are whole numbers.
+
+    No share is larger than its size. If the sum of the sizes is at most `limit`, the shares are the sizes.
+    """
     total = sum(sizes)
     if total <= limit:
         return sizes
     shares = [size * limit // total for size in sizes]
     left = limit - sum(shares)
-    largest = sorted(range(len(sizes)), key=lambda number: -(sizes[number] * limit % total))  # stable: ties in order
+    largest = sorted(
+        range(len(sizes)), key=lambda number: -(sizes[number] * limit % total)
+    )  # stable: ties keep their order
     for number in largest[:left]:
         shares[number] += 1
     return shares
 
 
 def must_wait(new_messages: int, limits: Limits, waited_ms: int) -> bool:
-    """Say whether minOffsetsPerTrigger asks to wait on, `waited_ms` after the last batch; as Kafka's source does."""
+    """Return whether a trigger starts no batch, because there are fewer new messages than minOffsetsPerTrigger.
+
+    `waited_ms` is the time since the last batch. Once it has reached maxTriggerDelay, a trigger starts a batch anyway,
+    as in Kafka's source.
+    """
     return limits.min_offsets is not None and new_messages < limits.min_offsets and waited_ms < limits.max_delay_ms

@@ -1,34 +1,37 @@
-"""The offset of a stream: what stands in Spark's checkpoint, as JSON.
+"""The offset of a stream, as JSON in Spark's checkpoint.
 
     {"orders": {"0": 5, "1": 7}, "@": {"v": 1}}
 
-Topic, queue, next queue offset: what was before it has been delivered. So progress can be pasted into
-startingOffsets. The key "@", which no topic can have, keeps what belongs to no queue:
+The position of each queue, by topic and queue id, is the queue offset of the next message to read. All earlier messages
+were delivered, so an offset from a progress report can be used as startingOffsets. The key "@", which cannot be the
+name of a topic, has the metadata:
 
 | key | meaning |
 | --- | --- |
-| v | version of this text; another one is refused |
-| start | where each queue began that the offset before this one does not name and that has rows since |
-| seek | where each queue went on that the offset before this one names elsewhere: it was reset, or was another's |
-| group | the consumer group of which the query was a member last |
-| reset | the number of the last reset of that group that was applied |
-| suspended | the number of the last change of the queues that an orderly listener stopped, which `seek` sends back |
+| v | version of this format; other versions are refused |
+| start | begin of the batch in each queue that has rows in it and is not in the previous offset |
+| seek | begin of the batch in each queue that did not continue at its previous position, as after a reset |
+| group | the consumer group of which the query was last a member |
+| reset | the number of that group's last reset that the query has applied |
+| suspended | the number of the last change of the group's suspended queues that the query has applied |
 | ending | true if the query has endingOffsets or endingTimestamp |
-| ended | true if every queue has reached its bound |
-| lost | messages that planning skipped with failOnDataLoss=false, by queue, since the query began |
-| turn | the queue that was served last when a limit was too small for all: the next one goes first |
+| ended | true if every queue has reached its end |
+| lost | the number of messages, by queue, that planning has skipped with failOnDataLoss=false since the query began |
+| turn | the queue that was served last, if a limit was too small to serve all; the next batch begins after this queue |
 
-What goes away after the batch was planned, before its tasks are made or while they read, is not in `lost`: by then
-the end of the batch stands in the checkpoint. It is logged.
+A group moves a queue (`seek`) after a reset, when the queue comes from another member, and when an orderly listener
+suspended it. `lost` does not include messages that disappear after their batch was planned, because the end of the
+batch is then already in the checkpoint. Those messages are only logged.
 
-Spark compares offsets as text. So the text is canonical: topics sorted, queues sorted by number, "@" last and its
-keys in the order above; and what has not moved is repeated as it stands, `start` included.
+Spark compares offsets as texts, so equal offsets must have equal texts. Topics are sorted by name, queues by number,
+"@" is last, and its keys are in the order above. If nothing has moved, the previous offset is returned unchanged,
+including its `start`.
 
-The first offset of a query is not kept by Spark until a batch exists. So it is a constant that names no queue,
-and the end of the first batch, which may be empty, fixes where the query began: a queue that is in `start` began
-there, and any other at the very position at which the batch ends, so it has no rows. Spark sends this text three
-times in every trigger, and nothing else costs as much where queues are many: so what need not be said is not. (Texts
-with a `start` that equals the position mean the same.)
+Spark does not store the initial offset of a query until the first batch exists. So the initial offset is a constant
+without queues, and the end of the first batch, which may be empty, records where the query began. A queue in `start`
+began there. Any other queue began at its position, and has no rows in the batch. (So a `start` that equals the position
+could be left out.) Spark passes the text three times in every trigger, which is the largest cost if there are many
+queues, so redundant keys are omitted.
 """
 
 from collections.abc import Mapping
@@ -36,67 +39,73 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rmq_spark.datasource.values import MARK
+from rmq_spark.datasource.option_parsers import MARK
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 VERSION = 1
 
-_SHOWN_CHARACTERS = 80  # of an offset that is none
-_FOREIGN = "the checkpoint holds an offset that is none of ours: {}. Give the query a checkpointLocation of its own."
+_SHOWN_CHARACTERS = 80  # of an invalid offset
+_FOREIGN = (
+    "the checkpoint is not one of rmq: found {}; expected offsets by topic and queue. Give the query a "
+    "checkpointLocation of its own."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """One offset, parsed. `starts` is None where the text has no `start`: no queue that appeared has rows."""
+    """A decoded offset; the fields are described in the module's docstring.
+
+    `starts` is None if the text has no `start`, because the batch has no rows of a new queue.
+    """
 
     positions: Mapping[QueueKey, int]
     starts: Mapping[QueueKey, int] | None = None
     ending: bool = False
     ended: bool = False
     lost: Mapping[QueueKey, int] = field(default_factory=dict)
-    turn: QueueKey | None = None
+    cursor: QueueKey | None = None  # `turn` in the text
     seeks: Mapping[QueueKey, int] = field(default_factory=dict)
     reset: int = 0
     group: str = ""
     suspended: int = 0
 
     def is_initial(self) -> bool:
-        """Say whether this is the constant before the first batch."""
+        """Return whether this is the initial offset, which is the constant before the first batch."""
         return not self.positions and self.starts is None
 
 
 def initial_offset() -> dict[str, Any]:
-    """Return the JSON of the constant before the first batch."""
+    """Return the JSON of the initial offset, which is the constant before the first batch."""
     return {MARK: {"v": VERSION}}
 
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
-    """Return the canonical JSON. It is never the constant of `initial_offset`."""
-    mark: dict[str, Any] = {"v": VERSION}
+    """Return an offset as JSON, in the one form that has a given content. It never equals the initial offset."""
+    metadata: dict[str, Any] = {"v": VERSION}
     if offset.starts or not offset.positions:
-        mark["start"] = encode_queues(offset.starts or {})
+        metadata["start"] = encode_queues(offset.starts or {})
     if offset.seeks:
-        mark["seek"] = encode_queues(offset.seeks)
+        metadata["seek"] = encode_queues(offset.seeks)
     if offset.group:
-        mark["group"] = offset.group
+        metadata["group"] = offset.group
     if offset.reset or offset.group:
-        mark["reset"] = offset.reset
+        metadata["reset"] = offset.reset
     if offset.suspended:
-        mark["suspended"] = offset.suspended
+        metadata["suspended"] = offset.suspended
     if offset.ending:
-        mark["ending"] = True
+        metadata["ending"] = True
     if offset.ended:
-        mark["ended"] = True
+        metadata["ended"] = True
     if offset.lost:
-        mark["lost"] = encode_queues(offset.lost)
-    if offset.turn is not None:
-        mark["turn"] = str(offset.turn)
-    return {**encode_queues(offset.positions), MARK: mark}
+        metadata["lost"] = encode_queues(offset.lost)
+    if offset.cursor is not None:
+        metadata["turn"] = str(offset.cursor)
+    return {**encode_queues(offset.positions), MARK: metadata}
 
 
 def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
-    """Return numbers by queue as JSON: topic, queue id as text, number; both sorted."""
+    """Return numbers by queue as JSON, in the form {topic: {queue id: number}}, sorted by topic and queue id."""
     return {
         topic: {str(queue.queue_id): numbers[queue] for queue in queues}
         for topic, queues in groupby(sorted(numbers), key=lambda queue: queue.topic)
@@ -104,30 +113,30 @@ def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
 
 
 def decode_offset(value: Any) -> StreamOffset:
-    """Return the offset that a JSON object is. Raises OptionError for a text of another version or shape."""
-    if not isinstance(value, dict):  # of a source that counts, for instance
-        raise OptionError(_FOREIGN.format(f"{str(value)[:_SHOWN_CHARACTERS]!r} is no JSON object"))
-    mark = value.get(MARK)
-    version = mark.get("v") if isinstance(mark, dict) else None
+    """Return the offset in a JSON value. Raises OptionError if it has another version or is not an offset of rmq."""
+    if not isinstance(value, dict):  # such as the number of a source that counts
+        raise OptionError(_FOREIGN.format(f"{str(value)[:_SHOWN_CHARACTERS]!r}"))
+    metadata = value.get(MARK)
+    version = metadata.get("v") if isinstance(metadata, dict) else None
     if version != VERSION:
         raise OptionError(
-            f"the checkpoint holds an offset of version {version!r}; this release reads version {VERSION}. Use the "
-            "release that wrote it, or another checkpointLocation, with the wanted startingOffsets."
+            f"the checkpoint has offsets of version {version!r}; expected version {VERSION}. Use the release that "
+            "wrote it, or another checkpointLocation with startingOffsets."
         )
-    assert isinstance(mark, dict)
+    assert isinstance(metadata, dict)
     try:
-        turn = mark.get("turn")
+        cursor = metadata.get("turn")
         return StreamOffset(
             _decode_queues({topic: queues for topic, queues in value.items() if topic != MARK}),
-            _decode_queues(mark["start"]) if "start" in mark else None,
-            bool(mark.get("ending", False)),
-            bool(mark.get("ended", False)),
-            _decode_queues(mark.get("lost", {})),
-            None if turn is None else _decode_queue(turn),
-            _decode_queues(mark.get("seek", {})),
-            int(mark.get("reset", 0)),
-            str(mark.get("group", "")),
-            int(mark.get("suspended", 0)),
+            _decode_queues(metadata["start"]) if "start" in metadata else None,
+            bool(metadata.get("ending", False)),
+            bool(metadata.get("ended", False)),
+            _decode_queues(metadata.get("lost", {})),
+            None if cursor is None else _decode_queue(cursor),
+            _decode_queues(metadata.get("seek", {})),
+            int(metadata.get("reset", 0)),
+            str(metadata.get("group", "")),
+            int(metadata.get("suspended", 0)),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None

@@ -1,17 +1,22 @@
-"""What one task reads, as it travels from the driver to an executor: small, and nothing in it is open."""
+"""Partitions: each is the input of one task, which Spark pickles on the driver and sends to an executor.
+
+A partition is small and contains no open files.
+"""
 
 from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
-from rmq_spark.store import Sought
-from rmq_spark.store.units import QueueKey, RecordProof
+from rmq_spark.store import KeyLookup
+from rmq_spark.store.model import QueueKey, RecordProof
 
 
 class Piece(NamedTuple):
-    """The messages [begin, end) of one queue, and where the planner saw the first and the last of them.
+    """The messages with queue offsets [begin, end) of one queue.
 
-    A proof is None where the message was gone when it was asked for; the executor will meet that too.
+    `first` and `last` are the positions and store times of the first and the last message, by which the executor
+    detects that it reads another store. One is None if the message had disappeared when the driver planned the read;
+    the executor will detect that it is missing.
     """
 
     queue: QueueKey
@@ -22,7 +27,10 @@ class Piece(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """Whose the queue of a partition is: the task fails once it is another member's, or has another epoch."""
+    """The member of a group that owns a partition's queue, and the epoch (number) of its claim to the queue.
+
+    A task with a fence fails if the queue has another owner or epoch when the task begins or ends a piece.
+    """
 
     group: str
     member_id: str
@@ -30,11 +38,11 @@ class Fence(NamedTuple):
 
 
 class RmqPartition(InputPartition):
-    """Some pieces of one queue, in order; nearly always one. Both paths are absolute.
+    """The pieces of one queue that a task reads, in order; usually one. Both paths are absolute.
 
-    `store_id` is what our writers once named the store that was planned with, None for one that only brokers wrote.
-    With `sought` only messages that have one of these keys or ids are rows, with `tags` only those that have one of
-    these tags: in queues of any topic, beside what the query's filters want.
+    `store_id` is the id that rmq-spark's writers gave to the store; None if only brokers have written to it. The task
+    applies the filters of the query. If `sought` is not None, only messages with one of its keys or ids are rows. If
+    `tags` is not None, only messages with one of these tags are rows.
     """
 
     def __init__(
@@ -44,7 +52,7 @@ class RmqPartition(InputPartition):
         pieces: tuple[Piece, ...],
         store_id: str | None = None,
         fence: Fence | None = None,
-        sought: Sought | None = None,
+        sought: KeyLookup | None = None,
         tags: tuple[str, ...] | None = None,
     ) -> None:
         self.path = path
@@ -57,14 +65,11 @@ class RmqPartition(InputPartition):
 
     def __reduce__(self) -> tuple[object, ...]:
         flat = tuple(
-            (*_key(piece.queue), piece.begin, piece.end, _flat(piece.first), _flat(piece.last)) for piece in self.pieces
+            (piece.queue.topic, piece.queue.queue_id, piece.begin, piece.end, _flat(piece.first), _flat(piece.last))
+            for piece in self.pieces
         )
         fence, sought = self.fence and tuple(self.fence), self.sought and tuple(self.sought)
         return _unpickle, (self.path, self.commit_log_path, flat, self.store_id, fence, sought, self.tags)
-
-
-def _key(queue: QueueKey) -> tuple[str, int]:
-    return queue.topic, queue.queue_id
 
 
 def _flat(proof: RecordProof | None) -> tuple[int, int] | None:
@@ -93,5 +98,6 @@ def _unpickle(
         )
         for topic, queue_id, begin, end, first, last in flat
     )
-    held = None if fence is None else Fence(*fence)
-    return RmqPartition(path, commit_log_path, pieces, store_id, held, sought and Sought(*sought), tags)
+    return RmqPartition(
+        path, commit_log_path, pieces, store_id, fence and Fence(*fence), sought and KeyLookup(*sought), tags
+    )

@@ -1,11 +1,12 @@
-"""The executor's side: from a planned partition to rows, and what happens when the store is not the planned one.
+"""Reader of a planned partition on an executor.
 
 Invariants:
-- rows come in queue order, each queue offset of the plan once that the query's filter and the plan's tags want, or an
-  error says which are missing;
-- a store that is not the one the driver planned with never gives a row: its records do not lie where the proofs
-  say;
-- what retention deleted between plan and read is loss of data, and failOnDataLoss decides.
+
+- Rows come in the order of the queue. Each planned message that matches the query's filter and the plan's tags is
+  exactly one row; if messages are missing, an error names them.
+- No row comes from a store other than the one that the driver planned with. The reader detects another store by its
+  id, and because the first and last records are not at the planned positions.
+- If retention has deleted messages after the plan, they are lost, and failOnDataLoss applies.
 """
 
 import logging
@@ -16,42 +17,42 @@ from dataclasses import replace
 import pyarrow as pa
 
 from rmq_spark.datasource.partition import Piece, RmqPartition
-from rmq_spark.datasource.planning import EXPIRED, Loss, refuse_losses
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.planning import EXPIRED, Loss, require_no_losses
+from rmq_spark.datasource.read_options import ReadSettings
 from rmq_spark.store import (
-    SOUGHT_COLUMNS,
+    LOOKUP_COLUMNS,
     DecodeLimits,
     RowFilter,
     StoreReader,
     compile_filter,
-    has_sought,
+    matches_lookup,
     only_tags,
-    open_reader,
 )
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
-from rmq_spark.store.units import QueueBounds, QueueKey, RecordProof
+from rmq_spark.store.model import QueueBounds, QueueKey, RecordProof
 
 _LOG = logging.getLogger("rmq_spark")
 
 
 def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's messages in order, as batches of the columns asked for.
+    """Yield the partition's messages in order, as batches of the requested columns. Many tasks may read at once.
 
-    Raises StoreChangedError where this machine sees another store or none, DataLossError where messages expired
-    meanwhile and failOnDataLoss is true, DamageError. Any number of tasks may read at once.
+    Raises StoreChangedError if this machine has no store at the path or another one. Raises DataLossError if messages
+    have expired since the plan and failOnDataLoss is true. Raises DamageError if a file is damaged, and
+    GroupConflictError if the partition has a fence and its queue has another owner.
     """
     filters = {topic: _filter_of(topic, partition, settings) for topic in {p.queue.topic for p in partition.pieces}}
     sought, columns = partition.sought, settings.columns
     if sought is not None:
-        settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *SOUGHT_COLUMNS))))
-    with _Sight(partition, settings.read_mode) as sight:
+        settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *LOOKUP_COLUMNS))))
+    with _StoreHandle(partition, settings.read_mode) as handle:
         for piece in partition.pieces:
             _check_fence(partition, piece)
-            for batch in _read_piece(sight, partition, piece, settings, filters[piece.queue.topic]):
-                rows = batch if sought is None else batch.filter(has_sought(batch, sought)).select(columns)
+            for batch in _read_piece(handle, partition, piece, settings, filters[piece.queue.topic]):
+                rows = batch if sought is None else batch.filter(matches_lookup(batch, sought)).select(columns)
                 if rows.num_rows:
                     yield rows
-            # Not within: what was given to Spark counts only once the task has ended well.
+            # One check at the end is enough, because Spark discards the rows of a task that fails.
             _check_fence(partition, piece)
 
 
@@ -61,22 +62,22 @@ def _filter_of(topic: str, partition: RmqPartition, settings: ReadSettings) -> R
 
 
 def _check_fence(partition: RmqPartition, piece: Piece) -> None:
-    """Raise GroupConflictError if the queue is another member's by now, and this task minds."""
+    """Raise GroupConflictError if the partition has a fence and its queue now has another owner or epoch."""
     fence = partition.fence
     if fence is not None:
-        from rmq_spark.store import check_epochs  # half of the engine, which few queries need
+        from rmq_spark.store import check_epochs  # the group part of the engine: import late
 
         check_epochs(partition.path, fence.group, fence.member_id, {piece.queue: fence.epoch})
 
 
-class _Sight:
-    """This machine's sight of the partition's store: opened when it is asked for, once for all pieces."""
+class _StoreHandle:
+    """The partition's store on this machine, which is opened at its first use and shared by all pieces."""
 
     def __init__(self, partition: RmqPartition, read_mode: str) -> None:
         self._partition, self._read_mode = partition, read_mode
         self._store: StoreReader | None = None
 
-    def __enter__(self) -> "_Sight":
+    def __enter__(self) -> "_StoreHandle":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,35 +88,41 @@ class _Sight:
         partition = self._partition
         if self._store is None:
             try:
-                self._store = open_reader(
+                self._store = StoreReader(
                     partition.path, commit_log_path=partition.commit_log_path, read_mode=self._read_mode
                 )
             except StorePathError as error:
                 raise _changed(partition, None, str(error)) from None
-            seen = self._store.store_id()
-            if partition.store_id not in (None, seen):
-                raise _changed(partition, None, f"its id is {seen}, the driver planned with {partition.store_id}")
+            found_id = self._store.store_id()
+            if partition.store_id not in (None, found_id):
+                raise _changed(partition, None, f"its id is {found_id}, the driver planned with {partition.store_id}")
         return self._store
 
     def close(self) -> None:
-        """Forget what was seen: who asks again looks anew."""
+        """Close the store. The next use opens it again."""
         if self._store is not None:
             self._store.close()
         self._store = None
 
 
 def _read_piece(
-    sight: _Sight, partition: RmqPartition, piece: Piece, settings: ReadSettings, wanted: RowFilter | None
+    handle: _StoreHandle, partition: RmqPartition, piece: Piece, settings: ReadSettings, wanted: RowFilter | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield one piece. A file that goes away on the way is looked into once, then it is an error."""
+    """Yield the messages of one piece that match `wanted`, or all if it is None.
+
+    If a file disappears during the read, the store is opened again and the read continues. If that happens again at the
+    same message, StoreChangedError is raised.
+    """
     begin = piece.begin
     failed_at = None
     limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
     while begin < piece.end:
         try:
-            _check_proofs(sight.store, partition, piece, begin)
-            # What a filter passes over counts as read: a second try goes on behind it.
-            for found in sight.store.read_on(piece.queue, begin, piece.end, settings.columns, limits, wanted):
+            _check_proofs(handle.store, partition, piece, begin)
+            # A second attempt resumes after the last message that was read or that the filter skipped.
+            for found in handle.store.read_with_progress(
+                piece.queue, begin, piece.end, settings.columns, limits, wanted
+            ):
                 begin = found.next_offset
                 if found.batch.num_rows:
                     yield found.batch
@@ -123,42 +130,46 @@ def _read_piece(
         except OffsetRangeError as error:
             if error.min_offset <= begin:
                 raise _changed(partition, piece.queue, str(error)) from None
-            there = sight.store.bounds(piece.queue)  # the error knows of the range that was asked for alone
-            begin = _skip(piece, begin, there, settings.fail_on_data_loss)
+            # The bounds in the error are only those of the requested range.
+            available = handle.store.bounds(piece.queue)
+            begin = _skip(piece, begin, available, settings.fail_on_data_loss)
         except NotFoundError as error:
             raise _changed(partition, piece.queue, str(error)) from None
         except StoreChangedError:
-            # A segment that retention deletes looks like this too: a second look tells the two apart.
+            # Retention may have deleted a segment. In that case the second attempt raises OffsetRangeError.
             if failed_at == begin:
                 raise
             failed_at = begin
-        sight.close()
+        handle.close()
 
 
 def _check_proofs(store: StoreReader, partition: RmqPartition, piece: Piece, begin: int) -> None:
-    """Raise StoreChangedError unless the last message, and the first if it is still wanted, lie where planned."""
+    """Raise StoreChangedError unless this store has the messages at the positions that the driver found.
+
+    The last message of the piece is compared, and the first one if it has not been read yet.
+    """
     checks: list[tuple[int, RecordProof | None]] = [(piece.end - 1, piece.last)]
     if begin == piece.begin < piece.end - 1:
         checks.append((begin, piece.first))
     for offset, planned in checks:
         if planned is None:
             continue
-        seen = store.proof(piece.queue, offset)
-        if seen != planned:
+        found = store.proof(piece.queue, offset)
+        if found != planned:
             raise _changed(
                 partition,
                 piece.queue,
-                f"the message at queue offset {offset} lies at physical offset {seen.physical_offset}, stored at "
-                f"{seen.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
+                f"the message at queue offset {offset} is at physical offset {found.physical_offset}, stored at "
+                f"{found.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
                 f"{planned.store_time_ms} ms",
             )
 
 
-def _skip(piece: Piece, begin: int, there: QueueBounds, fail: bool) -> int:
-    """Return where to go on behind what expired; raises DataLossError instead if that is to `fail`."""
-    loss = Loss(piece.queue, begin, min(there.min_offset, piece.end), EXPIRED.format(there))
+def _skip(piece: Piece, begin: int, available: QueueBounds, fail: bool) -> int:
+    """Return the queue offset after the expired messages, and log the loss. If `fail`, raise DataLossError instead."""
+    loss = Loss(piece.queue, begin, min(available.min_offset, piece.end), EXPIRED.format(available))
     if fail:
-        refuse_losses([loss])
+        require_no_losses([loss])
     _LOG.warning("rmq: skipped while reading, failOnDataLoss=false, counted in no offset: %s", loss)
     return loss.end
 

@@ -1,7 +1,7 @@
-"""Where a query begins, where its next batch ends, and what of a range is gone: pure arithmetic.
+"""Planning of batches: start offsets, end offsets and losses. Pure arithmetic.
 
-No disk, no clock, no Spark: bounds come in as numbers, offsets go out. A loss of data is a value here
-(`Loss`); the caller raises it or counts it.
+The functions compute offsets from the bounds of queues, and use neither disk nor clock nor Spark. They return missing
+messages as values (`Loss`); the caller raises an error for them, or logs and counts them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -9,28 +9,30 @@ from dataclasses import dataclass
 
 from rmq_spark.datasource.limits import FitBytes, MeasureBytes, QueueRange, take_limited
 from rmq_spark.datasource.offsets import StreamOffset
-from rmq_spark.datasource.options import Limits
-from rmq_spark.datasource.values import EARLIEST, LATEST, Positions
+from rmq_spark.datasource.option_parsers import EARLIEST, LATEST, Positions
+from rmq_spark.datasource.read_options import Limits
 from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
-from rmq_spark.store.units import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueBounds, QueueKey
 
 Bounds = Mapping[QueueKey, QueueBounds]
 
 EXPIRED = "retention has deleted them, the queue now begins at {0.min_offset}"
-CUT = "the queue ends at {0.max_offset} now; the store was cut after a crash, rebuilt or replaced"
+CUT = "the queue ends at {0.max_offset} now; the store was truncated after a crash, rebuilt or replaced"
 AHEAD = (
-    "the consumer group {0} stands at {1}, and the queue ends at {2} now; the store was cut after a crash, rebuilt or "
-    "restored from an older copy, or a tool set the group's offset. rmq_spark.reset_offsets sends the group to where "
-    "it is to go on"
+    "the consumer group {0} is at {1}, and the queue ends at {2} now; the store was truncated after a crash, rebuilt "
+    "or restored from an older copy, or a tool set the group's offset. Set it with rmq_spark.reset_offsets"
 )
-VANISHED = "the store has no such queue any more, and looking twice did not find it"
-UNSUBSCRIBED = "the query does not subscribe to the queue, which the checkpoint names"
-_SHOWN_TOPICS, _SHOWN_QUEUES = 5, 8  # that an error names
+VANISHED = "the queue does not exist any more, as a second scan of the store confirmed"
+UNSUBSCRIBED = "the checkpoint has a position in the queue, to which the query does not subscribe"
+_SHOWN_TOPICS, _SHOWN_QUEUES = 5, 8  # in an error
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Queue offsets [begin, end) of a queue that were promised and are not there. May be empty if unknown."""
+    """Messages that the query should read and that are missing, at the queue offsets [begin, end).
+
+    If `begin` equals `end`, the number of missing messages is unknown. `why` is the reason, for the error.
+    """
 
     queue: QueueKey
     begin: int
@@ -39,17 +41,17 @@ class Loss:
 
     @property
     def count(self) -> int:
-        """How many messages, as far as offsets tell."""
+        """The number of missing messages, or 0 if it is unknown."""
         return self.end - self.begin
 
     def __str__(self) -> str:
         if not self.count:
-            return f"messages of queue {self.queue} from queue offset {self.begin} on: {self.why}"
+            return f"messages of queue {self.queue}, queue offsets ≥ {self.begin}: {self.why}"
         return f"{self.count} messages of queue {self.queue}, queue offsets [{self.begin}, {self.end}): {self.why}"
 
 
-def refuse_losses(losses: Iterable[Loss]) -> None:
-    """Raise DataLossError for the largest loss, which says how many more there are; nothing for none."""
+def require_no_losses(losses: Iterable[Loss]) -> None:
+    """Raise DataLossError if there are losses. It describes the largest loss, and says how many others there are."""
     ordered = sorted(losses, key=lambda loss: (-loss.count, loss.queue))
     if ordered:
         worst = ordered[0]
@@ -57,15 +59,16 @@ def refuse_losses(losses: Iterable[Loss]) -> None:
         raise DataLossError(worst.queue.topic, worst.queue.queue_id, worst.begin, worst.end, worst.why + more)
 
 
-def find_ahead(held: Mapping[QueueKey, int], bounds: Bounds, group: str) -> list[Loss]:
-    """Return what lies between the ends of queues and the places behind them where a consumer group stands.
+def find_ahead(committed: Mapping[QueueKey, int], bounds: Bounds, group: str) -> list[Loss]:
+    """Return a loss for each queue in which the group's committed offset is beyond the end of the queue.
 
-    A broker answers OFFSET_OVERFLOW_BADLY there, and its client goes on at the end, in silence.
+    In RocketMQ a broker answers OFFSET_OVERFLOW_BADLY to a pull at such an offset, and the client silently resumes at
+    the end of the queue.
     """
     return [
-        Loss(queue, there.max_offset, at, AHEAD.format(group, at, there.max_offset))
-        for queue, at in held.items()
-        if (there := bounds.get(queue)) is not None and at > there.max_offset
+        Loss(queue, available.max_offset, offset, AHEAD.format(group, offset, available.max_offset))
+        for queue, offset in committed.items()
+        if (available := bounds.get(queue)) is not None and offset > available.max_offset
     ]
 
 
@@ -77,56 +80,56 @@ def resolve_positions(
     name: str,
     clip: bool = False,
 ) -> tuple[dict[QueueKey, int], list[Loss]]:
-    """Return the queue offset for each queue of `bounds`, and what of the wanted offsets is gone.
+    """Return the offset at which each queue in `bounds` begins or ends, and the losses.
 
-    A time goes before an offset, a named queue before the word for the rest, that before `default`. An offset
-    below the queue's first is a loss. One beyond its end raises OffsetRangeError, since it never was there; with
-    `clip` it becomes the end. `name` is the option that a message speaks of. Raises NotFoundError for a named
-    queue that is not there.
+    The offset of a queue is the first that is given of: its offset in `by_time`, its offset in `wanted`, the default of
+    `wanted`, and `default`. If it is below the queue's minimum, it becomes the minimum, and the messages between are a
+    loss. If it is beyond the queue's end, OffsetRangeError is raised, because such an offset has never existed; with
+    `clip` it becomes the end instead. Raises NotFoundError for a queue in `wanted` that does not exist. `name` is the
+    name of the option in errors.
     """
     wanted = wanted or Positions()
     check_named(wanted.queues, bounds, name)
-    rest = default if wanted.default is None else wanted.default
+    default = default if wanted.default is None else wanted.default
     positions, losses = {}, []
-    for queue, there in bounds.items():
-        offset = by_time.get(queue, wanted.queues.get(queue, rest))
+    for queue, available in bounds.items():
+        offset = by_time.get(queue, wanted.queues.get(queue, default))
         if offset == EARLIEST:
-            offset = there.min_offset
+            offset = available.min_offset
         elif offset == LATEST:
-            offset = there.max_offset
-        if offset < there.min_offset:
-            losses.append(Loss(queue, offset, there.min_offset, EXPIRED.format(there)))
-            offset = there.min_offset
-        elif offset > there.max_offset:
+            offset = available.max_offset
+        if offset < available.min_offset:
+            losses.append(Loss(queue, offset, available.min_offset, EXPIRED.format(available)))
+            offset = available.min_offset
+        elif offset > available.max_offset:
             if not clip:
-                error = OffsetRangeError(str(queue), offset, offset, there.min_offset, there.max_offset)
+                error = OffsetRangeError(str(queue), offset, offset, available.min_offset, available.max_offset)
                 error.add_note(
-                    f"{name} names that offset. Give one that the queue holds, or set failOnDataLoss=false to take "
-                    "the nearest."
+                    f"The offset is from {name}. Give one in the range, or set failOnDataLoss=false for the nearest."
                 )
                 raise error
-            offset = there.max_offset
+            offset = available.max_offset
         positions[queue] = offset
     return positions, losses
 
 
 def check_named(queues: Iterable[QueueKey], bounds: Bounds, name: str) -> None:
-    """Raise NotFoundError for a queue that the option `name` names and that is not there."""
+    """Raise NotFoundError if one of `queues`, which the option `name` contains, is not in `bounds`."""
     for queue in queues:
         if queue not in bounds:
             ids = ", ".join(str(other.queue_id) for other in sorted(bounds) if other.topic == queue.topic)
             raise NotFoundError(
-                f"{name} names the queue {queue}, which is not in the store. "
-                + (f'Queues of topic "{queue.topic}": {ids}.' if ids else f'There is no topic "{queue.topic}".')
+                f"{name}: the queue {queue} is not in the store. "
+                + (f'Queues of topic "{queue.topic}": {ids}.' if ids else f'The topic "{queue.topic}" does not exist.')
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where each queue stands before the next batch, and what was found missing on the way.
+    """The positions of queues before the next batch, and the losses that were found.
 
-    `begins` are the positions, moved to what is there; `starts` those of the queues that the offset before did
-    not name.
+    `begins` has the position of every queue. A position outside of the queue's bounds was moved to the nearest bound.
+    `starts` has only the queues that are not in the previous offset.
     """
 
     begins: dict[QueueKey, int]
@@ -135,7 +138,7 @@ class Progress:
 
 
 def describe_unsubscribed(queues: Collection[QueueKey], subscription: str) -> str:
-    """Return what is wrong with a checkpoint that has positions in `queues`, which the query does not read."""
+    """Return an error text about a checkpoint that has positions in `queues`, to which the query does not subscribe."""
     ids: dict[str, list[str]] = {}
     for queue in sorted(queues):
         ids.setdefault(queue.topic, []).append(str(queue.queue_id))
@@ -151,23 +154,27 @@ def describe_unsubscribed(queues: Collection[QueueKey], subscription: str) -> st
     )
 
 
-def refuse_unsubscribed(queues: Collection[QueueKey], subscription: str) -> None:
-    """Raise OptionError if a checkpoint has positions in `queues`, which the query does not read; nothing for none."""
+def require_subscribed(queues: Collection[QueueKey], subscription: str) -> None:
+    """Raise OptionError if there are any `queues` to which the query does not subscribe.
+
+    These are queues in which the query's checkpoint has positions. `subscription` is the query's, as text.
+    """
     if queues:
         raise OptionError(
             f"{describe_unsubscribed(queues, subscription)}; expected a checkpoint of the same topics. Give this query "
             "a checkpointLocation of its own, or subscribe to those topics again. With failOnDataLoss=false the query "
-            "drops these positions and does not read what is left there."
+            "drops these positions and does not read the other messages there."
         )
 
 
 def check_progress(
     offset: StreamOffset, bounds: Bounds, starts: Mapping[QueueKey, int], unsubscribed: Collection[QueueKey] = ()
 ) -> Progress:
-    """Return where the queues of `bounds` stand after `offset`, which is not the initial one, or is with `starts`.
+    """Return the positions of the queues in `bounds` before the next batch. `offset` is the end of the previous batch.
 
-    A queue that the offset does not name begins at its place in `starts`, else at its earliest message. A queue
-    that `bounds` does not name has vanished, unless it is in `unsubscribed`. The next offset names neither.
+    A queue that is not in `offset` begins at its position in `starts`, or at its minimum if `starts` lacks it too. So
+    if `offset` is the initial offset, `starts` must have the start of the query. A queue that is in `offset` but not in
+    `bounds` is left out of the next offset. It is a loss, unless it is in `unsubscribed`.
     """
     losses = [
         Loss(queue, position, position, VANISHED)
@@ -175,19 +182,19 @@ def check_progress(
         if queue not in bounds and queue not in unsubscribed
     ]
     begins, new = {}, {}
-    for queue, there in bounds.items():
+    for queue, available in bounds.items():
         position = offset.positions.get(queue)
         if position is None:
-            begins[queue] = new[queue] = starts.get(queue, there.min_offset)
+            begins[queue] = new[queue] = starts.get(queue, available.min_offset)
             continue
-        if position < there.min_offset:
-            losses.append(Loss(queue, position, there.min_offset, EXPIRED.format(there)))
-            position = there.min_offset
-        elif position > there.max_offset:
-            # As a broker answers OFFSET_OVERFLOW_BADLY (4.9.4 on): go on at the end. To begin again would deliver
-            # the whole queue twice after a crash that cost its last messages.
-            losses.append(Loss(queue, there.max_offset, position, CUT.format(there)))
-            position = there.max_offset
+        if position < available.min_offset:
+            losses.append(Loss(queue, position, available.min_offset, EXPIRED.format(available)))
+            position = available.min_offset
+        elif position > available.max_offset:
+            # Resume at the end, as clients do after a broker's OFFSET_OVERFLOW_BADLY (since 4.9.4). If a crash lost the
+            # last messages, resuming at the beginning would deliver the whole queue twice.
+            losses.append(Loss(queue, available.max_offset, position, CUT.format(available)))
+            position = available.max_offset
         begins[queue] = position
     return Progress(begins, new, losses)
 
@@ -200,33 +207,35 @@ def plan_batch(
     measure: MeasureBytes,
     fit: FitBytes,
 ) -> StreamOffset:
-    """Return the offset at the end of the next batch: `targets` at most, under the limits.
+    """Return the offset at the end of the next batch.
 
-    A queue without target stays where it is. `ending` and `ended` are left to the caller.
+    In each queue the batch ends at the queue's offset in `targets`, or before it if `limits` allow less. A queue that
+    is not in `targets` has no rows. The caller sets the fields `ending` and `ended` of the result.
     """
     begins = progress.begins
     backlog = [
         QueueRange(queue, begins[queue], target) for queue, target in sorted(targets.items()) if target > begins[queue]
     ]
-    take = take_limited(backlog, limits, before.turn, measure, fit)
+    take = take_limited(backlog, limits, before.cursor, measure, fit)
     lost = dict(before.lost)
     for loss in progress.losses:
         if loss.count:
             lost[loss.queue] = lost.get(loss.queue, 0) + loss.count
     positions = {**begins, **take.ends}
     starts = {queue: start for queue, start in progress.starts.items() if start < positions[queue]}
-    return StreamOffset(positions, starts, lost=lost, turn=take.turn)
+    return StreamOffset(positions, starts, lost=lost, cursor=take.cursor)
 
 
 def count_new(progress: Progress, targets: Mapping[QueueKey, int]) -> int:
-    """Return how many messages lie between the positions and the targets."""
+    """Return the number of new messages: those between the positions in `progress` and the offsets in `targets`."""
     return sum(max(target - progress.begins[queue], 0) for queue, target in targets.items())
 
 
 def is_same(before: StreamOffset, after: StreamOffset) -> bool:
-    """Say whether nothing has moved, so that the text of `before` is to be repeated.
+    """Return whether nothing has changed from `before` to `after`, so that the text of `before` must be repeated.
 
-    `starts` and `seeks` of an offset are history once the next one has it as its start; `turn` alone moves nothing.
+    `starts` and `seeks` of `before` are not compared, because they describe the previous batch. `cursor` is not
+    compared, because a batch that only changes the cursor has no rows.
     """
     return (
         not before.is_initial()
@@ -239,19 +248,24 @@ def is_same(before: StreamOffset, after: StreamOffset) -> bool:
 
 
 def ranges_between(before: StreamOffset, after: StreamOffset) -> list[QueueRange]:
-    """Return what a batch from `before` to `after` reads, sorted by queue; nothing where the end lies before.
+    """Return the ranges that a batch from `before` to `after` reads, sorted by queue, none empty.
 
-    A queue begins at its place in the `seeks` of `after`; else, if `before` does not name it, in the `starts` of
-    `after`, else where it ends. A batch does not read what `after` counts as lost behind the position in `before`.
+    In each queue the batch ends at the position in `after`. It begins at the first of these that exists:
+
+    1. the position in the `seeks` of `after`;
+    2. the position in `before`, plus the number of messages that were counted as lost from `before` to `after`;
+    3. the position in the `starts` of `after`;
+    4. the position in `after`, so that nothing is read.
     """
-    if before == after:  # a batch without news, in which `starts` and `seeks` are history
+    if before == after:  # an empty batch, whose `starts` and `seeks` describe the previous batch
         return []
     starts = after.starts or {}
-    counted = {
-        queue: at + after.lost.get(queue, 0) - before.lost.get(queue, 0) for queue, at in before.positions.items()
+    resumed = {
+        queue: position + after.lost.get(queue, 0) - before.lost.get(queue, 0)
+        for queue, position in before.positions.items()
     }
     ranges = [
-        QueueRange(queue, after.seeks.get(queue, counted.get(queue, starts.get(queue, end))), end)
+        QueueRange(queue, after.seeks.get(queue, resumed.get(queue, starts.get(queue, end))), end)
         for queue, end in after.positions.items()
     ]
     return sorted((part for part in ranges if part.count > 0), key=lambda part: part.queue)
@@ -260,19 +274,22 @@ def ranges_between(before: StreamOffset, after: StreamOffset) -> list[QueueRange
 def clip_ranges(
     ranges: Iterable[QueueRange], bounds: Bounds, unsubscribed: Collection[QueueKey] = ()
 ) -> tuple[list[QueueRange], list[Loss]]:
-    """Return what of the ranges is there, none empty, and what is not."""
+    """Return the parts of the ranges that are within the bounds, none empty, and the other parts as losses.
+
+    If a range's queue is not in `bounds`, the whole range is a loss; `unsubscribed` determines which reason is given.
+    """
     kept, losses = [], []
     for part in ranges:
-        there = bounds.get(part.queue)
-        if there is None:
+        available = bounds.get(part.queue)
+        if available is None:
             why = UNSUBSCRIBED if part.queue in unsubscribed else VANISHED
             losses.append(Loss(part.queue, part.begin, part.end, why))
             continue
-        begin, end = max(part.begin, there.min_offset), min(part.end, there.max_offset)
+        begin, end = max(part.begin, available.min_offset), min(part.end, available.max_offset)
         if begin > part.begin:
-            losses.append(Loss(part.queue, part.begin, min(begin, part.end), EXPIRED.format(there)))
+            losses.append(Loss(part.queue, part.begin, min(begin, part.end), EXPIRED.format(available)))
         if end < part.end:
-            losses.append(Loss(part.queue, max(end, part.begin), part.end, CUT.format(there)))
+            losses.append(Loss(part.queue, max(end, part.begin), part.end, CUT.format(available)))
         if begin < end:
             kept.append(QueueRange(part.queue, begin, end))
     return kept, losses

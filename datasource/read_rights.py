@@ -1,9 +1,9 @@
-"""What of its queues a query may read: a consumer group is refused what RocketMQ refuses it, another reader nothing."""
+"""Read permissions of a query. RocketMQ's permissions apply to consumer groups; a query without one may read all."""
 
 import logging
 from collections.abc import Collection, Mapping
 
-from rmq_spark.datasource.options import ReadOptions
+from rmq_spark.datasource.read_options import ReadOptions
 from rmq_spark.datasource.subscription import Assignment, Pattern, WithRetry
 from rmq_spark.store import (
     GroupRights,
@@ -16,13 +16,13 @@ from rmq_spark.store import (
     refuse_queue,
     refuse_topic,
 )
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 
 
 class ReadRights:
-    """What one run of a query may read, as of the last `look`. One thread at a time."""
+    """The read permissions of one run of a query, as of the last `refresh`. For one thread at a time."""
 
     def __init__(self, path: str, options: ReadOptions) -> None:
         group, read = options.group, options.subscription
@@ -32,15 +32,16 @@ class ReadRights:
             self._rights = GroupRights(path, group.group, is_broadcasting=group.is_broadcasting)
         self._chosen = read.chosen if isinstance(read, WithRetry) else read
         self._unread: frozenset[QueueKey] = frozenset()
-        self._seen: tuple[object, object] | None = None  # the topics and queues of the last look
-        self._told: set[str] = set()
+        self._seen: tuple[object, object] | None = None  # the topics and queues of the last refresh
+        self._logged: set[str] = set()
 
-    def look(self, store: StoreReader, queues: Collection[QueueKey]) -> None:
-        """Find out what of `queues` may be read. Cheap where neither they nor topics.json have changed.
+    def refresh(self, store: StoreReader, queues: Collection[QueueKey]) -> None:
+        """Determine which of `queues` the query may read. Cheap unless the queues or topics.json have changed.
 
-        For a group raises NoPermissionError where it may not consume, or a topic that the query names is closed, and
-        NotFoundError for a queue that `assign` names and consumers are not given. What a pattern or a topic's name
-        brings in beside that is left out, with a warning. Without a group all is read, and that is said once.
+        If the query has a group, raises NoPermissionError if the group must not consume, or if a topic that the query
+        names is closed to consumers. Raises NotFoundError if the option `assign` names a queue that RocketMQ's
+        consumers do not get. Other queues that a group must not read are left out with a warning. A query without a
+        group reads these queues too, and logs this once.
         """
         if self._rights is not None:
             self._rights.check()
@@ -51,34 +52,34 @@ class ReadRights:
             return
         barred = _barred(configs, queues)
         if self._group is None:
-            self._tell(barred, "Consumer groups may not read it; this query has no group, and does")
+            self._log_once(barred, "Consumer groups must not read it. This query has no group and reads it")
         else:
-            self._refuse(configs, barred, self._group)
+            self._check_named(configs, barred, self._group)
             self._unread = frozenset(barred)
-            self._tell(barred, f"The consumer group {self._group} does not read it, as RocketMQ's consumers do not")
+            self._log_once(barred, f"The consumer group {self._group} does not read it, as RocketMQ's consumers do not")
         self._seen = configs, queues
 
     def allows(self, queue: QueueKey) -> bool:
-        """Say whether the query reads the queue."""
+        """Return whether the query reads the queue."""
         return queue not in self._unread
 
-    def _refuse(self, configs: Mapping[str, TopicConfig], barred: Collection[QueueKey], group: str) -> None:
-        """Raise the error for the first of the barred queues that the query asks for by its name or its topic's."""
+    def _check_named(self, configs: Mapping[str, TopicConfig], barred: Collection[QueueKey], group: str) -> None:
+        """Raise the error for the first queue of `barred` that the query names in `assign` or whose topic it names."""
         for queue in barred:
             if isinstance(self._chosen, Assignment) and self._chosen.covers(queue):
                 refuse_queue(configs, queue, group)
             if not (isinstance(self._chosen, Pattern) and self._chosen.covers(queue)):
                 refuse_topic(configs, queue.topic, group)
 
-    def _tell(self, barred: dict[QueueKey, str], what: str) -> None:
-        for said in dict.fromkeys(barred.values()):
-            if said not in self._told:
-                self._told.add(said)
-                _LOG.warning("rmq: %s. %s", said, what)
+    def _log_once(self, barred: dict[QueueKey, str], what: str) -> None:
+        for reason in dict.fromkeys(barred.values()):
+            if reason not in self._logged:
+                self._logged.add(reason)
+                _LOG.warning("rmq: %s. %s", reason, what)
 
 
 def _barred(configs: Mapping[str, TopicConfig], queues: Collection[QueueKey]) -> dict[QueueKey, str]:
-    """Return the queues that consumers may not read, and why."""
+    """Return the queues that consumers must not read, each with the reason as text."""
     barred = {}
     for queue in queues:
         if is_closed(configs, queue.topic):

@@ -1,4 +1,4 @@
-"""The columns of the source as Spark types, and which of them a query asks for. No Spark is imported here."""
+"""The columns of the source with their Spark types, and the columns of a query. Does not import Spark."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,8 @@ import pyarrow as pa
 from rmq_spark.store import COLUMNS
 from rmq_spark.store.errors import OptionError
 
-# What a query gets that asks for nothing: what nearly all want, and nothing that is dear to decode.
+# The columns of a query if neither the option `columns` nor a schema is given. Most queries need them, and they are
+# cheap to decode.
 DEFAULT_COLUMNS = (
     "topic",
     "queueId",
@@ -26,7 +27,7 @@ assert set(DEFAULT_COLUMNS) <= COLUMNS.keys()
 
 
 def _spark_type(arrow: pa.DataType) -> str:
-    """Return Spark's name of a type, as StructType#simpleString has it."""
+    """Return the name of the Spark type for an Arrow type, in the form of DataType#simpleString."""
     if pa.types.is_map(arrow):
         return f"map<{_spark_type(arrow.key_type)},{_spark_type(arrow.item_type)}>"
     if pa.types.is_timestamp(arrow):
@@ -39,7 +40,7 @@ SPARK_TYPES = {name: _spark_type(arrow) for name, arrow in COLUMNS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column of a schema that the user gave: name, Spark's name of the type, whether null is allowed."""
+    """A column of a schema: its name, Spark's name of its type, and whether it may be null."""
 
     name: str
     spark_type: str
@@ -47,29 +48,33 @@ class Field:
 
 
 def resolve_columns(asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns that the option `columns` asks for. Raises OptionError for one that does not exist."""
+    """Return the columns that the option `columns` asks for; `asked` is None if it is not given.
+
+    Raises OptionError for a column that does not exist.
+    """
     if asked is None:
         return DEFAULT_COLUMNS
     if tuple(asked) == ("*",):
         return tuple(COLUMNS)
     for name in asked:
         if name == "*":
-            raise OptionError(f'columns="{",".join(asked)}": * is all of them, so nothing can stand beside it.')
+            raise OptionError(f'columns="{",".join(asked)}": found * and other names; expected * alone, or names.')
         if name not in COLUMNS:
             raise OptionError(_no_column(f'columns="{",".join(asked)}"', name))
     return tuple(asked)
 
 
 def columns_ddl(columns: Iterable[str]) -> str:
-    """Return the schema of these columns as Spark's DDL text; every column may be null."""
+    """Return the schema of the columns as DDL text for Spark, in which every column may be null."""
     return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in columns)
 
 
 def check_schema(given: Sequence[Field], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns of a schema, which is the user's or what `columns_ddl` gave.
+    """Check the schema of a query, and return the names of its columns.
 
-    Raises OptionError for a column that does not exist, a type that it does not have, a column that may not be
-    null, and a schema other than the option `columns` (None where it was not given) names.
+    The schema comes from the user's call of schema(), or from `columns_ddl`. `asked` is the option `columns`, or None.
+    Raises OptionError for a column that does not exist, has another type than the source's, or is NOT NULL, and if the
+    schema has other columns than `asked`.
     """
     for column in given:
         expected = SPARK_TYPES.get(column.name)
@@ -77,17 +82,17 @@ def check_schema(given: Sequence[Field], asked: Sequence[str] | None) -> tuple[s
             raise OptionError(_no_column("schema()", column.name))
         if column.spark_type != expected:
             raise OptionError(
-                f"schema(): column {column.name} is {column.spark_type}, expected {expected}. Give its own type and "
+                f"schema(): column {column.name} is {column.spark_type}, expected {expected}. Give that type, and "
                 "cast it in a select."
             )
         if not column.nullable:
-            raise OptionError(f"schema(): column {column.name} is NOT NULL, expected nullable, as every column is.")
+            raise OptionError(f"schema(): column {column.name} is NOT NULL, expected nullable. Leave NOT NULL out.")
     names = tuple(column.name for column in given)
     if not names:
-        raise OptionError(f"schema() has no column. Accepted: any of {', '.join(COLUMNS)}.")
+        raise OptionError(f"schema(): found no column; expected any of: {', '.join(COLUMNS)}.")
     if asked is not None and names != resolve_columns(asked):
         raise OptionError(
-            f'schema() names the columns {", ".join(names)}, columns="{",".join(asked)}" others. Give one of them.'
+            f'schema() and columns="{",".join(asked)}" differ: schema() has {", ".join(names)}. Give one of them.'
         )
     return names
 
@@ -96,4 +101,4 @@ def _no_column(where: str, name: str) -> str:
     lowered = {column.lower(): column for column in COLUMNS}
     near = difflib.get_close_matches(name.lower(), lowered, 1)
     hint = f" Did you mean {lowered[near[0]]}?" if near else ""
-    return f'{where}: there is no column "{name}".{hint} Columns are: {", ".join(COLUMNS)}.'
+    return f'{where}: there is no column "{name}".{hint} Expected one of: {", ".join(COLUMNS)}.'

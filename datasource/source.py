@@ -1,4 +1,4 @@
-"""`format("rmq")`: the class that Spark makes for one load() or one write, and the readers and writers it asks for."""
+"""Data source of `format("rmq")`, which creates the reader of a load() and the writer of a write."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,26 +16,25 @@ from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.batch_reader import RmqBatchReader
 from rmq_spark.datasource.clocks import wall_clock_ms
-from rmq_spark.datasource.options import ReadOptions, parse_options
+from rmq_spark.datasource.read_options import ReadOptions, ReadSettings, parse_options
 from rmq_spark.datasource.schema import Field, check_schema, columns_ddl, resolve_columns
-from rmq_spark.datasource.send_back_schema import check_send_back_schema
-from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.datasource.sink_options import SinkOptions, looks_like_reading, parse_sink_options
-from rmq_spark.datasource.sink_schema import check_sink_schema
-from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.sink_schema import check_send_back_schema, check_sink_schema
+from rmq_spark.datasource.source_view import StoreView
 from rmq_spark.datasource.stream_reader import RefusedStream, RmqStreamReader
+from rmq_spark.datasource.write_options import SinkOptions, looks_like_reading, parse_sink_options
 from rmq_spark.store.errors import OptionError, RmqError
 
 Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
 
 
 class RmqDataSource(DataSource):
-    """A store of RocketMQ to read from or to write to, as batch or as stream.
+    """A RocketMQ store that Spark reads from or writes to, in batches or streams.
 
-    Spark makes one for each load() and each write and does not say for which. So the options are parsed as both, and
-    what is wrong with them waits until Spark asks for a reader or a writer, unless they look like those of a load().
-    Relative times count back from there, and a relative path counts from the driver's working directory. Raises
-    OptionError, and StorePathError from `schema` and the writers.
+    Spark creates an instance for each load() and for each write, and does not say for which of the two. So the options
+    are parsed as options of a read and as options of a write. An invalid option raises OptionError only when Spark asks
+    for a reader or a writer; if the options look like those of a load(), it raises OptionError at once. Relative times
+    such as "-10m" are before the creation of the instance. Relative paths start at the driver's working directory.
+    `schema` and the methods for writers raise StorePathError if the path is not a suitable store.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -51,7 +50,7 @@ class RmqDataSource(DataSource):
         return "rmq"
 
     def schema(self) -> str:
-        """Return the columns that the option `columns` asks for, as DDL; asked by load() without a schema."""
+        """Return the columns of the query as DDL text. Spark calls it in load() unless the user gave a schema."""
         options = _value(self._reading)
         StoreView(options).store.close()
         return columns_ddl(resolve_columns(options.columns))
@@ -64,7 +63,10 @@ class RmqDataSource(DataSource):
         return RmqBatchReader(options, _read_settings(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream, or one that raises what is wrong when Spark first asks it something."""
+        """Return the reader of a stream.
+
+        If the options are invalid, returns a reader that raises the error at Spark's first call.
+        """
         try:
             options = _value(self._reading)
             options.check_complete()
@@ -74,16 +76,19 @@ class RmqDataSource(DataSource):
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of one df.write, after a look at columns and path; the store is made where nothing is."""
-        from rmq_spark.datasource.batch_writer import RmqBatchWriter  # half of the engine, which no reader needs
+        """Return the writer of one df.write, after checking the columns and the path.
+
+        If the folder is empty or missing, the store is created there.
+        """
+        from rmq_spark.datasource.writer import RmqBatchWriter  # the writing part of the engine: import late
 
         options = _value(self._writing)
         store_id = _prepare_write(options, schema, 'mode("append")' if overwrite else None)
         return RmqBatchWriter(options, store_id)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer of one batch of a stream. Asked in every batch, and again for the batch's commit."""
-        from rmq_spark.datasource.stream_writer import RmqStreamWriter
+        """Return the writer of one batch of a stream. Spark calls it for every batch, and again for its commit."""
+        from rmq_spark.datasource.writer import RmqStreamWriter
 
         options = _value(self._writing)
         options.check_stream()
@@ -92,17 +97,18 @@ class RmqDataSource(DataSource):
 
 
 def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None) -> str | None:
-    """Raise what is wrong with a write before its first task, else see that there is a store and return its id.
+    """Check a write before its first task, and create the store if necessary. Return the id of the store.
 
-    `remedy` is the mode to use instead of the user's, if that is wrong.
+    `remedy` is None if the user's write mode is supported, else the call that sets a supported mode. Raises OptionError
+    for an unsupported mode or invalid columns.
     """
-    from rmq_spark.datasource.sink_commit import ensure_store
+    from rmq_spark.datasource.writer import ensure_store
 
     options.check_complete()
     if remedy is not None:
         raise OptionError(
-            f"a store is only ever added to: nothing in it can be overwritten. Write with .{remedy}. To begin anew, "
-            "write to another path or topic."
+            f"a store supports appending only, no message can be overwritten. Write with .{remedy}. For an empty store "
+            "write to another path, or to another topic."
         )
     if options.is_sending_back:
         check_send_back_schema(_fields(schema))
@@ -127,7 +133,7 @@ def _fields(schema: StructType) -> list[Field]:
 
 
 def _outcome(parse: Callable[[], Parsed]) -> Parsed | RmqError:
-    """Return what `parse` returns, or the error that it raises, for whoever asks for it later."""
+    """Return the result of `parse`, or the RmqError that it raises, for `_value`."""
     try:
         return parse()
     except RmqError as error:
@@ -141,7 +147,7 @@ def _value(outcome: Parsed | RmqError) -> Parsed:
 
 
 def _absolute(options: Parsed) -> Parsed:
-    """Return the options with absolute paths, so that executors need not share the driver's directory and user."""
+    """Return the options with absolute paths, because executors may have another working directory and user."""
     log = options.commit_log_path
     return replace(
         options,
@@ -151,8 +157,8 @@ def _absolute(options: Parsed) -> Parsed:
 
 
 def _absolute_path(path: str) -> str:
-    """Return the path as the driver's user sees it from its working directory; `~` is that user's home."""
+    """Return an absolute path. A relative one starts at the driver's working directory, `~` at the user's home."""
     try:
         return str(Path(path).expanduser().absolute())
-    except RuntimeError:  # no such user, so `~name` is a folder
+    except RuntimeError:  # the user does not exist, so `~name` is a folder
         return str(Path(path).absolute())

@@ -1,23 +1,23 @@
-"""Ranges of queues -> tasks, by maxRecordsPerPartition and then minPartitions; pure arithmetic.
+"""Division of queue ranges into tasks by maxRecordsPerPartition, then by minPartitions. Pure arithmetic.
 
-Follows KafkaOffsetRangeCalculator#getRanges (Spark 4.x), but for the rounding of `count * i / parts`.
+Follows KafkaOffsetRangeCalculator#getRanges (Spark 4.x), except for the rounding of `count * i / parts`.
 """
 
 from itertools import groupby, pairwise
 
 from rmq_spark.datasource.limits import QueueRange
 
-_SHORT = 10_000  # messages: more are worth a task of their own
+_SHORT = 10_000  # messages; a longer range is not packed into one task with others
 
 
 def split_ranges(
     ranges: list[QueueRange], max_records: int | None = None, min_partitions: int | None = None
 ) -> list[QueueRange]:
-    """Return pieces that cover the ranges exactly, in order, none empty.
+    """Divide the ranges into pieces. Return pieces that cover the ranges exactly, in the same order, none empty.
 
-    None is longer than `max_records`. If these are fewer than `min_partitions`, the whole ranges are split again:
-    the big ones in proportion to their length, to about that number; small ones stay whole. A piece is never
-    longer than `max_records` then either.
+    No piece has more than `max_records` messages. If this gives fewer pieces than `min_partitions`, the larger ranges
+    are divided further, in proportion to their length, so that there are about `min_partitions` pieces in all. Small
+    ranges remain undivided.
     """
     ranges = [part for part in ranges if part.count > 0]
     pieces = [piece for part in ranges for piece in split(part, -(-part.count // max_records) if max_records else 1)]
@@ -37,24 +37,25 @@ def split_ranges(
 
 
 def split(part: QueueRange, parts: int) -> list[QueueRange]:
-    """Return at most `parts` pieces of nearly one length that cover the range exactly, in order, none empty."""
+    """Divide a range into at most `parts` pieces of almost equal length, in order, none empty."""
     assert parts > 0, parts
     cuts = [part.begin + part.count * number // parts for number in range(parts + 1)]
     return [QueueRange(part.queue, begin, end) for begin, end in pairwise(cuts) if begin < end]
 
 
 def _parts(count: int, total: int, wanted: int) -> int:
-    """Return into how many pieces a range of `count` of `total` messages goes if all together become `wanted`."""
+    """Return the number of pieces for a range with `count` messages, if all `total` messages get `wanted` pieces."""
     return max((2 * count * wanted + total) // (2 * total), 1)
 
 
 def pack_ranges(
     ranges: list[QueueRange], max_records: int | None = None, min_partitions: int | None = None
 ) -> list[list[QueueRange]]:
-    """Return the ranges, in order, as tasks: each some pieces of one queue that cover what they are made of exactly.
+    """Divide the ranges into tasks. Return the tasks in order; each is a list of pieces of one queue.
 
-    Ranges are cut as `split_ranges` does. But where a queue has several, short ones are put together, as many as
-    `max_records` allows: a task costs more than to read them.
+    The pieces cover the ranges exactly, and ranges are divided as in `split_ranges`. If a queue has several ranges,
+    short ones (up to 10,000 messages) are combined: a task gets as many of them as `max_records` allows, because
+    starting a task costs more than reading a short range.
     """
     alone: list[QueueRange] = []
     packs: list[list[QueueRange]] = []

@@ -1,15 +1,15 @@
-"""`spark.readStream`: what Spark asks in each micro-batch, and what we answer.
+"""Stream reader of `spark.readStream`: plans micro-batches on the driver and reads partitions in tasks.
 
-Spark keeps one instance in one process on the driver for the life of a query, and calls it one call at a time; tasks
-get a copy that knows nothing but the settings. What Spark 4.3 does, and what follows from it:
+Spark keeps one instance of the reader on the driver, in a process of its own, as long as the query runs, and makes one
+call at a time. Tasks get a copy that has only the settings. The rest of the design follows from what Spark 4.3 does:
 
-- `initialOffset` is asked again after a restart until a batch was committed, so it is a constant, and the end of
-  the first batch says where the query began. See `offsets`.
-- After a restart `partitions` may come first, to repeat a planned batch: it needs nothing but the two offsets.
-- Offsets are compared as text. While nothing moves, `latestOffset` returns what it was given, and looks at no
-  queue: only the store says whether anything moved.
-- `commit` lags a batch behind and never sees the last one, `stop` is not called at a normal end: nothing hangs on
-  either.
+- After a restart Spark calls `initialOffset` again until a batch was committed. So the initial offset is a constant,
+  and the end of the first batch records where the query began. See `offsets`.
+- After a restart Spark may call `partitions` first, to repeat a planned batch. So `partitions` needs only its two
+  arguments.
+- Spark compares offsets as texts. If nothing has changed, `latestOffset` returns its argument without reading a queue.
+- Spark calls `commit` one batch late and never for the last batch, and does not call `stop` at a normal end. So nothing
+  depends on these two calls.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from rmq_spark.datasource import clocks
+from rmq_spark.datasource.batch_assignment import BatchAssignment, held_queues
 from rmq_spark.datasource.batch_reader import plan_partition, read_planned, report_losses
 from rmq_spark.datasource.limits import QueueRange, must_wait
 from rmq_spark.datasource.offsets import (
@@ -39,7 +40,7 @@ from rmq_spark.datasource.offsets import (
     encode_queues,
     initial_offset,
 )
-from rmq_spark.datasource.options import Limits, ReadOptions
+from rmq_spark.datasource.option_parsers import LATEST, MARK
 from rmq_spark.datasource.partition import Fence
 from rmq_spark.datasource.planning import (
     Bounds,
@@ -52,36 +53,32 @@ from rmq_spark.datasource.planning import (
     is_same,
     plan_batch,
     ranges_between,
-    refuse_unsubscribed,
+    require_subscribed,
     resolve_positions,
 )
+from rmq_spark.datasource.positions import StreamEnd, find_starts
+from rmq_spark.datasource.read_options import Limits, ReadOptions, ReadSettings
 from rmq_spark.datasource.read_rights import ReadRights
-from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.datasource.share import Share
+from rmq_spark.datasource.source_view import StoreView
 from rmq_spark.datasource.splitting import split_ranges
-from rmq_spark.datasource.store_view import StoreView
-from rmq_spark.datasource.stream_end import StreamEnd
-from rmq_spark.datasource.suspension import held_queues
-from rmq_spark.datasource.timestamps import find_starts
 from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
-from rmq_spark.datasource.values import LATEST, MARK
 from rmq_spark.store import parent_process_id, wait_for_arrival
 from rmq_spark.store.errors import RmqError, StoreChangedError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 if TYPE_CHECKING:
-    from rmq_spark.datasource.group_share import GroupShare
-    from rmq_spark.store import Ticker
+    from rmq_spark.datasource.group_planner import GroupPlanner
+    from rmq_spark.store import DeliveryScheduler
 
 _LOG = logging.getLogger("rmq_spark")
 
-_GROUP_LOOK_MS = 50.0  # between two looks at the consumer group while a trigger waits for a message
+_GROUP_POLL_MS = 50.0  # interval at which a waiting trigger polls the consumer group
 _COUNTED = ', counted under "@".lost in the offset of this batch'
-_NOT_COUNTED = ', NOT counted under "@".lost: they went after the batch was planned, and its offset stands'
+_NOT_COUNTED = ', NOT counted under "@".lost: they disappeared after the batch was planned, and its offset is fixed'
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One run of one query. `options` is complete; `now_ms` is the clock, in ms since the epoch."""
+    """The reader of one run of one query. `options` must have path and subscription; `now_ms` is the clock in ms."""
 
     def __init__(
         self,
@@ -99,22 +96,21 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view = StoreView(options)
         self._end = StreamEnd(options)
         self._rights = ReadRights(self._view.path, options)
-        self._group = _group_share(options, self._view)
-        # Only who takes part in a group was asked to write to the store: such a query delivers what waited there.
-        log_path = self._view.commit_log_path
-        self._ticker = None if self._group is None else _ticker_of(self._view.path, log_path)
-        self._next_due_ms: int | None = None  # when the first message that waits is to be delivered
-        self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: where the queues ended
-        self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when it began
-        self._starts: dict[QueueKey, int] | None = None  # where the query begins, once resolved
+        self._group = _make_group_planner(options, self._view)
+        # A query without a group must not write to the store. A member of a group delivers its scheduled messages.
+        self._scheduler = None if self._group is None else _make_scheduler(self._view)
+        self._next_due_ms: int | None = None  # time of the first scheduled message
+        self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: the ends of the queues
+        self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when the run began
+        self._starts: dict[QueueKey, int] | None = None  # the start of the query, once resolved
         self._start_losses: list[Loss] = []
-        self._idle_at: dict[str, Any] | None = None  # the offset behind which nothing was, as of the last look
+        self._idle_at: dict[str, Any] | None = None  # the offset after which the last plan found no message
         self._idle_until_ms: int | None = None  # when the clock alone may change that
         self._last_batch_ms = -(2**62)  # the first batch never waits
-        self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last answer, in both forms
-        self._planned: tuple[Share, Mapping[QueueKey, int]] | None = None  # the last plan: whose queues, and how far
+        self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last end of a batch, encoded and decoded
+        self._planned: tuple[BatchAssignment, Mapping[QueueKey, int]] | None = None  # of the last plan, with its end
         self._report: dict[str, Any] | None = None
-        self._has_warned = False  # of what matches nothing: at the first look of a run
+        self._has_warned = False  # of patterns and filters without a match, once a run
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_settings": self._settings}
@@ -123,93 +119,94 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # A hint that some limit is set, by which Trigger.Once, which has none, can be told from other triggers.
-        # The limits themselves come from the options: Spark knows no combination of them.
+        # Any limit distinguishes other triggers from Trigger.Once, which passes ReadAllAvailable to latestOffset.
+        # The limits themselves come from the options, as Spark cannot combine several.
         limits = self._options.limits
-        most = limits.max_offsets or limits.max_offsets_per_queue
-        if most is not None:
-            return ReadMaxRows(most)
+        max_rows = limits.max_offsets or limits.max_offsets_per_queue
+        if max_rows is not None:
+            return ReadMaxRows(max_rows)
         if limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._join()
-        self._tick()
-        self._view.plan(lambda: self._look(()))
-        self._snapshot = {queue: there.max_offset for queue, there in self._view.bounds.items()}
+        self._deliver_due()
+        self._view.plan(lambda: self._refresh(()))
+        self._snapshot = {queue: available.max_offset for queue, available in self._view.bounds.items()}
         self._last_suspension = 0 if self._group is None else self._group.last_suspension()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         self._join()
-        self._tick()
-        answer = self._view.plan(lambda: self._plan_end(start, limits))
-        if answer is start and self._options.long_polling_ms > 0 and self._snapshot is None:
+        self._deliver_due()
+        end = self._view.plan(lambda: self._plan_end(start, limits))
+        if end is start and self._options.long_polling_ms > 0 and self._snapshot is None:
             return self._wait_for_batch(start, limits)
-        return answer
+        return end
 
     def _join(self) -> None:
-        """Become a member of the group before anything is read: another query may be in the way."""
+        """Join the group, if the query has one. Called before anything is read, because the group may refuse it."""
         if self._group is not None:
             self._group.query.join()
 
-    def _tick(self) -> None:
-        """Deliver what waited and is due, if this query may: cheap where nothing is."""
-        if self._ticker is not None:
-            self._next_due_ms = self._ticker.tick(self._now_ms()).next_due_ms
+    def _deliver_due(self) -> None:
+        """If the query is in a group, deliver the scheduled messages that are due. Cheap if none are due."""
+        if self._scheduler is not None:
+            self._next_due_ms = self._scheduler.tick(self._now_ms()).next_due_ms
 
     def _wait_for_batch(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the end of the next batch as soon as there is one, or `start` after longPollingMs.
+        """Wait until there are messages for the query, and return the end of the next batch.
 
-        Who stops the query does not wait for that: Spark ends this process, wherever it is. What comes for others only,
-        such as another topic of a busy store, is looked at within the wait, which rests the longer the more such looks
-        take.
+        If there are none within longPollingMs, returns `start`. Stopping the query ends the wait, because Spark ends
+        this process. If messages arrive that the query does not read, such as those of another topic, the wait
+        continues; the pauses between polls are then in proportion to the duration of a poll.
         """
-        until_ms, answer, group_at_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
+        until_ms, end, group_poll_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
 
-        def has_come() -> bool:
-            nonlocal answer, group_at_ms
+        def has_arrived() -> bool:
+            nonlocal end, group_poll_ms
             try:
-                has_news = self._view.has_moved()
-                if has_news or _is_over(self._next_due_ms, self._now_ms()):
-                    self._tick()  # what came may be due before all that waited
-                    has_news = self._view.has_moved()
-                has_news = has_news or _is_over(self._idle_until_ms, self._now_ms())
-            except StoreChangedError:  # a file went away under the look: planning opens everything anew
-                has_news = True
-            # A look at a group costs ten times one at the log, and news of it are not so urgent.
-            if self._monotonic_ms() >= group_at_ms:
-                group_at_ms = self._monotonic_ms() + _GROUP_LOOK_MS
+                has_changed = self._view.has_moved()
+                if has_changed or _is_past(self._next_due_ms, self._now_ms()):
+                    self._deliver_due()  # a new message may be due earlier than the scheduled ones
+                    has_changed = self._view.has_moved()
+                has_changed = has_changed or _is_past(self._idle_until_ms, self._now_ms())
+            except StoreChangedError:  # a file disappeared during the poll; planning reopens all files
+                has_changed = True
+            # Polling the group costs ten times as much as polling the log, and is less urgent.
+            if self._monotonic_ms() >= group_poll_ms:
+                group_poll_ms = self._monotonic_ms() + _GROUP_POLL_MS
                 if self._parent_id() != self._spark_id:
-                    return True  # Spark is dead: what is held in its name is free once this process has ended
-                has_news = has_news or (self._group is not None and self._group.has_news())
-            if has_news:
-                answer = self._view.plan(lambda: self._plan_end(start, limits))
-            return answer is not start
+                    return True  # Spark is dead; the end of this process releases its locks
+                has_changed = has_changed or (self._group is not None and self._group.has_changed())
+            if has_changed:
+                end = self._view.plan(lambda: self._plan_end(start, limits))
+            return end is not start
 
-        wait_for_arrival(has_come, until_ms, self._monotonic_ms, self._sleep)
-        return answer
-
-    def _has_news(self) -> bool:
-        return self._view.has_moved() or (self._group is not None and self._group.has_news())
+        wait_for_arrival(has_arrived, until_ms, self._monotonic_ms, self._sleep)
+        return end
 
     def _plan_end(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the end of the next batch. Meanwhile the group's handover thread leaves the queues alone."""
+        """Return the end of the next batch. While it is planned, the group's handover thread releases no queue."""
         with contextlib.nullcontext() if self._group is None else self._group.query.planning():
             return self._latest_offset(start, limits)
 
     def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         now_ms = self._now_ms()
-        is_idle = not self._has_news() and start == self._idle_at
-        if is_idle and (self._idle_until_ms is None or now_ms < self._idle_until_ms):
+        has_changed = self._view.has_moved() or (self._group is not None and self._group.has_changed())
+        if not has_changed and start == self._idle_at and not _is_past(self._idle_until_ms, now_ms):
             return start
         before = self._decode(start)
-        self._look(before.positions)
-        self._end.look(self._view.store, self._view.bounds, now_ms)
-        share = Share() if self._group is None else self._group.look(before, self._readable())
-        after, until_ms = self._plan(before, share, limits, now_ms)
-        self._planned, self._report = (share, after.positions), None
+        self._refresh(before.positions)
+        bounds = self._view.bounds
+        self._end.refresh(self._view.store, bounds, now_ms)
+        assignment = BatchAssignment()
+        if self._group is not None:
+            readable = {queue: available for queue, available in bounds.items() if self._rights.allows(queue)}
+            assignment = self._group.refresh(before, readable)
+        after, until_ms = self._plan(before, assignment, limits, now_ms)
+        self._planned, self._report = (assignment, after.positions), None
         is_idle = is_same(before, after)
         if self._group is not None:
             self._group.note_answered(is_batch=not is_idle)
@@ -217,13 +214,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._idle_at, self._idle_until_ms = start, until_ms
             return start
         self._idle_at = None
-        answer = encode_offset(after)
-        self._last = answer, after
-        self._report = None
-        return answer
+        end = encode_offset(after)
+        self._last = end, after
+        return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        self._join()  # a repeated batch comes before all else
+        self._join()  # a repeated batch is planned before latestOffset is called
         with contextlib.nullcontext() if self._group is None else self._group.query.planning():
             return self._view.plan(lambda: self._partitions(start, end))
 
@@ -232,8 +228,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = ranges_between(before, after)
         if not ranges:
             return []
-        if not self._view.has_looked:
-            self._look([part.queue for part in ranges])
+        if not self._view.has_bounds:
+            self._refresh([part.queue for part in ranges])
         unsubscribed = self._unsubscribed([part.queue for part in ranges])
         kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
@@ -241,42 +237,45 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [plan_partition(self._view, [piece], self._fence(piece.queue)) for piece in pieces]
 
     def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
-        """Return those of the queues that the query does not read. Raises OptionError for one without leave to lose."""
+        """Return those of `queues` to which the query does not subscribe.
+
+        If there are any and failOnDataLoss is true, raises OptionError instead.
+        """
         found = self._view.unsubscribed(queues)
         if self._options.fail_on_data_loss:
-            refuse_unsubscribed(found, str(self._options.subscription))
+            require_subscribed(found, str(self._options.subscription))
         return found
 
     def _fence(self, queue: QueueKey) -> Fence | None:
-        """Return what a task has to show to read the queue, if it has to."""
-        options, share = self._options.group, self._group
-        if options is None or share is None or not (options.is_fenced or options.is_orderly):
+        """Return the fence of a task that reads the queue, or None if the query needs no fence."""
+        options, planner = self._options.group, self._group
+        if options is None or planner is None or not (options.is_fenced or options.is_orderly):
             return None
-        if share.query.is_outside:  # who is no member has no claims, and nobody takes them
+        if planner.query.is_outside:  # a query that is not a member has no claims that others could take over
             return None
-        return Fence(options.group, share.query.member_id, share.epochs(self._view.bounds).get(queue, 0))
+        return Fence(options.group, planner.query.member_id, planner.epochs(self._view.bounds).get(queue, 0))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        if self._report is None and self._view.has_looked:
-            ends = {queue: there.max_offset for queue, there in self._view.bounds.items()}
+        if self._report is None and self._view.has_bounds:
+            ends = {queue: available.max_offset for queue, available in self._view.bounds.items()}
             self._report = {**encode_queues(ends), **initial_offset()}
             if self._group is not None and self._planned is not None:
-                from rmq_spark.datasource.group_mark import mark_of  # half of the engine, as above
+                from rmq_spark.datasource.group_planner import mark_of  # the group part of the engine: import late
 
-                share, positions = self._planned
-                mark = mark_of(self._group.query, self._view, share, positions, self._now_ms())
-                self._report[MARK] = {**self._report[MARK], **mark}
+                assignment, positions = self._planned
+                metadata = mark_of(self._group.query, self._view, assignment, positions, self._now_ms())
+                self._report[MARK] = {**self._report[MARK], **metadata}
         return self._report
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint alone says what was delivered."""
+        """Do nothing: only the checkpoint records delivered messages."""
 
     def stop(self) -> None:
-        if self._ticker is not None:
-            self._ticker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
         self._view.close()
 
     def _decode(self, offset: dict[str, Any]) -> StreamOffset:
@@ -284,38 +283,39 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._last[1]
         return decode_offset(offset)
 
-    def _look(self, known: Collection[QueueKey]) -> None:
+    def _refresh(self, known: Collection[QueueKey]) -> None:
         bounds = self._view.bounds
-        self._view.look(known)
+        self._view.refresh(known)
         if self._view.bounds is not bounds:
             self._report = None
-        self._rights.look(self._view.store, self._view.bounds)
-        if not self._has_warned:
+        self._rights.refresh(self._view.store, self._view.bounds)
+        if not self._has_warned:  # legal, but probably not meant
             self._has_warned = True
-            self._warn_of_unmatched()
+            options, bounds, store = self._options, self._view.bounds, self._view.store
+            warn_of_pattern(options.subscription, list(bounds), store)
+            ranges = [QueueRange(queue, one.min_offset, one.max_offset) for queue, one in bounds.items()]
+            warn_of_filters(options.filters, ranges, store)
 
-    def _warn_of_unmatched(self) -> None:
-        """Warn, when the query begins, of a pattern and of filters that match nothing by now; both are legal."""
-        options, bounds, store = self._options, self._view.bounds, self._view.store
-        warn_of_pattern(options.subscription, list(bounds), store)
-        held = [QueueRange(queue, there.min_offset, there.max_offset) for queue, there in bounds.items()]
-        warn_of_filters(options.filters, held, store)
+    def _plan(
+        self, before: StreamOffset, assignment: BatchAssignment, limits: Limits, now_ms: int
+    ) -> tuple[StreamOffset, int | None]:
+        """Return the end of the next batch, and the time (ms since the epoch) from which a plan may have another end.
 
-    def _plan(self, before: StreamOffset, share: Share, limits: Limits, now_ms: int) -> tuple[StreamOffset, int | None]:
-        """Return the end of the next batch, and when the clock alone could change it, if ever."""
-        begin = share.moved(before, self._view.bounds)
+        Before that time the end changes only if the store or the group does. It is None if time alone changes nothing.
+        """
+        begin = assignment.moved(before, self._view.bounds)
         bounds = {
-            queue: there
-            for queue, there in self._view.bounds.items()
-            if share.has(queue) and (self._is_read(queue) or queue in begin.positions)
+            queue: available
+            for queue, available in self._view.bounds.items()
+            if assignment.has(queue) and (self._is_read(queue) or queue in begin.positions)
         }
-        progress = self._check_progress(begin, bounds, share)
+        progress = self._check_progress(begin, bounds, assignment)
         if self._group is not None:
-            self._group.publish(before, share, progress.begins)
-        held = held_queues(share.holds, progress.begins, now_ms, self._last_suspension)
+            self._group.publish(before, assignment, progress.begins)
+        held = held_queues(assignment.holds, progress.begins, now_ms, self._last_suspension)
         targets = {
-            queue: self._end.limit(queue, there.max_offset if self._snapshot is None else self._snapshot[queue])
-            for queue, there in bounds.items()
+            queue: self._end.limit(queue, available.max_offset if self._snapshot is None else self._snapshot[queue])
+            for queue, available in bounds.items()
             if self._is_read(queue) and queue not in held.queues
         }
         until_ms, last_batch_ms = _earlier(self._end.closes_at_ms, held.until_ms), self._last_batch_ms
@@ -324,65 +324,59 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 targets = {}
             else:
                 last_batch_ms = now_ms
-            delay_over_ms = last_batch_ms + limits.max_delay_ms
-            until_ms = _earlier(until_ms, delay_over_ms)
+            until_ms = _earlier(until_ms, last_batch_ms + limits.max_delay_ms)
         after = plan_batch(begin, progress, targets, limits, self._view.measure, self._view.fit)
-        self._last_batch_ms = last_batch_ms  # not before: a plan that meets retention is made again, and still due
+        self._last_batch_ms = last_batch_ms  # only now, as a plan that meets retention is repeated and must not wait
         if self._end.is_wanted:
             after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
-        return share.marked(before, after, progress.begins, self._view.bounds), until_ms
+        return assignment.marked(before, after, progress.begins, self._view.bounds), until_ms
 
     def _is_read(self, queue: QueueKey) -> bool:
-        """Say whether this run goes on in the queue: one that appeared after a snapshot is for the next run."""
+        """Return whether this run reads the queue.
+
+        A run of AvailableNow leaves queues that appear after its start to the next run.
+        """
         is_new = self._snapshot is not None and queue not in self._snapshot
         return self._end.covers(queue) and self._rights.allows(queue) and not is_new
 
-    def _readable(self) -> Bounds:
-        """Return the bounds of the queues that the query's group may read: among them its members share."""
-        return {queue: there for queue, there in self._view.bounds.items() if self._rights.allows(queue)}
+    def _check_progress(self, before: StreamOffset, bounds: Bounds, assignment: BatchAssignment) -> Progress:
+        """Return the positions of the queues before the next batch.
 
-    def _check_progress(self, before: StreamOffset, bounds: Bounds, share: Share) -> Progress:
-        """Return where the queues stand, after the losses were raised or logged."""
-        fail, starts = self._options.fail_on_data_loss, share.starts
-        if not before.is_initial() or self._options.begins_at_group:
-            placed, gone = resolve_positions(
-                {queue: bounds[queue] for queue in starts if queue in bounds},
-                None,
-                starts,
-                LATEST,
-                "the consumer group's offset",
-                clip=True,
-            )
+        Losses are logged, or raise DataLossError if failOnDataLoss is true.
+        """
+        fail_on_data_loss = self._options.fail_on_data_loss
+        is_first = before.is_initial() and not self._options.begins_at_group
+        # In its first batch a query begins at the group only in retry topics: it must read earlier failures.
+        group_starts = {
+            queue: offset
+            for queue, offset in assignment.starts.items()
+            if queue in bounds and (not is_first or self._options.begins_as_retry(queue))
+        }
+        group_bounds, name = {queue: bounds[queue] for queue in group_starts}, "the consumer group's offset"
+        starts, losses = resolve_positions(group_bounds, None, group_starts, LATEST, name, clip=True)
+        if not is_first:
             unsubscribed = self._unsubscribed(before.positions)
             if unsubscribed:
-                what = describe_unsubscribed(unsubscribed, str(self._options.subscription))
-                _LOG.warning("rmq: failOnDataLoss=false: %s. The query drops these positions", what)
-            progress = check_progress(before, bounds, placed, unsubscribed)
-            progress = replace(progress, losses=[*progress.losses, *gone, *share.losses])
-            report_losses(progress.losses, fail, _COUNTED)
+                problem = describe_unsubscribed(unsubscribed, str(self._options.subscription))
+                _LOG.warning("rmq: failOnDataLoss=false: %s. The query drops these positions", problem)
+            progress = check_progress(before, bounds, starts, unsubscribed)
+            progress = replace(progress, losses=[*progress.losses, *losses, *assignment.losses])
+            report_losses(progress.losses, fail_on_data_loss, _COUNTED)
             return progress
         if self._starts is None:
-            # Retry topics begin where the group stands: what failed before this query began is not to be forgotten.
-            asked = {queue: there for queue, there in bounds.items() if not self._options.begins_as_retry(queue)}
-            by_time = find_starts(self._view.store, asked, self._options.starting_times, self._options.strategy)
-            wanted = self._options.starting_offsets
+            wanted = {queue: one for queue, one in bounds.items() if not self._options.begins_as_retry(queue)}
+            by_time = find_starts(self._view.store, wanted, self._options.starting_times, self._options.strategy)
+            offsets, clip = self._options.starting_offsets, not fail_on_data_loss
             self._starts, self._start_losses = resolve_positions(
-                asked, wanted, by_time, LATEST, "startingOffsets", clip=not fail
+                wanted, offsets, by_time, LATEST, "startingOffsets", clip=clip
             )
-            report_losses(self._start_losses, fail, _COUNTED)
-        retries = {
-            queue: at for queue, at in starts.items() if self._options.begins_as_retry(queue) and queue in bounds
-        }
-        placed, gone = resolve_positions(
-            {queue: bounds[queue] for queue in retries}, None, retries, LATEST, "the consumer group's offset", clip=True
-        )
-        report_losses(gone, fail, _COUNTED)
-        progress = check_progress(before, bounds, self._starts | placed)
-        progress = replace(progress, losses=progress.losses + gone)
-        return replace(progress, losses=progress.losses + self._start_losses)
+            report_losses(self._start_losses, fail_on_data_loss, _COUNTED)
+        report_losses(losses, fail_on_data_loss, _COUNTED)
+        progress = check_progress(before, bounds, self._starts | starts)
+        return replace(progress, losses=[*progress.losses, *losses, *self._start_losses])
 
 
-def _is_over(until_ms: int | None, now_ms: int) -> bool:
+def _is_past(until_ms: int | None, now_ms: int) -> bool:
     return until_ms is not None and now_ms >= until_ms
 
 
@@ -390,26 +384,26 @@ def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
     return min((time_ms for time_ms in (one_ms, other_ms) if time_ms is not None), default=None)
 
 
-def _group_share(options: ReadOptions, view: StoreView) -> "GroupShare | None":
-    """Return the share of a query that is a member of a group, None for one that is none."""
+def _make_group_planner(options: ReadOptions, view: StoreView) -> "GroupPlanner | None":
+    """Return the group planner if the query is a member of a group, else None."""
     group = options.group
     if group is None or group.is_broadcasting:
         return None
-    from rmq_spark.datasource.group_share import GroupShare  # half of the engine, which no other query needs
+    from rmq_spark.datasource.group_planner import GroupPlanner  # the group part of the engine: import late
 
-    return GroupShare(options, group, view)
+    return GroupPlanner(options, group, view)
 
 
-def _ticker_of(path: str, commit_log_path: str | None) -> "Ticker":
-    from rmq_spark.store import Ticker  # it writes: half of the engine, which few queries need
+def _make_scheduler(view: StoreView) -> "DeliveryScheduler":
+    from rmq_spark.store import DeliveryScheduler  # the writing part of the engine: import late
 
-    return Ticker(path, commit_log_path=commit_log_path)
+    return DeliveryScheduler(view.path, commit_log_path=view.commit_log_path)
 
 
 class RefusedStream(DataSourceStreamReader):
-    """Raises an error at the first call that Spark makes.
+    """A reader that raises the error of invalid options at Spark's first call.
 
-    An error that the constructor of a reader raises is shown with one of Spark's own behind it, which hides it.
+    If the constructor of a reader raised this error, Spark would show an error of its own first, and hide this one.
     """
 
     def __init__(self, error: RmqError) -> None:

@@ -1,4 +1,4 @@
-"""Which queues a query reads: topics by name, topics by pattern, or queues one by one."""
+"""Subscriptions: topics by name, topics by pattern, or single queues."""
 
 import re
 from collections.abc import Collection
@@ -7,34 +7,34 @@ from typing import Protocol
 
 from rmq_spark.store import is_system_topic
 from rmq_spark.store.errors import NotFoundError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 
 class Catalog(Protocol):
-    """Where topics and queues are listed: a StoreReader."""
+    """The topics and queues of a store, as StoreReader lists them."""
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
 
     def queues(self, topic: str) -> list[QueueKey]:
-        """Return the topic's queues; raises NotFoundError for a topic that is not there."""
+        """Return the topic's queues. Raises NotFoundError for a topic that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """All queues of the topics with these names."""
+    """All queues of the named topics."""
 
     names: tuple[str, ...]
 
     def covers(self, queue: QueueKey) -> bool:
-        """Say whether the query reads this queue, if it is there."""
+        """Return whether the query reads this queue, if it exists."""
         return queue.topic in self.names
 
     def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
-        """Return the queues that are there, sorted.
+        """Return the existing queues of the topics, sorted.
 
-        Raises NotFoundError for a topic that is not there, unless a queue of it is `known`: then it has
-        vanished, and the caller decides about it.
+        Raises NotFoundError for a topic that does not exist, unless a queue of the topic is in `known`. In that case
+        the topic has vanished, and the caller handles this.
         """
         found = []
         for name in self.names:
@@ -46,21 +46,24 @@ class Topics:
         return sorted(found)
 
     def __str__(self) -> str:
-        return f'subscribe="{",".join(sorted(self.names))}"'  # alike for all members of a group that read the same
+        return f'subscribe="{",".join(sorted(self.names))}"'  # the same for all members of a group that read the same
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """All queues of the topics whose whole name matches; system topics only where it spells them out."""
+    """All queues of the topics whose whole name matches the regular expression `text`.
+
+    A system topic is read only if its name is one of the alternatives that `|` separates.
+    """
 
     text: str
 
     def covers(self, queue: QueueKey) -> bool:
-        """Say whether the query reads this queue, if it is there."""
+        """Return whether the query reads this queue, if it exists."""
         return self._matches(queue.topic)
 
     def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
-        """Return the queues that are there, sorted: none if no topic matches."""
+        """Return the existing queues of matching topics, sorted; [] if no topic matches."""
         topics = [topic for topic in catalog.topics() if self._matches(topic)]
         return sorted(queue for topic in topics for queue in catalog.queues(topic))
 
@@ -75,28 +78,28 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """These queues and no others."""
+    """The given queues and no others."""
 
     queues: tuple[QueueKey, ...]
 
     def covers(self, queue: QueueKey) -> bool:
-        """Say whether the query reads this queue, if it is there."""
+        """Return whether the query reads this queue, if it exists."""
         return queue in self.queues
 
     def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
-        """Return the queues that are there, sorted.
+        """Return those of the given queues that exist, sorted.
 
-        Raises NotFoundError for a queue that is not there and not `known`, as `Topics.find_queues` does.
+        Raises NotFoundError for a queue that does not exist, unless it is in `known` (see `Topics.find_queues`).
         """
         topics = Topics(tuple(dict.fromkeys(queue.topic for queue in self.queues)))
-        there = set(topics.find_queues(catalog, known))
+        existing = set(topics.find_queues(catalog, known))
         for queue in self.queues:
-            if queue not in there and queue not in known:
-                ids = ", ".join(str(other.queue_id) for other in sorted(there) if other.topic == queue.topic)
+            if queue not in existing and queue not in known:
+                ids = ", ".join(str(other.queue_id) for other in sorted(existing) if other.topic == queue.topic)
                 raise NotFoundError(
-                    f'topic "{queue.topic}" has no queue {queue.queue_id}, which assign names. Its queues are: {ids}.'
+                    f'assign: topic "{queue.topic}" has no queue {queue.queue_id}. Its queues are: {ids}.'
                 )
-        return [queue for queue in self.queues if queue in there]
+        return [queue for queue in self.queues if queue in existing]
 
     def __str__(self) -> str:
         return f"assign={', '.join(map(str, self.queues))}"
@@ -104,17 +107,20 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class WithRetry:
-    """What a query subscribes to, and beside it the retry topic of its group, which appears with the first failure."""
+    """A subscription (`chosen`) together with the retry topic of the query's group.
+
+    The retry topic exists only after a message of the group has failed for the first time.
+    """
 
     chosen: Topics | Pattern | Assignment
     retry_topic: str
 
     def covers(self, queue: QueueKey) -> bool:
-        """Say whether the query reads this queue, if it is there."""
+        """Return whether the query reads this queue, if it exists."""
         return queue.topic == self.retry_topic or self.chosen.covers(queue)
 
     def find_queues(self, catalog: Catalog, known: Collection[QueueKey] = ()) -> list[QueueKey]:
-        """Return the queues that are there, sorted; raises what the query's own subscription raises."""
+        """Return the existing queues, sorted. Raises NotFoundError as the `find_queues` of `chosen` does."""
         found = self.chosen.find_queues(catalog, known)
         retries = catalog.queues(self.retry_topic) if self.retry_topic in catalog.topics() else []
         return sorted({*found, *retries})
@@ -127,7 +133,7 @@ Subscription = Topics | Pattern | Assignment | WithRetry
 
 
 def named_topics(subscription: Subscription | None) -> tuple[str, ...] | None:
-    """Return the topics that a query names, None where a pattern finds them."""
+    """Return the topics that a query names. Return None if it has a pattern."""
     chosen = subscription.chosen if isinstance(subscription, WithRetry) else subscription
     if isinstance(chosen, Topics):
         return chosen.names
@@ -135,6 +141,6 @@ def named_topics(subscription: Subscription | None) -> tuple[str, ...] | None:
 
 
 def spelled_topics(subscription: Subscription | None) -> tuple[str, ...]:
-    """Return the topics that a query spells out: of a pattern its alternatives, which may be expressions."""
+    """Return the topics that a query names. For a pattern return its alternatives, which may be expressions."""
     chosen = subscription.chosen if isinstance(subscription, WithRetry) else subscription
     return tuple(chosen.text.split("|")) if isinstance(chosen, Pattern) else named_topics(chosen) or ()

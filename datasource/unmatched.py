@@ -1,8 +1,8 @@
 """Warnings when a query begins: no topic matches its pattern, or no message of a sample matches its filter.
 
-A pattern is compared with all topics. A filter is asked of a bounded sample: the newest and the oldest messages of a
-few queues, up to the first one that matches. So a query whose filter matches costs one small read, and one whose filter
-does not, or seldom, reads no more than the sample. What it says of a filter is therefore said of the sample.
+A pattern is compared with the names of all topics. A filter is applied to a sample of limited size, the newest and
+oldest messages of a few queues, only until the first match is found. So the check is cheap. Messages outside of the
+sample may match nevertheless, so the warning says how many messages were sampled.
 """
 
 import difflib
@@ -18,44 +18,44 @@ from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.subscription import Pattern, Subscription, WithRetry
 from rmq_spark.store import TAG, DecodeLimits, Expression, RowFilter, StoreReader, compile_filter, is_system_topic
 from rmq_spark.store.errors import StoreError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 
-SAMPLED_QUEUES = 16  # of those that a filter is for, spread over them
-SAMPLED_MESSAGES = 256  # newest, and as many oldest, of each
-_PLACES = SAMPLED_MESSAGES // 64  # so that the places that `wanted_share` looks at are side by side
+SAMPLED_QUEUES = 16  # the maximum number of sampled queues, evenly spread over those to which a filter applies
+SAMPLED_MESSAGES = 256  # the number of newest messages of each queue, and also that of oldest ones
+_PLACES = SAMPLED_MESSAGES // 64  # so that the samples of `wanted_share` are adjacent
 _SHOWN_NAMES = 12
 _IN_COLUMNS = {"TAGS", "KEYS"}  # properties that are columns of their own
 
 
 def warn_of_pattern(subscription: Subscription | None, queues: Sequence[QueueKey], store: StoreReader) -> None:
-    """Warn if a query reads topics by a pattern, and none of `queues`, which it found, is of a topic that matches."""
+    """Warn if a query has a pattern and none of its `queues` belongs to a topic that matches."""
     chosen = subscription.chosen if isinstance(subscription, WithRetry) else subscription
     if not isinstance(chosen, Pattern) or any(chosen.covers(queue) for queue in queues):
         return
     names = [name for name in store.topics() if not is_system_topic(name)]
     as_wildcard = [name for name in names if fnmatch.fnmatchcase(name, chosen.text)]
-    hint = ""
     if as_wildcard:
         wanted = fnmatch_as_pattern(chosen.text)
         hint = f' Did you mean "{wanted}", which matches {_listed(as_wildcard)}?'
     else:
         parts = [part.strip("^$.*+?()[]") for part in chosen.text.split("|")]
         hint = _hint(parts, names)
-    there = f" Topics there: {_listed(names)}." if names else " The store has no topics yet."
-    _LOG.warning("rmq: %s matches no topic.%s%s", chosen, hint, there)
+    listed = f" Topics: {_listed(names)}." if names else " The store has no topics yet."
+    _LOG.warning("rmq: %s matches no topic.%s%s", chosen, hint, listed)
 
 
 def fnmatch_as_pattern(text: str) -> str:
-    """Return the regular expression for what was written as a wildcard: `pay*` is `pay.*`."""
+    """Return the regular expression for a text with wildcards. For example, `pay*` becomes `pay.*`."""
     return text.replace(".", "\\.").replace("*", ".*").replace("?", ".")
 
 
 def warn_of_filters(filters: Filters, ranges: Sequence[QueueRange], store: StoreReader) -> None:
-    """Warn of each filter that matches none of a sample of the messages in `ranges` to which it applies.
+    """Warn of each filter that matches no message in a sample of the `ranges` to which it applies.
 
-    Nothing is said where there are no messages, or where they cannot be read: the query finds that out by itself.
+    Does not warn if there are no messages. If messages cannot be read, does not warn either, because the query will
+    raise the error.
     """
     of_filter: dict[Expression, list[QueueRange]] = {}
     for part in ranges:
@@ -71,11 +71,11 @@ def warn_of_filters(filters: Filters, ranges: Sequence[QueueRange], store: Store
             if not any(_has_match(store, part, wanted) for part in sample):
                 _warn(store, expression, wanted, parts, sample)
         except StoreError as error:
-            _LOG.debug("rmq: whether %s matches anything cannot be told: %s", expression, error)
+            _LOG.debug("rmq: cannot check whether %s matches a message: %s", expression, error)
 
 
 def _sample(parts: Sequence[QueueRange]) -> Iterator[QueueRange]:
-    """Yield the newest messages of up to SAMPLED_QUEUES ranges, then the oldest ones; none twice."""
+    """Yield the newest messages of up to SAMPLED_QUEUES ranges, then their oldest messages, no message twice."""
     step = -(-len(parts) // SAMPLED_QUEUES)
     chosen = parts[::step]
     for part in chosen:
@@ -87,10 +87,14 @@ def _sample(parts: Sequence[QueueRange]) -> Iterator[QueueRange]:
 
 
 def _has_match(store: StoreReader, part: QueueRange, wanted: RowFilter) -> bool:
-    """Say whether a message matches. Of tags the units are asked; True where they have none, as those of batches."""
+    """Return whether a message of the range matches.
+
+    For tags only the hashes in consume-queue entries are compared. An entry without a hash, such as that of a batch, is
+    treated as a match.
+    """
     if wanted.codes is not None:
         return store.wanted_share(part.queue, part.begin, part.end, wanted, _PLACES) > 0
-    found = store.read_on(part.queue, part.begin, part.end, ("queueOffset",), DecodeLimits(), wanted)
+    found = store.read_with_progress(part.queue, part.begin, part.end, ("queueOffset",), DecodeLimits(), wanted)
     return any(one.batch.num_rows for one in found)
 
 
@@ -101,25 +105,25 @@ def _warn(
     parts: Sequence[QueueRange],
     sample: Sequence[QueueRange],
 ) -> None:
-    looked, total = sum(part.count for part in sample), sum(part.count for part in parts)
+    sampled, total = sum(part.count for part in sample), sum(part.count for part in parts)
     topics = sorted({part.queue.topic for part in parts})
-    of_all = f"{looked} messages" if looked == total else f"{looked} messages looked at, of {total},"
+    of_all = f"{sampled} messages" if sampled == total else f"{sampled} sampled messages, of {total},"
     if expression.kind == TAG:
         names = _values(store, sample, "tags")
         asked = [tag.strip() for tag in expression.text.split("||") if tag.strip()]
-        what = "Tags there"
+        what = "Tags"
     else:
         names = _values(store, sample, "properties")
         asked = [name for name in wanted.property_names if name not in names and name not in _IN_COLUMNS]
-        what = "Properties there"
-    there = f" {what}: {_listed(names)}." if names else f" {what}: none."
+        what = "Properties"
+    listed = f" {what}: {_listed(names)}." if names else f" {what}: none."
     _LOG.warning(
-        "rmq: %s matches none of the %s in %s.%s%s", expression, of_all, _listed(topics), _hint(asked, names), there
+        "rmq: %s matches none of the %s in %s.%s%s", expression, of_all, _listed(topics), _hint(asked, names), listed
     )
 
 
 def _values(store: StoreReader, sample: Sequence[QueueRange], column: str) -> list[str]:
-    """Return the distinct tags, or names of properties, of the sample, sorted."""
+    """Return the distinct values of a column in the sample, sorted; for the column properties, their names."""
     found: set[str] = set()
     for part in sample:
         for batch in store.read(part.queue, part.begin, part.end, [column]):

@@ -1,6 +1,6 @@
-"""`make demo`: stream a store that a real RocketMQ wrote to the console, and measure it.
+"""`make demo`: stream a store that a real RocketMQ wrote to the console, and measure the speed.
 
-To try a store of yours: .venv/bin/python notebooks/demo.py /path/to/store
+For your own store: .venv/bin/python notebooks/demo.py /path/to/store
 """
 
 import os
@@ -20,13 +20,13 @@ HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parent / "tests" / "golden" / "demo"
 LOGGING = (HERE / "log4j2.properties").as_uri()
 ROWS_SHOWN = 5
-BATCH_COUNT = 3  # enough to see that it is a stream
+BATCH_COUNT = 3  # enough to show that it is a stream
 
 
 def main(store: Path) -> None:
-    """Print what is there, a few rows, a line per batch, the sums, and what to try next."""
-    total = look(store)
-    print("Starting Spark ... (some seconds; a minute where other programs keep the machine busy)", flush=True)
+    """Print an overview of the store, a few rows, a line for each batch, the totals, and suggestions."""
+    total = print_overview(store)
+    print("Starting Spark ... (some seconds, or a minute on a busy machine)", flush=True)
     begun = time.perf_counter()
     spark = rmq_spark.session(
         "rmq-spark demo",
@@ -36,7 +36,7 @@ def main(store: Path) -> None:
             "spark.ui.showConsoleProgress": "false",
         },
     )
-    print(f"Spark is there after {time.perf_counter() - begun:.0f} s.{busy()}", flush=True)
+    print(f"Spark is ready after {time.perf_counter() - begun:.0f} s.{busy()}", flush=True)
 
     messages = (
         spark.readStream.format("rmq")
@@ -50,7 +50,7 @@ def main(store: Path) -> None:
     body_bytes = 0
 
     def on_batch(batch: DataFrame, batch_id: int) -> None:
-        """Read every message of the batch, body included, and say how fast that went."""
+        """Read every message of the batch, including its body, and print the speed."""
         nonlocal body_bytes
         if batch_id == 0:
             title(f"The first {ROWS_SHOWN} messages")
@@ -82,7 +82,7 @@ def main(store: Path) -> None:
         print(f"{topic + '/' + str(queue_id):<30} {count:10,} messages")
     print(f"{'all together':<30} {counts.total():10,} messages {megabytes(body_bytes)}")
     read_alone(store, {topic for topic, _ in counts})
-    print(f"\nA batch costs Spark itself some tenths of a second, however small, and the first one more.{busy()}")
+    print(f"\nSpark itself takes some tenths of a second for each batch, and more for the first one.{busy()}")
 
     title("A million messages written to a new store, and streamed back")
     write_and_stream_back(spark)
@@ -90,16 +90,16 @@ def main(store: Path) -> None:
 
     title("What to try next")
     print(
-        ".venv/bin/python notebooks/demo.py /path/to/store   the same on a store of yours\n"
-        "notebooks/01_read_a_store.ipynb                     look into messages, in batch\n"
-        "make bench                                          how fast it is with millions of messages\n"
-        "make test                                           all that is promised, checked\n"
-        "docs/GUIDE.md, docs/OPTIONS.md                      how to read and write; the columns, the options"
+        ".venv/bin/python notebooks/demo.py /path/to/store   the same with your own store\n"
+        "notebooks/01_read_a_store.ipynb                     inspect messages, in batch\n"
+        "make bench                                          speed with millions of messages\n"
+        "make test                                           linters and tests\n"
+        "docs/GUIDE.md, docs/OPTIONS.md                      reading and writing, columns, options"
     )
 
 
-def look(store: Path) -> int:
-    """Print what the store holds, asked without Spark; return how many messages that are."""
+def print_overview(store: Path) -> int:
+    """Print an overview of the store, without Spark; return its number of messages."""
     title("rmq-spark: a RocketMQ store as a Spark stream")
     with rmq_spark.open_reader(str(store)) as reader:
         topics = reader.topics()
@@ -107,13 +107,13 @@ def look(store: Path) -> int:
     counts = [bound.max_offset - bound.min_offset for bound in bounds]
     used = sum(count > 0 for count in counts)
     print(f"The store: {store}")
-    print(f"{sum(counts):,} messages in {used} queues, with those that the broker keeps for itself")
-    print("No broker runs, no jar was installed, and nothing in the folder changes.\n")
+    print(f"{sum(counts):,} messages in {used} queues, including the system topics of the broker")
+    print("No broker runs, no jar is installed, and nothing in the folder changes.\n")
     return sum(counts)
 
 
 def read_alone(store: Path, topics: set[str]) -> None:
-    """Read the same messages without Spark, and print how fast that goes."""
+    """Read the same messages without Spark, and print the speed."""
     begun = time.perf_counter()
     rows = 0
     with rmq_spark.open_reader(str(store)) as reader:
@@ -126,7 +126,7 @@ def read_alone(store: Path, topics: set[str]) -> None:
 
 
 def show(batch: DataFrame) -> None:
-    """Print the first messages of a batch, the body as text and cut short."""
+    """Print the first messages of a batch, with the beginning of the body as text."""
     body = f.substring(f.col("body").cast("string"), 1, 40).alias("body")
     columns = ["topic", "queueId", "queueOffset", "tags", "keys", "storeTimestamp", body]
     batch.select(*columns).limit(ROWS_SHOWN).show(truncate=False)
@@ -138,20 +138,20 @@ def title(text: str) -> None:
 
 
 def busy() -> str:
-    """Say that the machine is at work on something else, where it is: then no rate here is what it could be."""
-    wanted, there = os.getloadavg()[0], os.cpu_count() or 1
-    if wanted <= 2 * there:
+    """Return a warning if other programs load the machine, which lowers all rates; else an empty text."""
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= 2 * processors:
         return ""
-    return f"\nThis machine is busy ({wanted:.0f} programs for {there} processors): everything takes longer."
+    return f"\nThis machine is busy ({load:.0f} programs for {processors} processors), so everything takes longer."
 
 
 def megabytes(size: int) -> str:
-    """Return a size in bytes as megabytes, in a column."""
+    """Return a size in bytes as megabytes, right-aligned."""
     return f"{size / 1e6:8.1f} MB"
 
 
 def rate(rows: int, seconds: float) -> str:
-    """Return how long it took and how many messages that are in a second."""
+    """Return the duration and the number of messages per second, right-aligned."""
     return f"{seconds:7.2f} s {rows / seconds:12,.0f} messages/s"
 
 

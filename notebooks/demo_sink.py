@@ -15,7 +15,7 @@ BATCHES = 4
 
 
 def write_and_stream_back(spark: SparkSession) -> None:
-    """Write, then stream back with Trigger.AvailableNow; print counts, rates and what was still to read."""
+    """Write messages, stream them back with Trigger.AvailableNow, and print counts, rates and the backlog."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         write(spark, store)
@@ -23,7 +23,7 @@ def write_and_stream_back(spark: SparkSession) -> None:
 
 
 def write(spark: SparkSession, store: Path) -> None:
-    """Write generated messages in one batch: all of them or none, whatever happens on the way."""
+    """Write generated messages in one atomic batch."""
     number = f.col("id").cast("string")
     rows = spark.range(MESSAGES).select(
         f.concat(f.lit("order "), number, f.lit(": "), f.md5(number), f.md5(f.reverse(number))).alias("body"),
@@ -38,7 +38,7 @@ def write(spark: SparkSession, store: Path) -> None:
 
 
 def stream_back(spark: SparkSession, store: Path, checkpoint: Path) -> None:
-    """Read everything as a stream, and print after each batch how many messages were still to read."""
+    """Read everything as a stream, and print the backlog after each batch."""
     messages = (
         spark.readStream.format("rmq")
         .options(path=str(store), subscribe=TOPIC, startingOffsets="earliest")
@@ -68,6 +68,6 @@ def stream_back(spark: SparkSession, store: Path, checkpoint: Path) -> None:
 
 
 def count(offset: str | dict[str, Any] | None) -> int:
-    """Return how many messages lie before an offset, as progress shows it: topic, queue, next queue offset."""
+    """Return the number of messages up to an offset, as progress shows it: topic, queue id, next queue offset."""
     value = json.loads(offset) if isinstance(offset, str) else offset or {}
     return sum(sum(queues.values()) for topic, queues in value.items() if topic != "@")

@@ -2,16 +2,15 @@
 
     import rmq_spark
 
-    spark = rmq_spark.session()        # or rmq_spark.register(a_session_of_yours)
+    spark = rmq_spark.session()        # or rmq_spark.register(an_existing_session)
     messages = spark.read.format("rmq").option("path", "store").option("subscribe", "orders").load()
 
     query = spark.readStream.format("rmq")...start()
-    rmq_spark.stop_at_end(query)       # with endingOffsets: deliver all of it, then stop
+    rmq_spark.stop_at_end(query)       # for a stream with endingOffsets: wait for the last batch, then stop
 
-Without Spark, `open_reader` gives the same messages as Arrow batches, and `open_store` appends.
+Spark is not required: `open_reader` reads the same messages as Arrow batches, and `open_store` appends messages.
 
-Nothing is computed here, and importing this loads neither Spark nor numpy: each name is fetched
-from its module when it is first used.
+Importing this module loads neither Spark nor numpy, because each name is imported from its module on first use.
 """
 
 from importlib import import_module
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmq_spark.consuming import consume
-    from rmq_spark.datasource.listening import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
+    from rmq_spark.datasource.listener import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
     from rmq_spark.parsing import parse
     from rmq_spark.plots import (
@@ -128,8 +127,8 @@ __all__ = [
     "stop_at_end",
 ]
 
-# Where a name that is no error lives. No function has the name of its module: the import system
-# binds a module to its name here, and would hide the function.
+# The module of each public name; names that are not listed are errors, in rmq_spark.store.errors. A function must not
+# have the name of its module, because importing the module would bind that name here and hide the function.
 _HOMES = {
     "DUMP_KINDS": "rmq_spark.store",
     "check": "rmq_spark.store",
@@ -140,9 +139,9 @@ _HOMES = {
     "plan_repair": "rmq_spark.store",
     "repair": "rmq_spark.store",
     "COLUMNS": "rmq_spark.store",
-    "ConsumeConcurrentlyStatus": "rmq_spark.datasource.listening",
-    "ConsumeContext": "rmq_spark.datasource.listening",
-    "ConsumeOrderlyStatus": "rmq_spark.datasource.listening",
+    "ConsumeConcurrentlyStatus": "rmq_spark.datasource.listener",
+    "ConsumeContext": "rmq_spark.datasource.listener",
+    "ConsumeOrderlyStatus": "rmq_spark.datasource.listener",
     "GroupLagListener": "rmq_spark.group_listeners",
     "GroupOffsetListener": "rmq_spark.group_listeners",
     "close": "rmq_spark.store",
@@ -175,7 +174,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'rmq_spark' has no attribute {name!r}; it has {__dir__()}")
     value: object = getattr(import_module(_HOMES.get(name, "rmq_spark.store.errors")), name)
-    globals()[name] = value  # the next look-up does not come here
+    globals()[name] = value  # later accesses do not call __getattr__
     return value
 
 

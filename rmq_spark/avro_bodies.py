@@ -1,6 +1,6 @@
-"""Avro bodies: a schema as a Spark type, and the function that decodes them in the tasks, by fastavro.
+"""Decoding of Avro bodies with fastavro: the Spark type of a schema, and the function that Spark's tasks run.
 
-A body is one datum of the schema, as Avro's binary encoding has it: no file, and no header of a schema registry.
+A body is one value in Avro's binary encoding. It has neither the header of an Avro file nor that of a schema registry.
 """
 
 import io
@@ -29,7 +29,7 @@ _PRIMITIVES: dict[str, T.DataType] = {
     "enum": T.StringType(),
     "fixed": T.BinaryType(),
 }
-# Those that have a type in Spark; of any other the type beneath is read, as Avro has it.
+# The logical types that Spark has. A value of any other logical type is read as its underlying type.
 _LOGICAL: dict[tuple[str, str], T.DataType] = {
     ("int", "date"): T.DateType(),
     ("long", "timestamp-millis"): T.TimestampType(),
@@ -41,9 +41,10 @@ _MAX_PRECISION = 38
 
 
 def avro_decoder(schema: "str | Mapping[str, Any]") -> "Callable[[Column], Column]":
-    """Return a function of a column of bytes that gives a struct of `value` and `error`, one of them null.
+    """Return a function that decodes a binary column into a struct column with the fields `value` and `error`.
 
-    Raises OptionError where fastavro is not installed, and for a schema that is none or has no type in Spark.
+    In each row one of these fields is null. Raises OptionError if fastavro is not installed, if the schema is
+    invalid, or if Spark has no type for it.
     """
     try:
         import fastavro
@@ -54,8 +55,8 @@ def avro_decoder(schema: "str | Mapping[str, Any]") -> "Callable[[Column], Colum
     try:
         given = json.loads(schema) if isinstance(schema, str) else dict(schema)
         parsed = fastavro.parse_schema(given, _write_hint=False)
-    except Exception as error:  # fastavro has many
-        raise OptionError(f"parse: schema is no Avro schema as JSON: {error!r}") from None
+    except Exception as error:  # fastavro raises many types
+        raise OptionError(f"parse: schema is not an Avro schema as JSON: {error!r}") from None
     plain, spark_type = _Types().read(parsed, "schema")
     if not isinstance(spark_type, T.StructType):
         raise OptionError(f"parse: the Avro schema is a {spark_type.simpleString()}, expected a record.")
@@ -66,13 +67,17 @@ def avro_decoder(schema: "str | Mapping[str, Any]") -> "Callable[[Column], Colum
         return decode_bodies(bodies, text, arrow_type)
 
     decode.__annotations__ = {"bodies": pa.Array, "return": pa.Array}
-    untyped: Any = arrow_udf  # its overloads know no function of arrays
+    untyped: Any = arrow_udf  # its overloads do not include functions of arrays
     decoder: Callable[[Column], Column] = untyped(decode, answer)
     return decoder
 
 
 def decode_bodies(bodies: pa.Array, schema: str, value_type: pa.DataType) -> pa.StructArray:
-    """Return a struct of `value` and `error` for each body; what is no datum of the schema is an error's text."""
+    """Return, for each body, a struct of `value` and `error`.
+
+    If a body cannot be decoded, `value` is null and `error` says why. Otherwise `error` is null. `value_type` is the
+    Arrow type of the values.
+    """
     import fastavro
 
     parsed = fastavro.parse_schema(json.loads(schema), _write_hint=False)
@@ -84,37 +89,41 @@ def decode_bodies(bodies: pa.Array, schema: str, value_type: pa.DataType) -> pa.
         errors.append(error)
     try:
         column = pa.array(values, value_type)
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):  # an int of more than 32 bits, for one
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):  # such as an int of more than 32 bits
         for row, value in enumerate(values):
             try:
                 pa.array([value], value_type)
             except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-                values[row], errors[row] = None, f"the body is no Avro of the schema: {error}"
+                values[row], errors[row] = None, f"the body is not Avro of the schema: {error}"
         column = pa.array(values, value_type)
     return pa.StructArray.from_arrays([column, pa.array(errors, pa.string())], ["value", "error"])
 
 
 def _decode_one(body: bytes | None, schema: Any, fastavro: Any) -> tuple[Any, str | None]:
+    """Return (value, None), or (None, the reason) if the body cannot be decoded."""
     if not body:
-        return None, "the body is empty" if body is not None else "there is no body"
+        return None, "the body is empty" if body is not None else "the body is null"
     stream = io.BytesIO(body)
     try:
         value = fastavro.schemaless_reader(stream, schema)
-    except Exception as error:  # whatever a decoder of bytes that are no Avro comes upon
-        return None, f"the body is no Avro of the schema: {error!r}"
+    except Exception as error:  # invalid bytes raise many types
+        return None, f"the body is not Avro of the schema: {error!r}"
     if stream.tell() != len(body):
         return None, f"the body has {len(body)} bytes, and its value ends after {stream.tell()}"
     return value, None
 
 
 class _Types:
-    """Reads a parsed schema: what of it fastavro is to decode, and the type in Spark."""
+    """Converts a parsed schema to two results: the schema with which fastavro reads bodies, and the Spark type."""
 
     def __init__(self) -> None:
-        self._named: dict[str, T.DataType | None] = {}  # None while it is being read
+        self._named: dict[str, T.DataType | None] = {}  # None while the type is being converted
 
     def read(self, schema: Any, path: str) -> tuple[Any, T.DataType]:
-        """Return the schema without logical types that Spark lacks, and its type. Raises OptionError."""
+        """Return the schema without the logical types that Spark does not have, and its Spark type.
+
+        `path` names the schema in errors. Raises OptionError if Spark has no type for the schema.
+        """
         if isinstance(schema, list):
             return self._union(schema, path)
         if isinstance(schema, str):
@@ -141,7 +150,7 @@ class _Types:
         if not isinstance(kind, str) or kind == "error":
             return self.read(kind, path)
         if kind == "record":
-            assert name is not None  # fastavro has looked
+            assert name is not None  # checked by fastavro
             self._named[name] = None
             read = [(field, *self.read(field["type"], f"{path}.{field['name']}")) for field in schema["fields"]]
             struct = T.StructType([T.StructField(field["name"], one) for field, _, one in read])

@@ -1,4 +1,4 @@
-"""`consume`: a listener in RocketMQ's manner, run by a streaming query."""
+"""`consume`: a streaming query that calls a message listener, as RocketMQ's push consumer does."""
 
 import functools
 import inspect
@@ -8,26 +8,25 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from rmq_spark.datasource.clocks import wall_clock_ms
-from rmq_spark.datasource.listening import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
-from rmq_spark.datasource.listening_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
-from rmq_spark.datasource.option_parsing import parse_value
-from rmq_spark.datasource.option_table import OPTIONS
-from rmq_spark.datasource.options import ReadOptions, parse_options
+from rmq_spark.datasource.listener import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
+from rmq_spark.datasource.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
+from rmq_spark.datasource.option_table import OPTIONS, parse_value
+from rmq_spark.datasource.read_options import ReadOptions, parse_options
 from rmq_spark.datasource.schema import Field
-from rmq_spark.datasource.send_back_schema import check_send_back_schema
-from rmq_spark.datasource.sink_options import SinkOptions
+from rmq_spark.datasource.sink_schema import check_send_back_schema
 from rmq_spark.datasource.subscription import spelled_topics
+from rmq_spark.datasource.write_options import SinkOptions
 from rmq_spark.store import check_retrying_group, retry_topic_of
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-# RocketMQ's own: DefaultMQPushConsumer#maxReconsumeTimes -1 is 16 concurrently, and no limit in order (4.9, 5.3).
+# DefaultMQPushConsumer#maxReconsumeTimes (4.9, 5.3): -1 means 16, or no limit for orderly listeners.
 _MAX_RECONSUME_TIMES = {CONCURRENTLY: 16, ORDERLY: -1}
-# What leaves a source's rows where and as they are: between it and an orderly listener stands nothing else.
+# The steps of a query plan that keep rows in their partition and order. An orderly listener allows no others.
 _IN_ORDER = {
     "StreamingRelationV2",
     "Project",
@@ -57,24 +56,30 @@ def consume(
     expired_original: str = "error",
     allow_network_store: bool = False,
 ) -> "StreamingQuery":
-    """Start a query that gives the rows of `df`, a stream of the store at `path` read by `group`, to a listener.
+    """Start a streaming query that passes the rows of `df` to `listener`. Return the query.
 
-    `listener(messages, context)` runs in the tasks, with up to `batch_size` rows of one queue, and returns a
-    ConsumeConcurrentlyStatus or ConsumeOrderlyStatus (or its name). RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT,
-    None, an exception, and taking longer than `timeout` seconds mean that the rows failed. What failed is sent back
-    once per batch and row, and comes again by the group's retry topic up to `max_reconsume_times` times (16), then it
-    is a dead letter. With model="orderly", for which the source has orderly=true, the queue stops at the first call
-    that fails, and goes on from there later (without limit unless `max_reconsume_times` sets one). A group that reads
-    with messageModel=broadcasting drops what failed. `trigger` is what `DataStreamWriter.trigger` takes, as a mapping,
-    or a processing time.
+    `df` must be a stream that reads the store at `path` with consumerGroup=`group`. Spark's tasks call
+    `listener(messages, context)` with up to `batch_size` rows of one queue. The listener returns a
+    ConsumeConcurrentlyStatus (a ConsumeOrderlyStatus if `model` is "orderly"), or its name as a string. All rows of the
+    call have failed if the listener returns RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT or None, raises an
+    exception, or takes longer than `timeout` seconds.
 
-    Raises OptionError for arguments, columns and options of the source that do not fit together, before anything is
-    started. The query fails if the listener returns something else, or if failed rows cannot be sent back.
+    A failed row is sent back to the group's retry topic, only once even if Spark repeats the batch, and is delivered
+    again later. After `max_reconsume_times` retries (default 16) it becomes a dead letter. With `model="orderly"`,
+    which requires orderly=true on the source, the first failed call suspends its queue, which resumes later at the
+    failed row, without a limit unless `max_reconsume_times` is set. With messageModel=broadcasting failed rows are
+    dropped. `trigger` is a processing time ("10 seconds") or a mapping of the arguments of `DataStreamWriter.trigger`.
+
+    Raises OptionError before the query starts if arguments, columns or options of the source are invalid or conflict.
+    The query fails if the listener returns anything else, or if failed rows cannot be sent back.
     """
     terms = _check_terms(listener, model, batch_size, max_reconsume_times, timeout)
     check_retrying_group(group)
-    resends = _check_expired(expired_original) == _RESEND
-    checkpoint = _check_checkpoint(checkpoint_location)
+    if expired_original not in _EXPIRED_ORIGINALS:
+        raise OptionError(f"expired_original={expired_original!r} is none of: {', '.join(_EXPIRED_ORIGINALS)}.")
+    resends = expired_original == _RESEND
+    if not isinstance(checkpoint_location, str | PurePath) or not str(checkpoint_location).strip():
+        raise OptionError(f"checkpoint_location={checkpoint_location!r} is not a folder. Give a folder of its own.")
     store, source = _absolute(parse_value(_PATH, str(path), 0)), _find_source(df)
     _check_source(source, store, group, model)
     _check_columns(df, model, resends=resends)
@@ -83,7 +88,7 @@ def consume(
     is_broadcasting = source.group is not None and source.group.is_broadcasting
     if model == ORDERLY and not is_broadcasting:
         _check_order(df)
-    from rmq_spark.datasource.listening_sink import ListenerJob, make_sink
+    from rmq_spark.datasource.listener_sink import ListenerJob, make_sink
 
     log = source.commit_log_path
     options = SinkOptions(
@@ -99,7 +104,7 @@ def consume(
     is_shared = source.group is not None and source.group.is_shared
     job = ListenerJob(listener, terms, options, drops=is_broadcasting, is_shared=is_shared, retry_topic=retry_topic)
     df.sparkSession.dataSource.register(make_sink(name, job))
-    writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", checkpoint)
+    writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", str(checkpoint_location))
     if query_name is not None:
         writer = writer.queryName(query_name)
     if trigger is not None:
@@ -114,11 +119,11 @@ def _check_terms(
     if model not in _MAX_RECONSUME_TIMES:
         raise OptionError(f'model={model!r} is none of: "{CONCURRENTLY}", "{ORDERLY}".')
     if not _is_count(batch_size, 1):
-        raise OptionError(f"batch_size={batch_size!r} is no whole number from 1 on.")
+        raise OptionError(f"batch_size={batch_size!r} must be an integer ≥ 1.")
     if max_reconsume_times is not None and not _is_count(max_reconsume_times, -1):
         raise OptionError(
-            f"max_reconsume_times={max_reconsume_times!r}. Accepted: a whole number from 0 on; None or -1 for "
-            "RocketMQ's own, which is 16, and no limit in order."
+            f"max_reconsume_times={max_reconsume_times!r} must be an integer ≥ 0, or None or -1 for the default of "
+            'RocketMQ: 16, or no limit with model="orderly".'
         )
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
         raise OptionError(f"timeout={timeout!r}. Accepted: seconds, more than 0; None for no limit.")
@@ -128,7 +133,10 @@ def _check_terms(
 
 
 def _check_signature(listener: object) -> None:
-    """Raise OptionError for a listener that cannot be called with messages and context, or answers with no status."""
+    """Raise OptionError unless the listener can be called with messages and context, and can return a status.
+
+    A coroutine or generator function cannot return a status.
+    """
     if not callable(listener):
         raise OptionError(f"listener is {listener!r}, which cannot be called. Give a function of messages and context.")
     name = getattr(listener, "__qualname__", type(listener).__name__)
@@ -143,9 +151,9 @@ def _check_signature(listener: object) -> None:
             "it awaits or yields within an ordinary function."
         )
     try:
-        # Of the listener itself: what `functools.wraps` names may take other arguments.
+        # follow_wrapped=False: the function that `functools.wraps` wrapped may have other parameters.
         signature = inspect.signature(listener, follow_wrapped=False)
-    except (TypeError, ValueError):  # of a function in C that does not show its arguments
+    except (TypeError, ValueError):  # a function in C without a signature
         return
     try:
         signature.bind([], ConsumeContext("", 0))
@@ -156,29 +164,17 @@ def _check_signature(listener: object) -> None:
         ) from None
 
 
-def _check_expired(word: str) -> str:
-    if word not in _EXPIRED_ORIGINALS:
-        raise OptionError(f"expired_original={word!r} is none of: {', '.join(_EXPIRED_ORIGINALS)}.")
-    return word
-
-
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
 
 
-def _check_checkpoint(given: object) -> str:
-    if not isinstance(given, str | PurePath) or not str(given).strip():
-        raise OptionError(f"checkpoint_location={given!r} is no folder. Give one that is this query's own.")
-    return str(given)
-
-
 def _check_pickles(listener: object) -> None:
-    """Raise OptionError for a listener that Spark cannot take to the tasks."""
+    """Raise OptionError for a listener that Spark cannot pickle."""
     from pyspark import cloudpickle
 
     try:
         cloudpickle.dumps(listener)  # type: ignore[no-untyped-call]
-    except Exception as error:  # whatever the objects within it raise
+    except Exception as error:  # objects may raise any type
         name = getattr(listener, "__qualname__", type(listener).__name__)
         raise OptionError(
             f"the listener {name} cannot be pickled: {type(error).__name__}: {error}. It runs in Spark's tasks, in "
@@ -188,9 +184,9 @@ def _check_pickles(listener: object) -> None:
 
 
 def _find_source(df: "DataFrame") -> ReadOptions:
-    """Return the options of the one stream in the plan, as its load() takes them.
+    """Return the options of the rmq stream that `df` reads.
 
-    Raises OptionError unless there is one, and it is of format("rmq").
+    Raises OptionError unless `df` reads exactly one stream, and that has the format rmq.
     """
     if not getattr(df, "isStreaming", False):
         raise OptionError('consume() needs a stream: spark.readStream.format("rmq")....load(). This is none.')
@@ -209,13 +205,13 @@ def _find_source(df: "DataFrame") -> ReadOptions:
 
 
 def _plans(df: "DataFrame") -> Iterator[Any]:
-    """Yield the nodes of the analysed plan."""
-    left = [df._jdf.queryExecution().analyzed()]
-    while left:
-        plan = left.pop()
+    """Yield the nodes of the analysed plan of `df`."""
+    stack = [df._jdf.queryExecution().analyzed()]
+    while stack:
+        plan = stack.pop()
         yield plan
         children = plan.children()
-        left += [children.apply(number) for number in range(children.size())]
+        stack += [children.apply(number) for number in range(children.size())]
 
 
 def _check_source(source: ReadOptions, path: str, group: str, model: str) -> None:
@@ -231,8 +227,8 @@ def _check_source(source: ReadOptions, path: str, group: str, model: str) -> Non
     if member.is_orderly != (model == ORDERLY) and not (member.is_broadcasting and model == ORDERLY):
         wanted = '.option("orderly", "true")' if model == ORDERLY else 'model="orderly"'
         raise OptionError(
-            f'model="{model}" and the source\'s orderly={str(member.is_orderly).lower()} do not go together: queues '
-            f"that are to be consumed in order must be read in order. Add {wanted}"
+            f'model="{model}" and the source\'s orderly={str(member.is_orderly).lower()} do not go together: to '
+            f"consume queues in order, the source must read them in order. Add {wanted}"
             + (" to the source." if model == ORDERLY else ', or leave .option("orderly", "true") out of the source.')
         )
     if model == CONCURRENTLY and not member.is_broadcasting and not member.subscribes_retry:
@@ -248,7 +244,7 @@ def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
     names = df.columns
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise OptionError(f"columns that are there twice: {', '.join(twice)}. Rename one, or leave it out.")
+        raise OptionError(f"duplicate columns: {', '.join(twice)}. Rename one, or leave it out.")
     missing = [name for name in PLACE_COLUMNS if name not in names]
     if model == ORDERLY and "physicalTopic" not in names:
         missing.append("physicalTopic")
@@ -256,14 +252,14 @@ def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
         missing.append("topic")
     if missing:
         raise OptionError(
-            f"the rows lack {', '.join(missing)}, by which a message is known that failed. Keep these columns of the "
-            'source; physicalTopic is there on request: .option("columns", "*").'
+            f"the rows lack {', '.join(missing)}, which identify a failed message. Keep these columns of the source; "
+            'physicalTopic needs .option("columns", "*").'
         )
     lost = [name for name in ("body", "msgId") if name not in names] if resends else []
     if lost:
         raise OptionError(
             f'expired_original="resend" sends messages that have left the log from their rows, and these lack '
-            f'{", ".join(lost)}. Keep the columns; msgId is there on request: .option("columns", "*"). To keep a '
+            f'{", ".join(lost)}. Keep the columns; msgId needs .option("columns", "*"). To keep a '
             "message's tags, keys and properties keep those, too."
         )
     used = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
@@ -272,10 +268,11 @@ def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
 
 
 def _find_retry_topic(df: "DataFrame", source: ReadOptions, group: str) -> str | None:
-    """Return the retry topic that the stream reads, None without one.
+    """Return the group's retry topic if the stream reads it, else None.
 
-    Raises OptionError for a stream that reads the retry topic of another group, too, and lacks physicalTopic: a row of
-    such a topic shows the topic to which it was first sent, so its queue cannot be known.
+    Raises OptionError if the stream also reads the retry topic of another group and `df` has no column physicalTopic.
+    The column `topic` of such a row is the topic to which the message was first sent, so the row's queue would be
+    unknown.
     """
     retry, read = retry_topic_of(group), source.for_stream().subscription
     prefix = retry.removesuffix(group)
@@ -299,8 +296,8 @@ def _check_order(df: "DataFrame") -> None:
 
 
 def _absolute(path: str) -> str:
-    """Return a path as the source does."""
+    """Return the path as an absolute path. `~` is expanded as the source expands it."""
     try:
         return str(Path(path).expanduser().absolute())
-    except RuntimeError:  # no such user, so `~name` is a folder
+    except RuntimeError:  # the user does not exist, so `~name` is a folder
         return str(Path(path).absolute())

@@ -1,4 +1,4 @@
-"""What pictures have in common: axes, colours, legends, and names from a store as matplotlib takes them as they are."""
+"""Parts that all plots share: axes, colours, legends, and names from a store shown as plain text."""
 
 import math
 from collections import Counter
@@ -11,23 +11,24 @@ from rmq_spark.store import bytes_text, span_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_SERIES = 7  # in one picture: as many colours as are told apart; what is less is "others"
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # of Okabe and Ito
-HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for those who see no colour, and for print
+MAX_SERIES = 7  # the number of colours that are easily distinguished; the smallest series are joined as "others"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # palette of Okabe and Ito
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for print, and for readers who do not see colours
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _OTHERS, _YELLOW = "#999999", "#F0E442"
-_NAME_HEAD, _NAME_TAIL, _NAME_EDGE = 24, 15, 8  # of a long name: names of one team often differ in their ends only
-_TITLE_CHARS = 75  # in one line
-_LEGEND_BELOW_INCHES = 0.55  # room for the axis' own labels
+# The number of characters that are shown of a long name. Its end is shown because long names often differ only there.
+_NAME_HEAD, _NAME_TAIL, _NAME_EDGE = 24, 15, 8
+_TITLE_CHARS = 75  # per line
+_LEGEND_BELOW_INCHES = 0.55  # room for the labels of the axis
 
-# Round spans of time for an axis of durations, ms.
+# Round durations for the ticks of an axis, in ms.
 _SPANS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000, *(864 * 10**n for n in range(6, 11)))
 _MAX_SPANS = 10
 _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 14_400, 28_800, 43_200, 86_400)
 _STEPS_S_SHOWN = 7
 
-# Where a tag is written in one of these, the first that is installed draws what matplotlib's own font has not.
+# Fonts for characters that matplotlib's default font lacks. The first one that is installed is used.
 _HAN_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -45,9 +46,9 @@ _HAN_FONTS = (
 
 
 def axes(ax: "Axes | None", height: float = 4.2) -> "Axes":
-    """Return where to draw: what the caller gave, or the axes of a new figure so many inches high.
+    """Return `ax` if it is given, else the axes of a new figure with a height of `height` inches.
 
-    Raises ModuleNotFoundError with the pip command where matplotlib is not installed.
+    Raises ModuleNotFoundError with the pip command if matplotlib is not installed.
     """
     try:
         import matplotlib.pyplot as plt
@@ -61,14 +62,14 @@ def axes(ax: "Axes | None", height: float = 4.2) -> "Axes":
 
 
 def shown_name(name: str) -> str:
-    """Return a name as a picture has room for it: in one line, a long one without its middle."""
+    """Return a name on one line. A long name is shortened in the middle."""
     return shown_names([name])[0]
 
 
 def shown_names(names: Iterable[str]) -> list[str]:
-    """Return names as a picture has room for them, and told apart: long ones that differ in the middle keep that.
+    """Return each name on one line. Long names are shortened so that the parts in which they differ remain.
 
-    matplotlib leaves what begins with an underscore out of legends, so a space is before it.
+    A name that begins with an underscore gets a leading space, because matplotlib would leave it out of legends.
     """
     lines = ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in name) for name in names]
     shown = [_without_middle(line) for line in lines]
@@ -87,24 +88,25 @@ def _without_middle(line: str) -> str:
 
 
 def font_families() -> list[str]:
-    """Return matplotlib's font and one with Chinese characters, if such a one is installed."""
+    """Return the names of matplotlib's fonts, and of one font with Chinese characters if one is installed."""
     from matplotlib import rcParams
     from matplotlib.font_manager import fontManager
 
-    there = {font.name for font in fontManager.ttflist}
-    return [*rcParams["font.family"], *[name for name in _HAN_FONTS if name in there][:1]]
+    installed = {font.name for font in fontManager.ttflist}
+    return [*rcParams["font.family"], *[name for name in _HAN_FONTS if name in installed][:1]]
 
 
 def title(ax: "Axes", first: str, *more: str) -> None:
-    """Write a title, in a line or two. A dollar sign begins no formula."""
+    """Set the title: one line, or two if it is long, with `more` on the second. Dollar signs do not start formulas."""
     line = ", ".join((first, *more))
     ax.set_title(line if len(line) <= _TITLE_CHARS else "\n".join((first, *more)), fontsize="medium", parse_math=False)
 
 
 def largest(series: dict[str, list[float]], join: Any = sum) -> list[tuple[str, list[float]]]:
-    """Return the series in the order of what they come to, the smallest of more than MAX_SERIES joined.
+    """Return at most MAX_SERIES series as (name, values), in descending order of their sums.
 
-    NaN is where a series has no value.
+    If there are more, the smallest ones become one series "N others"; `join` combines their values at each position.
+    NaN means a missing value.
     """
     ordered = sorted(series.items(), key=lambda one: -sum(_known(one[1])))
     if len(ordered) <= MAX_SERIES:
@@ -115,16 +117,16 @@ def largest(series: dict[str, list[float]], join: Any = sum) -> list[tuple[str, 
 
 
 def colours(drawn: Sequence[tuple[str, Any]]) -> list[str]:
-    """Return a colour for each series, grey for the one that `largest` joined: no topic has a space in its name.
+    """Return a colour for each series. The series "N others" of `largest` is grey.
 
-    Black, the last one, is yellow where the caller's style draws on a dark ground.
+    It cannot be mistaken for a topic, because topic names contain no space. On a dark background yellow replaces black.
     """
     from matplotlib import rcParams
     from matplotlib.colors import to_rgb
 
     is_dark = sum(to_rgb(rcParams["axes.facecolor"])) < 1.5
-    told_apart = (*COLOURS[:-1], _YELLOW) if is_dark else COLOURS
-    named = zip(drawn, told_apart, strict=False)
+    palette = (*COLOURS[:-1], _YELLOW) if is_dark else COLOURS
+    named = zip(drawn, palette, strict=False)
     return [_OTHERS if name.endswith(" others") else colour for (name, _), colour in named]
 
 
@@ -133,12 +135,12 @@ def _known(values: Iterable[float]) -> list[float]:
 
 
 def moment(time_ms: float) -> datetime:
-    """Return ms since the epoch as matplotlib takes times."""
+    """Return a time in ms since the epoch as a datetime in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
 def time_axis(ax: "Axes", label: str) -> None:
-    """Write days, or times of day in full, at the x axis, and what they have in common at its end."""
+    """Format the x axis as times. Ticks show days or times of day; what they share is shown once, at the axis' end."""
     from matplotlib.dates import MINUTELY, SECONDLY, AutoDateLocator, ConciseDateFormatter
 
     locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)
@@ -146,7 +148,7 @@ def time_axis(ax: "Axes", label: str) -> None:
     formatter = ConciseDateFormatter(locator, tz=UTC)
     formatter.formats[2] = formatter.zero_formats[2] = "%b %d"
     formatter.offset_formats[2] = "%Y"
-    formatter.formats[5] = "%H:%M:%S.%f"  # a bare number of seconds would be read as anything
+    formatter.formats[5] = "%H:%M:%S.%f"  # the default, seconds alone, is ambiguous
     formatter.zero_formats[5] = "%H:%M:%S"
     formatter.offset_formats[5] = "%Y-%b-%d"
     ax.xaxis.set_major_locator(locator)
@@ -155,7 +157,7 @@ def time_axis(ax: "Axes", label: str) -> None:
 
 
 def count_axis(ax: "Axes", what: str) -> None:
-    """Write messages, bytes or seconds at the y axis, which begins at 0 and ends where it does now."""
+    """Format the y axis, which starts at 0, for `what`: "messages", "bytes" or "seconds"."""
     from matplotlib.ticker import MaxNLocator, MultipleLocator
 
     ax.set_ylim(0, max(ax.get_ylim()[1], 1))
@@ -177,7 +179,7 @@ def count_axis(ax: "Axes", what: str) -> None:
 
 
 def bytes_axis(axis: Any, most: float, ticks: int = 8) -> None:
-    """Write bytes at an axis that reaches up to `most`, at so many round numbers of KiB, MiB …, or half as many."""
+    """Format an axis that ends at `most` bytes, with at most `ticks` ticks at round numbers of KiB, MiB and so on."""
     from matplotlib.ticker import MultipleLocator
 
     axis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2(max(most, 1) / ticks)))))
@@ -185,7 +187,7 @@ def bytes_axis(axis: Any, most: float, ticks: int = 8) -> None:
 
 
 def spans_axis(ax: "Axes", least_ms: float, most_ms: float) -> None:
-    """Make the x axis one of durations, logarithmic on both sides of 0, from one round span to another."""
+    """Format the x axis for durations from `least_ms` to `most_ms`: logarithmic on both sides of 0, round limits."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     reach = max(abs(least_ms), abs(most_ms), 1)
@@ -206,16 +208,19 @@ def spans_axis(ax: "Axes", least_ms: float, most_ms: float) -> None:
 
 
 def frame(ax: "Axes", axis: str) -> None:
-    """Leave what helps to read values, and no more."""
+    """Draw the grid lines of `axis` ("x", "y" or "both"), and hide the top and right lines of the frame."""
     ax.set_axisbelow(True)
     ax.grid(axis=axis, color="#808080", alpha=0.25, lw=0.8)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def legend(ax: "Axes", count: int, is_stacked: bool = False) -> None:
-    """Name the series, beside the picture where there are several; of a stack the topmost first."""
+    """Draw a legend beside the plot if `count`, the number of series, is more than one.
+
+    With `is_stacked` the topmost series of the stack is the first one in the legend.
+    """
     if count > 1:
-        made = ax.legend(
+        drawn = ax.legend(
             reverse=is_stacked,
             loc="upper left",
             bbox_to_anchor=(1.01, 1),
@@ -223,15 +228,15 @@ def legend(ax: "Axes", count: int, is_stacked: bool = False) -> None:
             fontsize="small",
             handleheight=1.3 if is_stacked else None,  # room for a hatch
         )
-        _take_as_it_is(made)
+        _disable_formulas(drawn)
 
 
 def legend_below(ax: "Axes") -> None:
-    """Name the series below the picture: long names, with numbers."""
+    """Draw a legend below the plot, where long names have room."""
     from matplotlib.transforms import ScaledTranslation
 
     down = ScaledTranslation(0, -_LEGEND_BELOW_INCHES, ax.figure.dpi_scale_trans)
-    made = ax.legend(
+    drawn = ax.legend(
         loc="upper left",
         bbox_to_anchor=(0, 0),
         bbox_transform=ax.transAxes + down,
@@ -239,21 +244,21 @@ def legend_below(ax: "Axes") -> None:
         frameon=False,
         fontsize="small",
     )
-    _take_as_it_is(made)
+    _disable_formulas(drawn)
 
 
 def nothing(ax: "Axes", why: str) -> "Axes":
-    """Say why there is nothing to draw."""
+    """Write `why` in place of an empty plot, and return the axes."""
     ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes, parse_math=False)
     ax.set_axis_off()
     return ax
 
 
 def ms_text(delay_ms: float) -> str:
-    """Return a delay as "12 ms", "1,051 ms", "2 min 3 s"."""
+    """Return a delay as text, such as "12 ms", "1,051 ms" or "2 min 3 s"."""
     return f"{delay_ms:,.0f} ms" if abs(delay_ms) < 10_000 else span_text(delay_ms / 1000)
 
 
-def _take_as_it_is(made: Any) -> None:
-    for text in made.get_texts():
+def _disable_formulas(drawn_legend: Any) -> None:
+    for text in drawn_legend.get_texts():
         text.set_parse_math(False)

@@ -1,4 +1,4 @@
-"""Spark listeners for consumer groups: publish what a query finished last, and report how far a group is behind."""
+"""Spark listeners for consumer groups: one commits the final offsets of queries, one reports the groups' lag."""
 
 import json
 import logging
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rmq_spark.datasource.notices import tell
-from rmq_spark.store import CommitKey, group_lag, publish_last_offsets
+from rmq_spark.datasource.clocks import log_info
+from rmq_spark.store import CommitKey, commit_final_offsets, group_lag
 from rmq_spark.store.errors import NotFoundError, RmqError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +27,11 @@ _LOG = logging.getLogger("rmq_spark")
 
 
 class _GroupSource:
-    """One source of a progress that is a member of a group: who it is, and where its last finished batch ends."""
+    """A source of a query that is a member of a consumer group, with the end of its last finished batch.
+
+    Its attributes come from Spark's progress report: `mark` is the metadata of the source's latest offset, `end` is the
+    offset at the end of the batch, and `batch` is the query id and batch id.
+    """
 
     def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any], batch: CommitKey) -> None:
         self.batch = batch
@@ -47,7 +51,7 @@ class _GroupSource:
 
 
 class _Listener(StreamingQueryListener):
-    """Does nothing at every event, for listeners that mind some."""
+    """A Spark listener that ignores all events, as a base class."""
 
     def onQueryStarted(self, event: "QueryStartedEvent") -> None:
         """Do nothing."""
@@ -63,26 +67,28 @@ class _Listener(StreamingQueryListener):
 
 
 class GroupOffsetListener(_Listener):
-    """Publishes the offsets of the last batch that a query of a group finished, when the query ends.
+    """Commits the offsets of a query's last finished batch to its consumer group when the query ends.
 
-    Without it a query that is stopped between two triggers leaves its group one batch behind, which then is delivered
-    again to whoever goes on without its checkpoint. `rmq_spark.session()` adds one; with a session of another make:
-    `spark.streams.addListener(rmq_spark.GroupOffsetListener())`. With commitOffsets=off it publishes nothing either.
+    A query commits the end of a batch only at its next trigger. If the query is stopped before that, and there is no
+    such listener, the offsets of its last batch are not committed. A later query of the group that does not use the
+    same checkpoint then reads that batch again. `rmq_spark.session()` adds the listener. In other sessions add it with
+    `spark.streams.addListener(rmq_spark.GroupOffsetListener())`. Nothing is committed for queries with
+    commitOffsets=off.
 
-    Of a query with assignment=shared it publishes each batch as soon as the batch has ended, and records the end. So
-    the query hands queues over between two triggers, and none of the batch's messages comes twice. Without the listener
-    only the next trigger shows that the batch has ended.
+    For a query with assignment=shared the listener commits each batch as soon as the batch has ended. So the query can
+    hand over queues to other members before its next trigger, without a message being delivered twice. Without the
+    listener a handover waits for the next trigger.
 
-    Safe to call from any thread. What fails is logged.
+    Thread-safe. Failures are logged, not raised.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, list[_GroupSource]] = {}  # by run
-        self._warned: set[str] = set()  # runs of which a batch could not be published
+        self._warned: set[str] = set()  # runs with a failed commit of a batch
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """Remember how far the query has come, and publish it if the query shares queues."""
+        """Record the end of the batch. If the query has assignment=shared, commit it."""
         run = str(event.progress.runId)
         found = [source for source in _group_sources(event.progress) if source.is_published]
         if not found:
@@ -91,23 +97,24 @@ class GroupOffsetListener(_Listener):
             self._last[run] = found
         for source in found:
             if source.is_shared:
-                self._publish_batch(source, run)
+                self._commit_batch(source, run)
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
-        """Publish what was remembered."""
+        """Commit the end of the query's last batch."""
         run = str(event.runId)
         with self._lock:
             found = self._last.pop(run, [])
             self._warned.discard(run)
         for source in found:
             try:
-                _publish(source)
+                _commit(source)
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
 
-    def _publish_batch(self, source: _GroupSource, run: str) -> None:
+    def _commit_batch(self, source: _GroupSource, run: str) -> None:
+        """Commit the end of a batch. Log only the first failure of a run, because the next trigger commits it too."""
         try:
-            _publish(source)
+            _commit(source)
         except RmqError as error:
             with self._lock:
                 is_first = run not in self._warned
@@ -122,30 +129,31 @@ class GroupOffsetListener(_Listener):
 
 
 class GroupLagListener(_Listener):
-    """Reports how far the groups of a session's queries are behind, after each batch.
+    """Reports, after each batch of a query in the session, the lag of the query's consumer groups.
 
-    `report` is called with the group's name and a table, a row for each queue, as `rmq_spark.group_lag` returns it,
-    none for a group without offsets. Without `report` one line goes to the log at level INFO, and to standard error
-    where the program has set up no logging. It runs on Spark's listener thread: be quick. What it raises is logged.
+    `report` is called with the name of a group and the table that `rmq_spark.group_lag` returns for it. The table has a
+    row for each queue, and is empty if the group has no offsets. If `report` is None, a line is logged at level INFO,
+    or printed to stderr if logging is not configured. `report` runs on Spark's listener thread, so it must be fast. Its
+    exceptions are logged.
     """
 
     def __init__(self, report: "Callable[[str, pa.Table], None] | None" = None) -> None:
         self._report = report or _log_lag
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """Report the lag of each of the query's groups."""
+        """Report the lag of each consumer group that the query reads with."""
         for source in _group_sources(event.progress):
             try:
                 lag = group_lag(source.path, source.group, commit_log_path=source.commit_log_path)
                 self._report(source.group, lag)
             except NotFoundError:
-                pass  # no member, for the store cannot be written, and so without offsets: there is nothing to report
-            except Exception as error:  # the user's, or the store's: the query goes on
+                pass  # the store is not writable, so the group has neither members nor offsets
+            except Exception as error:  # raised by `report` or by the store; the query must not fail
                 _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
 
 
-def _publish(source: _GroupSource) -> None:
-    publish_last_offsets(
+def _commit(source: _GroupSource) -> None:
+    commit_final_offsets(
         source.path,
         source.group,
         source.member_id,
@@ -159,23 +167,27 @@ def _publish(source: _GroupSource) -> None:
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:
-    tell(_lag_line(group, table))  # who adds the listener wants to see something, without a log too
+    """Log the lag of all queues of a group in one line, or print it to stderr if logging is not configured.
 
-
-def _lag_line(group: str, table: "pa.Table") -> str:
+    Messages and bytes are sums over the queues; the seconds are the maximum.
+    """
     rows = table.select(["lagMessages", "lagBytes", "secondsBehind"]).to_pylist()
     if not rows:
-        return f"rmq: consumer group {group} has no offsets yet, so how far it is behind is not known"
+        log_info(f"rmq: consumer group {group} has no offsets yet, so its lag is unknown")
+        return
     messages, size_bytes = (sum(row[name] or 0 for row in rows) for name in ("lagMessages", "lagBytes"))
-    seconds = max((row["secondsBehind"] or 0 for row in rows), default=0)
-    return (
+    seconds = max(row["secondsBehind"] or 0 for row in rows)
+    log_info(
         f"rmq: consumer group {group} is {messages} messages, {size_bytes} bytes, {seconds:.1f} s behind in "
         f"{len(rows)} queues"
     )
 
 
 def _group_sources(progress: "StreamingQueryProgress") -> Iterator[_GroupSource]:
-    """Yield the sources that are members of groups: they say so in what they report as their latest offset."""
+    """Yield the sources of a query that are members of consumer groups.
+
+    The latest offset of such a source contains the names of the group and of the member.
+    """
     batch = CommitKey(str(progress.id), int(progress.batchId))
     for source in progress.sources:
         latest, end = _json(source.latestOffset), _json(source.endOffset)
@@ -185,7 +197,7 @@ def _group_sources(progress: "StreamingQueryProgress") -> Iterator[_GroupSource]
 
 
 def _json(offset: object) -> Mapping[str, Any]:
-    """Return an offset that is an object, {} for another source's."""
+    """Return an offset as a mapping. Return {} if it is not one, because it belongs to another kind of source."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

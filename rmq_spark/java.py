@@ -1,4 +1,4 @@
-"""Is there a Java that Spark can run on? Asked first, because Spark's own answer is obscure."""
+"""Check that Spark will find a Java version that it supports, because Spark's own error is obscure."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import subprocess
 
 from rmq_spark.store.errors import OptionError
 
-# What Spark 4 asks for.
+# The minimum of Spark 4.
 JAVA_VERSION_MIN = 17
 
 _ADVICE = (
@@ -16,15 +16,15 @@ _ADVICE = (
     "on PATH, set JAVA_HOME to its folder."
 )
 
-# A cold JVM takes well under a second to print its version; a hung file system must not hang us.
-_ANSWER_WITHIN_S = 30
+# A cold JVM prints its version in less than a second. The limit is for hung file systems.
+_TIMEOUT_S = 30
 
 
 def check_java() -> None:
-    """Raise OptionError, which says what was found, unless Spark would find Java 17 or newer.
+    """Raise OptionError unless Spark would find Java 17 or newer. The message names the Java that was found.
 
-    Looks where Spark's own start script looks: `$JAVA_HOME/bin/java`, else `java` on PATH. Takes
-    about a tenth of a second and starts nothing that stays.
+    As Spark's start script does, it uses `$JAVA_HOME/bin/java` if JAVA_HOME is set, else `java` on PATH. The check
+    takes about 0.1 s.
     """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -36,7 +36,7 @@ def check_java() -> None:
             [java, "-version"],
             capture_output=True,
             text=True,
-            timeout=_ANSWER_WITHIN_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -45,6 +45,6 @@ def check_java() -> None:
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if found is None:
         text = (answer.stderr + answer.stdout).strip()[:200]
-        raise OptionError(f"Spark needs Java: {source} -version says {text!r}. {_ADVICE}")
+        raise OptionError(f"Spark needs Java: {source} -version printed {text!r}. {_ADVICE}")
     if int(found[1]) < JAVA_VERSION_MIN:
         raise OptionError(f"Spark needs Java {JAVA_VERSION_MIN} or newer: {source} is Java {found[1]}. {_ADVICE}")

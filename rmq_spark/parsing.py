@@ -1,6 +1,7 @@
-"""`parse`: bodies as columns, by Spark's own functions for JSON and CSV and by fastavro for Avro.
+"""`parse`: decode message bodies to typed columns, with Spark's functions for JSON and CSV, and fastavro for Avro.
 
-What Spark's functions let pass is found here: an empty body, bytes that are no UTF-8, something behind the JSON value.
+`parse` also detects corrupt bodies that Spark's functions accept: empty bodies, invalid UTF-8, and text after the JSON
+value.
 """
 
 import uuid
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 FORMATS = JSON, CSV, AVRO = ("json", "csv", "avro")
 OUTCOMES = FAIL, NULL, DROP, SPLIT = ("fail", "null", "drop", "split")
 VALUE, ERROR = "value", "error"
-# Columns of ours on the way, which nobody sees.
+# Intermediate columns, which are dropped from the result.
 _PARSED, _WHOLE, _REASON, _CORRUPT = "__rmq_parsed", "__rmq_whole", "__rmq_reason", "__rmq_corrupt"
 _END_FIELD = "rmq-spark: end of the body"
 _BOM = b"\xef\xbb\xbf"
@@ -35,18 +36,25 @@ def parse(
     column: str = "body",
     options: Mapping[str, str] | None = None,
 ) -> "DataFrame | tuple[DataFrame, DataFrame]":
-    """Return `df` with the struct column `value` in the place of its bodies; all other columns stay as they are.
+    """Decode the bodies of `df`: return `df` with the struct column `value` in place of the column `column`.
 
-    `format` is json, csv or avro. `schema` is a StructType or its DDL for the first two, for avro an Avro schema as
-    JSON text or as dict. `options` are those of Spark's from_json and from_csv. `df` may be a batch or a stream.
+    All other columns are unchanged. `df` may be a batch or a stream. `format` is "json", "csv" or "avro". `schema` is a
+    StructType or DDL text for json and csv, and an Avro schema (JSON text or a dict) for avro. `options` are passed to
+    Spark's from_json or from_csv; avro accepts none.
 
-    `on_corrupt_record` says what becomes of a body that is not what the schema says: fail (the query, naming the
-    row), null (in `value`), drop (the row), or split: then the answer is two DataFrames, good rows and bad ones, and
-    these have all columns of `df` and `error`, as the sink takes them with mode=sendBack. What is corrupt: a value
-    of another type than its field's, something behind the value, an empty body, no UTF-8; in CSV too few or too many
-    columns. A field that is missing in JSON is null, and not corrupt. Fails only where `value` is asked for.
+    `on_corrupt_record` says what happens to a corrupt body:
 
-    Raises OptionError for what can be refused before the query starts, and where fastavro is not installed.
+    - "fail": the query fails with an error that names the row, but only if it uses the column `value`;
+    - "null": `value` is null;
+    - "drop": the row is left out;
+    - "split": the result is a pair of DataFrames. The first has the good rows. The second has the corrupt rows with all
+      columns of `df` and the reason in `error`; it can be written with mode=sendBack.
+
+    A body is corrupt if it is null or empty, if a value does not match its field's type, or if there is text after the
+    value. A JSON or CSV body is also corrupt if it is not valid UTF-8, and a CSV body if it has too few or too many
+    columns. A field that is missing in JSON is null, which is not an error.
+
+    Raises OptionError if an argument is invalid, or if `format` is avro and fastavro is not installed.
     """
     _check(df, format, on_corrupt_record, column, options or {})
     bodies = F.col(f"`{column}`").cast("binary")
@@ -76,13 +84,15 @@ def _check(df: "DataFrame", format: str, outcome: str, column: str, options: Map
 
 
 def _struct_of(format: str, schema: "str | StructType | Mapping[str, Any]") -> StructType:
-    """Return the schema of a text format. Raises OptionError for one that is no struct of columns."""
+    """Return the schema of JSON or CSV bodies as a StructType. Raises OptionError unless it has at least one field."""
     found: object = schema
     if isinstance(schema, str):
         try:
             found = StructType.fromDDL(schema)
-        except Exception as error:  # of Spark's parser: its message has the place marked
-            raise OptionError(f'parse: schema="{schema}" is no DDL such as "id bigint, name string". {error}') from None
+        except Exception as error:  # Spark's parser; its message marks the position
+            raise OptionError(
+                f'parse: schema="{schema}" is not DDL such as "id bigint, name string". {error}'
+            ) from None
     if not isinstance(found, StructType) or not found.fields:
         raise OptionError(
             f'parse: schema={schema!r}: {format} takes a StructType, or DDL such as "id bigint, name string".'
@@ -93,31 +103,32 @@ def _struct_of(format: str, schema: "str | StructType | Mapping[str, Any]") -> S
 def _stage_text(
     df: "DataFrame", bodies: "Column", format: str, struct: StructType, options: dict[str, str]
 ) -> "DataFrame":
-    """Return `df` with what was parsed, and why it was not: what only these columns tell is told apart here."""
+    """Return `df` with two intermediate columns: the parsed struct, and the reason why a body is corrupt, else null."""
     bare = F.when(F.substring(bodies, 1, 3) == F.lit(_BOM), F.substring(bodies, 4, 2**31 - 1)).otherwise(bodies)
     text = bare.cast("string")
     asked = StructType([*struct.fields, StructField(_CORRUPT, StringType())])
     given = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     if format == JSON:
         parsed = F.from_json(text, asked, given)
-        # from_json reads one value and leaves what is behind it. In an array with an end that nobody can guess it
-        # may be followed by nothing but that. The line break ends a comment, where options allow them.
+        # from_json ignores text after the value. So the body is also parsed as the first element of an array, whose
+        # second element is an object that no body can guess. If the array does not have exactly these two elements,
+        # there is text after the value. The line break ends a comment, which options may allow.
         end = uuid.uuid4().int >> 66
         wrapped = F.concat(F.lit("["), text, F.lit(f'\n,{{"{_END_FIELD}":{end}}}]'))
         elements = F.from_json(wrapped, f"array<struct<`{_END_FIELD}`:bigint>>", options)
         last = F.try_element_at(elements, F.lit(2))[_END_FIELD]
         whole = (F.size(elements) == 2) & F.coalesce(last == F.lit(end), F.lit(False))
     else:
-        # The line break behind the last line of a file that was sent line by line is no part of its last column.
+        # A body that was a line of a file may end with a line break, which does not belong to the last column.
         parsed = F.from_csv(F.regexp_replace(text, r"\r?\n\z", ""), asked.toDDL(), given)
         whole = F.lit(True)
     staged = df.withColumns({_PARSED: parsed, _WHOLE: F.coalesce(whole, F.lit(False))})
     done, shown = F.col(_PARSED), "JSON" if format == JSON else "CSV"
     reason = (
-        F.when(bodies.isNull(), F.lit("there is no body"))
-        .when(~F.is_valid_utf8(text), F.lit("the body is no UTF-8"))
+        F.when(bodies.isNull(), F.lit("the body is null"))
+        .when(~F.is_valid_utf8(text), F.lit("the body is not UTF-8"))
         .when(F.btrim(text, F.lit(" \t\r\n")) == "", F.lit("the body is empty"))
-        .when(done.isNull() | done[_CORRUPT].isNotNull(), F.lit(f"the body is no {shown} of the schema"))
+        .when(done.isNull() | done[_CORRUPT].isNotNull(), F.lit(f"the body is not {shown} of the schema"))
         .when(~F.col(_WHOLE), F.lit(f"the body is more than one {shown} value"))
     )
     staged = staged.withColumn(_REASON, reason).withColumn(_PARSED, done.dropFields(_CORRUPT))
@@ -152,8 +163,8 @@ def _outcome(
 
 
 def _complaint(df: "DataFrame", format: str) -> "Column":
-    """Return what a query fails with: which row, why, and what else can be done."""
+    """Return the error text of a corrupt row: its topic, queue and offset, the reason, and what the user can do."""
     places = [F.concat(F.lit(f"{name} "), F.col(name).cast("string")) for name in _PLACE_COLUMNS if name in df.columns]
     where = F.concat_ws(", ", *places) if places else F.lit("a row")
-    remedy = 'parse(…, on_corrupt_record="null", "drop" or "split") goes on.'
+    remedy = 'To continue, use parse(…, on_corrupt_record="null", "drop" or "split").'
     return F.concat(F.lit(f"rmq: parse {format}: "), where, F.lit(": "), F.col(_REASON), F.lit(f". {remedy}"))

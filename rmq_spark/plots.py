@@ -1,9 +1,10 @@
-"""Pictures of a store, drawn by matplotlib (the extra `plot`): each function returns matplotlib's Axes.
+"""Plots of a store with matplotlib (the extra `plot`). Each function returns the matplotlib Axes that it drew on.
 
-What is drawn is read by whole columns, from units and heads, and sampled where there is much of it; the title says so.
-A store is given as its path or as what `open_reader` returned. `ax` is where to draw; a figure is made without it.
-Nothing on disk is changed. Colours are those of Okabe and Ito, which colour-blind people tell apart. matplotlib is
-imported when something is drawn: without it each function raises ModuleNotFoundError with the pip command.
+The argument `store` is a path or the result of `open_reader`. `ax` is the Axes to draw on; by default a new figure is
+created. The functions read consume-queue entries and record headers, and change nothing in the store. From a large
+store they read only a sample, and the title then says so. The colours are the palette of Okabe and Ito, which
+colour-blind readers can distinguish. If matplotlib is not installed, the functions raise ModuleNotFoundError with the
+pip command.
 """
 
 from collections import Counter
@@ -36,21 +37,21 @@ if TYPE_CHECKING:
 Store = StoreExplorer | str | PurePath
 
 MAX_TAGS = 12
-_MARKED = 40  # so many moments of a line have a marker each; of more they would be a smear
-_AROUND_ONE_MS = 30_000  # of a line with one moment
-_LEAST_SPANS = 12  # room for so many, that one bar is no wall
+_MAX_MARKERS = 40  # lines with more points have no markers
+_AROUND_ONE_MS = 30_000  # the length of the x axis on each side of a single point
+_LEAST_SPANS = 12  # the minimum width of the x axis in bars, so that a single bar is not too wide
 _SEGMENT_COLOURS = {
-    "records without a unit": "#000000",
+    "records without an entry": "#000000",
     "filler (BLANK)": "#7F7F7F",
-    "stale bytes behind the end": "#D55E00",
-    "zeros behind the end": "#ECECEC",
+    "stale bytes after the end": "#D55E00",
+    "zeros after the end": "#ECECEC",
     "other topics": "#8C6D46",
 }
 _SEGMENT_TOPICS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
 _BARS_NAMED = 24
-_BARS_APART, _BARS_ROOM = 100, 6  # so many bars have gaps; room for so many, that one is no wall
-_ROWS, _CELLS = 32, 128  # of a segment's picture
-_RECORDS_DRAWN = 800  # with a line where each begins
+_BARS_APART, _BARS_ROOM = 100, 6  # the maximum number of bars with gaps; the minimum width of the axis in bars
+_ROWS, _CELLS = 32, 128  # lines in the plot of a segment, and cells in a line
+_RECORDS_DRAWN = 800  # the maximum number of records whose beginnings are marked
 _QUANTILES = (0.5, 0.95, 0.99)
 _ESTIMATED = "estimated from a sample"
 
@@ -63,15 +64,16 @@ def plot_over_time(
     bins: int = 60,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw how much was stored when: stacked bars over store time, in at most `bins` equal spans.
+    """Draw the messages or bytes stored over time, as stacked bars in at most `bins` equal intervals.
 
-    A topic's name gives a colour for each of its queues, several names, or None for all topics but RocketMQ's own, one
-    for each topic. `what` is "messages" or "bytes" (of records). Raises NotFoundError for a topic that is not there.
+    If `topics` is the name of one topic, each queue has a colour. If it is a list of names, each topic has a colour;
+    None means all topics except RocketMQ's own. `what` is "messages" or "bytes" (the size of their records). Raises
+    NotFoundError for an unknown topic.
     """
-    _refuse_other("what", what, ("messages", "bytes"))
+    _check_choice("what", what, ("messages", "bytes"))
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise OptionError(f"bins={bins!r} is no whole number above 0.")
-    _refuse_no_topics(topics)
+        raise OptionError(f"bins={bins!r} is not valid; expected an integer ≥ 1.")
+    _check_topics(topics)
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         series = stored_over_time(reader, topics, what, bins)
@@ -87,7 +89,7 @@ def plot_over_time(
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0}
         ax.bar(edges, values, width, bottom, align="edge", label=name, **look)
         bottom = [below + value for below, value in zip(bottom, values, strict=True)]
-    ax.set_ylim(0, max(bottom) * 1.05)  # where a stack is, matplotlib leaves no room above it
+    ax.set_ylim(0, max(bottom) * 1.05)  # matplotlib leaves no margin above stacked bars
     room = max(0, _LEAST_SPANS - count) * width / 2
     ax.set_xlim(edges[0] - room, edges[-1] + width + room)
     drawing.time_axis(ax, "store time (UTC)")
@@ -100,12 +102,13 @@ def plot_over_time(
 
 
 def plot_queue_skew(store: Store, topic: str, *, what: str = "messages", ax: "Axes | None" = None) -> "Axes":
-    """Draw how evenly a topic's messages, or bytes, lie in its queues: a bar for each queue, and their mean.
+    """Draw how a topic's messages are distributed over its queues: a bar for each queue, and a line for the mean.
 
-    A queue that cannot be read has no bar; the title says so. Raises NotFoundError for a topic that is not there.
+    `what` is "messages", or "bytes" for the size of their records. Queues that cannot be read are left out, and the
+    title says how many. Raises NotFoundError for an unknown topic.
     """
-    _refuse_other("what", what, ("messages", "bytes"))
-    _refuse_no_topic(topic)
+    _check_choice("what", what, ("messages", "bytes"))
+    _check_topic(topic)
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         summary = reader.topic(topic)
@@ -137,12 +140,13 @@ def plot_queue_skew(store: Store, topic: str, *, what: str = "messages", ax: "Ax
 
 
 def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw which share of a topic's messages has which tag, the most frequent first.
+    """Draw the share of each tag in a topic's messages, the most frequent first.
 
-    Counted by the tags codes in the units, so that no message is read but a few for the names: tags with the same Java
-    hash share a bar. Raises NotFoundError for a topic that is not there.
+    Tags are counted by their hashes (Java's String#hashCode), which consume-queue entries contain. Only a few messages
+    are read, to find the tags' names. So tags with the same hash share a bar. Raises NotFoundError for an unknown
+    topic.
     """
-    _refuse_no_topic(topic)
+    _check_topic(topic)
     ax = drawing.axes(ax)
     with _opened(store) as reader:
         counts = tag_counts(reader, topic)
@@ -155,7 +159,7 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
         others = f"{len(rest) + counts.rare_tags:,} others"
         shown = [*shown[: MAX_TAGS - 1], (others, sum(count for _, count in rest) + counts.rare_messages)]
     shown.reverse()  # the first bar is drawn at the bottom
-    rows = range(len(shown))  # by number: two long tags may look the same
+    rows = range(len(shown))  # not names: two shortened names may be equal
     bars = ax.barh(rows, [100 * count / total for _, count in shown], color=drawing.COLOURS[0])
     ax.set_yticks(
         rows, drawing.shown_names(name for name, _ in shown), parse_math=False, fontfamily=drawing.font_families()
@@ -174,20 +178,21 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
 
 
 def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", ax: "Axes | None" = None) -> "Axes":
-    """Draw how far groups were behind over time, from what `reader.lag()` gave at several moments.
+    """Draw the lag of consumer groups over time. `samples` are one or several results of `reader.lag()`.
 
-    A line for each queue of one group that has up to seven of them, else for each topic, or for each of several groups.
-    `what` is "messages", "bytes" or "seconds" (how long ago the next unread message was stored: of several queues, the
-    longest). Queues at whose offset there are no messages any more, or none yet, count as 0; the title says how many.
+    If the samples have one group, there is a line for each of its queues, or for each topic if there are more than
+    seven queues. If they have several groups, there is a line for each group. `what` is "messages", "bytes", or
+    "seconds" for the age of the oldest unread message; a line for several queues shows their maximum age. A queue whose
+    state is "ahead" or "gone" has the lag 0, and the title says how many there are.
     """
     column = {"messages": "lagMessages", "bytes": "lagBytes", "seconds": "secondsBehind"}
-    _refuse_other("what", what, tuple(column))
+    _check_choice("what", what, tuple(column))
     taken = [samples] if isinstance(samples, GroupLag) else list(samples) if isinstance(samples, Iterable) else [None]
     if not all(isinstance(sample, GroupLag) for sample in taken):
-        raise OptionError("samples are accepted as what reader.lag() gave, one or a list of them.")
+        raise OptionError("samples: expected a result of reader.lag(), or a list of them.")
     ax = drawing.axes(ax)
     taken.sort(key=lambda sample: sample.at_ms)
-    # By moment and queue: of two samples in one ms the second one counts, and not both.
+    # By time and queue: if two samples have the same ms, the second one replaces the first.
     rows = {
         (sample.at_ms, row["group"], row["topic"], row["queueId"]): row
         for sample in taken
@@ -209,13 +214,13 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
     looks = zip(names, drawn, drawing.colours(drawn), drawing.MARKERS, drawing.STYLES, strict=False)
     for name, (_, values), colour, marker, style in looks:
         known = [(drawing.moment(at), value) for at, value in zip(moments, values, strict=True) if not isnan(value)]
-        look = {"marker": marker, "markersize": 4} if len(moments) <= _MARKED else {"linestyle": style}
+        look = {"marker": marker, "markersize": 4} if len(moments) <= _MAX_MARKERS else {"linestyle": style}
         ax.plot(*zip(*known, strict=True), color=colour, lw=1.5, label=name, **look)
     if len(moments) == 1:
         ax.set_xlim(drawing.moment(moments[0] - _AROUND_ONE_MS), drawing.moment(moments[0] + _AROUND_ONE_MS))
     drawing.time_axis(ax, "time (UTC)")
     drawing.count_axis(ax, what)
-    odd = Counter({key[1:]: row["state"] for key, row in rows.items()}.values())  # as of the last moment of each queue
+    odd = Counter({key[1:]: row["state"] for key, row in rows.items()}.values())  # the last state of each queue
     more = [f"{count_text(odd[state], 'queue')} {state}" for state in ("ahead", "gone") if odd[state]]
     of = shown_name(groups[0]) if len(groups) == 1 else f"{len(groups)} groups"
     drawing.title(ax, f"lag of {of} ({what})", *more)
@@ -224,13 +229,14 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
 
 
 def plot_delay(store: Store, topics: str | Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw how long messages took from their birth at the producer to the store: which share within what time.
+    """Draw the cumulative distribution of the delay between a message's born timestamp and its store timestamp.
 
-    A line for each topic: those named, or all but RocketMQ's own; of more than seven those with most messages. The
-    legend says within what time 50, 95 and 99 % were stored. Delays below 0 mean that the producer's clock was ahead.
-    Raises NotFoundError for a topic that is not there.
+    There is a line for each topic in `topics`; None means all topics except RocketMQ's own. At most seven topics are
+    drawn, those with the most messages. The legend shows the delays within which 50, 95 and 99 % of the messages were
+    stored. A negative delay means that the producer's clock was ahead of the broker's. Raises NotFoundError for an
+    unknown topic.
     """
-    _refuse_no_topics(topics)
+    _check_topics(topics)
     ax = drawing.axes(ax, height=4.8)
     with _opened(store) as reader:
         named = [topics] if isinstance(topics, str) else topics
@@ -270,12 +276,12 @@ def plot_delay(store: Store, topics: str | Sequence[str] | None = None, *, ax: "
 
 
 def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw what lies where in one segment of the commit log: read it as a page, line by line.
+    """Draw the layout of one segment (file) of the commit log, line by line like a page of text.
 
-    Records by topic, those that no unit names, the filler before the end of the segment (BLANK), and the tail that is
-    not written yet, with stale bytes in it if there are any. The segment is the one that holds the physical offset, or
-    the last one; of one with next to nothing in it only the beginning is shown. Where it has few records, a line marks
-    where each begins. Raises NotFoundError for no such segment.
+    The segment is the one that contains `physical_offset`, in bytes; by default the last one. The colours show the
+    records of each topic, records without a consume-queue entry, the filler at the end (BLANK), and the unwritten rest,
+    which may have stale bytes. If most of the segment is unwritten, only its beginning is drawn. If there are few
+    records, white lines mark where each one begins. Raises NotFoundError if no segment contains the offset.
     """
     ax = drawing.axes(ax, height=5.6)
     with _opened(store) as reader:
@@ -326,7 +332,7 @@ def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes 
 
 @contextmanager
 def _opened(store: Store) -> Iterator[StoreExplorer]:
-    """Give a reader: the caller's, which stays open, or one for this picture."""
+    """Yield a reader of the store. If the caller gave a reader, it is used and stays open; else one is opened."""
     if isinstance(store, StoreExplorer):
         yield store
         return
@@ -334,17 +340,17 @@ def _opened(store: Store) -> Iterator[StoreExplorer]:
         yield reader
 
 
-def _refuse_no_topic(topic: str) -> None:
+def _check_topic(topic: str) -> None:
     if not isinstance(topic, str):
-        raise OptionError(f"topic={topic!r} is no text. Give the name of one topic.")
+        raise OptionError(f"topic={topic!r} is not a string. Give the name of one topic.")
 
 
-def _refuse_no_topics(topics: str | Sequence[str] | None) -> None:
+def _check_topics(topics: str | Sequence[str] | None) -> None:
     is_list = isinstance(topics, Sequence | set | frozenset) and not isinstance(topics, bytes)
     if topics is not None and not (is_list and all(isinstance(name, str) for name in topics)):
-        raise OptionError(f"topics={topics!r} is accepted as a topic's name, a list of names, or None for all.")
+        raise OptionError(f"topics={topics!r} is not valid; expected a topic's name, a list of names, or None for all.")
 
 
-def _refuse_other(name: str, value: str, accepted: Sequence[str]) -> None:
+def _check_choice(name: str, value: str, accepted: Sequence[str]) -> None:
     if value not in accepted:
         raise OptionError(f"{name}={value!r} is none of: {', '.join(accepted)}.")

@@ -1,4 +1,4 @@
-"""A Spark session that knows `format("rmq")`: a new one for one machine, or one that you have."""
+"""Register `format("rmq")` in a Spark session, or create a session for one machine."""
 
 import atexit
 import logging
@@ -13,38 +13,39 @@ from rmq_spark.group_listeners import GroupOffsetListener
 from rmq_spark.java import check_java
 
 _LOG = logging.getLogger("rmq_spark")
-_HAS_LISTENER = "_rmq_spark_listens"  # set on a session: it has no list of its listeners
-_LISTENERS_HEAR_WITHIN_MS = 10_000
-# Names by which Spark calls a cluster that is this machine.
+_HAS_LISTENER = "_rmq_spark_listens"  # attribute of a session, because Spark cannot list its listeners
+_LISTENER_TIMEOUT_MS = 10_000
+# Beginnings of Spark's master URLs whose tasks run on this machine.
 _LOCAL_MASTERS = ("local", "local[", "local-cluster[")
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("rmq")` known to the session, for reading and streaming.
+    """Register `format("rmq")` in the session, for batch and streaming reads and writes.
 
-    Once per session is enough, and again does no harm. Nothing is registered where the session has the source
-    already, because Spark found it among the packages of its Python workers; another source that is called rmq is
-    replaced, and Spark says so.
-    Python workers import `rmq_spark` by name, so it must be installed for the interpreter that
-    `PYSPARK_PYTHON` names on every machine. On one machine, where nothing names any, they get this one.
+    Does nothing if the source is already registered, by an earlier call or because Spark found it among the installed
+    packages. If another data source has the name rmq, it is replaced, and Spark logs a warning.
+
+    Spark's Python workers import `rmq_spark`. So on every machine it must be installed for the Python interpreter that
+    `PYSPARK_PYTHON` names. If `PYSPARK_PYTHON` is not set and the master is local, the workers use the interpreter of
+    this process.
     """
     context = spark.sparkContext
     named = "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python")
     if (context.master or "").startswith(_LOCAL_MASTERS) and not named:
-        context.pythonExec = sys.executable  # else "python3", whatever that finds
+        context.pythonExec = sys.executable  # the default is "python3" on PATH
     if not _has_our_source(spark):
         spark.dataSource.register(RmqDataSource)
 
 
 def _has_our_source(spark: SparkSession) -> bool:
-    """Say whether `rmq` is ours in the session. To register it again would do no harm, but Spark warns of it."""
+    """Return whether our source is registered in this session. Registering it again would only log Spark's warning."""
     try:
         manager = spark._jsparkSession.sessionState().dataSourceManager()
         if not manager.dataSourceExists(RmqDataSource.name()):
             return False
-        # The pickled class, which names its module: the one that Spark looks for by itself, or the one behind it.
+        # The pickled class contains the name of its module: pyspark_rmq, which Spark finds by itself, or our own.
         numbers = manager.lookupDataSource(RmqDataSource.name()).dataSourceCls().command().mkString(" ")
-    except Exception:  # a Spark whose inner parts have other names
+    except Exception:  # a version of Spark with other internals
         return False
     pickled = bytes(int(number) % 256 for number in numbers.split())
     return any(module.encode() in pickled for module in ("pyspark_rmq", RmqDataSource.__module__))
@@ -56,17 +57,18 @@ def session(
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a Spark session with the source registered: the one that runs already, or a new one.
+    """Return the active Spark session, or a new one, with `format("rmq")` registered.
 
-    For scripts and notebooks on one machine. It works from a shell without an activated
-    environment, because Python workers run this interpreter unless PYSPARK_PYTHON is set. A local
-    master listens on the loopback address only, there is no web UI, and conditions of batch queries are pushed
-    down to sources that are written in Python; `conf` (names and values as Spark takes them) overrides all three.
-    Where something else starts Spark, take its session and call `register`. Queries of the session publish their
-    group's offsets when they end (`GroupOffsetListener`); a process that ends just after it stopped one waits for
-    that, up to 10 s.
+    Use it in scripts and notebooks on one machine; for a session that other code creates, call `register` instead.
+    Spark's Python workers use the interpreter of this process unless `PYSPARK_PYTHON` is set, so the virtual
+    environment need not be activated. By default a local master accepts connections from this machine only, the web UI
+    is off, and filters of batch queries are pushed down to the source. `conf` contains Spark's settings, and overrides
+    these defaults.
 
-    Raises OptionError when a new session would find no Java, or one older than 17.
+    When a query of the session ends, its last offsets are committed to its consumer group (`GroupOffsetListener`). At
+    exit the process waits up to 10 s for these commits.
+
+    Raises OptionError if a new session is needed and Spark would not find Java 17 or newer.
     """
     if SparkSession.getActiveSession() is None:
         check_java()
@@ -74,7 +76,7 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings = {"spark.ui.enabled": "false", "spark.sql.python.filterPushdown.enabled": "true"}
     if master.startswith(_LOCAL_MASTERS):
-        # Without it Spark looks for an outside address first, and warns when it finds two.
+        # Otherwise Spark searches for an external address, and warns if there are several.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.driver.host"] = "127.0.0.1"
@@ -87,19 +89,19 @@ def session(
     if not getattr(spark, _HAS_LISTENER, False):
         spark.streams.addListener(GroupOffsetListener())
         setattr(spark, _HAS_LISTENER, True)
-        atexit.register(_let_listeners_hear, spark)
+        atexit.register(_wait_for_listeners, spark)
     return spark
 
 
-def _let_listeners_hear(spark: SparkSession) -> None:
-    """Wait until listeners have heard what has happened by now: Spark tells them later, and then nobody is there.
+def _wait_for_listeners(spark: SparkSession) -> None:
+    """Wait until Spark, which calls its listeners asynchronously, has delivered all pending events to them.
 
-    Nothing is to be waited for where the session was stopped: that tells them too.
+    If the session was stopped, Spark has delivered them already.
     """
     java = getattr(spark.sparkContext, "_jsc", None)
     if java is None:
         return
     try:
-        java.sc().listenerBus().waitUntilEmpty(_LISTENERS_HEAR_WITHIN_MS)
-    except Exception as error:  # Java is gone, a listener takes its time, or a Spark's inner parts have other names
-        _LOG.debug("rmq: what listeners did not hear when the process ended is lost: %s", error)
+        java.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MS)
+    except Exception as error:  # Java has exited, a listener is slow, or a version of Spark with other internals
+        _LOG.debug("rmq: pending events of Spark's listeners were lost at exit: %s", error)

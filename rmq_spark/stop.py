@@ -1,4 +1,4 @@
-"""Stop a streaming query at its endingOffsets. A Python source cannot do that by itself."""
+"""Stop a streaming query at its endingOffsets, because a Python data source cannot end its query."""
 
 import json
 import time
@@ -11,29 +11,30 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-# How long one wait for the query's own end is, so how late we notice the bound, in seconds.
-_LOOK_EVERY_S = 0.2
+_POLL_S = 0.2
 
-# What Spark calls the triggers of a query that ends by itself.
+# Spark's names of the triggers with which a query terminates by itself.
 _ENDING_TRIGGERS = ("AvailableNowTrigger", "OneTimeTrigger")
 
 
 def stop_at_end(query: "StreamingQuery", timeout: float | None = None) -> bool:
-    """Block until the query has delivered everything up to its endingOffsets, then stop it.
+    """Wait until the query has delivered all messages up to its endingOffsets, then stop it and return True.
 
-    Returns True when it has. Returns False when `timeout` seconds have passed, and leaves the query
-    running; or when the query ended before it got there, because somebody stopped it, or because
-    its trigger is AvailableNow and not everything was there. Of several rmq sources in one query,
-    those with endingOffsets count.
+    Returns False after `timeout` seconds; the query then continues. Also returns False if the query terminates before
+    its end, because it was stopped, or because its trigger is AvailableNow and the store does not have all the messages
+    yet. If the query reads several rmq streams, it has reached its end when all streams with endingOffsets have. An
+    endingTimestamp is treated like endingOffsets.
 
-    A query without endingOffsets that ends by itself (AvailableNow, Once) is waited for: True when
-    it has ended. Any other without them has no end: raises OptionError when its first batches
-    show that, and leaves it running. If the query fails, raises its StreamingQueryException.
+    If no stream has endingOffsets, the trigger matters. With AvailableNow or Once, waits until the query terminates and
+    returns True. With any other trigger, raises OptionError after the first batches; the query then continues. If the
+    query fails, raises its StreamingQueryException.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        # Before the look, so that what a query finished just before it ended is seen.
-        terminated = query.awaitTermination(_wait_s(deadline))  # type: ignore[arg-type]
+        # Spark accepts fractions of a second, despite its type hint, but not 0.
+        wait_s = _POLL_S if deadline is None else max(0.001, min(_POLL_S, deadline - time.monotonic()))
+        # Wait before reading the progress, so that it includes a batch that completed just before the query terminated.
+        terminated = query.awaitTermination(wait_s)  # type: ignore[arg-type]
         progress = _progress_of_this_run(query, terminated)
         bounded = [] if progress is None else _bounded_marks(progress.sources)
         if bounded and all(mark.get("ended") for mark in bounded):
@@ -47,34 +48,28 @@ def stop_at_end(query: "StreamingQuery", timeout: float | None = None) -> bool:
             return False
 
 
-def _wait_s(deadline: float | None) -> float:
-    """Return how long to wait now. Spark takes fractions, whatever its types say, but not zero."""
-    if deadline is None:
-        return _LOOK_EVERY_S
-    return max(0.001, min(_LOOK_EVERY_S, deadline - time.monotonic()))
-
-
 def _progress_of_this_run(query: "StreamingQuery", terminated: bool | None) -> "StreamingQueryProgress | None":
-    """Return the last progress, None as long as it may speak of a batch that an earlier run planned.
+    """Return the query's last progress report, or None while it may describe a batch that an earlier run planned.
 
-    A restart first repeats the batch that died, whose offset knows nothing of the options of this run. The second
-    batch is ours, and a trigger that finds nothing new has said that the offset is as we would write it.
+    After a restart Spark first repeats the interrupted batch. The end offset of that batch was made with the options of
+    the earlier run. Only the second batch, or a trigger that finds no new data, shows an offset that was made with the
+    options of this run.
     """
     if query.lastProgress is None:
         return None
     status = query.status
-    # While a trigger is at work it does not know yet whether there is anything.
+    # While a trigger is active, isDataAvailable is not final.
     found_nothing = not status["isDataAvailable"] and not status["isTriggerActive"]
-    progress = query.lastProgress  # after the status: a batch that ended meanwhile must not be overlooked
+    progress = query.lastProgress  # read after the status, so that a batch that ended meanwhile is included
     is_ours = terminated or found_nothing or query.recentProgress[0].batchId != progress.batchId
     return progress if is_ours else None
 
 
 def _bounded_marks(sources: "Iterable[SourceProgress]") -> list[Mapping[str, object]] | None:
-    """Return the marks of the sources that have a bound, as a finished batch left them; None if none has one.
+    """Return the metadata ("@") in the end offsets of the sources that have endingOffsets.
 
-    Progress is reported after a batch is committed, so its end offset has been delivered. Before the first batch
-    nothing is known: an empty list.
+    Returns None if no source has endingOffsets, and [] before the first batch. Spark reports progress after it has
+    committed a batch, so all messages up to an end offset have been delivered.
     """
     marks = [mark for source in sources if (mark := _mark(source.endOffset)) is not None]
     bounded = [mark for mark in marks if mark.get("ending")]
@@ -82,7 +77,7 @@ def _bounded_marks(sources: "Iterable[SourceProgress]") -> list[Mapping[str, obj
 
 
 def _check_ends_by_itself(query: "StreamingQuery") -> None:
-    """Raise OptionError unless the query's trigger is AvailableNow or Once. Python's side of Spark does not tell."""
+    """Raise OptionError unless the query's trigger is AvailableNow or Once. Only the JVM knows the trigger."""
     java = getattr(query, "_jsq", None)  # Connect has none
     if java is None or str(java.streamingQuery().trigger()) not in _ENDING_TRIGGERS:
         raise OptionError(
@@ -93,7 +88,10 @@ def _check_ends_by_itself(query: "StreamingQuery") -> None:
 
 
 def _mark(offset: object) -> Mapping[str, object] | None:
-    """Return what our source wrote under "@" into an offset; nothing of another source's offset."""
+    """Return the metadata ("@") in an offset of an rmq stream.
+
+    Returns None if there is no offset yet, and {} if it is the offset of another kind of source.
+    """
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

@@ -1,94 +1,96 @@
-"""Every error that a user of this project can meet.
+"""The exceptions of this project: what happened, and what the caller can do.
 
     RmqError
-    ├── OptionError            an option, a column or an argument is wrong: mend the call
-    ├── DataLossError          messages that were promised are gone: decide (failOnDataLoss)
-    └── StoreError             the store on disk does not allow what was asked
-        ├── StorePathError         no store there, a kind that is not supported, or no right to read or write a path
-        ├── NotFoundError          no such topic or queue
-        ├── NoPermissionError      a topic or a group is closed to consumers: have an administrator open it
-        ├── OffsetRangeError       the queue exists, the offset asked for does not
-        ├── DamageError            bytes on disk break the format: evidence in the message
-        ├── StoreChangedError      a file vanished, shrank or was replaced under the reader: plan again
-        ├── LockTimeoutError       somebody else holds the store: wait, or stop the holder
-        ├── DiskFullError          no room: nothing was lost, make room and write again
-        ├── BatchConflictError     a batch does not follow what its query wrote before: decide
-        └── GroupConflictError     another member of the consumer group is in the way: stop one of the two
+    ├── OptionError            an option, column or argument is invalid: correct the call
+    ├── DataLossError          messages to be read no longer exist: skip them (failOnDataLoss=false), or stop
+    └── StoreError             the store on disk does not allow the operation
+        ├── StorePathError         no store at the path, an unsupported kind of store, or missing rights
+        ├── NotFoundError          the topic or queue is not in the store
+        ├── NoPermissionError      the topic or group is closed to consumers: ask an administrator to open it
+        ├── OffsetRangeError       the queue does not hold the offset
+        ├── DamageError            bytes on disk break the format: the message describes the damage
+        ├── StoreChangedError      a file vanished, shrank or was replaced during a read: plan the read again
+        ├── LockTimeoutError       another process holds the store: wait, or stop that process
+        ├── DiskFullError          the disk is full, nothing was lost: free space and write again
+        ├── BatchConflictError     a batch does not follow what its query wrote earlier: see onBatchConflict, onBatchGap
+        └── GroupConflictError     two members of a consumer group conflict: stop one of them
 
-Classes differ where a caller would act differently; the message is for people and says which thing,
-what was found, what is accepted and what to do next. All of them survive pickling, because Spark
-carries them between processes, and all say `rmq_spark.` before their name, where users find them.
+There are two classes only where a caller would act differently. The message is for people: it says what failed, what
+was found, what was expected and what to do next. Every error can be pickled, because Spark passes errors between
+processes. Stack traces show every class as `rmq_spark.<name>`, because users import it from there.
 """
 
 from pathlib import PurePath
 
 
 class RmqError(Exception):
-    """The root: whatever this project raises on purpose. Catch it to tell our errors from bugs."""
+    """The base class of every error that this project raises deliberately. Any other exception is probably a bug."""
 
     def __init_subclass__(cls) -> None:
-        cls.__module__ = "rmq_spark"  # where users import it from, and what a stack trace shows
+        cls.__module__ = "rmq_spark"  # what a stack trace shows, and where users import it from
 
 
 RmqError.__module__ = "rmq_spark"
 
 
 class OptionError(RmqError, ValueError):
-    """An option, a column or an argument is not acceptable. Nothing was read or changed."""
+    """An option, column or argument is not valid. Nothing was read or changed."""
 
 
 class DataLossError(RmqError):
-    """Messages in the wanted range no longer exist.
+    """Messages in the requested range no longer exist. No message of the batch was delivered.
 
-    `topic`, `queue_id` name the queue, `[begin, end)` the lost queue offsets. Nothing of the batch was
-    delivered. `failOnDataLoss=false` skips what is gone and logs how many.
+    `topic` and `queue_id` name the queue. The queue offsets `[begin, end)` are lost; if `begin` equals `end`, the
+    number of lost messages is unknown. With `failOnDataLoss=false` a query skips lost messages and logs their number.
     """
 
     def __init__(self, topic: str, queue_id: int, begin: int, end: int, why: str) -> None:
-        super().__init__(topic, queue_id, begin, end, why)  # args: so that it pickles
+        super().__init__(topic, queue_id, begin, end, why)  # pickling needs the arguments in `args`
         self.topic, self.queue_id, self.begin, self.end, self.why = topic, queue_id, begin, end, why
 
     def __str__(self) -> str:
         count = self.end - self.begin
-        what = (
-            f"{count} messages, queue offsets [{self.begin}, {self.end})" if count else f"messages from {self.begin} on"
+        lost = (
+            f"{count} messages, queue offsets [{self.begin}, {self.end})," if count else f"messages from {self.begin}"
         )
+        logged = "and logs their number" if count else "and logs it; their number is unknown"
         return (
-            f"data loss in queue {self.topic}/{self.queue_id}: {what}, cannot be read any more: {self.why}. To go on "
-            "without them set failOnDataLoss=false: they are skipped, and the log says "
-            + ("how many." if count else "so; how many is not known.")
+            f"data loss in queue {self.topic}/{self.queue_id}: {lost} can no longer be read: {self.why}. To continue "
+            f"without them set failOnDataLoss=false: the query skips them {logged}."
         )
 
 
 class StoreError(RmqError):
-    """The store on disk does not allow what was asked. Reading has changed nothing on disk.
+    """The store on disk does not allow the operation. If the operation was a read, nothing on disk was changed.
 
-    As itself, of none of the classes below, it mostly says that the system failed: an error of the disk, too many open
-    files, no memory. The same call may succeed later.
+    An error of exactly this class, not of a subclass, usually means that the system failed: a disk error, too many open
+    files, or no memory. The same call may succeed later.
     """
 
 
 class StorePathError(StoreError):
-    """There is no store at the path, or one of a kind that is not supported, or a path may not be read or written."""
+    """There is no store at the path, the store is of an unsupported kind, or this user may not read or write it."""
 
 
 class NotFoundError(StoreError, LookupError):
-    """The topic or queue is not in the store. The message lists what is."""
+    """The topic or queue is not in the store. The message lists the topics or queues that are."""
 
 
 class NoPermissionError(StoreError):
-    """The store's configuration does not let a consumer group read: RocketMQ's NO_PERMISSION.
+    """The store's configuration forbids a consumer group to read (RocketMQ's NO_PERMISSION).
 
-    The topic's `perm` lacks read, or the group has consumeEnable=false. A reader without a group is not refused.
+    Either the topic's `perm` does not include read, or the group has consumeEnable=false, or it broadcasts and has
+    consumeBroadcastEnable=false. A reader without a consumer group may read every topic.
     """
 
 
 class OffsetRangeError(StoreError, LookupError):
-    """A queue offset lies outside what the queue holds.
+    """A requested queue offset is outside the queue.
 
-    `[begin, end)` of the queue `queue` was asked for, or the one offset `begin` where `end` is the same, and
-    `[min_offset, max_offset)` is there. Below `min_offset` retention has deleted
-    the messages; from `max_offset` on nothing was stored yet, or the store was cut or rebuilt.
+    The queue `queue` holds the offsets `[min_offset, max_offset)`. The request was for `[begin, end)`, or for the
+    single offset `begin` if `begin` equals `end`. Messages below `min_offset` were deleted by retention. Messages at
+    and above `max_offset` are not stored yet, or the store was truncated or rebuilt. `next_step` is advice for the
+    user, or empty.
     """
 
     def __init__(self, queue: str, begin: int, end: int, min_offset: int, max_offset: int, next_step: str = "") -> None:
@@ -97,21 +99,21 @@ class OffsetRangeError(StoreError, LookupError):
         self.min_offset, self.max_offset, self.next_step = min_offset, max_offset, next_step
 
     def __str__(self) -> str:
-        is_place = self.begin == self.end
-        asked = f"was the offset {self.begin}" if is_place else f"were [{self.begin}, {self.end})"
-        held = f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), asked for {asked}"
-        return f"{held}. {self.next_step}" if self.next_step else held
+        missing = f"offset {self.begin}" if self.begin == self.end else f"all of [{self.begin}, {self.end})"
+        text = f"queue {self.queue} holds the queue offsets [{self.min_offset}, {self.max_offset}), not {missing}."
+        return f"{text} {self.next_step}" if self.next_step else text
 
 
-_READ_AROUND = "Read around the place with startingOffsets and endingOffsets, or restore the file from a copy."
+_READ_AROUND = "Read around the position with startingOffsets and endingOffsets, or restore the file from a copy."
 
 
 class DamageError(StoreError):
     """Bytes on disk break the format.
 
-    They are left as they are. Reading changes nothing else either; recovery may have mended other places before.
-    `path` is the file, `position` the place in it (bytes), `expected` and `found` the two that disagree, `next_step`
-    what can be done: a file beside the messages is not read around.
+    The damaged bytes were not changed, although recovery may have repaired other positions earlier. `path` is the
+    file, `position` is in bytes from its beginning, and `what` describes the damage. `expected` and `found` are the two
+    values that disagree, or None. `next_step` is advice for the user; the default is for the commit log, so errors in
+    other files have their own.
     """
 
     def __init__(
@@ -130,36 +132,38 @@ class DamageError(StoreError):
     def __str__(self) -> str:
         detail = "" if self.expected is None else f": expected {self.expected}, found {self.found}"
         return (
-            f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. The damage was left "
-            f"as it is. {self.next_step}"
+            f"damaged store: {self.path}, position {self.position}: {self.what}{detail}. The damage was not repaired. "
+            f"{self.next_step}"
         )
 
 
 class StoreChangedError(StoreError):
-    """A file vanished, shrank or was replaced while it was being read: plan the read again."""
+    """A file vanished, shrank or was replaced during a read. Plan the read again."""
 
 
 class LockTimeoutError(StoreError):
-    """The store's lock was not to be had: a broker has it, or a writer that makes no progress. Nothing was written."""
+    """The store's lock is held by a broker, or by a writer that makes no progress. Nothing was written."""
 
 
 class DiskFullError(StoreError):
-    """The file system has no room, or the user's quota is used up.
+    """The file system is full, or the user's quota is used up. No acknowledged message is lost.
 
-    What was begun stays invisible or is finished by the next writer once there is room; nothing acknowledged is lost.
+    The messages of the unfinished write either stay invisible, or the next writer completes the write once the file
+    system has room.
     """
 
 
 class BatchConflictError(StoreError):
-    """A batch of a query does not follow what the store knows of that query. Nothing of it was written.
+    """A batch does not follow the batches that its query wrote to the store before. No row of the batch was written.
 
-    The same batch with other rows (a checkpoint that was copied or rolled back; `onBatchConflict`), or one beyond the
-    next (the store was restored from a backup; `onBatchGap`).
+    There are two causes. The store has the batch with other rows, because a checkpoint was copied or rolled back; see
+    the option `onBatchConflict`. Or the store lacks the batches before it, because the store was restored from a
+    backup; see the option `onBatchGap`.
     """
 
 
 class GroupConflictError(StoreError):
-    """Two queries cannot be members of one consumer group as they are, or one reads a queue that is another's now.
+    """Two members of a consumer group conflict: their settings differ, or both read the same queue.
 
-    The message names both, and where each runs. Nothing was read, and no offset of the group was changed.
+    The message names both members and where each runs. Nothing was read, and no offset of the group was changed.
     """

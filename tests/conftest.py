@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
-# A busy machine is no bug. The same examples every time: what holds a change up is the change.
+# No deadline: the machine may be busy. The same examples every time: only a change of code makes a test fail.
 settings.register_profile("usual", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
@@ -34,6 +34,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 _TORTURE_MINUTES = 2  # of a long run that does not name its minutes
 _SHORT_MINUTES = 1.5
+_LONG_TEST_S = 1
+_LONG_TESTS_SHOWN = 40
 _ends_at = pytest.StashKey[float]()
 _in_any_case = pytest.StashKey[bool]()
 
@@ -43,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torture", "long random runs")
     group.addoption("--torture-seed", type=int, help="of the order of tests, and of `run_seed`; default: random")
     group.addoption("--torture-seconds", type=float, help="begin only tests that end in time")
-    group.addoption("--torture-least", type=int, default=0, help="begin so many short ones whatever the time")
+    group.addoption("--torture-least", type=int, default=0, help="number of short tests to begin even without time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a long run for which the time does not suffice. Say when one begins, for who has to end it."""
+    """Skip a long run that would exceed the time. Print the begin of each, for the process that may have to end it."""
     if _ends_at in item.config.stash and item.get_closest_marker("torture"):
         minutes, now_s = _minutes_of(item), time.monotonic()
         if _in_any_case not in item.stash and now_s + minutes * 60 > item.config.stash[_ends_at]:
@@ -69,7 +71,7 @@ def _minutes_of(item: pytest.Item) -> float:
 
 
 def _put_least_first(items: list[pytest.Item], count: int) -> None:
-    """Put `count` tests in front that are begun whatever the time: the first of different functions, short ones."""
+    """Put `count` short tests of different functions first; they begin even without time."""
     first: dict[str, pytest.Item] = {}
     for item in sorted(items, key=lambda item: max(_minutes_of(item), _SHORT_MINUTES)):
         first.setdefault(item.nodeid.partition("[")[0], item)
@@ -87,9 +89,9 @@ def run_seed(request: pytest.FixtureRequest) -> int:
     return seed
 
 
-@pytest.hookimpl(trylast=True)  # what is not to run is gone then
+@pytest.hookimpl(trylast=True)  # after deselected tests are removed
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In parallel runs put files with Spark first: who begins a long one as the last is left alone with it.
+    """In parallel runs put files with Spark first: otherwise one worker may begin a long file when all others are done.
 
     Where time is limited the seed shuffles the tests: each run tries others.
     """
@@ -101,8 +103,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the default tests that took more than a second, so that somebody makes them faster or marks them `slow`."""
+    long = [
+        (report.duration, report.nodeid)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+        and report.when == "call"
+        and report.duration > _LONG_TEST_S
+        and not {"slow", "spark", "torture", "compat", "notebooks"} & set(report.keywords)
+    ]
+    if long:
+        terminalreporter.section(f"{len(long)} tests took more than {_LONG_TEST_S} s and are not marked slow")
+        for seconds, name in sorted(long, reverse=True)[:_LONG_TESTS_SHOWN]:
+            terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
+
+
 def _sync_file(calls: SystemCalls, descriptor: int) -> None:
-    os.fstat(descriptor)  # what is no file is an error still
+    os.fstat(descriptor)  # still an error unless it is an open file
 
 
 def _sync_folder(calls: SystemCalls, path: str) -> None:
@@ -117,9 +136,9 @@ def is_long_run(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_syncs(request: pytest.FixtureRequest, is_long_run: bool) -> Iterator[None]:
-    """Have syncs in this process wait for no disk: only a power cut shows them, and the crash disk plays those.
+    """Make syncs in this process return at once: only a power cut needs them, and the crash disk simulates those.
 
-    They are real in the tests of the disk itself, in the long runs, and in every process that a test starts.
+    Syncs are real in the tests of the disk, in the long runs, and in every process that a test starts.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not is_long_run and request.path.parent.name != "disk":
@@ -213,10 +232,10 @@ _FEW_CALLS = 10  # who makes no more of them asks something else than this modul
 
 
 class _FailingKernel:
-    """Calls by which files below `root` are looked for, opened, read, mapped, locked and closed; one of them fails.
+    """Calls that look up, open, read, map, lock and close files below `root`; one of them fails.
 
     That is number `fail_at`, counted from 0 since `failing` was entered; it raises OSError with the errno `error`. It
-    fails the engine's own calls in this process, for one thread. `hit` says which call on which path failed.
+    fails the engine's own calls in this process, for one thread. `hit` is the call and the path that failed.
     """
 
     def __init__(self, root: str, fail_at: int, error: int) -> None:
@@ -249,7 +268,7 @@ class _FailingKernel:
         def call(descriptor: Any, *rest: Any, **more: Any) -> Any:
             path = readlink(f"/proc/self/fd/{descriptor}") if isinstance(descriptor, int) and descriptor >= 0 else ""
             if name == "close":
-                real(descriptor)  # the kernel frees it whatever it reports
+                real(descriptor)  # the kernel closes it even if it reports an error
                 self._meet(name, path)
                 return None
             self._meet(name, path)
@@ -267,9 +286,9 @@ class _FailingKernel:
 
 
 def _each_failure(root: str, error: int, act: Callable[[], object]) -> Iterator[tuple[str, object]]:
-    """Call `act` once for each of its calls to the kernel, which fails; yield that call, and what came of `act`.
+    """Call `act` once for each of its system calls, which fails; yield that call and the outcome of `act`.
 
-    What comes is what it returned, or the RmqError that it raised; another error is raised. `act` must change nothing.
+    The outcome is its result, or the RmqError that it raised; another error is raised. `act` must change nothing.
     """
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Avro bodies decoded without Spark: types, and what is corrupt."""
+"""Avro bodies decoded without Spark: types, and corrupt bodies."""
 
 import io
 import json
@@ -106,14 +106,14 @@ def test_a_decimal_of_more_digits_than_spark_has_is_bytes() -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (None, "there is no body"),
+        (None, "the body is null"),
         (b"", "the body is empty"),
-        (encode(ORDER, {"id": 1})[:1], "is no Avro of the schema: EOFError"),
-        (encode(ORDER, {"id": 1, "name": "abc"})[:-1], "is no Avro of the schema"),
+        (encode(ORDER, {"id": 1})[:1], "is not Avro of the schema: EOFError"),
+        (encode(ORDER, {"id": 1, "name": "abc"})[:-1], "is not Avro of the schema"),
         (encode(ORDER, {"id": 1}) + b"x", "the body has 3 bytes, and its value ends after 2"),
-        (b"\x02\x09", "is no Avro of the schema"),
-        (b"\x02\x02\x02\xff", "is no Avro of the schema"),
-        (b"\x80\x80\x80\x80\x80\x80\x01\x00", "is no Avro of the schema"),  # an int of more than 32 bits
+        (b"\x02\x09", "is not Avro of the schema"),
+        (b"\x02\x02\x02\xff", "is not Avro of the schema"),
+        (b"\x80\x80\x80\x80\x80\x80\x01\x00", "is not Avro of the schema"),  # an int of more than 32 bits
     ],
 )
 def test_a_corrupt_body_is_told_and_its_neighbours_are_right(body, told) -> None:
@@ -127,8 +127,8 @@ def test_a_corrupt_body_is_told_and_its_neighbours_are_right(body, told) -> None
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        ("{", "no Avro schema as JSON"),
-        ('{"type": "record"}', "no Avro schema as JSON"),
+        ("{", "not an Avro schema as JSON"),
+        ('{"type": "record"}', "not an Avro schema as JSON"),
         ('"int"', "expected a record"),
         ({**ORDER, "fields": [{"name": "a", "type": ["int", "string"]}]}, "schema.a is a union of 2 types"),
         ({**ORDER, "fields": [{"name": "a", "type": "null"}]}, "schema.a is a null"),

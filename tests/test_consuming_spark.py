@@ -1,4 +1,4 @@
-"""consume() through real Spark: listeners that fail, in both models and in broadcasting, and what is refused."""
+"""consume() through real Spark: failing listeners, in both models and in broadcasting, and refused calls."""
 
 import functools
 import threading
@@ -25,7 +25,7 @@ LEVELS = "1s 1s 1s 1s 1s"
 
 
 class Orders:
-    """A store of the topic orders, two queues, three messages in each, and listeners that note what they saw."""
+    """A store of the topic orders, two queues, three messages in each, and listeners that note their rows."""
 
     def __init__(self, spark: "SparkSession", folder: Path) -> None:
         self.spark, self.folder, self.path = spark, folder, folder / "store"
@@ -67,7 +67,7 @@ class Orders:
         return query
 
     def noted(self) -> list[str]:
-        """Return what the listener has seen, in order for each queue, and forget it."""
+        """Return the rows that the listener has noted, in order for each queue, and clear them."""
         lines = self.seen.read_text().splitlines() if self.seen.exists() else []
         self.seen.unlink(missing_ok=True)
         return lines
@@ -94,6 +94,7 @@ def orders(spark: "SparkSession", tmp_path: Path) -> Iterator[Orders]:
     made.store.close()
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_comes_again_from_the_retry_topic_and_ends_as_a_dead_letter(orders: Orders) -> None:
     def answer(body: str, context: ConsumeContext) -> str:
         if body == "1-1":
@@ -116,6 +117,7 @@ def test_a_row_that_fails_comes_again_from_the_retry_topic_and_ends_as_a_dead_le
     assert rmq_spark.group_offsets(orders.path, "billing")["orders"] == {0: 3, 1: 3}
 
 
+@pytest.mark.slow
 def test_with_the_default_columns_a_call_of_merged_partitions_has_rows_of_one_queue(orders: Orders) -> None:
     calls = orders.folder / "calls"
 
@@ -152,6 +154,7 @@ def test_an_answer_that_means_nothing_fails_the_query_which_names_it(orders: Ord
     assert orders.rows("%DLQ%billing", "body") == []
 
 
+@pytest.mark.slow
 def test_in_order_a_queue_stops_at_the_row_that_fails_and_goes_on_there(orders: Orders) -> None:
     df = orders.stream(orderly="true").where("queueId >= 0")
     failing = {"0-1"}
@@ -169,6 +172,7 @@ def test_in_order_a_queue_stops_at_the_row_that_fails_and_goes_on_there(orders: 
     assert rmq_spark.group_offsets(orders.path, "billing")["orders"] == {0: 3, 1: 3}
 
 
+@pytest.mark.slow
 def test_broadcasting_drops_what_fails(orders: Orders) -> None:
     orders.run(lambda body, context: None, orders.stream(messageModel="broadcasting"))
     assert len(orders.noted()) == 6
@@ -199,9 +203,9 @@ def test_broadcasting_drops_what_fails(orders: Orders) -> None:
             "these lack msgId",
         ),
         ({"subscribeRetry": "false"}, {}, "%RETRY%billing, and this query would never see it again"),
-        ({}, {"checkpoint_location": None}, "checkpoint_location=None is no folder"),
-        ({}, {"checkpoint_location": ""}, "checkpoint_location='' is no folder"),
-        ({}, {"path": "hdfs://elsewhere/store"}, "has the scheme hdfs:"),
+        ({}, {"checkpoint_location": None}, "checkpoint_location=None is not a folder"),
+        ({}, {"checkpoint_location": ""}, "checkpoint_location='' is not a folder"),
+        ({}, {"path": "hdfs://elsewhere/store"}, "found the scheme hdfs:"),
         ({"columns": "topic,body,queueId"}, {}, "lack commitLogOffset, queueOffset, reconsumeTimes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the documents say is true: paths exist, commands exist, code runs."""
+"""Facts in the documents: paths exist, commands exist, code runs."""
 
 import ast
 import configparser
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmq_spark
-from rmq_spark.store import MessageStore, PullConsumer, SendResult
-from rmq_spark.store.group.pull_status import GetMessageStatus, PullStatus
+from rmq_spark.store import Producer, PullConsumer, SendResult
+from rmq_spark.store.group.pull import GetMessageStatus, PullStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-# Who runs the blocks of a document: `python` one after the other, `console` as commands whose output is compared.
+# How blocks of a document run: `python` one after the other, `console` as commands whose output is compared.
 RUN = {
     ("README.md", "python"): "tests/test_docs.py",
     ("README.md", "console"): "tests/command/test_page_examples.py",
@@ -48,7 +48,7 @@ PATH = re.compile(
     r"|(?:README|CHANGELOG|CONTRIBUTING)\.md|setup\.cfg|pyproject\.toml|Makefile|pyspark_rmq\.py)`"
 )
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-# A reason in a comment just before a block says why it is not run.
+# A comment just before a block gives the reason why it is not run.
 BLOCK = re.compile(r"(<!-- not run: .*?-->\s*)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(BLOCK.pattern.replace(r"(\w*)", "python"), BLOCK.flags)
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -62,6 +62,27 @@ def test_a_path_in_backticks_exists(document: Path) -> None:
     for path in PATH.findall(document.read_text()):
         found = list(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()
         assert found, f"{document.name} names {path}"
+
+
+def test_the_architecture_names_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    steps = re.findall(r"^\| *\d* *\| `([\w/]+\.py)` \| (.*?) \|", text, re.MULTILINE)
+    inline = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)`\s+\(`((?:store|datasource)/[\w/]+\.py)`\)", text)
+    named = [(path, name) for path, cell in steps for name in re.findall(r"`([\w.]+)`", cell)]
+    named += [(path, name) for name, path in inline if not name.endswith(".json")]
+    assert len(named) > 50
+    assert not [f"{path}: {name}" for path, name in named if name not in defined_names(path)]
+
+
+def defined_names(path: str) -> set[str]:
+    """Return the functions, classes and methods of a module: `name`, `Class`, `Class.method`."""
+    names = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return names
 
 
 @each_document
@@ -92,7 +113,7 @@ def test_every_block_of_code_is_run_or_says_why_not(document: Path) -> None:
         )
         runner = (ROOT / RUN[document.name, language]).read_text()
         assert document.stem in runner, f"{RUN[document.name, language]} knows no {document.name}"
-    # In COMMAND.md stand lines of the command's own help, which its test compares.
+    # COMMAND.md has lines of the command's own help, which its test compares.
     indented = re.findall(r"^ {4}\S.*", BLOCK.sub("", text), re.MULTILINE) if document.name != "COMMAND.md" else []
     in_lists = re.findall(r"^(?:\d+\.|-) .*\n(?: {2,}\S.*\n)+", text, re.MULTILINE)
     for line in indented:
@@ -100,7 +121,7 @@ def test_every_block_of_code_is_run_or_says_why_not(document: Path) -> None:
 
 
 def is_looked_at(line: str) -> bool:
-    """Say whether a line for a shell names only what is there: a target of make, a program or a test of ours."""
+    """Return whether a shell line names only existing things: targets of make, our programs and tests."""
     words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
     if "pytest" in words:
         (test,) = [word for word in words if word.startswith("tests/")] or ["tests"]
@@ -164,7 +185,7 @@ def test_the_examples_for_programs_run_in_order(
     assert re.search(r"^orders \d 0 0 [0-9A-F]{32}$", printed, re.MULTILINE), printed
     assert "'orders', 'payments']" in printed
     assert sum(printed.count(f"'body': b'{body}'") for body in ("a body", "one", "two")) == 8, (
-        "read, pulled; one came anew"
+        "each body is read and pulled, one is redelivered"
     )
     (store,) = (tmp_path / "stores").iterdir()
     assert not (store / "abort").exists()
@@ -186,7 +207,7 @@ def value_of(text: str) -> object:
 
 def test_the_page_for_programs_names_every_call() -> None:
     text = PROGRAMS.read_text()
-    calls = {name for name in dir(MessageStore) if not name.startswith("_")}
+    calls = {name for name in dir(Producer) if not name.startswith("_")}
     assert calls == set(re.findall(r"(?<!\.)messages\.(\w+)\(", text))
     assert {f"place.{field.name}" for field in dataclasses.fields(SendResult)} <= set(re.findall(r"place\.\w+", text))
 

@@ -14,7 +14,7 @@ import pytest
 import rmq_spark
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = "## What happens when looking, checking and moving\n"
+HEAD = "## Errors of inspection, check, repair, export and import\n"
 HOLDER = """
 import fcntl, sys
 lock = open(sys.argv[1], "r+b")
@@ -104,32 +104,28 @@ class Case:
 
 
 PROVOKE: dict[str, Callable[[Case], object]] = {
-    "a check of what is no store": lambda case: rmq_spark.check(case.room),
+    "a check of a folder that is not a store": lambda case: rmq_spark.check(case.room),
     "a repair that costs messages": lambda case: rmq_spark.repair(
         rmq_spark.plan_repair(case.with_a_spoilt_body().store, cut_log=True)
     ),
-    "a plan that is not true any more": Case.planned_too_early,
+    "an outdated plan": Case.planned_too_early,
     "a dump of a folder": lambda case: rmq_spark.dump(case.store),
     "a dump of a file of an unknown name": lambda case: rmq_spark.dump(case.unknown_file()),
     "a dump of an unknown kind": lambda case: rmq_spark.dump(case.unknown_file(), kind="log"),
-    "an export to a file that is there": lambda case: rmq_spark.export_parquet(case.store, case.exported()),
-    "an export to a folder that is not there": lambda case: rmq_spark.export_parquet(case.store, case.room / "no/f"),
-    "an export of a topic that is not there": lambda case: rmq_spark.export_parquet(
-        case.store, case.file, topics=["order"]
-    ),
+    "an export to an existing file": lambda case: rmq_spark.export_parquet(case.store, case.exported()),
+    "an export to a missing folder": lambda case: rmq_spark.export_parquet(case.store, case.room / "no/f"),
+    "an export of a missing topic": lambda case: rmq_spark.export_parquet(case.store, case.file, topics=["order"]),
     "an export of an unknown column": lambda case: rmq_spark.export_parquet(case.store, case.file, columns=["bodi"]),
-    "an import of what is no parquet file": lambda case: rmq_spark.import_parquet(case.store, case.unknown_file()),
+    "an import of a file that is not Parquet": lambda case: rmq_spark.import_parquet(case.store, case.unknown_file()),
     "an import without bodies": lambda case: case.import_table(pa.table({"topic": ["a"]})),
     "an import into a topic of fewer queues": Case.import_into_fewer_queues,
     "an import of another file under the same name": Case.import_twice_by_one_name,
-    "an import into a store that somebody holds": Case.import_beside_another,
-    "a message at an offset that is not there": lambda case: case.reader().message(
-        case.reader().queues("orders")[0], 9
-    ),
-    "the lag of a group that is not there": lambda case: case.reader().lag("billing"),
-    "a picture of a place behind the log": lambda case: rmq_spark.plot_segment(case.store, 1 << 40),
-    "a picture of something else": lambda case: rmq_spark.plot_over_time(case.store, what="size"),
-    "a picture without matplotlib": lambda case: rmq_spark.plot_delay(case.lacking("matplotlib").store),
+    "an import into a locked store": Case.import_beside_another,
+    "a message at a missing offset": lambda case: case.reader().message(case.reader().queues("orders")[0], 9),
+    "the lag of a missing group": lambda case: case.reader().lag("billing"),
+    "a plot of a position after the log's end": lambda case: rmq_spark.plot_segment(case.store, 1 << 40),
+    "a plot of an unknown value": lambda case: rmq_spark.plot_over_time(case.store, what="size"),
+    "a plot without matplotlib": lambda case: rmq_spark.plot_delay(case.lacking("matplotlib").store),
     "a table without pandas": lambda case: case.lacking("pandas").reader().summary().to_pandas(),
 }
 
@@ -140,7 +136,7 @@ def test_the_table_and_this_test_name_the_same_situations() -> None:
 
 @pytest.mark.parametrize("situation", PROVOKE)
 def test_an_error_is_as_the_table_says(situation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if situation.startswith("a picture of"):
+    if situation.startswith("a plot of"):
         pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     name, pieces = read_table()[situation]
     with pytest.raises(Exception) as caught:  # noqa: PT011

@@ -1,4 +1,4 @@
-"""What the listeners for consumer groups make of the events that Spark sends them."""
+"""Listeners for consumer groups, with the events that Spark sends them."""
 
 import json
 import logging
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark.store import GroupTerms, QueryGroup
-from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.group.suspended import Suspension, write_outcomes
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store import GroupSession, GroupTerms
+from rmq_spark.store.group.resets import Suspension, write_outcomes
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.transaction.ledger import CommitKey
 
 QUEUE = QueueKey("orders", 0)
 
@@ -29,16 +29,16 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def member(store: Path) -> Iterator[QueryGroup]:
+def member(store: Path) -> Iterator[GroupSession]:
     """A query that has the queue, and began at its first message."""
-    query = QueryGroup(str(store), GroupTerms("g"))
-    query.step([QUEUE], {}, None)
+    query = GroupSession(str(store), GroupTerms("g"))
+    query.rebalance([QUEUE], {}, None)
     query.publish({QUEUE: 0})
     yield query
     query.leave({})
 
 
-def progress(member: QueryGroup, offset: int, commit: str = "auto", run: str = "r", **marks: str) -> Any:
+def progress(member: GroupSession, offset: int, commit: str = "auto", run: str = "r", **marks: str) -> Any:
     """Return the event of a batch that ended at `offset`, as Spark shows our offsets: as text."""
     mark = {"v": 1, "group": "g", "member": member.member_id, "path": member.root, "commit": commit} | marks
     ours = SimpleNamespace(
@@ -59,7 +59,7 @@ def offset_of(store: Path) -> int:
 
 @pytest.mark.parametrize(("batch_id", "offset"), [(3, 5), (4, 0)])
 def test_a_queue_that_a_listener_stopped_counts_if_the_batch_that_stopped_it_is_known_to_be_finished(
-    store: Path, member: QueryGroup, batch_id: int, offset: int
+    store: Path, member: GroupSession, batch_id: int, offset: int
 ) -> None:
     write_outcomes(str(store), "g", CommitKey("query", batch_id), {QUEUE: Suspension(5)})
     listener = rmq_spark.GroupOffsetListener()
@@ -68,7 +68,7 @@ def test_a_queue_that_a_listener_stopped_counts_if_the_batch_that_stopped_it_is_
     assert offset_of(store) == offset
 
 
-def test_the_last_batch_of_a_query_that_ends_is_published(store: Path, member: QueryGroup) -> None:
+def test_the_last_batch_of_a_query_that_ends_is_published(store: Path, member: GroupSession) -> None:
     listener = rmq_spark.GroupOffsetListener()
     listener.onQueryProgress(progress(member, 4))
     listener.onQueryProgress(progress(member, 6))
@@ -78,7 +78,7 @@ def test_the_last_batch_of_a_query_that_ends_is_published(store: Path, member: Q
     assert offset_of(store) == 6
 
 
-def test_who_wants_no_offsets_published_has_none_published_in_the_end(store: Path, member: QueryGroup) -> None:
+def test_who_wants_no_offsets_published_has_none_published_in_the_end(store: Path, member: GroupSession) -> None:
     listener = rmq_spark.GroupOffsetListener()
     listener.onQueryProgress(progress(member, 6, commit="off"))
     listener.onQueryTerminated(ended())
@@ -86,7 +86,7 @@ def test_who_wants_no_offsets_published_has_none_published_in_the_end(store: Pat
 
 
 def test_offsets_that_cannot_be_published_are_a_warning(
-    store: Path, member: QueryGroup, caplog: pytest.LogCaptureFixture
+    store: Path, member: GroupSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = rmq_spark.GroupOffsetListener()
     listener.onQueryProgress(progress(member, 6))
@@ -96,7 +96,7 @@ def test_offsets_that_cannot_be_published_are_a_warning(
     assert "the last offsets of consumer group g are not published" in caplog.text
 
 
-def test_the_lag_of_a_querys_group_is_reported_after_each_batch(store: Path, member: QueryGroup) -> None:
+def test_the_lag_of_a_querys_group_is_reported_after_each_batch(store: Path, member: GroupSession) -> None:
     seen: list[tuple[str, int]] = []
 
     def report(group: str, table: pa.Table) -> None:
@@ -106,7 +106,7 @@ def test_the_lag_of_a_querys_group_is_reported_after_each_batch(store: Path, mem
     assert seen == [("g", 10)]
 
 
-def test_the_lag_is_reported_where_the_log_lies_elsewhere(store: Path, member: QueryGroup, tmp_path: Path) -> None:
+def test_the_lag_is_reported_where_the_log_lies_elsewhere(store: Path, member: GroupSession, tmp_path: Path) -> None:
     (store / "commitlog").rename(tmp_path / "log")
     seen: list[int] = []
     listener = rmq_spark.GroupLagListener(lambda group, table: seen.append(table.column("lagMessages")[0].as_py()))
@@ -115,7 +115,7 @@ def test_the_lag_is_reported_where_the_log_lies_elsewhere(store: Path, member: Q
 
 
 def test_a_group_without_offsets_is_not_said_to_be_up_to_date(
-    store: Path, member: QueryGroup, caplog: pytest.LogCaptureFixture
+    store: Path, member: GroupSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     (store / "config" / "consumerOffset.json").write_text('{"offsetTable": {}}')
     with caplog.at_level(logging.INFO):
@@ -125,7 +125,7 @@ def test_a_group_without_offsets_is_not_said_to_be_up_to_date(
 
 
 def test_a_report_that_raises_is_a_warning_and_one_line_is_the_default(
-    store: Path, member: QueryGroup, caplog: pytest.LogCaptureFixture
+    store: Path, member: GroupSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         rmq_spark.GroupLagListener(lambda group, table: 1 / 0).onQueryProgress(progress(member, 4))
@@ -135,7 +135,7 @@ def test_a_report_that_raises_is_a_warning_and_one_line_is_the_default(
 
 
 def test_the_last_batch_is_published_where_the_log_lies_elsewhere_and_not_beyond_a_queues_end(
-    store: Path, member: QueryGroup, tmp_path: Path
+    store: Path, member: GroupSession, tmp_path: Path
 ) -> None:
     log = str(tmp_path / "log")
     (store / "commitlog").rename(tmp_path / "log")
@@ -149,7 +149,7 @@ def test_the_last_batch_is_published_where_the_log_lies_elsewhere_and_not_beyond
 
 
 def test_without_logging_set_up_the_default_line_goes_to_standard_error(
-    store: Path, member: QueryGroup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: Path, member: GroupSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rmq_spark"), "propagate", False)  # off from the handlers of pytest
     rmq_spark.GroupLagListener().onQueryProgress(progress(member, 4))
@@ -157,7 +157,7 @@ def test_without_logging_set_up_the_default_line_goes_to_standard_error(
 
 
 def test_the_example_of_the_document_reports(
-    store: Path, member: QueryGroup, capsys: pytest.CaptureFixture[str]
+    store: Path, member: GroupSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[1] / "docs" / "OPTIONS.md").read_text()
     code = text[text.index("def report(group, lag):") : text.index("```\n\nWithout `report`")]

@@ -1,4 +1,4 @@
-"""What the guides say is so: their examples run, their options, columns, commands, numbers and errors exist."""
+"""Facts in the guides: examples run; options, columns, commands, numbers and errors exist."""
 
 import ast
 import json
@@ -15,8 +15,7 @@ import pytest
 from pyspark.sql.streaming import StreamingQueryListener, StreamingQueryManager
 
 import rmq_spark
-from rmq_spark.datasource.option_table import OPTIONS, Option
-from rmq_spark.datasource.sink_option_table import SINK_OPTIONS
+from rmq_spark.datasource.option_table import OPTIONS, SINK_OPTIONS, guide_row
 from rmq_spark.datasource.sink_schema import SINK_COLUMNS
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ GUIDE, ROCKETMQ, OPERATIONS, OPTIONS_PAGE, ERRORS = (
 PAGES = (README, GUIDE, ROCKETMQ, OPERATIONS)
 PAGES_WITH_LINKS = (*PAGES, *(ROOT / "docs" / f"{name}.md" for name in ("OPTIONS", "ERRORS", "PROGRAMS", "COMMAND")))
 BLOCK = re.compile(r"(<!-- not run: .*?-->\s*)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-QUERIES = {("batch", "stream"): "streaming and batch", ("stream",): "streaming", ("batch",): "batch"}
 # Errors of PySpark itself, and words that the JVM has in no list.
 PYSPARK_ERRORS = {"JAVA_GATEWAY_EXITED", "PYTHON_VERSION_MISMATCH", "DATA_SOURCE_PUSHDOWN_DISABLED"}
 WORDS_OF_SPARK = {
@@ -43,7 +41,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
 def run(page: Path, **given: object) -> dict[str, object]:
-    """Run the page's examples in their order, with the names that are given; return what they left."""
+    """Run the page's examples in order, with these names; return the names afterwards."""
     namespace: dict[str, object] = {"__name__": page.stem, "rmq_spark": rmq_spark, **given}
     for reason, language, code in BLOCK.findall(page.read_text()):
         if language == "python" and not reason:
@@ -66,6 +64,7 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_guide_s_examples_run_in_order(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -87,6 +86,7 @@ def test_the_guide_s_examples_run_in_order(
     assert waiting == 1, "the one that was cancelled waits for another try"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_examples_of_the_options_run_in_order(
     spark: "SparkSession",
@@ -161,15 +161,11 @@ def test_a_subcommand_that_is_named_exists() -> None:
 
 
 def test_the_guide_s_option_tables_are_those_of_the_code() -> None:
-    def row(option: Option) -> list[str]:
-        name = f"`{option.name}`" + (f" (or `{option.alias}`)" if option.alias else "")
-        return [name, option.kind, option.default, QUERIES[option.where]]
-
     source, sink = GUIDE.read_text().split("\n## Writing data to a store\n")
     for text, options in ((source, OPTIONS), (sink, SINK_OPTIONS)):
         found = [cells for head, rows in tables(text) if head[0] == "Option" for cells in rows]
-        assert sorted(cells[:4] for cells in found) == sorted(row(option) for option in options)
-        assert all(cells[4] for cells in found), "every option has a meaning"
+        rows = [re.split(r"(?<!\\) \| ", guide_row(option)[2:-2]) for option in options]
+        assert sorted(found) == sorted([cell.replace("\\|", "|") for cell in cells] for cells in rows)
 
 
 def test_the_guide_lists_every_column_with_its_type() -> None:
@@ -241,14 +237,14 @@ def words_of_the_code() -> str:
                 for node in ast.walk(ast.parse(path.read_text()))
                 if isinstance(node, ast.Constant) and isinstance(node.value, str)
             ]
-    walked = ERRORS.read_text().split("## What happens when\n")[1]
+    walked = ERRORS.read_text().split("## Errors when reading\n")[1]
     return "\n".join(found + [piece for head, rows in tables(walked) for cells in rows for piece in names(cells[-1])])
 
 
 def test_errors_are_found_by_words_that_our_code_says() -> None:
     _, ours, _ = tables(section(ERRORS, "By the text of an error"))
     assert ours[0] == ["the message says", "class", "what to do"]
-    walked = [cells for _, rows in tables(ERRORS.read_text().split("## What happens when\n")[1]) for cells in rows]
+    walked = [cells for _, rows in tables(ERRORS.read_text().split("## Errors when reading\n")[1]) for cells in rows]
     for says, kind, what in ours[1]:
         (name,) = names(kind)
         for words in names(says):
@@ -285,6 +281,7 @@ def test_what_the_command_and_missing_extras_say_is_in_the_code() -> None:
             assert words in words_of_the_code(), f"nothing says {words!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_s_errors_about_us_are_those_of_the_page(spark: "SparkSession", tmp_path: Path) -> None:
     rows = spark.createDataFrame([("one",)], "body string")

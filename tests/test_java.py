@@ -1,4 +1,4 @@
-"""A machine without a Java for Spark is told so before Spark starts, and what to do."""
+"""Without a suitable Java, an error before Spark starts names the remedy."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from rmq_spark.java import check_java
 
 
 def make_java(home: Path, answer: str) -> Path:
-    """Make a Java home whose `java -version` answers on stderr, as the real one does."""
+    """Make a Java home whose `java -version` answers on stderr, like the real one."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
@@ -25,7 +25,7 @@ def test_java_17_and_newer_pass_and_anything_else_is_refused(
     if "version" in answer:
         check_java()
     else:
-        with pytest.raises(OptionError, match="-version says"):
+        with pytest.raises(OptionError, match="-version printed"):
             check_java()
 
 

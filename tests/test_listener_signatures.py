@@ -1,4 +1,4 @@
-"""Which listeners `consume` refuses before the query starts: what can be called is known, not what it wraps."""
+"""Listeners that `consume` refuses before the query starts, by their own signature, not that of a wrapped function."""
 
 import asyncio
 import functools

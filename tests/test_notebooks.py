@@ -1,7 +1,7 @@
-"""The notebooks and the demo run, use only what a user has, and hold no stored output.
+"""The notebooks and the demo run, use only installed packages, and have no stored output.
 
 `make notebooks` runs each from top to bottom in a kernel of its own (mark and extra `notebooks`), without a browser and
-without storing what it shows. The default tests only look at the cells: a run of all takes minutes.
+without storing the output. The default tests only check the cells: running all notebooks takes minutes.
 """
 
 import ast
@@ -109,6 +109,7 @@ def count_of_user_topics(golden: Path) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.wheel
 def test_the_demo_shows_rows_batches_and_sums_and_leaves_the_store_alone(golden: Path, tmp_path: Path) -> None:

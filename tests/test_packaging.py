@@ -33,7 +33,7 @@ def test_every_folder_with_python_in_it_is_a_package() -> None:
 def test_the_tree_has_the_shape_of_the_import_names() -> None:
     for name in ("store", "datasource"):
         link = ROOT / "rmq_spark" / name
-        assert link.is_symlink(), f"{link} is to be a link to ../{name}"
+        assert link.is_symlink(), f"{link} must be a link to ../{name}"
         assert os.readlink(link) == f"../{name}", "relative, so that a clone anywhere works"
 
 

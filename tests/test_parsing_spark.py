@@ -1,4 +1,4 @@
-"""parse(): bodies as columns, batches and streams; what is corrupt, and what becomes of it."""
+"""parse(): bodies as columns, in batches and streams; corrupt bodies and their outcomes."""
 
 import io
 import json
@@ -101,6 +101,7 @@ def frame_of(spark: "SparkSession", bodies: list[tuple[bytes, tuple[Any, ...] | 
     return spark.createDataFrame(rows, "topic string, queueOffset bigint, body binary").coalesce(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "schema", "bodies"), CASES)
 def test_good_bodies_become_values_and_corrupt_ones_what_was_asked(
     spark: "SparkSession", kind: str, schema: str, bodies: list[tuple[bytes, tuple[Any, ...] | None]]
@@ -125,6 +126,7 @@ def test_good_bodies_become_values_and_corrupt_ones_what_was_asked(
         assert error.startswith(("the body is ", "the body has "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "schema", "bodies"), CASES)
 def test_a_corrupt_body_fails_the_query_and_names_its_row(
     spark: "SparkSession", kind: str, schema: str, bodies: list[tuple[bytes, tuple[Any, ...] | None]]
@@ -158,6 +160,7 @@ def test_columns_keep_names_that_sql_would_take_for_something_else(spark: "Spark
     )
 
 
+@pytest.mark.slow
 def test_a_stream_is_split_and_what_is_bad_goes_back_to_be_retried(spark: "SparkSession", tmp_path: Path) -> None:
     store = rmq_spark.open_store(tmp_path / "store", segment_bytes=1 << 20, message_delay_level="1s")
     for body in ("1,x", "oops", "2,y"):
@@ -191,12 +194,12 @@ def test_a_stream_is_split_and_what_is_bad_goes_back_to_be_retried(spark: "Spark
         ({"on_corrupt_record": "skip"}, 'on_corrupt_record="skip" is none of: fail, null, drop, split'),
         ({"column": "bodies"}, 'the column "bodies" is none of: topic, queueOffset, body'),
         ({"column": "queueOffset"}, 'the column "queueOffset" is bigint'),
-        ({"schema": "a nonsense"}, 'schema="a nonsense" is no DDL'),
+        ({"schema": "a nonsense"}, 'schema="a nonsense" is not DDL'),
         ({"schema": "int"}, "takes a StructType"),
         ({"schema": {"type": "record"}}, "takes a StructType"),
         ({"options": {"Mode": "FAILFAST"}}, 'options has "Mode"'),
         ({"format": "avro", "options": {"x": "y"}}, "takes no options"),
-        ({"format": "avro", "schema": "{"}, "no Avro schema as JSON"),
+        ({"format": "avro", "schema": "{"}, "not an Avro schema as JSON"),
     ],
 )
 def test_what_can_be_refused_is_refused_before_the_query_starts(

@@ -1,4 +1,4 @@
-"""The pictures: what they draw is what the store holds, and every one has a title, units, and room for its labels."""
+"""Plots: they show the contents of the store, and each has a title, units, and room for its labels."""
 
 import subprocess
 import sys
@@ -12,10 +12,10 @@ import pytest
 import rmq_spark
 from rmq_spark.store import GroupLag
 from rmq_spark.store.errors import NotFoundError, OptionError
-from rmq_spark.store.explore.summary_units import SampleSize
 from rmq_spark.store.group.lag import LAG
 from rmq_spark.store.testing.sample_message import BORN_MS, SampleMessage
 from rmq_spark.store.testing.sample_store import build_store, build_uniform_store
+from rmq_spark.store.view.message import SampleSize
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 matplotlib.use("Agg")
@@ -178,8 +178,8 @@ def test_what_a_picture_leaves_out_or_estimates_is_in_its_title(
     assert len(ax.containers[0]) == 3
     assert "1 queue cannot be read" in ax.get_title()
     build_uniform_store(tmp_path / "many", topic="orders", queue_count=1, message_count=2_000, body_bytes=10)
-    monkeypatch.setattr("rmq_spark.store.explore.summary_series._HEADS", 100)
-    monkeypatch.setattr("rmq_spark.store.explore.summary_series._TAG_SIZE", SampleSize(100, 10, 10))
+    monkeypatch.setattr("rmq_spark.store.view.series._HEADERS", 100)
+    monkeypatch.setattr("rmq_spark.store.view.series._TAG_SIZE", SampleSize(100, 10, 10))
     assert "estimated" in rmq_spark.plot_over_time(tmp_path / "many").get_title()
     assert "estimated" in rmq_spark.plot_delay(tmp_path / "many").get_title()
     assert "estimated" in rmq_spark.plot_tag_shares(tmp_path / "many", "orders").get_title()
@@ -291,8 +291,8 @@ def test_without_matplotlib_there_is_the_pip_command_and_nothing_else_is_missing
         (lambda store: rmq_spark.plot_queue_skew(store, None), "name of one topic"),
         (lambda store: rmq_spark.plot_over_time(store, 7), "a list of names, or None"),
         (lambda store: rmq_spark.plot_delay(store, ["orders", 7]), "a list of names, or None"),
-        (lambda store: rmq_spark.plot_lag("billing"), "what reader.lag"),
-        (lambda store: rmq_spark.plot_lag(None), "what reader.lag"),
+        (lambda store: rmq_spark.plot_lag("billing"), "result of reader.lag"),
+        (lambda store: rmq_spark.plot_lag(None), "result of reader.lag"),
     ],
 )
 def test_an_argument_of_another_kind_is_told_what_is_accepted(

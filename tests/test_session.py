@@ -1,4 +1,4 @@
-"""A session starts from any shell, reads the source at once, and can be asked for twice."""
+"""session(): starts from any shell, reads the source at once, and can be called twice."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-# What a login shell without an activated environment has.
+# The environment of a login shell without an activated virtual environment.
 BARE = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
 
 
@@ -81,6 +81,7 @@ def test_another_source_of_the_same_name_is_replaced(
     assert rows.count() == 1170
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_the_stop_of_a_query_publishes_its_last_batch(tmp_path: Path) -> None:
     store, script = tmp_path / "store", tmp_path / "script.py"
     with rmq_spark.open_store(store, queues=1, segment_bytes=1 << 16) as messages:
@@ -102,6 +103,7 @@ def test_a_script_that_ends_with_the_stop_of_a_query_publishes_its_last_batch(tm
     assert "Py4JException" not in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.wheel
 def test_a_script_started_from_a_bare_shell_reads_a_store(golden: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-""".ci/setup says what a machine lacks and how to get it, all at once, before it does anything."""
+""".ci/setup lists everything that a machine lacks, with commands to install it, before it starts."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ MAKEFILE = SETUP.parent.parent / "Makefile"
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A folder that is all of PATH: the shell's tools, and what a test puts into it."""
+    """A folder that is the whole PATH: the shell's tools, and programs of the test."""
     path = tmp_path / "bin"
     path.mkdir()
     for tool in ("sh", "dirname", "sed", "head", "cat", "cksum", "printf"):

@@ -1,4 +1,4 @@
-"""stop_at_end looks at what finished batches report, and at nothing else."""
+"""stop_at_end uses only the reports of finished batches."""
 
 import json
 import time
@@ -28,7 +28,7 @@ class FakeProgress:
 
 @dataclass
 class FakeJava:
-    """What stands behind a query of Spark Classic, as far as it is asked."""
+    """The Java object of a query of Spark Classic, with the two methods that are called."""
 
     name: str
 
@@ -178,6 +178,7 @@ def start(spark: "SparkSession", golden: Path, checkpoint: Path, trigger: str, *
     )
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_real_query_delivers_all_and_stops_and_does_so_again_where_nothing_is_left(
     spark: "SparkSession", golden: Path, tmp_path: Path
@@ -203,6 +204,7 @@ def test_a_real_query_without_a_bound_is_an_error(spark: "SparkSession", golden:
         query.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("trigger", ["availableNow", "once"])
 def test_a_real_query_without_a_bound_that_ends_by_itself_is_waited_for(

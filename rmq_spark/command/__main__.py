@@ -1,4 +1,4 @@
-"""`python -m rmq_spark.command`, where the console script is not on the PATH."""
+"""Entry point of `python -m rmq_spark.command`, for when `rmq` is not on the PATH."""
 
 from rmq_spark.command import main
 

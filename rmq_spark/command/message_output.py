@@ -1,6 +1,7 @@
-"""How `rmq cat` writes messages: lines for people, JSON, Arrow's stream format, Parquet; to stdout or to a file.
+"""Output formats of `rmq cat`: text, JSON, Arrow's stream format and Parquet, to stdout or to a file.
 
-A file gets its name when it is whole: one that exists stays as it was until then, and after an error or Ctrl-C.
+A file is written under a temporary name and renamed when it is complete. After an error or Ctrl-C an existing file is
+unchanged.
 """
 
 import os
@@ -22,7 +23,7 @@ FORMATS = ("text", "json", "arrow", "parquet")
 
 
 class Output(ABC):
-    """Where messages go. `messages` counts them."""
+    """Writer of messages in one format; `messages` is the number written."""
 
     def __init__(self, stream: IO[bytes], names: Sequence[str]) -> None:
         self.stream, self.names, self.messages = stream, names, 0
@@ -35,14 +36,14 @@ class Output(ABC):
 
     @abstractmethod
     def put(self, table: pa.Table) -> None:
-        """Write rows, of which there are some."""
+        """Write a table that has at least one row."""
 
-    def finish(self) -> None:  # noqa: B027 - mostly there is nothing
-        """Write what belongs behind the last row."""
+    def finish(self) -> None:  # noqa: B027 - most formats have no footer
+        """Write the footer, if the format has one."""
 
 
 class _Text(Output):
-    """A line for each message: when, where, tags, keys and body; times are UTC."""
+    """One line per message: store time (UTC), queue and offset, tags, keys and body."""
 
     def put(self, table: pa.Table) -> None:
         lines = ["  ".join(filter(None, self.texts(row))) for row in rows_of(table)]
@@ -50,7 +51,7 @@ class _Text(Output):
         self.stream.flush()
 
     def texts(self, row: dict[str, Any]) -> Iterator[str]:
-        """Yield the parts of a line."""
+        """Yield the fields of a line."""
         yield cell("", row["storeTimestamp"], in_ms=True)
         yield cell("", f"{row['topic']}/{row['queueId']}@{row['queueOffset']}")
         if row["reconsumeTimes"]:
@@ -59,7 +60,7 @@ class _Text(Output):
 
 
 class _Columns(Output):
-    """A line for each message: just the columns that were asked for, with tabs between."""
+    """One line per message: the chosen columns, separated by tabs."""
 
     def put(self, table: pa.Table) -> None:
         for row in rows_of(table):
@@ -69,7 +70,7 @@ class _Columns(Output):
 
 
 class _Json(Output):
-    """A list of objects."""
+    """A JSON list of objects."""
 
     def put(self, table: pa.Table) -> None:
         for at, row in enumerate(rows_of(table), self.messages):
@@ -80,7 +81,7 @@ class _Json(Output):
 
 
 class _JsonLines(Output):
-    """An object a line, as they come: a list that never ends could not be read."""
+    """One JSON object per line, for `--follow`: a list without an end is not valid JSON."""
 
     def put(self, table: pa.Table) -> None:
         for row in rows_of(table):
@@ -89,7 +90,7 @@ class _JsonLines(Output):
 
 
 class _Tables(Output):
-    """Tables of one schema, which is written without a row too."""
+    """Arrow tables of one schema, which is written even without rows."""
 
     _writer: Any = None
 
@@ -107,7 +108,7 @@ class _Tables(Output):
 
     @abstractmethod
     def open(self, schema: pa.Schema) -> Any:
-        """Return what writes tables."""
+        """Return a writer with `write_table` and `close`."""
 
 
 class _Arrow(_Tables):
@@ -121,7 +122,7 @@ class _Parquet(_Tables):
     """A Parquet file."""
 
     def open(self, schema: pa.Schema) -> Any:
-        from pyarrow import parquet  # half as long to load as all of the rest
+        from pyarrow import parquet  # slow to import, so only where it is used
 
         return parquet.ParquetWriter(self.stream, schema, compression="zstd")
 
@@ -130,31 +131,26 @@ _OUTPUTS: dict[str, type[Output]] = {"text": _Text, "json": _Json, "arrow": _Arr
 
 
 def is_file(stream: IO[str]) -> bool:
-    """Say whether what is printed to a stream goes to a file: nobody sees it come."""
+    """Return whether a stream is redirected to a regular file."""
     try:
         return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except OSError:  # it is none of the system's
+    except OSError:  # the stream has no file descriptor
         return False
 
 
-def may_write_to(folder: os.PathLike[str]) -> bool:
-    """Say whether whoever runs this may make files in a folder."""
+def is_writable(folder: os.PathLike[str]) -> bool:
+    """Return whether the user may create files in a folder."""
     return os.access(folder, os.W_OK)
-
-
-def refuse_output(path: str | None, store: Any) -> None:
-    """Raise OptionError for a file among those of a store, the one that is read or another."""
-    if path is not None and path != "-":
-        store.refuse_inside(path)
 
 
 @contextmanager
 def open_output(
     form: str, path: str | None, names: Sequence[str], *, is_endless: bool, is_plain: bool
 ) -> Iterator[Output]:
-    """Yield where to write messages in one of FORMATS: to the file at `path`, or to stdout.
+    """Yield an Output that writes the format `form` to the file `path`, or to stdout for None and "-".
 
-    What is endless is written as it comes; what is plain is text that has just the columns asked for.
+    With `is_endless` JSON is one object per line; with `is_plain` text is just the columns `names`. Raises UsageError
+    for a binary format on a terminal, and for a path that is a folder or a device or whose folder does not exist.
     """
     kind = _OUTPUTS[form]
     if form == "json" and is_endless:
@@ -163,17 +159,19 @@ def open_output(
         kind = _Columns
     if path is None or path == "-":
         if form in ("arrow", "parquet") and sys.stdout.isatty():
-            raise click.UsageError(f"{form} is nothing for a terminal. Give --output FILE, or pipe it on.")
+            raise click.UsageError(
+                f"--format {form} is binary, and stdout is a terminal. Add --output FILE, or a pipe."
+            )
         with _finished(kind(sys.stdout.buffer, names)) as out:
             yield out
         return
     if os.path.exists(path) and not os.path.isfile(path):
-        raise click.UsageError(f"--output {path} is no file.")
+        raise click.UsageError(f"--output {path} exists and is not a regular file. Choose another name.")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise click.UsageError(f"--output {path}: there is no folder {folder}.")
-    # In the same folder, so that it can be renamed. A folder of its own, which goes whatever happens, and with it what
-    # an error or Ctrl-C left in it.
+        raise click.UsageError(f"--output {path}: the folder {folder} does not exist. Create it first.")
+    # Beside the target, because a rename cannot cross file systems. Its own folder, because removing the folder also
+    # removes what an error or Ctrl-C left in it.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".rmq-cat-", ignore_cleanup_errors=True) as made:
         part = os.path.join(made, "part")
         with click.open_file(part, "wb") as stream:

@@ -1,23 +1,28 @@
-"""What a command prints: values as people and programs read them. Results go to stdout, all else to stderr.
+"""Output of commands: values as text or JSON, messages to stderr, and progress bars.
 
-What a message carries may be meant for a terminal's ears: whatever is shown as text has no control characters left.
+Results go to stdout, everything else to stderr. Control characters are escaped in every text, because messages may
+contain escape sequences of terminals. A progress bar, or a spinner if the total is unknown, appears on a terminal
+after half a second.
 """
 
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-# What a terminal obeys (C0 without tab and line feed, DEL, C1), and line ends that are not of ours.
+# Control characters of terminals (C0 without tab and line feed, DEL, C1) and Unicode's line separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BAR_DELAY_S = 0.5
 
-
-# What texts say to programs, and what is typed instead.
+# Python and Spark names in error texts, and their spelling on the command line.
 _TYPED = {
     "rmq_spark.check": "`rmq check`",
     "rmq_spark.repair": "`rmq repair`",
@@ -44,9 +49,9 @@ _TYPED = {
 
 
 def typed(text: str, own: Iterable[str] = ()) -> str:
-    """Return a text with what is typed at a terminal in it, instead of what a program calls.
+    """Return a text with options of the command line in place of Python and Spark names.
 
-    `own` are texts of the user, such as paths, which stay as they are wherever they occur.
+    `own` are texts of the user, such as paths; they are not changed.
     """
     kept = [re.escape(one) for one in sorted(set(own), key=len, reverse=True) if one and _typed(one) != one]
     if not kept:
@@ -57,21 +62,21 @@ def typed(text: str, own: Iterable[str] = ()) -> str:
 
 def _typed(text: str) -> str:
     for name, words in _TYPED.items():
-        # What is in a path is a name of somebody's: behind a slash nothing is replaced.
+        # After a slash nothing is replaced: it may be part of a path.
         begin, end = r"(?<![\w/])" * name[0].isalnum(), r"(?!\w)" * name[-1].isalnum()
         text = re.sub(begin + re.escape(name) + end, words, text)
     return text
 
 
 def say(text: str) -> None:
-    """Print lines for people, to stderr, with control characters spelt as Python spells them."""
+    """Print a text to stderr, with control characters escaped as in Python."""
     click.echo(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), err=True)
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of an Arrow table or batch: a map as a dict, a time as a datetime in UTC.
+    """Return the rows of an Arrow table or batch: maps as dicts, times as datetimes in UTC.
 
-    A producer may write any time: one that no date can say is its number of ms, as text.
+    A time outside of datetime's range is text, such as "4611686018427387 ms": producers may write any number.
     """
     columns: dict[str, list[Any]] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -97,7 +102,7 @@ def _moment(count: int | None, per_s: int) -> datetime | str | None:
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print rows as one JSON list, an object a line."""
+    """Print rows as a JSON list, one object per line."""
     is_first = True
     for row in rows:
         click.echo(("[\n  " if is_first else ",\n  ") + json_line(row), nl=False)
@@ -106,7 +111,10 @@ def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """Return a row as a JSON object: times in ISO 8601 (UTC), bytes as text, or in base64 if they are none."""
+    """Return a row as a JSON object: times in ISO 8601 (UTC), bytes as text.
+
+    Bytes that are not valid UTF-8 are null, and base64 in a second field NAMEBase64.
+    """
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, bytes):
@@ -117,7 +125,7 @@ def json_line(row: Mapping[str, Any]) -> str:
         else:
             found[name] = value
     text = json.dumps(found, ensure_ascii=False, default=_json_value)
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # JSON leaves DEL and C1 as they are
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # json does not escape DEL and C1
 
 
 def _json_value(value: Any) -> Any:
@@ -127,14 +135,17 @@ def _json_value(value: Any) -> Any:
 
 
 def cell(name: str, value: Any, *, in_ms: bool = False) -> str:
-    """Return a value as people read it, on one line. Times are UTC; what is not there is empty."""
+    """Return a value as one line of text. Times are UTC; None is empty."""
     if value is None:
         return ""
     if isinstance(value, datetime):
         text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"
         return text[:-3] if in_ms else text[:-7]
     if isinstance(value, bytes):
-        return readable(value)
+        try:
+            return printable(value.decode())
+        except UnicodeDecodeError:
+            return value.hex(" ")
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float) and name.lower().endswith("bytes"):
@@ -142,32 +153,95 @@ def cell(name: str, value: Any, *, in_ms: bool = False) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
     if isinstance(value, Mapping):
-        return printable(", ".join(f"{key}={held}" for key, held in value.items()))
+        return printable(", ".join(f"{key}={item}" for key, item in value.items()))
     if isinstance(value, Sequence) and not isinstance(value, str):
         return printable(", ".join(map(str, value)))
     return printable(str(value))
 
 
-def readable(data: bytes) -> str:
-    """Return bytes as one line of text, or as hex if they are none."""
-    try:
-        return printable(data.decode())
-    except UnicodeDecodeError:
-        return data.hex(" ")
-
-
 def printable(text: str) -> str:
-    """Return the text on one line, control characters spelt as Python spells them."""
+    """Return the text on one line, with control characters escaped as in Python."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def bytes_text(size: float) -> str:
-    """Return bytes as "512 B", "3.4 MiB"."""
+    """Return a size as text: "512 B", "3.4 MiB"."""
     if size < 1024:
         return f"{size:.0f} B"
     power = 0
     while size >= 999.5 and power < len(_SIZES) - 1:
         size, power = size / 1024, power + 1
     return f"{size:.3g} {_SIZES[power]}"
+
+
+@contextmanager
+def progress(what: str, unit: str = "bytes") -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr; yield a function that takes (done, total). Before its first call: a spinner."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    bar = _ProgressBar(what, unit)
+    try:
+        yield bar.update
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show a spinner while the block runs: it may wait for another writer's lock."""
+    with progress(what):
+        yield
+
+
+class _ProgressBar:
+    """A progress bar that a timer's thread shows after a delay; the working thread calls `update`."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        self._what, self._unit = what, unit
+        self._lock = threading.Lock()
+        self._progress: tuple[int, int] | None = None
+        self._bar: Any = None
+        self._task: Any = None
+        self._is_stopped = False
+        self._timer = threading.Timer(_BAR_DELAY_S, self._start)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def update(self, done: int, total: int) -> None:
+        """Record the progress, and show it if the bar is visible."""
+        with self._lock:
+            self._progress = done, total
+            if self._bar is not None:
+                self._draw()
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        self._timer.cancel()
+        with self._lock:
+            self._is_stopped = True
+            if self._bar is not None:
+                self._bar.stop()
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+        with self._lock:
+            if self._is_stopped:
+                return
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20))
+            counts = TextColumn("{task.fields[counts]}"), TimeRemainingColumn()
+            self._bar = Progress(*columns, *counts, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._what, total=None, counts="")
+            self._draw()
+            self._bar.start()
+
+    def _draw(self) -> None:
+        if self._progress is not None:
+            done, total = self._progress
+            texts = [bytes_text(count) if self._unit == "bytes" else f"{count:,}" for count in (done, total)]
+            counts = f"{' of '.join(texts)}{'' if self._unit == 'bytes' else ' ' + self._unit}"
+            self._bar.update(self._task, completed=done, total=total, counts=counts)

@@ -1,14 +1,14 @@
-"""`rmq get`: single messages, whole. It changes nothing."""
+"""`rmq get`: single messages with all properties and the body. Read-only."""
 
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, printable, rows_of, say
-from rmq_spark.command.progress import waiting
-from rmq_spark.command.words import examples, reading
+from rmq_spark.command.output import print_json, printable, rows_of, say, waiting
+from rmq_spark.command.parameters import examples, reading
 
 NOT_FOUND = 3
 _EXAMPLES = examples(
@@ -20,11 +20,11 @@ _EXAMPLES = examples(
 
 @click.command(epilog=_EXAMPLES, context_settings={"allow_extra_args": True})
 @reading
-@click.option("--id", "message_id", help="The producer's msgId, or the broker's offsetMsgId.")
+@click.option("--id", "message_id", help="Message id: the producer's msgId, or the broker's offsetMsgId.")
 @click.option("--key", help="One of the message's keys.")
-@click.option("--topic", "topics", multiple=True, help="Look only in this topic. May be given repeatedly.")
-@click.option("--queue", "queue_id", type=int, help="With --topic and --offset: the queue's id.")
-@click.option("--offset", type=click.IntRange(min=0), help="With --topic and --queue: the queue offset.")
+@click.option("--topic", "topics", multiple=True, help="Search only this topic. Repeatable.  [default: all]")
+@click.option("--queue", "queue_id", type=int, help="Queue id; requires --topic and --offset.")
+@click.option("--offset", type=click.IntRange(min=0), help="Queue offset; requires --topic and --queue.")
 def get(
     path: str,
     commit_log_path: str | None,
@@ -35,79 +35,69 @@ def get(
     queue_id: int | None,
     offset: int | None,
 ) -> int:
-    """Show every message with an id or a key, or the one at a place, with all properties and the body.
+    """Show all messages with an id or a key, or the message at a queue offset, with all properties and the body.
 
-    Ids and keys are found by RocketMQ's index, which a broker may lack (messageIndexEnable) or lose the end of after a
-    crash: `rmq cat` reads on. Exit status 3 if there is no such message.
+    Ids and keys are searched in RocketMQ's index. If a broker wrote no index (messageIndexEnable), or lost its end in
+    a crash, use `rmq cat`. Exit status 3 if no message is found.
     """
-    _refuse_bare(click.get_current_context().args)
+    if words := click.get_current_context().args:
+        raise click.UsageError(f"unexpected argument {words[0]!r}. Give --key {words[0]} or --id {words[0]}.")
     if sum(one is not None for one in (message_id, key, offset)) != 1:
-        raise click.UsageError("Say which message: --id, --key, or --offset with --topic and --queue.")
+        raise click.UsageError("Give one of --id, --key, or --offset with --topic and --queue.")
     if offset is not None and (queue_id is None or len(topics) != 1):
-        raise click.UsageError("--offset counts in one queue. Give --topic and --queue too.")
+        raise click.UsageError("--offset requires one --topic and --queue.")
     if offset is None and queue_id is not None:
-        raise click.UsageError("--queue goes with --topic and --offset.")
-    with waiting("looking"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+        raise click.UsageError("--queue requires --topic and --offset.")
+    with waiting("searching"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
         store.refresh()
         names = topics or tuple(store.topics())
-        places: list[Any]
+        positions: list[Any]  # (queue, queue offset)
         if offset is not None:
-            places = _place(store, names[0], queue_id, offset)
+            positions = _find_offset(store, names[0], queue_id, offset)
         elif message_id is not None:
-            places = store.find_message_id(message_id, names)
+            positions = store.find_message_id(message_id, names)
         else:
-            assert key is not None
-            places = [place for topic in names for place in _keyed(store, topic, key, is_named=bool(topics))]
-        found = [store.message(*place) for place in places]
-        for queue, at in places:
-            _say_of_crc(store, queue, at)
+            positions = _find_key(store, names, key, must_exist=bool(topics))
+        found = [store.message(*position) for position in positions]
+        for position in positions:
+            _report_wrong_crc(store, *position)
     if as_json:
         print_json(row for one in found for row in rows_of(one.to_arrow()))
     elif found:
-        click.echo("\n\n".join(_shown(repr(one)) for one in found))
+        texts = (repr(one).replace("\t", "    ").split("\n") for one in found)
+        click.echo("\n\n".join("\n".join(map(printable, lines)) for lines in texts))
     else:
-        say("There is no such message.")
+        say("No message found.")
     return 0 if found else NOT_FOUND
 
 
-def _refuse_bare(words: list[str]) -> None:
-    """Raise UsageError for words of which nobody can say whether they are ids or keys."""
-    if words:
-        raise click.UsageError(f"What is {words[0]!r}? A key is given as --key {words[0]}, an id as --id {words[0]}.")
-
-
-def _place(store: Any, topic: str, queue_id: int | None, offset: int) -> list[Any]:
-    """Return the place, if a message is there. Raises UsageError for a queue that is none."""
+def _find_offset(store: Any, topic: str, queue_id: int | None, offset: int) -> list[Any]:
+    """Return [(queue, offset)], or [] outside of the queue's offsets. Raises UsageError for an unknown queue."""
     queues = store.queues(topic)
     for queue in queues:
         if queue.queue_id == queue_id:
-            held = store.bounds(queue)
-            if held.min_offset <= offset < held.max_offset:
+            bounds = store.bounds(queue)
+            if bounds.min_offset <= offset < bounds.max_offset:
                 return [(queue, offset)]
-            say(f"{queue} holds the queue offsets [{held.min_offset}, {held.max_offset}).")
+            say(f"{queue} contains the queue offsets [{bounds.min_offset}, {bounds.max_offset}).")
             return []
-    there = ", ".join(str(queue.queue_id) for queue in queues)
-    raise click.UsageError(f"--queue {queue_id}: topic {topic} has no such queue. Its queues are: {there}.")
+    existing = ", ".join(str(queue.queue_id) for queue in queues)
+    raise click.UsageError(f"--queue {queue_id} does not exist in topic {topic}. Its queues: {existing}.")
 
 
-def _keyed(store: Any, topic: str, key: str, *, is_named: bool) -> list[Any]:
-    """Return the places of a topic's messages with a key. A topic that went meanwhile has none, unless it was named."""
-    if is_named:
-        return list(store.find_key(topic, key))
-    with suppress(rmq_spark.NotFoundError):
-        return list(store.find_key(topic, key))
-    return []
+def _find_key(store: Any, topics: Sequence[str], key: str | None, *, must_exist: bool) -> list[Any]:
+    """Return (queue, queue offset) of the messages with a key. Unless topics `must_exist`, missing ones are skipped."""
+    positions: list[Any] = []
+    for topic in topics:
+        with nullcontext() if must_exist else suppress(rmq_spark.NotFoundError):
+            positions += store.find_key(topic, key)
+    return positions
 
 
-def _say_of_crc(store: Any, queue: Any, offset: int) -> None:
-    """Say so if a body is not the one that was sent: it is shown nevertheless."""
+def _report_wrong_crc(store: Any, queue: Any, offset: int) -> None:
+    """Print a warning if a body does not match its CRC. The message is shown nevertheless."""
     try:
         for _ in store.read(queue, offset, offset + 1, ["body"], check_crc=True):
             pass
     except rmq_spark.DamageError:
-        say(f"{queue}@{offset}: the body's CRC does not match. `rmq check` says more.")
-
-
-def _shown(text: str) -> str:
-    """Return the lines without control characters."""
-    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
+        say(f"{queue}@{offset}: the body's CRC does not match. Run `rmq check` for details.")

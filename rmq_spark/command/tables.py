@@ -1,7 +1,7 @@
-"""Tables for people, as wide as the terminal lets them be; where nobody looks, as wide as they are.
+"""Text tables that fit the terminal; in a pipe or file they have their full width.
 
-A table that does not fit leaves out columns that can be spared, and says so; then it folds long texts; and if that is
-not enough each row is written down the page. A number is never folded.
+A table that is too wide first drops optional columns and names them on stderr. Then it folds long texts. If that is
+not enough, it prints one value per line. Numbers are never folded.
 """
 
 import sys
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _GAP = 2
-_FOLDED_CHARS = 16  # a text is not folded narrower
-# Words that are to be seen at once.
+_FOLDED_CHARS = 16  # the minimum width of a folded column
 _STYLES = {
     "damage": "bold red",
     "repairable": "yellow",
@@ -35,40 +34,40 @@ def show(
     *,
     as_json: bool,
     nothing: str,
-    spared: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """Print rows: a table of these columns, or JSON of all that they have. Without a row: `nothing`, or [].
+    """Print rows as a table of `columns`, or as JSON with all fields. Without rows print `nothing` to stderr, or [].
 
-    `spared` are columns that a narrow terminal does without, the first one first.
+    A narrow terminal omits the columns `optional`, in that order, until the table fits.
     """
     if as_json:
         print_json(rows)
     elif rows:
-        print_table(rows, columns, spared)
+        print_table(rows, columns, optional)
     elif nothing:
         say(nothing)
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], spared: Sequence[str] = ()) -> None:
-    """Print rows as a table of these columns."""
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Print rows as a table of `columns`; see `show` for `optional`."""
     table = _Table(rows, columns)
     if not sys.stdout.isatty():
         click.echo("\n".join(table.lines()))
         return
-    from rich.console import Console  # where nobody looks it is not loaded
+    from rich.console import Console  # not imported for output to a pipe or file
 
     console = Console(highlight=False)
-    left_out = table.leave_out(spared, console.width)
+    dropped = table.drop_columns(optional, console.width)
     if table.width(_FOLDED_CHARS) <= console.width:
         table.print_across(console)
     else:
         table.print_down(console)
-    if left_out:
-        say(f"Left out, for want of room: {', '.join(left_out)}. --json has all.")
+    if dropped:
+        say(f"Columns that do not fit: {', '.join(dropped)}. --json prints all.")
 
 
 class _Table:
-    """Texts in columns."""
+    """A table as columns of texts."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         self._texts = {name: [cell(name, row.get(name)) for row in rows] for name in columns}
@@ -78,35 +77,33 @@ class _Table:
             for name in columns
             if values[name] and all(isinstance(value, int | float) and value is not True for value in values[name])
         }
-        # A time is a word of its own length, and no use in pieces.
-        self._stiff = self._numbers | {name for name in columns if name.endswith(("Timestamp", "Offset", "Id"))}
+        # Times, offsets and ids are useless in pieces.
+        self._unfolded = self._numbers | {name for name in columns if name.endswith(("Timestamp", "Offset", "Id"))}
 
-    def _chars(self, name: str) -> int:
-        return max(len(name), *map(len, self._texts[name]))
+    def _width_of(self, name: str, folded_chars: int | None = None) -> int:
+        chars = max(len(name), *map(len, self._texts[name]))
+        if folded_chars is None or name in self._unfolded:
+            return chars
+        return max(len(name), min(chars, folded_chars))
 
     def width(self, folded_chars: int | None = None) -> int:
-        """Return how wide it is: at least, if its texts may be folded to so many characters."""
-        chars = [
-            self._chars(name)
-            if folded_chars is None or name in self._stiff
-            else max(len(name), min(self._chars(name), folded_chars))
-            for name in self._texts
-        ]
+        """Return the width in characters; with `folded_chars`, if texts are folded to that number of characters."""
+        chars = [self._width_of(name, folded_chars) for name in self._texts]
         return sum(chars) + _GAP * (len(chars) - 1)
 
-    def leave_out(self, spared: Sequence[str], room: int) -> list[str]:
-        """Leave columns out until it fits, or there is no more to be spared; return them."""
-        gone = []
-        for name in spared:
-            if self.width() <= room:
+    def drop_columns(self, optional: Sequence[str], max_width: int) -> list[str]:
+        """Drop optional columns until the table fits, and return their names."""
+        dropped = []
+        for name in optional:
+            if self.width() <= max_width:
                 break
             if self._texts.pop(name, None) is not None:
-                gone.append(name)
-        return gone
+                dropped.append(name)
+        return dropped
 
     def lines(self) -> list[str]:
-        """Return it as text, each column as wide as its longest value."""
-        chars = {name: self._chars(name) for name in self._texts}
+        """Return the lines of the table, unfolded."""
+        chars = {name: self._width_of(name) for name in self._texts}
 
         def line(texts: Sequence[str]) -> str:
             padded = (
@@ -118,27 +115,26 @@ class _Table:
         return [line(list(self._texts)), *(line(texts) for texts in zip(*self._texts.values(), strict=True))]
 
     def print_across(self, console: "Console") -> None:
-        """Print a row a line; long texts are folded."""
+        """Print one row per line, with long texts folded."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for name in self._texts:
-            is_stiff = name in self._stiff
             table.add_column(
                 Text(name, no_wrap=True),
                 justify="right" if name in self._numbers else "left",
                 overflow="fold",
-                no_wrap=is_stiff,
-                min_width=self._chars(name) if is_stiff else max(len(name), min(self._chars(name), _FOLDED_CHARS)),
+                no_wrap=name in self._unfolded,
+                min_width=self._width_of(name, _FOLDED_CHARS),
             )
         for texts in zip(*self._texts.values(), strict=True):
             table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in texts))
         console.print(table)
 
     def print_down(self, console: "Console") -> None:
-        """Print a value a line, its name before it, and an empty line between rows."""
+        """Print one value per line after its name, and an empty line between rows."""
         from rich.table import Table
         from rich.text import Text
 

@@ -1,5 +1,6 @@
-"""When a message comes again: delay levels, the timer, retries and dead letters.
+"""Delivery of scheduled messages (delay levels, timer), and retries of failed ones (retry topics, dead letters).
 
-What is due is read here and made into records; they go into the store as any batch does, by `store/commit/`. Modules
-may import the layers below: words, format, disk, log, commit, group. No threads.
+This package finds the messages that are due and builds their records. `store/transaction/` commits these records like
+any other batch. The modules may import the layers below: format, filter, disk, log, transaction and group. They start
+no threads.
 """

@@ -1,16 +1,32 @@
-"""Dead letters sent to the topic that they came from, to be consumed anew; each once, however often that is called.
+"""Republishing of dead letters to the topics that they came from; and a table of pending transactions.
 
-What is different in the message that is consumed anew: topic and queue; reconsumeTimes, which is 0; and of its
-properties RETRY_TOPIC, DELAY, REAL_TOPIC, REAL_QID and what was noted of times are gone. ORIGIN_MESSAGE_ID and
-CONSUME_ERROR stay, and REPUBLISHED_FROM says which dead letter it was: topic, queue and queue offset.
+A republished message differs from its dead letter in these points: topic and queue; reconsumeTimes, which is 0; and
+properties. RETRY_TOPIC, DELAY, REAL_TOPIC, REAL_QID and recorded times are removed. ORIGIN_MESSAGE_ID and CONSUME_ERROR
+are kept. REPUBLISHED_FROM is added; it contains topic, queue and queue offset of the dead letter.
 
-A call goes on where the last one of the same name ended: that is in the ledger, in the note of its last commit, which
-is there when the messages are. What the filter does not choose is passed over.
+Each dead letter is republished once, because a call resumes where the last call with the same progress name ended. That
+queue offset is in the metadata of the last commit in the ledger, so it is stored together with the messages. Dead
+letters that the filter does not select are skipped.
+
+A pending transaction is neither committed nor rolled back yet. Its half message waits in a system topic until the
+producer decides. When it does, the broker appends an op message with the queue offset of the half message, so a half
+message without an op is pending. Reading starts at the offsets of the broker's group CID_RMQ_SYS_TRANS in both queues,
+because earlier messages were decided or given up.
+
+| what a broker does | what follows |
+| --- | --- |
+| asks the producer again | it appends a copy of the half message, which has the number of checks; the newest is shown |
+| writes an op for any copy | the transaction is decided |
+| writes the body of an op | it has one queue offset (4.9, 5.0), or several, each followed by a comma (5.1 and newer) |
+| gives up after too many checks | it moves the message to TRANS_CHECK_MAX_TIME_TOPIC, a topic that can be read |
+
+Source: TransactionalMessageServiceImpl#check, TransactionalMessageBridge (4.9, 5.3).
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -18,48 +34,48 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.commit.arguments import check_number, check_topic
-from rmq_spark.store.commit.commits import CommitOptions, commit_staged
-from rmq_spark.store.commit.finishing import IntentFinisher
-from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.ledger import Ledger
-from rmq_spark.store.commit.staged_file import StagedFile
-from rmq_spark.store.commit.staging import StageWriter
-from rmq_spark.store.delivery.originals import read_originals
-from rmq_spark.store.delivery.originals_reader import OriginalsReader
-from rmq_spark.store.delivery.retry_topics import check_retrying_group
+from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.delivery.delay_levels import HALF_TOPIC
+from rmq_spark.store.delivery.record_lookup import RecordLookup, read_originals
+from rmq_spark.store.delivery.retry_policy import check_retrying_group
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.chance import random_bits, wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.errors import BatchConflictError, NotFoundError, OptionError, StoreChangedError
+from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.errors import BatchConflictError, DamageError, NotFoundError, OptionError, StoreChangedError
 from rmq_spark.store.format.columns import COLUMNS
-from rmq_spark.store.format.encoding import EncodedRecords
-from rmq_spark.store.format.filenames import check_sent_topic, dlq_topic
+from rmq_spark.store.format.file_names import check_sent_topic, dlq_topic
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics
-from rmq_spark.store.format.outgoing_properties import ENGINE_OWNED, SHARDING_KEY
-from rmq_spark.store.format.properties import RETRY_TOPIC
-from rmq_spark.store.format.property_edits import edit_properties
-from rmq_spark.store.format.rebuilt_records import rebuild_records
-from rmq_spark.store.format.routing import QueueRouter
-from rmq_spark.store.format.whole_records import WholeRecords
+from rmq_spark.store.format.message_encoder import EncodedRecords
+from rmq_spark.store.format.properties import RETRY_TOPIC, edit_properties
+from rmq_spark.store.format.property_encoder import ENGINE_OWNED, SHARDING_KEY
+from rmq_spark.store.format.queue_router import QueueRouter
+from rmq_spark.store.format.record_batch import WholeRecords
+from rmq_spark.store.format.record_rewrite import rebuild_records
+from rmq_spark.store.group.offset_file import read_group_offsets
+from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.topic_writer import TopicWriter
-from rmq_spark.store.units import QueueBounds, QueueKey
+from rmq_spark.store.log.topics import TopicWriter
+from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
+from rmq_spark.store.transaction.intents import StagedFile
+from rmq_spark.store.transaction.ledger import CommitKey, Ledger
+from rmq_spark.store.transaction.roll_forward import IntentRollForward
+from rmq_spark.store.transaction.sink import check_topic
+from rmq_spark.store.transaction.staging import StageWriter
 
 REPUBLISHED_FROM = "REPUBLISHED_FROM"
-# Says of a batch of dead letters, with all columns of the source, which are to be consumed anew.
+# A function that gets a batch of dead letters, with all columns of the source, and returns a mask: which to republish.
 Chooser = Callable[[pa.RecordBatch], Any]
-
-_NEXT = "next"  # in the note of a commit: the queue offset of the first dead letter that was not looked at
+_NEXT = "next"  # key in a commit's metadata: the queue offset of the first dead letter that is not processed yet
 _KEPT = frozenset({"ORIGIN_MESSAGE_ID", "UNIQ_KEY", "__BORNHOST", "BORN_TIMESTAMP", "EXTEND_UNIQ_INFO"})
 _DROPPED = tuple(sorted(ENGINE_OWNED - _KEPT))
 
 
 @dataclass(frozen=True, slots=True)
 class Republished:
-    """What became of dead letters: how many were sent, how many the filter passed over, and where the next call begins.
+    """The result of a call: `sent` dead letters were republished, and `passed_over` ones were skipped by the filter.
 
-    `next_offset` is the queue offset of the first dead letter that was not looked at.
+    The next call starts at `next_offset`, the queue offset of the first dead letter that is not processed yet.
     """
 
     sent: int
@@ -79,32 +95,38 @@ def republish_dead_letters(
     lock_timeout_ms: int = 60_000,
     allow_network_store: bool = False,
 ) -> Republished:
-    """Send the group's dead letters that `filter` chooses to the topics that they came from, to be consumed anew.
+    """Send dead letters of a consumer group back to the topics that they came from, so that they are consumed again.
 
-    `filter` is an Arrow expression over the source's columns, or is given each batch of them and returns a mask; None
-    chooses all. `topic` sends them elsewhere. All that there is when it is called is looked at, from where the last
-    call with the same name in `progress` ended, or from `begin`, a queue offset. With None no progress is kept, and
-    each call sends what it sends. Messages reach every group that subscribes to their topic, not only this one.
+    `filter` selects the dead letters: an Arrow expression over the source's columns, or a function that gets a
+    RecordBatch of dead letters and returns a mask. None selects all. If `topic` is given, they are sent to that topic
+    instead. Every group that subscribes to the topic gets the messages, not only `group`.
 
-    A dead letter is sent once by calls of one name, whoever dies where. Raises OptionError for what is no group, filter
-    or topic, NotFoundError for dead letters whose topic is not there any more, BatchConflictError where another call of
-    the name is at work, StorePathError and LockTimeoutError, and what the filter raises. What was sent before that
-    counts as sent.
+    `progress` is a name under which the call records where it ended; with `progress=None` nothing is recorded. The call
+    processes the dead letters that exist when it starts. It starts at the queue offset `begin` or, if that is None,
+    where the last call with the same `progress` ended. Calls with the same `progress` and without `begin` together send
+    each dead letter once, even if a process dies.
+
+    Raises OptionError if the group, the filter or a topic is invalid, NotFoundError if the topic of a dead letter no
+    longer exists, BatchConflictError if another call with the same `progress` is running, StorePathError if there is
+    no store or it is not writable, LockTimeoutError if another process holds the store, and any error that the filter
+    raises. Messages that were sent before an error remain sent, and the next call does not send them again.
     """
     check_retrying_group(group)
     if topic is not None:
         check_sent_topic(check_topic(topic))
     if begin is not None:
-        check_number("begin", begin, 0)
+        check_setting("begin", begin, 0)
     if progress is not None and (not isinstance(progress, str) or not progress):
-        raise OptionError(f"progress={progress!r} is no name: a text, or None to keep none.")
+        raise OptionError(
+            f"progress={progress!r} is not a name; expected a non-empty text, or None to record no progress."
+        )
     work = _Republishing(files.absolute(path), group, _chooser(filter), topic, progress, commit_log_path)
     with work.reader, work.open_writer(lock_timeout_ms, allow_network_store) as writer:
         return work.run(writer, begin)
 
 
 class _Republishing:
-    """One call. The reader looks at the store once."""
+    """The work of one `republish_dead_letters` call. The reader refreshes its view of the store once."""
 
     def __init__(
         self,
@@ -118,27 +140,31 @@ class _Republishing:
         self._root, self._choose, self._topic, self._progress = root, choose, topic, progress
         self._queue = QueueKey(dlq_topic(group), 0)
         self._commit_log_path, self._disk = commit_log_path, Disk()
-        self.reader = OriginalsReader(root, commit_log_path=commit_log_path)
+        self.reader = RecordLookup(root, commit_log_path=commit_log_path)
         self._topics = TopicWriter(self._disk, root)
         self._router = QueueRouter(self._write_queues, random_bits())
         self._query_id = f"rmq:republish:{group}:{progress}"
 
     def open_writer(self, lock_timeout_ms: int, allow_network_store: bool) -> StoreWriter:
-        """Return a writer of the store, which finishes what dead ones promised."""
+        """Return a writer of the store that also rolls the commits of dead processes forward."""
         settings = WriterSettings("rmq-spark republish", lock_timeout_ms, allow_network_store, self._commit_log_path)
-        finisher = IntentFinisher(self._root, self._disk, wall_clock_ms)
+        finisher = IntentRollForward(self._root, self._disk, wall_clock_ms)
         return StoreWriter(self._root, self._disk, settings, wall_clock_ms, time.sleep, (finisher,))
 
     def run(self, writer: StoreWriter, begin: int | None) -> Republished:
-        """Do it, a batch of dead letters at a time: each is one commit, with where the next one begins in its note."""
+        """Republish batch by batch. Each batch is one commit, and its metadata says where the next batch begins."""
         with writer.section():
-            pass  # what a dead call promised is finished by then, and the ledger says so
-        number, reached = self._reached()
+            pass  # a write session rolls the commit of a dead call forward, so that the ledger contains it
+        row = Ledger(self._root, self._disk).read(self._query_id) if self._progress else None
+        number, reached = (-1, 0) if row is None else (row.batch_id, row.note.get(_NEXT, 0))
         self.reader.refresh()
-        there = self._bounds()
-        at = max(there.min_offset, reached if begin is None else begin)
-        sent = passed = 0
-        for batch in self.reader.read(self._queue, min(at, there.max_offset), there.max_offset, list(COLUMNS)):
+        try:
+            bounds = self.reader.bounds(self._queue)
+        except NotFoundError:
+            bounds = QueueBounds(0, 0)  # the group has never had a dead letter
+        at = max(bounds.min_offset, reached if begin is None else begin)
+        sent = skipped = 0
+        for batch in self.reader.read(self._queue, min(at, bounds.max_offset), bounds.max_offset, list(COLUMNS)):
             mask = self._mask(batch)
             at += batch.num_rows
             records = self._records(batch, np.flatnonzero(mask))
@@ -150,44 +176,35 @@ class _Republishing:
             options = CommitOptions(is_transaction=True, create_topics=False, note={_NEXT: reached})
             if commit_staged(writer, key, [self._stage(key, records)], options).skipped:
                 raise BatchConflictError(
-                    f"another call with progress={self._progress!r} sends dead letters of {self._queue}. Call again "
-                    "when it is done, or give this one a name of its own."
+                    f"dead letters of {self._queue} were not republished: another call with "
+                    f"progress={self._progress!r} runs; expected none. Call again when it has ended, or use another "
+                    "name."
                 )
-            sent, passed = sent + int(mask.sum()), passed + int((~mask).sum())
-        return Republished(sent, passed, max(at, reached))
-
-    def _reached(self) -> tuple[int, int]:
-        """Return number and end of the last commit of this name."""
-        row = Ledger(self._root, self._disk).read(self._query_id) if self._progress else None
-        return (-1, 0) if row is None else (row.batch_id, row.note.get(_NEXT, 0))
-
-    def _bounds(self) -> QueueBounds:
-        """Return what there is of dead letters, nothing where there never was one."""
-        try:
-            return self.reader.bounds(self._queue)
-        except NotFoundError:
-            return QueueBounds(0, 0)
+            sent, skipped = sent + int(mask.sum()), skipped + int((~mask).sum())
+        return Republished(sent, skipped, max(at, reached))
 
     def _mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         found = self._choose(batch)
         mask = pa.array(found) if not isinstance(found, pa.Array | pa.ChunkedArray) else found
         if not pa.types.is_boolean(mask.type) or len(mask) != batch.num_rows:
             raise OptionError(
-                f"the filter gave {len(mask)} values of type {mask.type} for {batch.num_rows} dead letters. Expected "
-                "is true or false for each."
+                f"filter: returned {len(mask)} values of type {mask.type} for {batch.num_rows} dead letters; expected "
+                "true or false for each."
             )
         return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), np.bool_)
 
     def _records(self, batch: pa.RecordBatch, rows: NDArray[np.intp]) -> EncodedRecords | None:
-        """Return the messages of some dead letters, None for none."""
+        """Return the records that republish some `rows` of a batch of dead letters, or None if there are no rows."""
         if not len(rows):
             return None
-        places = batch.column("commitLogOffset").to_numpy()[rows]
+        physical_offsets = batch.column("commitLogOffset").to_numpy()[rows]
         offsets = batch.column("queueOffset").to_numpy()[rows]
-        found = read_originals(self.reader.log, places)
+        found = read_originals(self.reader.log, physical_offsets)
         if not found.is_whole.all():
             gone = int(offsets[np.argmin(found.is_whole)])
-            raise StoreChangedError(f"the dead letter at queue offset {gone} of {self._queue} went away. Call again.")
+            raise StoreChangedError(
+                f"the dead letter at queue offset {gone} of {self._queue} was deleted during the call. Call again."
+            )
         originals = WholeRecords.of(found.data, found.positions, found.ends)
         pairs = originals.pairs()
         topics = self._topics_of(pairs.column(RETRY_TOPIC), offsets)
@@ -217,8 +234,8 @@ class _Republishing:
         if retried.null_count:
             offset = int(offsets[retried.is_null().index(True).as_py()])
             raise OptionError(
-                f"the dead letter at queue offset {offset} of {self._queue} does not say which topic it came from "
-                f"({RETRY_TOPIC}). Give topic=, or leave it out with a filter."
+                f"the dead letter at queue offset {offset} of {self._queue} has no property {RETRY_TOPIC}, the topic "
+                "that it came from. Set topic=, or leave the message out with a filter."
             )
         try:
             return Topics.of(retried)
@@ -229,8 +246,8 @@ class _Republishing:
         count = self._topics.write_queues(topic)
         if count is None:
             raise NotFoundError(
-                f'dead letters came from topic "{topic}", which is not in the store any more. Create it, give topic= '
-                "to send them elsewhere, or leave them out with a filter."
+                f'dead letters came from topic "{topic}", which does not exist any more. Create it, set topic= to send '
+                "them to another one, or leave them out with a filter."
             )
         return count
 
@@ -258,7 +275,133 @@ def _chooser(filter: "pc.Expression | Chooser | None") -> Chooser:
         return choose
     if not callable(filter):
         raise OptionError(
-            f"filter={filter!r} is neither an Arrow expression, such as pyarrow.compute.field('tags') == 'A', nor a "
-            "function of a batch of dead letters."
+            f"filter={filter!r} is neither an Arrow expression nor a function; expected an expression such as "
+            "pyarrow.compute.field('tags') == 'A', or a function of a batch of dead letters."
         )
     return filter
+
+
+HALF_QUEUE = QueueKey(HALF_TOPIC, 0)
+OP_QUEUE = QueueKey("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)
+TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"  # its offsets are a broker's progress in both queues
+_TIME = pa.timestamp("us", tz="UTC")
+# The columns of the result of `pending_transactions`.
+PENDING = pa.schema(
+    [
+        ("topic", pa.string()),  # the topic of the message when the transaction is committed
+        ("queueId", pa.int32()),
+        ("transactionId", pa.string()),
+        ("producerGroup", pa.string()),
+        ("checks", pa.int32()),  # how often a broker has asked the producer for a decision
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("body", pa.binary()),
+        ("bornTimestamp", _TIME),
+        ("storeTimestamp", _TIME),  # of the newest copy
+        ("halfQueueOffset", pa.int64()),
+        ("commitLogOffset", pa.int64()),
+    ]
+)
+_COLUMNS = (
+    "queueOffset",
+    "commitLogOffset",
+    "msgId",
+    "tags",
+    "keys",
+    "body",
+    "bornTimestamp",
+    "storeTimestamp",
+    "properties",
+)
+_OP_TAG = "d"
+_SHOWN_BYTES = 40  # of the invalid body of an op, in an error text
+
+
+def pending_transactions(path: str | PurePath, *, commit_log_path: str | None = None) -> pa.Table:
+    """Return the transactions of the store at `path` that wait for a decision of their producers.
+
+    The result is a table with the columns PENDING. Its rows are in the order in which the messages were stored. The
+    call changes nothing on disk and may run while a broker uses the store. A transaction that is decided during the
+    call may still be in the result. Raises StorePathError if there is no store at `path`, and DamageError if one of its
+    files is damaged.
+    """
+    root = files.absolute(path)
+    # Read the progress before the store. Otherwise the progress may already be after an op that was not read.
+    progress = read_group_offsets(root, TRANSACTION_GROUP, time.sleep)
+    with StoreReader(root, commit_log_path=commit_log_path) as reader:
+        reader.refresh()
+        batches = list(_batches(reader, HALF_QUEUE, progress.get(HALF_QUEUE, 0), _COLUMNS))
+        reader.refresh()  # read the ops later than the half messages, because they are stored later
+        ops = _batches(reader, OP_QUEUE, progress.get(OP_QUEUE, 0), ("tags", "body"))
+        decided = pa.concat_arrays([pa.array([], pa.int64()), *map(_op_offsets, ops)])
+    if batches:
+        halves = pa.Table.from_batches(batches)
+    else:
+        halves = pa.schema([(name, COLUMNS[name]) for name in _COLUMNS]).empty_table()
+    return _build(_without_decided(halves, decided))
+
+
+def _op_offsets(ops: pa.RecordBatch) -> pa.Array:
+    """Return the queue offsets of the half messages that these ops decide.
+
+    The body of an op may have either form (see the module). Raises DamageError if it has another one.
+    """
+    bodies = ops.column("body").filter(pc.fill_null(pc.equal(ops.column("tags"), _OP_TAG), False))
+    texts = pc.list_flatten(pc.split_pattern(bodies, b","))
+    texts = texts.filter(pc.not_equal(texts, b""))
+    are_numbers = pc.match_substring_regex(texts, rb"^\d{1,18}$")
+    if not pc.all(are_numbers, min_count=0).as_py():
+        found = texts.filter(pc.invert(are_numbers))[0].as_py()
+        raise DamageError(
+            "body of an op of a transaction",
+            str(OP_QUEUE),
+            0,
+            "queue offsets",
+            found[:_SHOWN_BYTES],
+            "Without it pending and decided transactions cannot be distinguished. Restore the log from a copy.",
+        )
+    return texts.cast(pa.string()).cast(pa.int64())
+
+
+def _without_decided(halves: pa.Table, decided: pa.Array) -> pa.Table:
+    """Return the newest copy of each half message of which no copy is decided, in the order of the table.
+
+    `decided` has the queue offsets of decided copies.
+    """
+    keys = halves.append_column("decided", pc.is_in(halves["queueOffset"], decided)).select(
+        ["msgId", "queueOffset", "decided"]
+    )
+    copies = keys.group_by("msgId").aggregate([("queueOffset", "max"), ("decided", "any")])
+    newest = copies.filter(pc.invert(copies["decided_any"]))["queueOffset_max"]
+    return halves.filter(pc.is_in(halves["queueOffset"], newest.combine_chunks()))
+
+
+def _build(halves: pa.Table) -> pa.Table:
+    maps = halves["properties"]
+
+    def named(name: str) -> pa.ChunkedArray:
+        return pc.map_lookup(maps, pa.scalar(name), "last")
+
+    columns = {
+        "topic": named("REAL_TOPIC"),
+        "queueId": _numbers(named("REAL_QID"), None),
+        "transactionId": pc.coalesce(named("__transactionId__"), halves["msgId"]),
+        "producerGroup": named("PGROUP"),
+        "checks": _numbers(named("TRANSACTION_CHECK_TIMES"), 0),
+        "halfQueueOffset": halves["queueOffset"],
+    }
+    return pa.table([columns[name] if name in columns else halves[name] for name in PENDING.names], schema=PENDING)
+
+
+def _numbers(texts: pa.ChunkedArray, default: int | None) -> pa.ChunkedArray:
+    """Return the texts as numbers. A text that is not a number, or null, becomes `default`."""
+    are_numbers = pc.fill_null(pc.match_substring_regex(texts, r"^\d{1,9}$"), False)
+    return pc.if_else(are_numbers, pc.if_else(are_numbers, texts, "0").cast(pa.int32()), pa.scalar(default, pa.int32()))
+
+
+def _batches(reader: StoreReader, queue: QueueKey, begin: int, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of the queue, starting at queue offset `begin`. Yields nothing if there is no such queue."""
+    if queue.topic not in reader.topics() or queue not in reader.queues(queue.topic):
+        return
+    bounds = reader.bounds(queue)
+    yield from reader.read(queue, max(begin, bounds.min_offset), bounds.max_offset, columns)

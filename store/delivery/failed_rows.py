@@ -1,7 +1,7 @@
-"""Rows of messages that were not consumed, as who sends them back hands them over: checked, and as numbers.
+"""Failed rows: the rows of messages to send back, as the caller passes them; their check, and their columns as arrays.
 
-A row names its message three times: by the physical offset of its record, by its queue and queue offset, and by how
-often it was consumed anew. All three must agree with what the log has: a row that was made up sends nothing back.
+A row identifies its message in three ways: by the physical offset of the record, by queue and queue offset, and by the
+number of retries. All three must agree with the log, so that an invented row sends no message back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,52 +13,54 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.delivery.retry_decision import next_times
+from rmq_spark.store.delivery.retry_policy import next_times
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.message_columns import RowFault, Texts
-from rmq_spark.store.format.outgoing_properties import name_digest
-from rmq_spark.store.format.text_hashes import scatter
+from rmq_spark.store.format.message_ids import scatter
+from rmq_spark.store.format.property_encoder import name_digest
 
-# What every row has; the topic comes as physicalTopic, or, where that is not there, as topic.
+# The columns that every row must have. It also needs its topic, in physicalTopic or, if that is missing, in topic.
 PLACE_TYPES = {
     "commitLogOffset": pa.int64(),
     "queueId": pa.int32(),
     "queueOffset": pa.int64(),
     "reconsumeTimes": pa.int32(),
 }
-OWN_TYPES = {"delayLevel": pa.int32(), "error": pa.string()}  # what the source does not have, and a row may
+OWN_TYPES = {"delayLevel": pa.int32(), "error": pa.string()}  # optional columns that rows from the source do not have
 TOPICS = ("physicalTopic", "topic")
 FAILED_COLUMNS = (*COLUMNS, *OWN_TYPES)
-# What the copy's reconsumeTimes is to be; null: one more. Nobody but an orderly listener counts apart from the row.
+# The column of the copy's reconsumeTimes. Null means one more than in the row. Only orderly listeners set another
+# value, because they count retries outside of the row.
 COPY_TIMES = "copyReconsumeTimes"
 _INNER_TYPES = {COPY_TIMES: pa.int32()}
 
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _EXAMPLE = '.select("commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes")'
-_OF_LEVEL = np.uint64(0x6A09E667F3BCC909)  # keeps level and times apart from the place: digits of the root of 2
+_OF_LEVEL = np.uint64(0x6A09E667F3BCC909)  # digits of sqrt(2): keeps level and retries apart from offsets in a digest
 
 
 def missing_columns(names: Sequence[str]) -> list[str]:
-    """Return what rows with these columns lack to be sent back, in words."""
+    """Return which of the columns needed to send rows back are missing in `names`; an empty list if none is."""
     missing = [name for name in PLACE_TYPES if name not in names]
     return missing if set(TOPICS) & set(names) else [*missing, "physicalTopic (or topic)"]
 
 
 def refuse_missing_places(names: Sequence[str]) -> None:
-    """Raise OptionError, which names what is missing, unless rows with these columns say which messages they are."""
+    """Raise OptionError if the column `names` lack one that is needed to identify the messages."""
     missing = missing_columns(names)
     if missing:
         raise OptionError(
-            f"rows cannot be sent back without {', '.join(missing)}: they say which message failed. The source has "
-            f'these columns; physicalTopic is there on request: .option("columns", "*") and then {_EXAMPLE}.'
+            f"rows cannot be sent back without {', '.join(missing)}, which identify the message. The source has these "
+            f'columns; physicalTopic is optional: .option("columns", "*") and then {_EXAMPLE}.'
         )
 
 
 def failed_rows_of(given: object) -> pa.RecordBatch:
-    """Return what a program gave as one batch of rows: a table, a batch, or a list of mappings by column.
+    """Return the caller's rows as one RecordBatch with the right column types.
 
-    Raises OptionError for columns that are missing, unknown, there twice, or of another type.
+    `given` is a pyarrow Table or RecordBatch, or a list of mappings from column name to value. Raises OptionError if it
+    is something else, or if columns are missing, unknown, duplicate, or of a type that cannot be converted.
     """
     try:
         if isinstance(given, pa.RecordBatch):
@@ -67,17 +69,17 @@ def failed_rows_of(given: object) -> pa.RecordBatch:
             given = pa.Table.from_pylist(list(given)) if given else _NONE
         if not isinstance(given, pa.Table):
             raise OptionError(
-                f"rows are sent back from a pyarrow Table or RecordBatch, or a list of mappings by column, not "
-                f"{type(given).__name__}. For rows of Spark: row.asDict()."
+                f"rows cannot be sent back: expected a pyarrow Table or RecordBatch, or a list of mappings by column, "
+                f"not {type(given).__name__}. For rows of Spark use row.asDict()."
             )
         names = given.column_names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise OptionError(f"columns that are there twice: {', '.join(twice)}. Rename one, or leave it out.")
+            raise OptionError(f"duplicate columns: {', '.join(twice)}. Rename one, or leave it out.")
         unknown = [name for name in names if name not in FAILED_COLUMNS]
         if unknown:
             raise OptionError(
-                f"no such column: {', '.join(unknown)}. Columns are those of the source, delayLevel and error."
+                f"no such column: {', '.join(unknown)}. Expected are the columns of the source, delayLevel and error."
             )
         refuse_missing_places(names)
         table = pa.table({name: given[name].cast(failed_column_type(name, given[name].type)) for name in names})
@@ -86,11 +88,14 @@ def failed_rows_of(given: object) -> pa.RecordBatch:
     except _NOT_ARROW as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"no rows to send back: {error}. Nothing was sent back.") from None
+        raise OptionError(f"rows cannot be sent back: {error}. Nothing was sent back.") from None
 
 
 def failed_column_type(name: str, given: pa.DataType) -> pa.DataType:
-    """Return the type in which a column is worked on; those that are only looked at in passing stay as they are."""
+    """Return the type to which the column `name` of type `given` is cast.
+
+    Properties keep their type, and so do keys that are not strings, unless all values are null.
+    """
     if name == "properties" or (name == "keys" and not pa.types.is_string(given)):
         return given if not pa.types.is_null(given) else COLUMNS[name]
     return {**COLUMNS, **OWN_TYPES, **_INNER_TYPES}[name]
@@ -101,9 +106,10 @@ _NONE = pa.Table.from_pylist([], pa.schema([*PLACE_TYPES.items(), ("topic", pa.s
 
 @dataclass(frozen=True, slots=True)
 class FailedRows:
-    """The rows of one batch, by columns. `asked_levels` is 0 where none was asked for; `errors` may hold nulls.
+    """The columns of a batch of failed rows, as arrays of equal length.
 
-    `copy_times` are the reconsumeTimes of the copies.
+    `asked_levels` are the delay levels asked for, 0 if none. `errors` may contain nulls. `copy_times` are the
+    reconsumeTimes of the copies. `physical_topics`, `topics` and `errors` are None if the batch has no such column.
     """
 
     physical_offsets: NDArray[np.int64]
@@ -112,22 +118,23 @@ class FailedRows:
     reconsume_times: NDArray[np.int64]
     asked_levels: NDArray[np.int64]
     physical_topics: pa.StringArray | None
-    topics: pa.StringArray | None  # what a consumer sees, where physical_topics has nothing
+    topics: pa.StringArray | None  # topics as a consumer sees them; used where physical_topics is null
     errors: pa.StringArray | None
     copy_times: NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: pa.RecordBatch, delay_level: int = 0) -> "FailedRows":
-        """Take rows with these columns in their types; `delay_level` is for those that ask for none.
+        """Return the columns of `rows`, which must have the types that `failed_rows_of` gives them.
 
-        Raises RowFault for a row that does not say which message it is.
+        `delay_level` applies to rows without a delay level of their own. Raises RowFault if a row lacks a value that
+        identifies its message, or has a negative one.
         """
         columns: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
         numbers = {name: _numbers(name, columns[name]) for name in PLACE_TYPES}
         for name in ("commitLogOffset", "queueId", "queueOffset"):
             values = numbers[name]
             for row in np.flatnonzero(values < 0)[:1].tolist():
-                raise RowFault(row, f"its {name} is {values[row]}: no message has that")
+                raise RowFault(row, f"its {name} is {values[row]}; expected 0 or more")
         given = {name: columns[name] for name in TOPICS if name in columns}
         named = pc.coalesce(*given.values())
         if named.null_count:
@@ -154,7 +161,10 @@ class FailedRows:
         return len(self.physical_offsets)
 
     def digest(self, group: str) -> int:
-        """Return a number that tells whether two batches send the same messages back, in the same way, in any order."""
+        """Return a digest of the rows when they are sent back for `group`.
+
+        Batches that send the same messages back in the same way have the same digest, whatever the order of their rows.
+        """
         rows = scatter(self.physical_offsets.view(np.uint64) + name_digest(group))
         rows += scatter(self.queue_offsets.view(np.uint64) ^ _OF_LEVEL)
         extra = (self.asked_levels.astype(np.int32).view(np.uint32).astype(np.uint64) << np.uint64(32)) | (
@@ -167,7 +177,7 @@ class FailedRows:
         return int(scatter(rows).sum())
 
     def take(self, rows: NDArray[np.intp]) -> "FailedRows":
-        """Return some of the rows, in this order."""
+        """Return the rows with these numbers, in the order of the numbers."""
         chosen = pa.array(rows)
 
         def some(column: pa.Array | None) -> pa.Array | None:
@@ -186,7 +196,7 @@ class FailedRows:
         )
 
     def describe(self, row: int) -> str:
-        """Return in words which message a row names."""
+        """Return a text for errors that names the message of row number `row`."""
         given = next(one for one in (self.physical_topics, self.topics) if one is not None and one[row].is_valid)
         return (
             f"{given[row].as_py()}/{self.queue_ids[row]} at queue offset {self.queue_offsets[row]}, "
@@ -195,12 +205,12 @@ class FailedRows:
 
 
 def row_keys(rows: FailedRows) -> NDArray[np.uint64]:
-    """Return a number for each row by which it is known again: other rows of a store have others, but by chance."""
+    """Return a key for each row. Rows of the same message have the same key; others differ, except by rare chance."""
     return scatter(rows.physical_offsets.astype(np.int64).view(np.uint64).copy()) ^ rows.queue_offsets.view(np.uint64)
 
 
 def _numbers(name: str, column: pa.Array) -> NDArray[np.int64]:
     if column.null_count:
-        raise RowFault(column.is_null().index(True).as_py(), f"its {name} is null: it says which message failed")
+        raise RowFault(column.is_null().index(True).as_py(), f"its {name} is null; expected that of the message")
     numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers

@@ -1,7 +1,8 @@
-"""The files of RocketMQ's timer as they lie on disk: timer log, wheel, check. What they mean is for `timer_store`.
+"""The three files of RocketMQ's timer: timer log, timer wheel and timer check. `timer.py` interprets their contents.
 
-Reading is for anybody; changing for who holds the store's lock, as a broker reads all three while it starts. All reads
-are by position, near ones together, so a message that waits costs nothing until it is due.
+Any process may read these files. Only the holder of the store's lock may write them, because a broker reads all three
+when it starts. Entries and slots are read by position, and those close together in one call, so a waiting message costs
+nothing until it is due.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,77 +12,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.files import OpenFile
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError
-from rmq_spark.store.format import filenames
-from rmq_spark.store.format.timer_check import (
-    TIMER_CHECK,
-    TIMER_CHECK_FILE_BYTES,
-    TimerCheck,
-    decode_timer_check,
-    encode_timer_check,
-)
-from rmq_spark.store.format.timer_log import (
+from rmq_spark.store.format import file_names as filenames
+from rmq_spark.store.format.timer import (
     BLANK_MAGIC,
     MAX_MAGIC,
-    TIMER_BLANK,
-    TIMER_FILE_BYTES,
-    TIMER_UNIT,
-    TIMER_UNIT_BYTES,
-    UnitPlaces,
-    are_units,
-    encode_timer_blank,
-    place_units,
-)
-from rmq_spark.store.format.timer_wheel import (
     SECOND_MS,
     SLOT_COUNT,
+    TIMER_BLANK,
+    TIMER_CHECK,
+    TIMER_CHECK_FILE_BYTES,
+    TIMER_FILE_BYTES,
     TIMER_SLOT,
     TIMER_SLOT_BYTES,
+    TIMER_UNIT,
+    TIMER_UNIT_BYTES,
     WHEEL_BYTES,
+    EntryPlaces,
+    TimerCheck,
+    are_entries,
+    decode_timer_check,
+    encode_timer_blank,
+    encode_timer_check,
 )
-from rmq_spark.store.log.changes import write_again
+from rmq_spark.store.log.commit_log_writer import write_again
 from rmq_spark.store.log.segments import SegmentRun, list_segments
 
 TIMER_LOG, TIMER_WHEEL, TIMER_CHECK_NAME = "timerlog", "timerwheel", "timercheck"
 
-_NEAR_BYTES = 4096  # a read costs about as much
-_SCAN_UNITS = 1 << 16  # looked at together
-_LINK_BYTES = 16  # of a unit: size, previous position, magic
+_NEAR_BYTES = 4096  # items with smaller gaps are read together, because a call costs as much as reading this
+_SCAN_ENTRIES = 1 << 16  # entries that are read at once
+_LINK_BYTES = 16  # the first bytes of an entry: size, previous position, magic
 
 
 class TimerLog:
-    """The units of the timer log by position in the whole log. One thread; keeps no file open."""
+    """The timer log. Positions of entries count bytes from the begin of the whole log. Not thread-safe.
+
+    No file stays open between two calls.
+    """
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._folder, self._disk = files.join(root, TIMER_LOG), disk
         self.run = SegmentRun((), 0)
         self._unsynced: set[str] = set()
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """List the files again. Raises DamageError for lengths that differ, StorePathError for other names."""
+    def refresh(self) -> None:
+        """List the files again.
+
+        Raises DamageError if the files have different lengths, and StorePathError if the folder has other names.
+        """
         self.run = list_segments(self._folder)
 
     @property
     def file_bytes(self) -> int:
-        """Return the length of a file."""
+        """The length of each file of the log, in bytes."""
         return self.run.size or TIMER_FILE_BYTES
 
     def units_at(self, positions: NDArray[np.int64]) -> NDArray[np.void]:
-        """Return the units at ascending positions; zeros for one that no file has."""
-        found, file, held = np.zeros(len(positions), TIMER_UNIT), None, None
+        """Return the entries at `positions`, which must ascend. An entry whose position is in no file is all zeros."""
+        found, file, opened = np.zeros(len(positions), TIMER_UNIT), None, None
         try:
             for first, last in _near(positions, TIMER_UNIT_BYTES, self.file_bytes):
                 begin, size = int(positions[first]), int(positions[last - 1] - positions[first]) + TIMER_UNIT_BYTES
                 segment = self.run.holding(begin)
                 if segment is None:
                     continue
-                if file is None or held is not segment:
+                if file is None or opened is not segment:
                     if file is not None:
                         file.close()
-                    file, held = OpenFile(segment.path), segment
+                    file, opened = OpenFile(segment.path), segment
                 data = np.frombuffer(file.read(begin - segment.begin, size).ljust(size, b"\0"), np.uint8)
                 view: NDArray[np.void] = np.ndarray((size - TIMER_UNIT_BYTES + 1,), TIMER_UNIT, data, strides=(1,))
                 found[first:last] = view[positions[first:last] - begin]
@@ -91,30 +93,30 @@ class TimerLog:
         return found
 
     def walk(self, position: int) -> list[int]:
-        """Return the positions of a chain, from that of its last unit back, up to where none stands.
+        """Return the positions of the entries of a chain, newest first, starting with its last entry at `position`.
 
-        A unit says where the one before it is, so one after the other is read: of a few long chains this is faster than
-        what looks at many at once.
+        Ends at the first entry of the chain, or where there is no valid entry. Each entry contains the position of the
+        previous one, so this reads them one after the other. For a few long chains, this is faster than `units_at`.
         """
         found: list[int] = []
-        file, held = None, None
+        file, opened = None, None
         try:
             while position >= 0:
                 segment = self.run.holding(position)
                 if segment is None:
                     break
-                if file is None or held is not segment:
+                if file is None or opened is not segment:
                     if file is not None:
                         file.close()
-                    file, held = OpenFile(segment.path), segment
-                head = file.read(position - segment.begin, _LINK_BYTES)
-                magic = int.from_bytes(head[_LINK_BYTES - 4 :], "big")
-                if int.from_bytes(head[:4], "big") != TIMER_UNIT_BYTES or magic > MAX_MAGIC:
+                    file, opened = OpenFile(segment.path), segment
+                link = file.read(position - segment.begin, _LINK_BYTES)
+                magic = int.from_bytes(link[_LINK_BYTES - 4 :], "big")
+                if int.from_bytes(link[:4], "big") != TIMER_UNIT_BYTES or magic > MAX_MAGIC:
                     break
                 found.append(position)
-                previous = int.from_bytes(head[4:12], "big", signed=True)
+                previous = int.from_bytes(link[4:12], "big", signed=True)
                 if previous >= position:
-                    break  # a chain leads back, else it would never end
+                    break  # damage: each link must lead back, otherwise the chain might never end
                 position = previous
         finally:
             if file is not None:
@@ -122,90 +124,92 @@ class TimerLog:
         return found
 
     def scan(self, begin: int, end: int | None = None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.void]]]:
-        """Yield position and unit of what stands from `begin` on, in blocks, up to the first that is no unit, or `end`.
+        """Yield blocks of (positions, entries) from position `begin` to `end`; None means the end of the log.
 
-        As TimerMessageStore#recoverAndRevise (5.3) goes: a filler leads to the next file.
+        Stops at the first bytes that are not an entry, except that after a filler the next file follows, as in
+        TimerMessageStore#recoverAndRevise (5.3).
         """
         segment = self.run.holding(begin)
         while segment is not None:
             at = max(begin, segment.begin)
             while at + TIMER_UNIT_BYTES <= segment.end:
-                count = min(_SCAN_UNITS, (segment.end - at) // TIMER_UNIT_BYTES)
+                count = min(_SCAN_ENTRIES, (segment.end - at) // TIMER_UNIT_BYTES)
                 with OpenFile(segment.path) as file:
-                    units = np.frombuffer(file.read(at - segment.begin, count * TIMER_UNIT_BYTES), TIMER_UNIT)
-                good = (
-                    are_units(units)
-                    if end is None
-                    else are_units(units) & (at + np.arange(len(units)) * TIMER_UNIT_BYTES < end)
-                )
-                stop = int(np.argmin(good)) if not good.all() else len(units)
+                    entries = np.frombuffer(file.read(at - segment.begin, count * TIMER_UNIT_BYTES), TIMER_UNIT)
+                positions = at + np.arange(len(entries), dtype=np.int64) * TIMER_UNIT_BYTES
+                good = are_entries(entries) if end is None else are_entries(entries) & (positions < end)
+                stop = int(np.argmin(good)) if not good.all() else len(entries)
                 if stop:
-                    yield at + np.arange(stop, dtype=np.int64) * TIMER_UNIT_BYTES, units[:stop]
-                if stop < len(units):
-                    if int(units["magic"][stop]) != BLANK_MAGIC:
+                    yield positions[:stop], entries[:stop]
+                if stop < len(entries):
+                    if int(entries["magic"][stop]) != BLANK_MAGIC:
                         return
-                    break  # the rest is filler
+                    break  # the rest of the file is a filler
                 at += count * TIMER_UNIT_BYTES
             segment = self.run.after(segment)
 
     def goes_on(self, position: int) -> bool:
-        """Say whether a unit stands at a position, or behind a filler there."""
+        """Return whether the log has an entry at `position`.
+
+        If a filler or the end of the file is at `position`, looks at the begin of the next file instead.
+        """
         segment = self.run.holding(position)
         if segment is not None and position + TIMER_UNIT_BYTES <= segment.end:
-            unit = self.units_at(np.array([position]))
-            if int(unit["magic"][0]) != BLANK_MAGIC:
-                return bool(are_units(unit)[0])
+            entry = self.units_at(np.array([position]))
+            if int(entry["magic"][0]) != BLANK_MAGIC:
+                return bool(are_entries(entry)[0])
         following = self.run.after(segment) if segment is not None else None
-        return following is not None and bool(are_units(self.units_at(np.array([following.begin])))[0])
+        return following is not None and bool(are_entries(self.units_at(np.array([following.begin])))[0])
 
-    def place(self, end: int, count: int) -> UnitPlaces:
-        """Return where `count` units go behind position `end`."""
-        return place_units(end, count, self.file_bytes)
+    def write_entries(self, places: EntryPlaces, entries: NDArray[np.void]) -> None:
+        """Write `entries` at the positions in `places`, with the fillers at the ends of files.
 
-    def write_units(self, places: UnitPlaces, units: NDArray[np.void]) -> None:
-        """Write units to their places. Nothing is synced.
-
-        A new file appears with its first units, synced, so no power cut leaves its name without them.
+        Syncs only new files. A new file is created with its first entries, so that no power cut leaves a file without
+        them.
         """
-        units = units.astype(TIMER_UNIT)
+        entries = entries.astype(TIMER_UNIT)
         fillers = {position // self.file_bytes: position for position in places.blanks.tolist()}
         file_numbers = places.positions // self.file_bytes
         for number in sorted({*file_numbers.tolist(), *fillers}):
             chosen = np.flatnonzero(file_numbers == number)
             if len(chosen):
-                self._write(int(places.positions[chosen[0]]), units[chosen[0] : chosen[-1] + 1].tobytes())
+                self._write(int(places.positions[chosen[0]]), entries[chosen[0] : chosen[-1] + 1].tobytes())
             if number in fillers:
                 self._write(fillers[number], encode_timer_blank(fillers[number], self.file_bytes))
 
     def expire(self, log_begin: int) -> None:
-        """Delete files all of whose messages have left the commit log, which begins there, but for the last file.
+        """Delete files of which all messages have expired from the commit log, which begins at offset `log_begin`.
 
-        Source: MappedFileQueue#deleteExpiredFileByOffsetForTimerLog (5.3), which looks at a file's last unit, too.
+        Looks only at the last entry of each file, as MappedFileQueue#deleteExpiredFileByOffsetForTimerLog (5.3) does.
+        The last file is always kept.
         """
         for segment in self.run.segments[:-1]:
             count = (segment.size - TIMER_BLANK.itemsize) // TIMER_UNIT_BYTES
             last = self.units_at(np.array([segment.begin + (count - 1) * TIMER_UNIT_BYTES]))
-            if not are_units(last)[0] or int(last["physical_offset"][0]) >= log_begin:
+            if not are_entries(last)[0] or int(last["physical_offset"][0]) >= log_begin:
                 break
             self._disk.remove(segment.path)
-        self.look()
+        self.refresh()
 
     def discard(self) -> None:
-        """Delete all files, for good, the oldest first: as long as there is one, the last unit is the newest."""
+        """Delete all files durably, oldest first, so that after a crash the newest entries remain."""
         for segment in self.run.segments:
             self._disk.remove(segment.path)
             self._disk.sync_folder(self._folder)
         self._unsynced.clear()
-        self.look()
+        self.refresh()
 
     def unlink_before(self, position: int) -> None:
-        """Have the unit at a position be the first of its chain."""
+        """Make the entry at `position` the first one of its chain, by removing its link to the previous entry."""
         assert TIMER_UNIT.fields is not None
         at = TIMER_UNIT.fields["previous_position"][1]
         self._write(position + at, (-1).to_bytes(8, "big", signed=True))
 
     def clear_from(self, end: int) -> None:
-        """Make zero what stands behind the log's end: what a torn write left may look like units later."""
+        """Zero everything from position `end`, the end of the log.
+
+        Otherwise the rest of a write that a power cut ended might later be taken for entries.
+        """
         for segment in self.run.segments:
             begin = max(end - segment.begin, 0)
             parts = list(files.data_extents(segment.path, begin, segment.size)) if begin < segment.size else []
@@ -215,15 +219,15 @@ class TimerLog:
                         file.write(first, bytes(last - first))
                 self._unsynced.add(segment.path)
 
-    def write_again_from(self, position: int, note_progress: Callable[[], None]) -> None:
-        """Write again the log from a position on: a sync of it may have failed."""
+    def write_again_from(self, position: int, heartbeat: Callable[[], None]) -> None:
+        """Write the same bytes again from `position`. This is needed if a sync of them may have failed."""
         for segment in self.run.segments:
             if segment.end > position:
-                write_again(self._disk, segment.path, max(position - segment.begin, 0), note_progress)
+                write_again(self._disk, segment.path, max(position - segment.begin, 0), heartbeat)
                 self._unsynced.add(segment.path)
 
     def sync(self) -> None:
-        """Return when all that was written survives a power cut."""
+        """Sync the files. When this returns, everything that was written survives a power cut."""
         for path in sorted(self._unsynced):
             with self._disk.open(path) as file:
                 file.sync()
@@ -232,38 +236,39 @@ class TimerLog:
     def _write(self, position: int, data: bytes) -> None:
         segment = self.run.holding(position)
         if segment is None:
-            self._make_file(position, data)
+            self._create_file(position, data)
             return
         with self._disk.open(segment.path) as file:
             file.write(position - segment.begin, data)
         self._unsynced.add(segment.path)
 
-    def _make_file(self, position: int, data: bytes) -> None:
+    def _create_file(self, position: int, data: bytes) -> None:
         size = self.file_bytes
         begin = position // size * size
         assert position == begin, (position, size)
-        self.sync()  # units of a later file must not outlive those before them
+        self.sync()  # a power cut must not keep entries of the new file and lose earlier ones
         self._disk.make_folder(self._folder)
         path = files.join(self._folder, filenames.segment_name(begin))
         if files.file_size(path) == 0:
-            self._disk.remove(path)  # somebody died while making it
+            self._disk.remove(path)  # a process died while creating it
         self._disk.create_filled(path, size, 0, data)
         self._disk.sync_folder(self._folder)
         self._disk.sync_folder(files.parent(self._folder))
-        self.look()
+        self.refresh()
 
 
 class TimerWheel:
-    """The slots of the wheel. One thread; keeps no file open."""
+    """The timer wheel: a file of slots, one per second. Not thread-safe. No file stays open between two calls."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._path, self._disk = files.join(root, TIMER_WHEEL), disk
         self._is_unsynced = False
 
     def is_there(self) -> bool:
-        """Say whether there is a wheel; one that a broker has just begun to make is none.
+        """Return whether the file of the wheel exists with its full length.
 
-        Raises DamageError for one of another length, on which a broker does not start.
+        Returns False for an empty file, which a broker is about to fill. Raises DamageError if the file has another
+        length, because a broker would not start with it.
         """
         size = files.file_size(self._path)
         if size not in (-1, 0, WHEEL_BYTES):
@@ -273,12 +278,12 @@ class TimerWheel:
                 0,
                 f"{WHEEL_BYTES} bytes",
                 size,
-                "Restore the file from a copy, or remove it: it is made anew from the timer log.",
+                "Restore the file from a copy, or remove it: it is rebuilt from the timer log.",
             )
         return size == WHEEL_BYTES
 
     def make(self) -> None:
-        """Make an empty wheel, which takes no room on disk, where there is none."""
+        """Create a wheel without messages, as a sparse file, if there is no wheel."""
         if not self.is_there():
             if files.file_size(self._path) == 0:
                 self._disk.remove(self._path)
@@ -286,13 +291,13 @@ class TimerWheel:
             self._disk.sync_folder(files.parent(self._path))
 
     def discard(self) -> None:
-        """Delete the wheel, for good."""
+        """Delete the wheel durably."""
         self._disk.remove(self._path)
         self._disk.sync_folder(files.parent(self._path))
         self._is_unsynced = False
 
     def slots_at(self, numbers: NDArray[np.int64]) -> NDArray[np.void]:
-        """Return the slots of ascending numbers; zeros without a wheel."""
+        """Return the slots with these `numbers`, which must ascend. If there is no wheel, they are all zeros."""
         found = np.zeros(len(numbers), TIMER_SLOT)
         if not self.is_there():
             return found
@@ -303,9 +308,10 @@ class TimerWheel:
         return found
 
     def slots_from(self, begin_ms: int, end_ms: int | None = None) -> NDArray[np.void]:
-        """Return the slots that have messages due in the seconds [begin, end), in order; None: all from `begin` on.
+        """Return the slots that have messages due in the seconds [begin, end), in the order of the seconds.
 
-        A second counts at most once round the wheel behind `begin`.
+        If `end_ms` is None, there is no end. A second that is more than one round of the wheel after `begin` cannot
+        have a slot.
         """
         begin = max(begin_ms // SECOND_MS, 0)
         count = SLOT_COUNT if end_ms is None else max(end_ms // SECOND_MS - begin, 0)
@@ -325,9 +331,12 @@ class TimerWheel:
         return slots[np.argsort(slots["second"].astype(np.int64), kind="stable")]
 
     def write_slots(self, numbers: NDArray[np.int64], slots: NDArray[np.void]) -> None:
-        """Write slots of ascending numbers; near ones are one write, with what is between them as it was."""
+        """Write `slots` with these `numbers`, which must ascend. Other slots remain unchanged.
+
+        Slots close together are written in one call, together with the slots between them.
+        """
         self.make()
-        slots = slots.astype(TIMER_SLOT)  # numpy joins parts in the machine's order of bytes
+        slots = slots.astype(TIMER_SLOT)  # back to the file's byte order: numpy concatenates in the machine's
         with self._disk.open(self._path) as file:
             for first, last in _near(numbers * TIMER_SLOT_BYTES, TIMER_SLOT_BYTES, WHEEL_BYTES):
                 begin, end = int(numbers[first]), int(numbers[last - 1]) + 1
@@ -342,13 +351,13 @@ class TimerWheel:
                 file.write(begin * TIMER_SLOT_BYTES, data)
         self._is_unsynced = True
 
-    def write_again(self, note_progress: Callable[[], None]) -> None:
-        """Write again all slots: a sync of them may have failed."""
-        write_again(self._disk, self._path, 0, note_progress)
+    def write_again(self, heartbeat: Callable[[], None]) -> None:
+        """Write the same slots again. This is needed if a sync of them may have failed."""
+        write_again(self._disk, self._path, 0, heartbeat)
         self._is_unsynced = True
 
     def sync(self) -> None:
-        """Return when all that was written survives a power cut."""
+        """Sync the file. When this returns, everything that was written survives a power cut."""
         if self._is_unsynced:
             with self._disk.open(self._path) as file:
                 file.sync()
@@ -356,27 +365,27 @@ class TimerWheel:
 
 
 class TimerCheckFile:
-    """`config/timercheck`."""
+    """The file of the timer check, `config/timercheck`."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._folder, self._disk = files.join(root, filenames.CONFIG), disk
         self.path = files.join(self._folder, TIMER_CHECK_NAME)
 
     def read(self) -> TimerCheck | None:
-        """Return what it says, None without one. Cheap."""
+        """Return the contents of the check, or None if the file is missing or empty. Cheap."""
         page = files.read_small(self.path)
         return decode_timer_check(page) if page else None
 
     def write(self, check: TimerCheck) -> None:
-        """Have it say this: for good, and the old or the new one for whoever looks."""
+        """Replace the file, durably and atomically."""
         self._disk.make_folder(self._folder)
         self._disk.replace(self.path, encode_timer_check(check).ljust(TIMER_CHECK_FILE_BYTES, b"\0"))
 
-    def note_coming(self, queue_offset: int) -> None:
-        """Let a broker that finds units behind the log's noted end count them as taken from the queue, up to this.
+    def announce_taken(self, queue_offset: int) -> None:
+        """Write `master_queue_offset`, before messages of the queue up to `queue_offset` get entries in the timer log.
 
-        It goes on behind the message of the last unit, but not beyond `master_queue_offset`
-        (TimerMessageStore#recover): were that the old one, it would take those messages again.
+        When a broker starts, it resumes taking messages after the message of the last entry, but not beyond
+        `master_queue_offset` (TimerMessageStore#recover). With the old value it would take the new messages again.
         """
         assert TIMER_CHECK.fields is not None
         at = TIMER_CHECK.fields["master_queue_offset"][1]
@@ -385,7 +394,7 @@ class TimerCheckFile:
 
 
 def _written_slots(path: str, begin: int, end: int) -> NDArray[np.void]:
-    """Return the slots [begin, end) but for those in pages that nobody has written."""
+    """Return those of the slots [begin, end) that were written at some time. Holes of the sparse file are not read."""
     parts = [np.zeros(0, TIMER_SLOT)]
     with OpenFile(path) as file:
         for first, last in files.data_extents(path, begin * TIMER_SLOT_BYTES, end * TIMER_SLOT_BYTES):
@@ -398,13 +407,17 @@ def _read_slots(file: OpenFile, begin: int, end: int) -> NDArray[np.void]:
     data = file.read(begin * TIMER_SLOT_BYTES, (end - begin) * TIMER_SLOT_BYTES)
     if len(data) < (end - begin) * TIMER_SLOT_BYTES:
         raise StoreChangedError(
-            f"{file.path} has fewer than {WHEEL_BYTES} bytes: it was cut. Deleted, it is made anew."
+            f"{file.path} was truncated while it was read: expected {WHEEL_BYTES} bytes. Remove it: it is rebuilt from "
+            "the timer log."
         )
     return np.frombuffer(data, TIMER_SLOT)
 
 
 def _near(positions: NDArray[np.int64], size: int, file_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut ascending positions (bytes) of items of one size into runs [first, last) in one file with small gaps."""
+    """Divide items into runs [first, last) that are read or written together: with small gaps, and in one file.
+
+    The items have `size` bytes each, at ascending `positions` (bytes).
+    """
     if not len(positions):
         return
     is_far = (positions[1:] - positions[:-1] > _NEAR_BYTES + size) | (

@@ -1,15 +1,21 @@
-"""New messages of `rmq_sys_wheel_timer` taken into timer log and wheel, and both made whole after a crash or a broker.
+"""Intake of new messages into the timer, and recovery of timer log and timer wheel.
 
-All of it happens under the store's lock. The order of writes, and what a crash leaves at each step:
+New messages are in the queue of the topic `rmq_sys_wheel_timer`. To take a message means to write its entry into the
+timer log and to link the entry to the wheel. All of this happens under the store's lock. These are the writes in their
+order, and what happens after a crash:
 
-1. `master_queue_offset` in the check says up to where the queue is about to be taken. Alone it means nothing.
-2. Units. Whoever comes next finds them behind the position that the check names: we by reading on, a broker by reading
-   the last two files. Both go on behind the message of the last unit; a torn one is made zero, its message taken again.
-3. Slots of the wheel. Those that are missing are made from those units; chains are in the units themselves.
-4. Log and wheel are synced; then the check names the new end, for good. A power cut before leaves the old check: what
-   is behind the position there is made zero, slots that name it are mended, and the messages are taken again.
+1. `master_queue_offset` in the check: the queue offset up to which messages are about to be taken. After a crash it has
+   no effect by itself.
+2. Entries of the timer log. After a crash, the next process finds them after the position in the check: this engine
+   reads on from that position, and a broker reads the last two files. Both resume after the message of the last entry.
+   An entry that was written in part is zeroed, and its message is taken again.
+3. Slots of the wheel. Slots that are missing after a crash are rebuilt from the entries, which contain the links of the
+   chains.
+4. Log and wheel are synced, and then the check durably records the new end. After a power cut before this, the check
+   has the old end. Everything after that position in the log is zeroed, slots that refer to it are repaired, and the
+   messages are taken again.
 
-Every message gets a unit, an overdue one too: so the last unit alone says how far the queue was taken.
+Every message gets an entry, even an overdue one. So the last entry determines how far messages were taken.
 """
 
 import logging
@@ -18,44 +24,48 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.delivery.originals import read_originals
-from rmq_spark.store.delivery.timer_chains import link_units, relink
+from rmq_spark.store.delivery.record_lookup import read_originals
 from rmq_spark.store.delivery.timer_files import TimerLog, TimerWheel
-from rmq_spark.store.format.timer_check import TimerCheck
-from rmq_spark.store.format.timer_log import (
+from rmq_spark.store.delivery.timer_state import link_entries, relink
+from rmq_spark.store.format.record_batch import WholeRecords
+from rmq_spark.store.format.timer import (
     DEFAULT,
     DELETE,
     ROLL,
+    SECOND_MS,
+    TIMER_SLOT,
     TIMER_UNIT,
     TIMER_UNIT_BYTES,
+    TimerCheck,
+    TimerRequests,
     due_times,
+    place_entries,
+    slot_numbers,
+    wheel_times,
 )
-from rmq_spark.store.format.timer_properties import TimerRequests
-from rmq_spark.store.format.timer_wheel import SECOND_MS, TIMER_SLOT, slot_numbers, wheel_times
-from rmq_spark.store.format.whole_records import WholeRecords
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.queues import ConsumeQueue
+from rmq_spark.store.log.consume_queue import ConsumeQueue
 
 _LOG = logging.getLogger("rmq_spark")
-_BATCH_UNITS = 32_768
-_BATCH_BYTES = 16 << 20  # of records
+_BATCH_ENTRIES = 32_768
+_BATCH_BYTES = 16 << 20  # bytes of records
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What timer log and queue say of each other: where the log ends, and from where on the queue is to be taken.
+class Recovered:
+    """The result of a recovery: the `end` of the timer log, and the `queue_offset` at which intake resumes.
 
-    Messages from there on whose records are `logged` (physical offsets, ascending) have units already. `is_sure`: no
-    message from there on was delivered.
+    Some messages at or after `queue_offset` may have entries already; `logged` has the physical offsets of their
+    records, ascending. If `is_certain`, no message at or after `queue_offset` was delivered.
     """
 
     end: int
     queue_offset: int
     logged: NDArray[np.int64]
-    is_sure: bool
+    is_certain: bool
 
 
-def mend(
+def recover(
     log: TimerLog,
     wheel: TimerWheel,
     queue: ConsumeQueue,
@@ -66,73 +76,84 @@ def mend(
     has_wheel: bool,
     is_ours: bool,
     is_same_boot: bool,
-) -> Mended:
-    """Have the wheel name all units from `read_ms` on and the log end behind its last unit (TimerMessageStore#recover).
+) -> Recovered:
+    """Enter the timer log's entries due at `read_ms` or later into the wheel, and zero the log after its last entry.
 
-    `is_ours` says that we wrote the check last, so that all before its position was on disk first. A broker says less,
-    so then the file of its position is read, and the one before it; without a wheel (`has_wheel`) all of them.
+    If this engine wrote the check last (`is_ours`), everything before its position in the log was made durable earlier,
+    so reading starts there. A broker guarantees less, so after a broker the file of this position and the file before
+    it are read. If there was no wheel (`has_wheel`), all files are read. Source: TimerMessageStore#recover (5.3).
     """
     base, run = check.log_position, log.run
-    if not run.begin <= base <= run.end:  # files are missing: nothing is known
+    if not run.begin <= base <= run.end:  # files are missing, so nothing is certain
         base, is_ours = run.begin, False
     begin = base
     if not has_wheel:
         begin = run.begin
     elif not is_ours:
         begin = max((base - log.file_bytes) // log.file_bytes * log.file_bytes, run.begin)
-    end, logged, last_place = base if is_ours else begin, [], -1
-    for positions, units in log.scan(begin, base if is_ours and not is_same_boot else None):
-        known = _agreeing(positions, units, base, queue, queue_end)
-        positions, units, is_cut = positions[:known], units[:known], known < len(positions)
-        relink(wheel, positions, units, read_ms)
-        if known:
+    end, logged, last_offset = base if is_ours else begin, [], -1
+    for positions, entries in log.scan(begin, base if is_ours and not is_same_boot else None):
+        count = _agreeing(positions, entries, base, queue, queue_end)
+        positions, entries, is_cut = positions[:count], entries[:count], count < len(positions)
+        relink(wheel, positions, entries, read_ms)
+        if count:
             end = int(positions[-1]) + TIMER_UNIT_BYTES
-            logged.append(units["physical_offset"].astype(np.int64))
-            last_place = int(logged[-1][-1])
+            logged.append(entries["physical_offset"].astype(np.int64))
+            last_offset = int(logged[-1][-1])
         if is_cut:
             break
     log.clear_from(end)
-    is_short = _mend_stale(log, wheel, end, read_ms)
+    had_stale = _repair_stale_slots(log, wheel, end, read_ms)
     queue_offset = check.queue_offset
     if not is_ours:
-        behind = _offset_behind(queue, queue_end, last_place)
-        if behind is not None:
-            queue_offset = min(queue_offset, behind) if check.version_counter else behind
-        elif is_short:
+        following = _offset_after(queue, queue_end, last_offset)
+        if following is not None:
+            queue_offset = min(queue_offset, following) if check.version_counter else following
+        elif had_stale:
             queue_offset = 0
-    places = np.concatenate(logged) if logged else np.zeros(0, np.int64)
-    return Mended(end, min(queue_offset, queue_end), np.sort(places), is_ours)
+    physical_offsets = np.concatenate(logged) if logged else np.zeros(0, np.int64)
+    return Recovered(end, min(queue_offset, queue_end), np.sort(physical_offsets), is_ours)
 
 
 def _agreeing(
-    positions: NDArray[np.int64], units: NDArray[np.void], base: int, queue: ConsumeQueue, queue_end: int
+    positions: NDArray[np.int64], entries: NDArray[np.void], base: int, queue: ConsumeQueue, queue_end: int
 ) -> int:
-    """Return how many of the units count: behind `base` those whose records are in the queue, in its order."""
+    """Return how many of the entries are valid, counted from the first one.
+
+    Entries before position `base` are valid. From `base` an entry is valid if its record is in the queue; the first
+    invalid one ends the count.
+    """
     new = int(np.searchsorted(positions, base))
     if new == len(positions):
         return new
-    places = units["physical_offset"][new:].astype(np.int64)
-    first = queue.first_from(int(places.min()), queue_end)
-    last = queue.first_from(int(places.max()) + 1, queue_end)
-    known = queue.read(first, min(last, queue_end))
-    if not len(known):
+    physical_offsets = entries["physical_offset"][new:].astype(np.int64)
+    first = queue.first_from(int(physical_offsets.min()), queue_end)
+    last = queue.first_from(int(physical_offsets.max()) + 1, queue_end)
+    queued = queue.read(first, min(last, queue_end))
+    if not len(queued):
         return new
-    at = np.minimum(np.searchsorted(known.physical_offsets, places), len(known) - 1)
-    good = (known.physical_offsets[at] == places) & (known.sizes[at] == units["record_size"][new:])
+    at = np.minimum(np.searchsorted(queued.physical_offsets, physical_offsets), len(queued) - 1)
+    good = (queued.physical_offsets[at] == physical_offsets) & (queued.sizes[at] == entries["record_size"][new:])
     return new + (int(np.argmin(good)) if not good.all() else len(good))
 
 
-def _offset_behind(queue: ConsumeQueue, queue_end: int, place: int) -> int | None:
-    """Return the queue offset behind the message whose record lies at `place`, None if it is not in the queue."""
-    if place < 0:
+def _offset_after(queue: ConsumeQueue, queue_end: int, physical_offset: int) -> int | None:
+    """Return the queue offset after the message with the record at `physical_offset`.
+
+    Returns None if the queue has no such message.
+    """
+    if physical_offset < 0:
         return None
-    at = queue.first_from(place, queue_end)
-    unit = queue.read(at, min(at + 1, queue_end))
-    return at + 1 if len(unit) and int(unit.physical_offsets[0]) == place else None
+    at = queue.first_from(physical_offset, queue_end)
+    entry = queue.read(at, min(at + 1, queue_end))
+    return at + 1 if len(entry) and int(entry.physical_offsets[0]) == physical_offset else None
 
 
-def _mend_stale(log: TimerLog, wheel: TimerWheel, end: int, read_ms: int) -> bool:
-    """Have slots that name units behind the log's end name the last ones before it; say whether there were any."""
+def _repair_stale_slots(log: TimerLog, wheel: TimerWheel, end: int, read_ms: int) -> bool:
+    """Repair the slots that refer to entries at or after `end`, the end of the log. Return whether there were any.
+
+    Each of them gets the last entry of its second before `end`. If there is none, the slot is emptied.
+    """
     slots = wheel.slots_from(read_ms)
     stale = slots[slots["last_position"] >= end].copy()
     if not len(stale):
@@ -140,11 +161,11 @@ def _mend_stale(log: TimerLog, wheel: TimerWheel, end: int, read_ms: int) -> boo
     times = stale["second"].astype(np.int64) * SECOND_MS
     lasts, firsts = np.full(len(stale), -1, np.int64), stale["first_position"].astype(np.int64)
     begin = int(firsts.min())
-    for positions, units in log.scan(begin, end) if 0 <= begin < end else ():
-        due = due_times(units)
+    for positions, entries in log.scan(begin, end) if 0 <= begin < end else ():
+        due = due_times(entries)
         numbers = np.minimum(np.searchsorted(times, due), len(times) - 1)
         rows = np.flatnonzero(times[numbers] == due)
-        lasts[numbers[rows]] = positions[rows]  # of equal ones numpy keeps the last
+        lasts[numbers[rows]] = positions[rows]  # if a number occurs several times, numpy keeps the last position
     gone = lasts < 0
     stale["last_position"] = lasts
     stale[gone] = np.zeros(1, TIMER_SLOT)[0]
@@ -156,55 +177,63 @@ def _mend_stale(log: TimerLog, wheel: TimerWheel, end: int, read_ms: int) -> boo
 
 @dataclass(slots=True)
 class Intake:
-    """Takes messages from the queue into timer log and wheel. `end` is the log's. For one thread, under the lock."""
+    """Takes messages from the queue into timer log and timer wheel. `end` is the end of the timer log.
+
+    Not thread-safe. The caller must hold the store's lock.
+    """
 
     timer_log: TimerLog
     wheel: TimerWheel
     queue: ConsumeQueue
     log: CommitLog
     end: int
-    new_times: list[NDArray[np.int64]]  # seconds (ms) that got messages
+    new_times: list[NDArray[np.int64]]  # for each batch, the seconds (in ms) that got messages
 
     def take(self, begin: int, queue_end: int, logged: NDArray[np.int64], *, read_ms: int, write_ms: int) -> int:
-        """Take one batch from queue offset `begin` on; return up to where. Messages that have units are passed over."""
-        units = self.queue.read(begin, min(begin + _BATCH_UNITS, queue_end))
-        if not len(units):
-            return queue_end
-        fitting = int(np.searchsorted(np.cumsum(units.sizes), _BATCH_BYTES, side="right"))
-        units = units.part(0, max(fitting, 1))
-        places, sizes, offsets = units.physical_offsets, units.sizes, units.queue_offsets
-        if len(logged):
-            new = logged[np.minimum(np.searchsorted(logged, places), len(logged) - 1)] != places
-            places, sizes, offsets = places[new], sizes[new], offsets[new]
-        if len(places):
-            self._put(places, sizes, offsets, read_ms, write_ms)
-        return begin + len(units)
+        """Take one batch of messages, from queue offset `begin`, and return the queue offset after it.
 
-    def _put(
+        Skips messages that have entries already: those whose physical offsets are in `logged`.
+        """
+        queued = self.queue.read(begin, min(begin + _BATCH_ENTRIES, queue_end))
+        if not len(queued):
+            return queue_end
+        fitting = int(np.searchsorted(np.cumsum(queued.sizes), _BATCH_BYTES, side="right"))
+        queued = queued.part(0, max(fitting, 1))
+        physical_offsets, sizes, offsets = queued.physical_offsets, queued.sizes, queued.queue_offsets
+        if len(logged):
+            at = np.minimum(np.searchsorted(logged, physical_offsets), len(logged) - 1)
+            new = logged[at] != physical_offsets
+            physical_offsets, sizes, offsets = physical_offsets[new], sizes[new], offsets[new]
+        if len(physical_offsets):
+            self._write(physical_offsets, sizes, offsets, read_ms, write_ms)
+        return begin + len(queued)
+
+    def _write(
         self,
-        places: NDArray[np.int64],
+        physical_offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
         offsets: NDArray[np.int64],
         read_ms: int,
         write_ms: int,
     ) -> None:
-        found = read_originals(self.log, places, sizes)
+        """Write the entries of messages, and then the slots that refer to these entries."""
+        found = read_originals(self.log, physical_offsets, sizes)
         whole = found.is_whole
-        self._warn("cannot be read", places[~whole])
-        places, sizes = places[whole], sizes[whole]
-        if not len(places):
+        self._log_undeliverable("cannot be read", physical_offsets[~whole])
+        physical_offsets, sizes = physical_offsets[whole], sizes[whole]
+        if not len(physical_offsets):
             return
         records = WholeRecords.of(found.data, found.positions[whole], found.ends[whole])
-        are_its = records.are_of(self.queue.key.topic, 0) & (records.field("queue_offset") == offsets[whole])
-        if not are_its.all():
-            self._warn("is of another queue, or of another place in it", places[~are_its])
-            places, sizes = places[are_its], sizes[are_its]
-            if not len(places):
+        is_own = records.are_of(self.queue.key.topic, 0) & (records.field("queue_offset") == offsets[whole])
+        if not is_own.all():
+            self._log_undeliverable("belongs to another queue or queue offset", physical_offsets[~is_own])
+            physical_offsets, sizes = physical_offsets[is_own], sizes[is_own]
+            if not len(physical_offsets):
                 return
-            records = WholeRecords.of(records.data, records.positions[are_its], records.ends[are_its])
+            records = WholeRecords.of(records.data, records.positions[is_own], records.ends[is_own])
         requests = TimerRequests.of(records)
         timed = requests.out_ms >= 0
-        self._warn("has no TIMER_OUT_MS", places[~timed])
+        self._log_undeliverable("has no TIMER_OUT_MS", physical_offsets[~timed])
         if not timed.any():
             return
         times, rolls = wheel_times(requests.out_ms[timed], write_ms, read_ms)
@@ -214,24 +243,24 @@ class Intake:
         new["magic"] = DEFAULT | np.where(rolls, ROLL, 0) | np.where(deletions, DELETE, 0)
         new["write_time"] = write_ms
         new["delay"] = times - write_ms
-        new["physical_offset"] = places[timed]
+        new["physical_offset"] = physical_offsets[timed]
         new["record_size"] = sizes[timed]
         new["topic_hash"] = requests.topic_hashes()[timed]
-        at = self.timer_log.place(self.end, len(new))
-        new["previous_position"], numbers, slots = link_units(self.wheel, times, at, np.where(deletions, -1, 1))
-        self.timer_log.write_units(at, new)
-        # From here the messages count as taken. A crash leaves units that no slot names: `mend` has them named.
+        at = place_entries(self.end, len(new), self.timer_log.file_bytes)
+        new["previous_position"], numbers, slots = link_entries(self.wheel, times, at, np.where(deletions, -1, 1))
+        self.timer_log.write_entries(at, new)
+        # Now the messages are taken. After a crash here, no slot refers to the entries, and `recover` enters them.
         self.wheel.write_slots(numbers, slots)
         self.end = at.end
         self.new_times.append(np.unique(times))
 
-    def _warn(self, what: str, places: NDArray[np.int64]) -> None:
-        if len(places):
+    def _log_undeliverable(self, reason: str, physical_offsets: NDArray[np.int64]) -> None:
+        if len(physical_offsets):
             _LOG.warning(
-                "rmq: of the messages in %s, which wait for a time, %d cannot be delivered, the first at physical "
-                "offset %d: it %s",
+                "rmq: %d messages of %s, which wait for a time, cannot be delivered, the first one at physical offset "
+                "%d: it %s",
+                len(physical_offsets),
                 self.queue.key,
-                len(places),
-                places[0],
-                what,
+                physical_offsets[0],
+                reason,
             )

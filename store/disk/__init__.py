@@ -1,14 +1,15 @@
-"""The disk: the only place that opens, maps, lists, locks or changes files. May import words; imports no format.
+"""System calls: the only layer that opens, maps, lists, locks or changes files.
 
-kernel_errors.py  the errors of the kernel as errors of this project
-files.py          folders and files, read by position
-window.py         a stretch of a file as one array of bytes, mapped or copied
-guard.py          keeps a process alive when a mapped file shrinks under it
-mounts.py         which file systems must not be mapped
-ownership.py      whose a new file is: the owner of the store can still write it
-changing.py       the only door by which bytes are changed, made durable and taken away
-system_calls.py   the calls behind that door, where a disk for tests listens
-file_lock.py      a lock that excludes other processes, threads and Java
-lock_probe.py     whether somebody holds such a lock, asked without taking it
-host.py           what tells this machine, boot and process from others
+These modules may import `errors` and `model`, but not `format`.
+
+kernel_errors.py   converts errors of the kernel to errors of this project
+files.py           lists folders and reads files by position
+mapped_window.py   a range of a file as one array of bytes, mapped or copied; the guard against SIGBUS
+write.py           every change of a file's bytes or of a name, and when the change is durable
+system_calls.py    the system calls that write.py uses, and that a disk for tests replaces
+ownership.py       owner, group and mode of new files, so that the store's owner can write them
+locks.py           locks that exclude other processes, threads and Java, and checks for such locks
+synchronized.py    objects whose methods run one at a time
+host.py            identifies this machine, boot and process; the type of a file system
+clock.py           the wall clock and random bits
 """

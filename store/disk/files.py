@@ -1,8 +1,9 @@
-"""Folders and files for reading. Nothing here creates, changes or locks anything.
+"""Reading of folders and files. No function here creates, changes or locks a file.
 
-Only ENOENT and ENOTDIR mean that something does not exist. Every other error of the kernel is raised: StorePathError
-where the path or its rights are wrong, StoreError where the disk fails or the machine lacks something. A file that
-existed and is gone or has shrunk is a StoreChangedError.
+Only the kernel's errors ENOENT and ENOTDIR mean that a file does not exist. Every other error of the kernel is raised
+as an error of this project: StorePathError if the path or its permissions are wrong, and StoreError if the disk fails
+or the machine lacks memory or file descriptors. StoreChangedError means that a file existed before, but is gone now or
+has become shorter.
 """
 
 import errno
@@ -19,10 +20,13 @@ _LEAST_READ_BYTES = 1 << 12
 
 
 def list_folder(path: str) -> list[tuple[str, bool]]:
-    """Return name and is-a-folder of everything in `path`, sorted by name; [] if there is no such folder."""
+    """Return a pair (name, whether it is a folder) for each entry of the folder `path`, sorted by name.
+
+    Returns [] if the folder does not exist.
+    """
     try:
         with os.scandir(path) as entries:
-            # Most file systems give the kind with the name: no further call is needed then.
+            # `is_dir` needs no further system call on most file systems, because they return the kind with the name.
             return sorted((entry.name, entry.is_dir()) for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -31,36 +35,39 @@ def list_folder(path: str) -> list[tuple[str, bool]]:
 
 
 def file_size(path: str) -> int:
-    """Return the file's length in bytes, -1 if there is no such file."""
+    """Return the file's length in bytes, or -1 if the file does not exist."""
     found = _status(path)
     return -1 if found is None else found.st_size
 
 
 def modified_ms(path: str) -> int:
-    """Return when the file was last modified, in ms since the epoch; -1 if there is no such file."""
+    """Return the file's modification time in ms since the epoch, or -1 if the file does not exist."""
     found = _status(path)
     return -1 if found is None else found.st_mtime_ns // 1_000_000
 
 
 def stamp(path: str) -> tuple[int, int, int] | None:
-    """Return what differs once a small file was replaced or written: its inode, length and time; None without one."""
+    """Return (inode, length, modification time) of a file, or None if the file does not exist.
+
+    Use it for small files that are replaced when they change: a different stamp means that the file has changed.
+    """
     found = _status(path)
     return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def is_folder(path: str) -> bool:
-    """Say whether there is a folder at `path`, or a link to one."""
+    """Say whether `path` is a folder, or a link to one."""
     found = _status(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def exists(path: str) -> bool:
-    """Say whether there is a file or a folder at `path`, or a link to one."""
+    """Say whether `path` is an existing file or folder, or a link to one."""
     return _status(path) is not None
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Return what the kernel knows of a file or folder, None where there is none."""
+    """Return the status of a file or folder, or None if `path` does not exist."""
     try:
         return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -70,7 +77,10 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def read_small(path: str) -> bytes | None:
-    """Return a whole small file, None if there is none. A file in place of its folder is an error."""
+    """Return the content of a small file, or None if the file does not exist.
+
+    If a part of the path that should be a folder is a file, this raises StorePathError.
+    """
     try:
         descriptor, size = open_regular(path)
         try:
@@ -87,14 +97,15 @@ def read_small(path: str) -> bytes | None:
 
 
 def open_regular(path: str) -> tuple[int, int]:
-    """Open a regular file for reading and return its descriptor and its length in bytes. Raises OSError.
+    """Open a regular file for reading. Return its descriptor and its length in bytes.
 
-    Never waits for the writer of a FIFO, which a plain open does.
+    Raises OSError if the file cannot be opened or is not a regular file. If `path` is a FIFO, this does not wait for a
+    process that writes to the FIFO, as a plain `open` would.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK)
-    except BlockingIOError:  # another process has a lease on the file: an open that may wait succeeds
+    except BlockingIOError:  # another process has a lease on the file; an open that may wait for its end succeeds
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise
         descriptor = os.open(path, flags)
@@ -106,14 +117,14 @@ def open_regular(path: str) -> tuple[int, int]:
 
 
 def check_regular(descriptor: int) -> os.stat_result:
-    """Return what the system knows of an open regular file. Raises OSError for anything else: a FIFO, a folder."""
+    """Return the status of an open file. Raises OSError if it is not a regular file."""
     found = os.fstat(descriptor)
-    refuse_irregular(found)
+    require_regular(found)
     return found
 
 
-def refuse_irregular(found: os.stat_result) -> None:
-    """Raise OSError, with the number for a folder, for anything but a regular file: a FIFO, a folder, a device."""
+def require_regular(found: os.stat_result) -> None:
+    """Raise OSError (EISDIR) if the status `found` is not that of a regular file, but of a folder, FIFO or device."""
     if not stat.S_ISREG(found.st_mode):
         is_folder = stat.S_ISDIR(found.st_mode)
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR) if is_folder else "it is not a regular file")
@@ -130,9 +141,9 @@ def parent(path: str) -> str:
 
 
 def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of [begin, end) of a file (bytes) that may be anything but zeros; holes are passed over.
+    """Yield the parts of a file that contain other bytes than zeros, as pairs (begin, end) of positions in bytes.
 
-    A part is at most 1 MiB. Bytes that are zero may be among them.
+    Only the range [begin, end) of the file is searched. A part has at most 1 MiB, and may also contain zeros.
     """
     with OpenFile(path) as file:
         for first, last in file.extents(begin, end):
@@ -141,43 +152,43 @@ def data_extents(path: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def free_bytes(path: str) -> int:
-    """Return how much of the file system that holds `path` this user may still fill."""
+    """Return how many bytes this user can still write on the file system of `path`."""
     with reading(path, "asked for its free space"):
-        held = os.statvfs(path)
-    return held.f_bavail * held.f_frsize
+        status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 def process_id() -> int:
-    """Return this process's id."""
+    """Return the id of this process."""
     return os.getpid()
 
 
 def parent_process_id() -> int:
-    """Return the id of the process that started this one, of another one once that is dead."""
+    """Return the id of the parent process, which changes when the parent dies."""
     return os.getppid()
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return the path as seen from everywhere on this machine; `~` is the user's home.
+    """Return `path` as an absolute path. A leading `~` is the user's home.
 
-    Raises OptionError for what is no path at all: the kernel would not even be asked.
+    Raises OptionError if the value is not a path, or if the working folder of this process was removed.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
-        raise OptionError(f"{path!r} is no path. Give the folder of a store as a str or a pathlib.Path.")
+        raise OptionError(f"{path!r} is not a path. Give the folder of a store as a str or a pathlib.Path.")
     if "\0" in text:
-        raise OptionError(f"the path {text!r} has the character 0 in it, which no path can have. Take it out.")
+        raise OptionError(f"the path {text!r} contains the character 0, which is not valid in a path. Remove it.")
     try:
         return os.path.abspath(os.path.expanduser(text))
-    except OSError as error:  # the working folder was removed
+    except OSError as error:
         raise OptionError(
             f"the path {text!r} cannot be made absolute: {reason(error)}; expected a working folder that exists. Give "
-            "the path from / on."
+            "the path from /."
         ) from error
 
 
 def resolved(path: str) -> str:
-    """Return the absolute path with every link in it followed, as far as there is something."""
+    """Return `path` as an absolute path without symbolic links. A part that does not exist stays as it is."""
     try:
         return os.path.realpath(path, strict=True)
     except OSError as error:
@@ -187,9 +198,10 @@ def resolved(path: str) -> str:
 
 
 class OpenFile:
-    """A file open for reading by position. Use as a context manager, or `close` it.
+    """An open file that is read by position. Use it in `with`, or call `close`.
 
-    It keeps reading the same file when another takes its name. Safe for several threads.
+    If another file is renamed to the path while this one is open, reads still return the bytes of the first file.
+    Several threads may use it.
     """
 
     def __init__(self, path: str) -> None:
@@ -215,41 +227,45 @@ class OpenFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        # Nothing is called between the two lines: an interrupt finds the file open, or closed and forgotten.
+        """Close the file. A second call does nothing."""
+        # There is no other call before os.close, so no interrupt can come in between. An interrupt finds the file
+        # either open, or closed and with the descriptor -1.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            try:  # noqa: SIM105 - a call to suppress() is one more place for an interrupt
+            try:  # noqa: SIM105 - an interrupt can come within a call to suppress()
                 os.close(descriptor)
             except OSError:
-                pass  # the kernel freed the descriptor all the same, and what was read was read before
+                pass  # the kernel has freed the descriptor, and the data was read before
 
     def size(self) -> int:
-        """Return the file's length now, in bytes."""
+        """Return the file's current length in bytes."""
         try:
             return os.fstat(self.descriptor).st_size
         except OSError as error:
             raise read_error(self.path, "asked for its length", error) from error
 
     def extents(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of [begin, end) that are no holes, at most 1 MiB each; they may hold zeros."""
-        at = begin
-        while at < end:
+        """Yield the parts of the range [begin, end) that are not holes, as pairs (begin, end) of positions in bytes.
+
+        A part has at most 1 MiB, and may contain zeros.
+        """
+        position = begin
+        while position < end:
             try:
-                at = os.lseek(self.descriptor, at, os.SEEK_DATA)
-                hole = os.lseek(self.descriptor, at, os.SEEK_HOLE)
+                position = os.lseek(self.descriptor, position, os.SEEK_DATA)
+                hole = os.lseek(self.descriptor, position, os.SEEK_HOLE)
             except OSError as error:
                 if error.errno == errno.ENXIO:
-                    return  # only a hole is left
+                    return  # the rest is a hole
                 raise read_error(self.path, "searched for data", error) from error
-            until = min(hole, end, at + _EXTENT_BYTES)
-            if at >= until:
+            extent_end = min(hole, end, position + _EXTENT_BYTES)
+            if position >= extent_end:
                 return
-            yield at, until
-            at = until
+            yield position, extent_end
+            position = extent_end
 
     def read(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from `position`, or fewer at the file's end."""
+        """Return `size` bytes from `position`, or fewer if the file ends before."""
         try:
             data = os.pread(self.descriptor, size, position)
             while 0 < len(data) < size:
@@ -262,7 +278,7 @@ class OpenFile:
         return data
 
     def read_into(self, position: int, target: memoryview) -> None:
-        """Fill `target` with the bytes from `position` on. Raises StoreChangedError if the file is shorter."""
+        """Fill `target` with the bytes from `position`. Raises StoreChangedError if the file ends before that."""
         done = 0
         while done < len(target):
             try:
@@ -271,7 +287,49 @@ class OpenFile:
                 raise read_error(self.path, "read", error) from error
             if not count:
                 raise StoreChangedError(
-                    f"{self.path} has {self.size()} bytes, {position + len(target)} were expected: it was cut "
-                    "while it was being read. Plan the read again."
+                    f"{self.path} has {self.size()} bytes; expected {position + len(target)}. It was truncated during "
+                    "the read. Plan the read again."
                 )
             done += count
+
+
+class FileCursor:
+    """A read position in an open file, with the methods that Arrow expects of a file.
+
+    Closing the cursor does not close the file. For one thread at a time.
+    """
+
+    def __init__(self, file: OpenFile) -> None:
+        self.closed = False
+        self._file, self._position = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next `size` bytes, or fewer if the file ends before. By default return all remaining bytes."""
+        data = self._file.read(self._position, size if size >= 0 else self._file.size() - self._position)
+        self._position += len(data)
+        return data
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """Move the read position and return the new one, in bytes from the beginning of the file.
+
+        `position` is relative to the beginning of the file if `whence` is 0, to the current position if it is 1, and to
+        the end of the file if it is 2.
+        """
+        self._position = (0, self._position, self._file.size())[whence] + position
+        return self._position
+
+    def tell(self) -> int:
+        """Return the current position."""
+        return self._position
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Mark the cursor as closed. The file stays open."""
+        self.closed = True

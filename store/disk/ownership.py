@@ -1,16 +1,18 @@
-"""Whose a new file in a store is: the user who owns the store must still be able to write it.
+"""Owner, group and mode of new files in a store, chosen so that the store's owner can still write these files.
 
-A broker and programs of ours may run as different users. A file that another user creates, or replaces by a rename,
-would belong to that user, with that user's mode: the broker could not write its own checkpoint any more. So:
+A broker and our programs may run as different users. If our program creates a file, or replaces one by a rename, the
+file would belong to our user. Then the broker could not write it any more, for example its own checkpoint. So owner,
+group and mode of the file depend on who writes it:
 
-| who writes | a new file or folder | owner, group and mode of a file that is replaced |
+| the writing user | a new file or folder | a file that replaces another one |
 | --- | --- | --- |
-| the owner of the folder | as the system creates it, for the group too if that may write there | keeps them |
-| root | gets owner and group of its folder | keeps them |
-| a member of the folder's group, which may write there | gets that group, which may write it | the same |
-| anybody else | is refused | is refused |
+| owns the folder | as the system creates it; the group may write it if it may write the folder | as the old file |
+| is root | gets the owner and the group of its folder | as the old file |
+| is in the folder's group, which may write there | gets the folder's group, which may write it | the same |
+| is any other user | is refused | is refused |
 
-A default ACL on the folder is its administrator's own rule: new files there are left as the system creates them.
+"As the old file" means with the owner, group and mode of the file that is replaced. If the folder has a default ACL,
+its administrator has decided the permissions there, so new files stay as the system creates them.
 """
 
 import contextlib
@@ -28,7 +30,7 @@ _DEFAULT_ACL = "system.posix_acl_default"
 
 
 class ForeignOwnerError(PermissionError):
-    """A file of another user's store could not be written so that this user can still write it."""
+    """The error for a new file in another user's store that this user could not write."""
 
     def __init__(self, owner: int, path: str) -> None:
         super().__init__(errno.EPERM, os.strerror(errno.EPERM))
@@ -38,24 +40,25 @@ class ForeignOwnerError(PermissionError):
         owner, us = user_name(self.owner), user_name(os.geteuid())
         return (
             f"{self.path} belongs to user {owner}, and this process runs as user {us}; expected the same user, or a "
-            f"group of both that may write there. What {us} wrote, {owner} (a broker, say) could not write again. "
+            f"group of both users that may write there. {owner} (for example a broker) could not change files of {us}. "
             f"Run as {owner}, or give every folder of the store such a group (chgrp -R, chmod -R g+w). Nothing was "
             "written."
         )
 
 
 def user_name(user: int) -> str:
-    """Return a user's name and number."""
+    """Return the name and the id of the user with the id `user`, or only the id if the name is unknown."""
     with contextlib.suppress(KeyError):
         return f"{pwd.getpwuid(user).pw_name} ({user})"
     return str(user)
 
 
 def hand_over(descriptor: int, folder: str, like: os.stat_result | None = None, *, only_writers: bool = False) -> None:
-    """Give a new file or folder in `folder` the owner and the mode that it needs, before others see it.
+    """Set owner, group and mode of the new file or folder `descriptor` in `folder`, by the rules of this module.
 
-    `like` is the file that it replaces. With `only_writers` nobody may read it who may not write it. Raises
-    ForeignOwnerError.
+    Call this before others can see the new file. `like` is the status of the file that the new one will replace, or
+    None. With `only_writers`, users who may not write the file may not read it either. Raises ForeignOwnerError if the
+    rules refuse this user.
     """
     above = os.stat(folder)
     is_ours, is_shared = above.st_uid == os.geteuid(), above.st_mode & _GROUP_WRITES
@@ -70,17 +73,20 @@ def hand_over(descriptor: int, folder: str, like: os.stat_result | None = None, 
         except PermissionError:
             mode |= _shared(descriptor, made, model, above, folder)
     if is_ours and like is None and is_shared and not _has_default_acl(folder):
-        # Members of the group may have made this folder in a store of somebody else.
+        # A member of the group may have created this folder in another user's store.
         mode |= _with_group(descriptor, made, above)
     if only_writers:
         mode = _of_writers(mode)
     if mode != made.st_mode & _PERMISSIONS:
-        # A folder keeps the bit by which what is made in it gets its group.
+        # A folder keeps its setgid bit, because that bit gives new files in the folder the group of the folder.
         os.fchmod(descriptor, mode | (made.st_mode & stat.S_ISGID))
 
 
 def close_to_readers(descriptor: int, found: os.stat_result) -> None:
-    """Take the right to read a file from users who may not write it, where this process may do that."""
+    """Remove the permission to read a file from users who may not write it.
+
+    `found` is the status of the file. Does nothing if this process may not change the mode of the file.
+    """
     mode = found.st_mode & _PERMISSIONS
     if mode & ~_of_writers(mode) and os.geteuid() in (found.st_uid, _ROOT):
         with contextlib.suppress(OSError):
@@ -88,13 +94,16 @@ def close_to_readers(descriptor: int, found: os.stat_result) -> None:
 
 
 def _of_writers(mode: int) -> int:
-    """Return the permissions to read and to write of all who may write."""
+    """Return the mode that lets exactly those classes of users read and write that may write by `mode`."""
     writers = mode & _ANY_WRITES
     return writers | writers << 1
 
 
 def refuse_foreign(folder: str) -> None:
-    """Raise ForeignOwnerError if a new file in `folder` could not be handed over. A folder that is missing is fine."""
+    """Raise ForeignOwnerError if `hand_over` would refuse a new file in `folder`.
+
+    Does nothing if the folder does not exist.
+    """
     try:
         above = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -104,17 +113,24 @@ def refuse_foreign(folder: str) -> None:
 
 
 def _shared(descriptor: int, made: os.stat_result, model: os.stat_result, above: os.stat_result, folder: str) -> int:
-    """Let the group of the folder write the file; return the permissions that this takes."""
+    """Give the new file the group of its folder, for a process that cannot give it the owner of `model`.
+
+    Returns the permissions that the group needs, or 0 if the group needs none. Raises ForeignOwnerError if that
+    group would not let both users write (`_check_group`).
+    """
     if model.st_uid == _ROOT or _has_default_acl(folder):
         return 0
     if above.st_uid == made.st_uid and not above.st_mode & _GROUP_WRITES:
-        return 0  # the other one may not write in this folder anyway
+        return 0  # the other user may not write in this folder anyway
     _check_group(above, model.st_uid, folder)
     return _with_group(descriptor, made, above)
 
 
 def _with_group(descriptor: int, made: os.stat_result, above: os.stat_result) -> int:
-    """Give a new file the group of its folder, where this process may; return the permissions that the group needs."""
+    """Give a new file the group of its folder. Return the permissions that the group needs.
+
+    Returns 0 if this process may not set that group.
+    """
     if made.st_gid != above.st_gid:
         try:
             os.fchown(descriptor, -1, above.st_gid)
@@ -125,14 +141,17 @@ def _with_group(descriptor: int, made: os.stat_result, above: os.stat_result) ->
 
 
 def _check_group(above: os.stat_result, owner: int, folder: str) -> None:
-    """Raise ForeignOwnerError unless this process and the owner have the folder's group, and it may write there."""
+    """Raise ForeignOwnerError unless the folder's group may write there, with this process and `owner` as members."""
     groups = {os.getegid(), *os.getgroups()}
     if not above.st_mode & _GROUP_WRITES or above.st_gid not in groups or not _is_member(owner, above.st_gid):
         raise ForeignOwnerError(owner, folder)
 
 
 def _is_member(user: int, group: int) -> bool:
-    """Say whether a user has a group. One whom this system does not know (in a container, say) counts as having it."""
+    """Say whether a user is in a group.
+
+    Returns True for a user whom this system does not know, as may happen in a container.
+    """
     try:
         known = pwd.getpwuid(user)
     except KeyError:
@@ -146,5 +165,5 @@ def _is_member(user: int, group: int) -> bool:
 def _has_default_acl(folder: str) -> bool:
     try:
         return bool(os.getxattr(folder, _DEFAULT_ACL))
-    except (OSError, AttributeError):  # none, a file system without ACLs, another system
+    except (OSError, AttributeError):  # no ACL here, no ACLs on this file system, or not Linux
         return False

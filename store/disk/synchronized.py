@@ -1,9 +1,10 @@
-"""Objects that several threads may share: their methods run one at a time.
+"""Objects that several threads may share, because their methods run one at a time.
 
-A method marked `synchronized` waits until no other thread is inside such a method of the same object. It raises
-StoreError if its own thread is inside one: a signal handler, or a callback, that calls the object back finds it half
-changed. When the method ends, `_release_locks` is called: an interrupt (Ctrl-C) that comes while a lock is being
-released would leave it held for the life of the process.
+A method with the decorator `synchronized` waits until no other thread runs such a method of the same object. It raises
+StoreError if its own thread is already inside such a method. This happens if a signal handler or a callback calls the
+object, and the object may be only half changed at that moment. When a method ends, `_release_locks` is called. It
+releases file locks that were left held because an interrupt (Ctrl-C) came during their release, since otherwise they
+would stay held until the process ends.
 """
 
 import functools
@@ -21,23 +22,29 @@ _Self = TypeVar("_Self", bound="Synchronized")
 
 
 class Synchronized:
-    """A base class for objects whose `synchronized` methods run one at a time, whatever thread calls them."""
+    """The base class of objects whose `synchronized` methods run one at a time, whatever thread calls them."""
 
     def __init__(self) -> None:
-        # Both are taken and released by C code alone, between which no interrupt can come. A thread that takes the
-        # first one again finds the second one taken, where it would wait for itself.
+        # C code alone acquires and releases both locks, so an interrupt cannot come in between. A thread can acquire
+        # `_mutex` a second time without waiting for itself. Then it finds `_inside` locked, and raises the error.
         self._mutex = threading.RLock()
         self._inside = threading.Lock()
         _all.add(self)
 
     def _release_locks(self) -> None:
-        """Release every lock on a file that this object holds. Called at the end of each synchronized method."""
+        """Release the file locks that are still held because of an interrupt.
+
+        Called at the end of each synchronized method. Subclasses with file locks override it.
+        """
 
 
 def synchronized(
     method: Callable[Concatenate[_Self, _Given], _Returned],
 ) -> Callable[Concatenate[_Self, _Given], _Returned]:
-    """Have a method run while no other synchronized method of its object runs in another thread."""
+    """Make a method wait until no other thread runs a synchronized method of the same object.
+
+    The method raises StoreError if its own thread is already inside such a method.
+    """
 
     @functools.wraps(method)
     def call(self: _Self, *args: _Given.args, **kwargs: _Given.kwargs) -> _Returned:
@@ -45,8 +52,8 @@ def synchronized(
             if self._inside.locked():
                 raise StoreError(
                     f"{type(self).__name__}.{method.__name__}: this thread is inside another call of the same object, "
-                    "which has not returned; expected no call from a signal handler or a callback. Make the call "
-                    "after that one has returned, or use an object of its own for it."
+                    "which has not returned; expected no call from a signal handler or a callback. Call it after the "
+                    "other call has returned, or use another object."
                 )
             with self._inside:
                 try:
@@ -62,7 +69,7 @@ _all: "weakref.WeakSet[Synchronized]" = weakref.WeakSet()
 
 def _renew_all() -> None:
     for one in _all:
-        # Another thread of the parent may have had them, and does not exist here.
+        # A thread of the parent may have held the locks. That thread does not exist in the child.
         one._mutex, one._inside = threading.RLock(), threading.Lock()
 
 

@@ -1,7 +1,8 @@
-"""The system calls that change a disk, one method each: where a disk for tests listens, tears or fails.
+"""The system calls that change files and folders, with one method for each.
 
-Errors are the kernel's (OSError); what they mean for a store is said in `changing.py`. Nothing else in the engine
-calls the kernel to change anything, but for locks (`file_lock.py`), which leave nothing on a disk.
+A disk for tests replaces these methods to record a call, to perform only a part of it, or to let it fail. The methods
+raise OSError, and `write.py` converts it to errors of this project. No other module changes files. (`locks.py` locks
+them, which changes nothing on disk except, for some locks, the permission to read the file.)
 """
 
 import contextlib
@@ -13,27 +14,28 @@ from collections.abc import Callable, Sequence
 
 from rmq_spark.store.disk.ownership import hand_over
 
-# What open() answers where a file cannot be made without a name: NFS, old kernels, some FUSE file systems.
+# Errors of open() if O_TMPFILE is not supported: on NFS, on some FUSE file systems, and by old kernels.
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
-_FILE_MODE = 0o666  # less the umask, as Java creates files
+_FILE_MODE = 0o666  # the kernel removes the bits of the umask, so files get the mode that Java gives them
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
-# Linux caches files in folios of up to 2**11 pages (MAX_XAS_ORDER), at multiples of their size.
+# Linux caches files in folios: groups of up to 2**11 pages (MAX_XAS_ORDER) that begin at multiples of their size.
 FOLIO_BYTES = mmap.PAGESIZE << 11
-REWRITE_BYTES = 4096  # a multiple of what any disk takes in a direct write
+REWRITE_BYTES = 4096  # a multiple of the block size of direct writes on any disk
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_NO_DIRECT_WRITES = {errno.EINVAL, errno.EOPNOTSUPP}  # tmpfs before Linux 6.6, some FUSE file systems
-_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: begin, and wait for nothing
+_NO_DIRECT_WRITES = {errno.EINVAL, errno.EOPNOTSUPP}  # on tmpfs before Linux 6.6, and on some FUSE file systems
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: start writing the data to disk, and do not wait until that is done
 _write_out = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 class SystemCalls:
-    """What the kernel does to files and folders. Safe for several threads."""
+    """The system calls that change files and folders. Several threads may use one object."""
 
     def make_folder(self, path: str, *, is_own: bool = False) -> None:
-        """Make one folder in a folder that is there. FileExistsError if the name is taken.
+        """Create a folder in an existing folder. Raises FileExistsError if the name is taken.
 
-        Its owner is that of the folder above (`ownership.py`), or with `is_own` the user of this process.
+        The new folder belongs to the owner of the parent folder (`ownership.py`). With `is_own`, it belongs to the user
+        of this process.
         """
         os.mkdir(path)
         if is_own:
@@ -41,7 +43,7 @@ class SystemCalls:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                hand_over(descriptor, os.path.dirname(path) or ".")
+                hand_over(descriptor, folder_of(path))
             finally:
                 os.close(descriptor)
         except OSError:
@@ -58,104 +60,114 @@ class SystemCalls:
         only_writers: bool = False,
         is_own: bool = False,
     ) -> None:
-        """Make a file of `size_bytes` zeros that take no room yet. FileExistsError if the name is taken.
+        """Create a file of `size_bytes` zeros, as a hole. Raises FileExistsError if the name is taken.
 
-        Its owner and mode are those of `like`, which it is to replace, or follow from its folder (`ownership.py`);
-        with `is_own` it belongs to the user of this process. With `only_writers` nobody else may read it.
+        If the new file will replace another one, `like` is the status of that file, and the new file gets its owner and
+        mode. Otherwise owner and mode follow from the folder (`ownership.py`). With `is_own`, the file belongs to the
+        user of this process. With `only_writers`, users who may not write the file may not read it either.
 
-        The name comes last, so whoever sees the file sees its full size, after a crash too. Only on file systems
-        that know no nameless files a crash in between leaves it empty.
+        The name is created last, so that others see the file only at its full size, even after a crash. But if the file
+        system does not support O_TMPFILE, a crash can leave an empty file.
         """
 
         def own(descriptor: int) -> None:
             if not is_own:
-                hand_over(descriptor, os.path.dirname(path) or ".", like, only_writers=only_writers)
+                hand_over(descriptor, folder_of(path), like, only_writers=only_writers)
 
         _create(path, size_bytes, own)
 
     def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
-        """Make a file of `size_bytes` with bytes at a position, zeros elsewhere. FileExistsError if the name is taken.
+        """Create a file of `size_bytes` that contains `data` at `position`, and zeros elsewhere.
 
-        The bytes are on the disk for good before the name is there. Only on file systems that know no nameless files
-        a crash in between leaves it empty, or without some of the bytes.
+        The data are durable before the name exists. But if the file system does not support O_TMPFILE, a crash can
+        leave the file empty, or with only a part of the data. Raises FileExistsError if the name is taken.
         """
 
         def fill(descriptor: int) -> None:
             _write_all(descriptor, position, data)
-            hand_over(descriptor, os.path.dirname(path) or ".")
+            hand_over(descriptor, folder_of(path))
             self._sync_new(descriptor)
 
         _create(path, size_bytes, fill)
 
     def open(self, path: str) -> int:
-        """Open a file that is there for reading and writing; return its descriptor. Changes nothing by itself."""
+        """Open an existing file for reading and writing. Return its descriptor."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def write(self, descriptor: int, position: int, data: memoryview) -> int:
-        """Write bytes at a position; return how many the kernel took, possibly fewer than given."""
+        """Write data at a position. Return the number of bytes written, which may be fewer than `data` has."""
         return os.pwrite(descriptor, data, position)
 
     def write_again(self, path: str, descriptor: int, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Write bytes that the file has, each part at its position, so that they reach the disk after a failed sync.
+        """Write data that the file already contains once more, so that they become durable despite a failed sync.
 
-        ext4 keeps with a page where its bytes go. After a failed write-back it treats that place as recorded, which it
-        is not: what is written to the page later is lost with the page cache, though its sync succeeds. A direct write
-        drops the page first. It drops neighbours that share a folio with it, too, which may be the only copy: so the
-        parts are all bytes that count in the folios that they touch, and were read before the first one is written.
-        Each begins at a multiple of REWRITE_BYTES, and ends at one or at the end of the file.
+        `parts` are pairs (position, data). Each part begins at a multiple of REWRITE_BYTES, and ends at such a multiple
+        or at the end of the file.
+
+        A plain write does not help on ext4. For each cached page, ext4 stores the block of the disk that belongs to the
+        page. After a failed sync it assumes that this block was recorded on disk, but it was not. Later writes to the
+        same page are lost when the page leaves the cache, even if their sync succeeds. A direct write removes the page
+        from the cache first, and so avoids this. But it also removes the other pages of the same folio, and these may
+        be the only copy of their data. So `parts` must contain all needed bytes of every folio that they touch, and the
+        caller must read all of them before this call.
         """
         assert not any(position % REWRITE_BYTES for position, _ in parts), path
         try:
             rest = _write_directly(path, parts)
             if rest:
-                _sync_data(descriptor)  # only clean pages can be dropped
+                _sync_data(descriptor)  # the kernel removes a page from the cache only if it was written to disk
             for position, data in rest:
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(descriptor, position, len(data), os.POSIX_FADV_DONTNEED)
                 _write_all(descriptor, position, data)
         except BaseException:
             for position, data in parts:
-                _write_all(descriptor, position, data)  # what was dropped may have been the only copy
+                _write_all(descriptor, position, data)  # a page that was removed may have been the only copy
             raise
 
     def sync(self, descriptor: int) -> None:
-        """Return when everything written to the file so far, and its size, survives a power cut."""
+        """Make all data durable that were written to the file so far, and also the size of the file."""
         _sync_data(descriptor)
 
     def begin_sync(self, descriptor: int) -> None:
-        """Have the kernel begin to write out what was written to the file; promises nothing, and may do nothing."""
+        """Start writing the file's data to disk, and do not wait. This guarantees nothing and may have no effect."""
         if _write_out is not None:
             _write_out(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
     def sync_folder(self, path: str) -> None:
-        """Return when all names in the folder, made and removed so far, survive a power cut."""
+        """Make all creations, renames and removals of names in the folder durable that were done so far."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # some file systems keep no folder that could be synced
+            if error.errno != errno.EINVAL:  # some file systems do not support the sync of a folder
                 raise
         finally:
             os.close(descriptor)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name in its folder; what had that name is gone. Others see the one or the other."""
+        """Rename a file within its folder. If a file named `target` exists, it is replaced atomically."""
         os.rename(source, target)
 
     def touch(self, path: str) -> None:
-        """Set a file's times to now. FileNotFoundError if it does not exist."""
+        """Set the file's times of access and modification to now. Raises FileNotFoundError if it does not exist."""
         os.utime(path)
 
     def remove(self, path: str) -> None:
-        """Take away a file's name. FileNotFoundError if there is none."""
+        """Remove the name of a file. Raises FileNotFoundError if it does not exist."""
         os.unlink(path)
 
     def remove_folder(self, path: str) -> None:
-        """Take away an empty folder. OSError (ENOTEMPTY) if something is in it."""
+        """Remove an empty folder. Raises OSError (ENOTEMPTY) if it is not empty."""
         os.rmdir(path)
 
     def _sync_new(self, descriptor: int) -> None:
         _sync_data(descriptor)
+
+
+def folder_of(path: str) -> str:
+    """Return the folder that contains `path`."""
+    return os.path.dirname(path) or "."
 
 
 def _write_all(descriptor: int, position: int, data: memoryview) -> None:
@@ -165,7 +177,11 @@ def _write_all(descriptor: int, position: int, data: memoryview) -> None:
 
 
 def _write_directly(path: str, parts: Sequence[tuple[int, memoryview]]) -> list[tuple[int, memoryview]]:
-    """Write past the page cache; return what remains: ends that fill no block, all where that cannot be done."""
+    """Write the parts directly to the disk, without the page cache. Return the parts that were not written.
+
+    These are the ends of parts that do not fill a block of REWRITE_BYTES. They are all parts if the file system does
+    not support direct writes.
+    """
     if not _DIRECT:
         return list(parts)
     rest = []
@@ -173,14 +189,14 @@ def _write_directly(path: str, parts: Sequence[tuple[int, memoryview]]) -> list[
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | _DIRECT)
         try:
             for position, data in parts:
-                whole = len(data) // REWRITE_BYTES * REWRITE_BYTES
-                if whole:
-                    with mmap.mmap(-1, whole) as aligned:
-                        aligned[:] = data[:whole].tobytes()
+                size = len(data) // REWRITE_BYTES * REWRITE_BYTES
+                if size:
+                    with mmap.mmap(-1, size) as aligned:
+                        aligned[:] = data[:size].tobytes()
                         with memoryview(aligned) as view:
                             _write_all(descriptor, position, view)
-                if whole < len(data):
-                    rest.append((position + whole, data[whole:]))
+                if size < len(data):
+                    rest.append((position + size, data[size:]))
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -194,7 +210,7 @@ def _create(path: str, size_bytes: int, fill: Callable[[int], None]) -> None:
     try:
         if not _NAMELESS:
             raise OSError(errno.EOPNOTSUPP, "no nameless files here")
-        descriptor = os.open(os.path.dirname(path) or ".", _NAMELESS | os.O_RDWR | os.O_CLOEXEC, _FILE_MODE)
+        descriptor = os.open(folder_of(path), _NAMELESS | os.O_RDWR | os.O_CLOEXEC, _FILE_MODE)
     except OSError as error:
         if error.errno not in _NO_NAMELESS_FILES:
             raise
@@ -203,9 +219,9 @@ def _create(path: str, size_bytes: int, fill: Callable[[int], None]) -> None:
     try:
         os.ftruncate(descriptor, size_bytes)
         fill(descriptor)
-        # Without the folder's descriptor Python calls link(), which would link the link in /proc.
+        # With src_dir_fd Python calls linkat(). Otherwise it calls link(), which would link the symbolic link in /proc.
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
-    except FileNotFoundError:  # no /proc in this container
+    except FileNotFoundError:  # a container without /proc
         _create_named(path, size_bytes, fill)
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Which messages somebody wants: tags, and SQL92 over properties as RocketMQ's filter module decides it.
+"""Message filters: tag expressions, SQL92 over properties, and lookups by key or id.
 
-Layer "filter": numpy, pyarrow and the layers below. It sees texts, units' hashes and columns, no file.
-`row_filter` is what a reader asks; `tag_expression` and `sql92_filter` compile the two kinds of expression. The other
-`sql92_` modules are the lexer, the parser and its tree, the grammars of Java's numbers, and two evaluators that know
-nothing of each other: over whole columns, and row by row as its slow twin.
+This is the layer "filter": it imports numpy, pyarrow and the layers below it. Filters are applied to the tags codes of
+consume-queue entries and to columns of messages; they never open files. Readers call `row_filter`, which compiles both
+kinds of expression. The modules for SQL92 are `sql92_lexer` (tokens and the syntax tree), `sql92_parser`,
+`sql92_filter` (the evaluator) and `sql92_values` (the columns of texts and numbers that the evaluator works on).
 """

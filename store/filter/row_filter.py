@@ -1,17 +1,22 @@
-"""What a reader asks of a subscription's expression: first of units, then of messages.
+"""Filters of subscriptions: tag expressions, SQL92 expressions, and lookups by key or message id.
 
-A unit has its message's tag as a hash. So most messages that nobody wants are passed over before a byte of the commit
-log is touched; what a hash lets through is asked again by its properties, for hashes collide. Units that have no hash
-are let through: those of a queue of batches (the messages of a batch may differ), those whose tags code is an address
-in the queue's extension, and those of messages that wait for their delay level, where the time of delivery stands
-in its place. SQL92 is asked of properties alone.
+A tag filter tests each message twice. A consume-queue entry contains the hash of its message's tag, its *tags code*, so
+most unwanted messages are skipped before anything is read from the commit log. Different tags may have the same hash,
+so a message whose hash matches is read, and the tag in its properties is compared. Some entries have no hash, so their
+messages are always read and compared:
 
-Source: ExpressionMessageFilter (a broker's), PullAPIWrapper#processPullResult (a client's), 4.9 and 5.3.
+- entries of batch queues, because the messages of one batch may have different tags;
+- entries whose tags code is an address in the queue's extension file;
+- entries of messages that wait for their delay level, which have the delivery time in place of the hash.
+
+An SQL92 filter uses only the properties. Source: ExpressionMessageFilter (of the broker) and
+PullAPIWrapper#processPullResult (of the client), 4.9 and 5.3.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,20 +24,84 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.filter.tag_expression import parse_tag_expression
-from rmq_spark.store.format.chosen_rows import PropertyTest
-from rmq_spark.store.format.filenames import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from rmq_spark.store.format.consume_queue_entry import MAX_ADDRESS
+from rmq_spark.store.format.file_names import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS
-from rmq_spark.store.format.unit_ext import MAX_ADDRESS
+from rmq_spark.store.format.rows import PropertyTest
+
+ALL = "*"
+_SEPARATOR = "||"
+_OTHER_SEPARATORS = re.compile(r"[,|]+")  # often written by mistake in place of `||`
+_JAVA_BLANKS = "".join(map(chr, range(0x21)))  # the characters that String#trim removes; not U+3000 and U+0085
+
+
+@dataclass(frozen=True, slots=True)
+class TagExpression:
+    """The tags of a subscription. `tags` has each tag once, in the order of the expression `text`.
+
+    If `tags` is None, the expression matches every message. If `tags` is empty, it matches no message, as a text of
+    blanks does at a broker.
+    """
+
+    text: str
+    tags: tuple[str, ...] | None
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The hashes of the tags: Java's String#hashCode, signed, as in the low 32 bits of an entry's tags code."""
+        return frozenset(map(string_hash, self.tags or ()))
+
+    @property
+    def values(self) -> pa.StringArray:
+        """The tags as an Arrow array."""
+        return pa.array(self.tags or (), pa.string())
+
+    def __str__(self) -> str:
+        """Return the normal form of the expression. Expressions with the same tags have the same normal form."""
+        return ALL if self.tags is None else " || ".join(sorted(self.tags))
+
+
+def parse_tag_expression(text: str | None) -> TagExpression:
+    """Parse a tag expression such as "A || B". None, an empty text and "*" match every message.
+
+    Follows FilterAPI#buildSubscriptionData (4.9, 5.3), including three peculiarities: blanks are all characters up to
+    U+0020, as in Java; a `*` among other tags is a tag with that name; and a text that consists of blanks and
+    separators matches no message.
+
+    Raises OptionError for a text that consists of separators only, as RocketMQ does, and for a tag that cannot be
+    encoded in UTF-8 (half a surrogate pair). It also raises OptionError for a tag that contains a comma or a bar. This
+    differs from RocketMQ deliberately, because such a tag is usually a mistake.
+    """
+    if text is None or text in ("", ALL):
+        return TagExpression(ALL, None)
+    if not any(parts := text.split(_SEPARATOR)):
+        raise OptionError(
+            f'the tag expression "{text}" has nothing between its separators; expected *, or tags such as "A || B".'
+        )
+    tags = dict.fromkeys(tag for part in parts if (tag := part.strip(_JAVA_BLANKS)))
+    for tag in tags:
+        try:
+            tag.encode()
+        except UnicodeEncodeError:
+            raise OptionError(f"the tag {tag!r} is not valid Unicode, so no message can have it.") from None
+        if _OTHER_SEPARATORS.search(tag):
+            meant = " || ".join(part for one in _OTHER_SEPARATORS.split(text) if (part := one.strip(_JAVA_BLANKS)))
+            raise OptionError(
+                f'the tag expression "{text}" has the tag "{tag}"; expected tags separated by "||", as in '
+                f'"{meant or "A || B"}". For messages whose tag contains a comma or a bar, use sql92, as in '
+                "TAGS IN ('a,b')."
+            )
+    return TagExpression(text, tuple(tags))
+
 
 TAG, SQL92 = "TAG", "SQL92"  # RocketMQ's names (ExpressionType)
-_FEW_CODES = 8  # from more on one search is cheaper than a comparison each
+_FEW_CODES = 8  # for more codes, one search costs less than a comparison with each code
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression as a subscription has it: its kind, TAG or SQL92, and its text. Small, and it pickles."""
+    """The expression of a subscription: its kind, TAG or SQL92, and its text. Can be pickled."""
 
     kind: str
     text: str
@@ -43,9 +112,10 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A compiled expression, or several. Any number of threads may ask it at once.
+    """A compiled filter: one expression, or several that must all match. Thread-safe.
 
-    `codes` are the hashes of the wanted tags, None where units cannot be asked.
+    `codes` are the hashes of the wanted tags. It is None if consume-queue entries cannot be tested, so that every
+    message must be read.
     """
 
     codes: frozenset[int] | None
@@ -53,15 +123,18 @@ class RowFilter:
 
     @property
     def property_names(self) -> tuple[str, ...]:
-        """The properties that `matches` needs."""
+        """The names of the properties that `matches` needs."""
         return self._test.property_names
 
     def asks_units_of(self, topic: str, *, are_batches: bool) -> bool:
-        """Say whether the units of a queue can tell anything, by its topic and whether a unit may hold several."""
+        """Return whether the consume-queue entries of a queue of `topic` can be tested by their tags codes.
+
+        `are_batches` is whether the queue is a batch queue, in which an entry may hold several messages.
+        """
         return self.codes is not None and not are_batches and topic != SCHEDULE_TOPIC
 
     def may_match(self, tags_codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each unit's tags code whether its message may be wanted, where units can be asked."""
+        """Return, for each tags code, whether the message of its entry may match. Requires `asks_units_of`."""
         assert self.codes is not None
         hashes = tags_codes.astype(np.int32)  # the low 32 bits, signed
         found = tags_codes <= MAX_ADDRESS
@@ -72,7 +145,10 @@ class RowFilter:
         return found | np.isin(hashes, np.array(sorted(self.codes), np.int32))
 
     def matches(self, columns: Mapping[str, Any], count: int) -> NDArray[np.bool_]:
-        """Return for each of `count` messages whether it is wanted; `columns` has an array for each property's name."""
+        """Return, for each of `count` messages, whether it matches.
+
+        `columns` maps each name in `property_names` to an array with the property's value for each message.
+        """
         return self._test.matches(columns, count)
 
 
@@ -100,14 +176,14 @@ class _BothTests:
 
 
 def compile_filter(expression: Expression | None) -> RowFilter | None:
-    """Return the filter of an expression, None for one that wants every message.
+    """Compile an expression. Return None if it matches every message.
 
-    Raises OptionError for what is no expression of its kind; the message marks the place.
+    Raises OptionError for a syntax error; the error's message shows where it is.
     """
     if expression is None:
         return None
     if expression.kind == SQL92:
-        from rmq_spark.store.filter.sql92_filter import compile_sql92  # a parser that few queries need
+        from rmq_spark.store.filter.sql92_filter import compile_sql92  # few queries need the parser
 
         return RowFilter(None, compile_sql92(expression.text))
     tags = parse_tag_expression(expression.text)
@@ -115,9 +191,10 @@ def compile_filter(expression: Expression | None) -> RowFilter | None:
 
 
 def only_tags(tags: Collection[str], wanted: RowFilter | None = None) -> RowFilter:
-    """Return the filter that wants what `wanted` does, if its message has one of the tags.
+    """Return a filter for messages that have one of the tags and also match `wanted`, unless it is None.
 
-    Tags are texts as they are, blanks and `||` included; "" is a tag that is there, and empty.
+    Tags are compared as they are, including blanks and `||`. The tag "" matches messages whose tag is the empty text,
+    not messages that have no tag.
     """
     codes, test = frozenset(map(string_hash, tags)), _TagTest(pa.array(sorted(tags), pa.string()))
     if wanted is None:
@@ -126,9 +203,9 @@ def only_tags(tags: Collection[str], wanted: RowFilter | None = None) -> RowFilt
 
 
 def make_expression(*, tags: str | None = None, sql92: str | None = None) -> Expression | None:
-    """Return the expression that is given by one of two texts, None for neither.
+    """Return the expression whose text is given, either `tags` or `sql92`. Return None if neither is given.
 
-    Raises OptionError for both: as in RocketMQ a subscription has one kind of expression.
+    Raises OptionError if both are given, because a subscription has one kind of expression, as in RocketMQ.
     """
     if tags is not None and sql92 is not None:
         raise OptionError(ONE_KIND)
@@ -138,15 +215,52 @@ def make_expression(*, tags: str | None = None, sql92: str | None = None) -> Exp
 
 
 ONE_KIND = (
-    "tags and sql92 are both given, and a subscription has one kind of expression, as in RocketMQ. Keep one; in sql92 "
-    "the tag is the property TAGS, as in TAGS IN ('A', 'B')."
+    "tags and sql92 are both given; expected one, because a subscription has one kind of expression, as in RocketMQ. "
+    "Keep one; in sql92 the tag is the property TAGS, as in TAGS IN ('A', 'B')."
 )
 
 
 def is_filtered_by_default(topic: str) -> bool:
-    """Say whether an expression that is given for all topics applies to this one.
+    """Return whether a filter expression that is given for all topics applies to `topic`.
 
-    A message that failed was wanted once. So RocketMQ's consumers subscribe to all of a retry topic
-    (DefaultMQPushConsumerImpl#copySubscription), and a broker filters none of it (filterSupportRetry=false).
+    It applies to every topic except retry topics, because messages in a retry topic have passed the filter before.
+    RocketMQ's consumers also subscribe to the whole retry topic (DefaultMQPushConsumerImpl#copySubscription), and a
+    broker does not filter it (filterSupportRetry=false).
     """
     return not topic.startswith(RETRY_TOPIC_PREFIX)
+
+
+# The columns that `matches_lookup` needs.
+LOOKUP_COLUMNS = ("keys", "msgId", "offsetMsgId")
+
+
+class KeyLookup(NamedTuple):
+    """The keys and ids to look up; a message with any of them matches.
+
+    Each of `keys` is compared with the words of the property KEYS and with the property UNIQ_KEY. Each of `message_ids`
+    is compared with UNIQ_KEY, the id that the producer gave, and with offsetMsgId, the id that the broker gave.
+    """
+
+    keys: tuple[str, ...] = ()
+    message_ids: tuple[str, ...] = ()
+
+
+def matches_lookup(batch: pa.RecordBatch, lookup: KeyLookup) -> pa.BooleanArray:
+    """Return, for each row of the batch, whether it has one of the keys or ids.
+
+    Upper and lower case matter, except in offsetMsgIds. The batch must have the columns LOOKUP_COLUMNS.
+    """
+    keys, ids, offset_ids = (batch.column(name) for name in LOOKUP_COLUMNS)
+    unique_keys = pc.if_else(pc.equal(ids, offset_ids), None, ids)  # msgId is offsetMsgId if there is no UNIQ_KEY
+    found = _is_in(unique_keys, (*lookup.keys, *lookup.message_ids))
+    if lookup.message_ids:
+        found = pc.or_(found, _is_in(offset_ids, tuple(one.upper() for one in lookup.message_ids)))
+    if lookup.keys:
+        words = pc.split_pattern(keys, " ")
+        rows = pc.list_parent_indices(words).filter(_is_in(pc.list_flatten(words), lookup.keys))
+        found = pc.or_(found, pc.is_in(pa.array(range(batch.num_rows), pa.int64()), value_set=rows.cast(pa.int64())))
+    return found
+
+
+def _is_in(column: pa.Array, texts: tuple[str, ...]) -> pa.BooleanArray:
+    return pc.is_in(column, value_set=pa.array([text for text in texts if text], pa.string()), skip_nulls=True)

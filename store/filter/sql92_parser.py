@@ -1,17 +1,22 @@
-"""The grammar of SQL92 filters: from a text to its tree, or to an error that shows the place.
+"""The parser of SQL92 expressions, which makes the syntax tree of a text.
 
-Follows SelectorParser.jj and the checks of ComparisonExpression#create… (5.3), which a 4.9 broker shares but for
-CONTAINS, STARTSWITH and ENDSWITH. From loose to tight: OR; AND; `=`, `<>` and IS [NOT] NULL; `<` and its family,
-[NOT] BETWEEN, [NOT] IN and the three for texts; NOT and the signs. So NOT a = 'x' is (NOT a) = 'x' in RocketMQ.
+Follows SelectorParser.jj and the checks of ComparisonExpression#create… (5.3). Brokers of version 4.9 have the same
+grammar without CONTAINS, STARTSWITH and ENDSWITH. The operators, from the lowest to the highest precedence:
+
+1. OR
+2. AND
+3. `=`, `<>`, IS [NOT] NULL
+4. `<`, `<=`, `>`, `>=`, [NOT] BETWEEN, [NOT] IN, CONTAINS, STARTSWITH, ENDSWITH
+5. NOT, and the signs `+` and `-`
+
+NOT has the highest precedence, so NOT a = 'x' means (NOT a) = 'x', as in RocketMQ.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.filter.sql92_fault import fault
-from rmq_spark.store.filter.sql92_lexer import TEXT_KEYWORDS, Lexer, Token, TokenKind
-from rmq_spark.store.filter.sql92_tree import (
+from rmq_spark.store.filter.sql92_lexer import (
+    TEXT_KEYWORDS,
     And,
     Constant,
     Equal,
@@ -19,6 +24,7 @@ from rmq_spark.store.filter.sql92_tree import (
     In,
     IsNull,
     JavaValue,
+    Lexer,
     Long,
     Negation,
     Node,
@@ -26,12 +32,15 @@ from rmq_spark.store.filter.sql92_tree import (
     Or,
     Order,
     Property,
+    Token,
+    TokenKind,
     Truth,
+    fault,
     height,
     is_condition,
 )
 
-# Bounds the recursion here and in the evaluators, far below Python's own limit. A chain of AND or OR counts once.
+# Limits of the recursion in the parser and the evaluators, far below Python's limit. A chain of AND or OR is one level.
 MAX_NESTED = 50
 _MAX_HEIGHT = 120
 _MAX_INTEGER = 2**31 - 1
@@ -42,10 +51,10 @@ _CONTINUED = "AND, OR, a comparison or the end"
 
 
 def parse_sql92(text: str, *, strict_end: bool) -> Node:
-    """Return the tree of the text; its root is a condition.
+    """Parse a text, and return its syntax tree. The root of the tree is a condition.
 
-    With `strict_end` the whole text must be the expression. Without it, whatever stands behind the longest expression
-    that the text begins with is ignored, as RocketMQ ignores it. Raises OptionError with the place.
+    If `strict_end` is True, the whole text must be one expression. Otherwise any text after the longest valid
+    expression is ignored, as in RocketMQ. Raises OptionError for a syntax error; the error's message shows where it is.
     """
     parser = _Parser(text)
     tree = parser.condition()
@@ -71,20 +80,18 @@ class _Parser:
     def check_end(self) -> None:
         token = self._token
         if token.kind is not TokenKind.END:
-            advice = (
-                f"{_trailing_advice(token, self._text)} RocketMQ itself ignores everything from here on without a word."
-            )
-            raise self._fault(token, _CONTINUED, advice)
+            advice = _trailing_advice(token, self._text)
+            raise self._fault(token, _CONTINUED, f"{advice} RocketMQ itself ignores the text from this position.")
 
     def too_deep(self, token: Token) -> OptionError:
         return self._fault(
             token,
-            f"at most {MAX_NESTED} levels of brackets, signs and NOT",
-            "Write it flatter: a chain of AND or OR may be as long as you like.",
+            f"at most {MAX_NESTED} levels of parentheses, signs and NOT",
+            "Write it with less nesting; a chain of AND or OR may have any length.",
             found="more",
         )
 
-    # The levels of the grammar, loosest first.
+    # The levels of the grammar, lowest precedence first.
 
     def _or(self) -> Node:
         return self._chain("OR", self._and, Or)
@@ -92,7 +99,7 @@ class _Parser:
     def _and(self) -> Node:
         return self._chain("AND", self._equality, And)
 
-    def _chain(self, keyword: str, part: "_Level", join: type[And] | type[Or]) -> Node:
+    def _chain(self, keyword: str, part: Callable[[], Node], join: type[And] | type[Or]) -> Node:
         begin = self._token
         node = part()
         if not self._is_keyword(keyword):
@@ -162,10 +169,10 @@ class _Parser:
         above = self._order(">=", node, low, begin, low_begin)
         between = And((above, self._order("<=", node, high, begin, high_begin)))
         if isinstance(low, Constant) and isinstance(high, Constant):
-            assert isinstance(low.value, int | float), low  # _order has seen to it
+            assert isinstance(low.value, int | float), low  # _order has checked it
             assert isinstance(high.value, int | float), high
             if _is_below(high.value, low.value):
-                advice = "Write the smaller number first; nothing is between the two as they stand."
+                advice = "Write the smaller number first; no number is between the two in this order."
                 raise self._fault(high_begin, f"a number not below {low.value}", advice)
         return between
 
@@ -175,10 +182,10 @@ class _Parser:
         while self._is_sign(","):
             self._advance()
             texts.append(self._need_text("IN"))
-        self._need_sign(")", "Texts are separated by commas, and a bracket ends them: IN ('x', 'y').")
+        self._need_sign(")", "Write the texts separated by commas and end them with a parenthesis: IN ('x', 'y').")
         if not isinstance(node, Property):
             advice = (
-                "Only properties are looked up in lists. For the opposite write a NOT IN (...) or NOT (a IN (...))."
+                "Only a property can be looked up in a list. For the opposite write a NOT IN (...) or NOT (a IN (...))."
             )
             raise self._fault(begin, "a property on the left of IN", advice, found=_found(node, begin))
         return In(node, tuple(texts), negated)
@@ -203,7 +210,7 @@ class _Parser:
             self._enter(token)
             node = self._or()
             self._nested -= 1
-            self._need_sign(")", "A bracket that was opened before is not closed.", "), AND, OR or a comparison")
+            self._need_sign(")", "The parenthesis before it is not closed.", "), AND, OR or a comparison")
             return node
         if token.kind is TokenKind.NAME:
             self._advance()
@@ -226,7 +233,7 @@ class _Parser:
         self._advance()
         return value
 
-    # What the literals and the operands must be.
+    # The checks of literals and operands.
 
     def _whole(self, token: Token) -> int:
         digits = token.value.rstrip("lL")
@@ -239,9 +246,7 @@ class _Parser:
     def _float(self, token: Token) -> float:
         value = float(token.value)
         if value in (0.0, float("inf")):
-            advice = (
-                "Floating point numbers go from 4.9E-324 to 1.7976931348623157E308; zero is written 0 (an Integer)."
-            )
+            advice = "A Double is between 4.9E-324 and 1.7976931348623157E308; zero is written 0 (an Integer)."
             raise self._fault(token, "a number that fits a Double and is not zero", advice)
         return value
 
@@ -249,7 +254,7 @@ class _Parser:
         if isinstance(node, Property):
             return Truth(node)
         if not is_condition(node):
-            advice = "A number or a text alone is neither true nor false: compare it, as in a = 5."
+            advice = "A number or a text is neither true nor false: compare it, as in a = 5."
             raise self._fault(begin, "a condition or a property", advice)
         return node
 
@@ -258,8 +263,8 @@ class _Parser:
             is_number = isinstance(node, Constant) and type(node.value) in (int, Long, float)
             if is_condition(node) or (isinstance(node, Constant) and not is_number):
                 advice = (
-                    "Only numbers and properties are less or greater. A number has no quotes; texts, TRUE and FALSE "
-                    "are compared by = and <>, and NULL by IS NULL."
+                    "Only numbers and properties can be less or greater. Write numbers without quotes; compare texts, "
+                    "TRUE and FALSE by = and <>, and NULL by IS NULL."
                 )
                 raise self._fault(begin, "a number or a property", advice, found=_found(node, begin))
         return Order(sign, left, right)
@@ -267,7 +272,7 @@ class _Parser:
     def _equal(self, left: Node, right: Node, left_begin: Token, right_begin: Token) -> Equal:
         for node, begin in ((left, left_begin), (right, right_begin)):
             if node == Constant(None):
-                raise self._fault(begin, "a value", "Nothing equals NULL: write IS NULL or IS NOT NULL.")
+                raise self._fault(begin, "a value", "A value never equals NULL: write IS NULL or IS NOT NULL.")
         if (
             isinstance(left, Constant)
             and isinstance(right, Constant)
@@ -275,7 +280,7 @@ class _Parser:
             and not is_condition(right)
         ):
             raise self._fault(
-                right_begin, "TRUE or FALSE", "TRUE and FALSE are compared with conditions and properties."
+                right_begin, "TRUE or FALSE", "TRUE and FALSE can only be compared with conditions and properties."
             )
         return Equal(left, right)
 
@@ -293,10 +298,10 @@ class _Parser:
         return self._token.kind is TokenKind.KEYWORD and self._token.value in keywords
 
     def _skip_keyword(self, keyword: str) -> bool:
-        is_there = self._is_keyword(keyword)
-        if is_there:
-            self._advance()
-        return is_there
+        if not self._is_keyword(keyword):
+            return False
+        self._advance()
+        return True
 
     def _need_keyword(self, keyword: str, expected: str, advice: str = "Write a IS NULL or a IS NOT NULL.") -> None:
         if not self._skip_keyword(keyword):
@@ -322,19 +327,21 @@ class _Parser:
         return fault(self._text, token.position, expected=expected, found=found or str(token), advice=advice)
 
 
-_Level: TypeAlias = Callable[[], Node]
 _LITERALS: dict[str, JavaValue] = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 def _is_below(left: float, right: float) -> bool:
-    """Compare as Java does: beside a Double a Long is one, too, so that it may lose its last digits."""
+    """Return whether `left` is less than `right` in Java.
+
+    If one of them is a Double and the other a Long, the Long is converted to a Double and may lose its last digits.
+    """
     if float in (type(left), type(right)):
         return float(left) < float(right)
     return left < right
 
 
 def _found(node: Node, begin: Token) -> str:
-    """Name an operand: a literal as it stands there, what is longer by its kind."""
+    """Return an operand for an error message: a literal as it is written, any other operand by its kind."""
     if isinstance(node, Constant):
         return str(begin)
     return "a condition" if is_condition(node) else "the negation of an operand"
@@ -345,33 +352,33 @@ def _text_value(token: Token) -> str:
 
 
 def _operand_advice(token: Token) -> str:
-    """Say what to do where an operand must begin and does not."""
+    """Return the advice if an operand is missing and `token` is found in its place."""
     if token.kind is TokenKind.KEYWORD:
         return (
-            f"If {token.value} is meant as such, what belongs before it is missing. It is reserved in any case of "
-            "letters, so no property's name."
+            f"{token.value} is a reserved keyword, in upper and lower case, and cannot be a property's name. Add the "
+            "operand before it."
         )
     if token.kind is TokenKind.END:
         if not token.position:
-            return "There is no expression: write one such as a > 5 AND b IS NOT NULL, or leave the option out."
-        return "The expression stops in the middle: complete it."
+            return "The expression is empty: write one such as a > 5 AND b IS NOT NULL, or leave the option out."
+        return "The expression is incomplete: complete it."
     if token.value == "=":
-        return "Equal is a single =, not equal is <>, greater or equal is >=."
-    return "Put an operand there, or take out what stands before it."
+        return "Write a single = for equal, <> for not equal, >= for greater or equal."
+    return "Add an operand there, or remove the token before it."
 
 
 def _trailing_advice(token: Token, text: str) -> str:
-    """Say what to do about a token behind a whole expression."""
+    """Return the advice if `token` is found after a complete expression."""
     if token.value == ")":
-        return "No bracket is open there: take it out."
+        return "Remove the parenthesis: none is open."
     if text.startswith("--", token.position):
-        return "A comment that begins with -- needs a line end behind it: add one, or write /* ... */."
+        return "A comment that begins with -- needs a line end: add one, or write /* ... */."
     if token.value.upper() == "LIKE":
-        return "There is no LIKE: write CONTAINS 'x', STARTSWITH 'x' or ENDSWITH 'x'."
+        return "LIKE is not supported: write CONTAINS 'x', STARTSWITH 'x' or ENDSWITH 'x'."
     if token.value in ("+", "-"):
-        return "There is no arithmetic: + and - are only signs in front of a number."
+        return "Arithmetic is not supported: + and - are only the sign of an operand."
     if text[token.position - 1] == "'":
-        return "A quote that belongs to a text is written twice: 'it''s'."
+        return "A quote within a text is written twice: 'it''s'."
     if token.kind in (TokenKind.WHOLE, TokenKind.FLOAT) and text[token.position - 1] == "0":
-        return "A whole number has no leading zeros: write 1, not 01."
-    return "Join conditions by AND or OR, or take out what is too much."
+        return "An integer must not have leading zeros: write 1, not 01."
+    return "Join conditions by AND or OR, or remove the extra text."

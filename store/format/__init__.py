@@ -1,35 +1,29 @@
-"""Bytes <-> values: what RocketMQ's files hold, one module for each thing on disk. Pure: no files, no clock.
+"""Formats of RocketMQ's files: decoders and encoders.
 
-| file in a store | module |
+The functions are pure. They do not open files, read the clock or use random numbers.
+
+| file in a store, or part of one | module |
 | --- | --- |
-| `commitlog/<20 digits>` | `record`; many at once: `heads`, `record_columns`, `record_cut`, `rows`, |
-| | `columns`, `ragged`; of some: `chosen_rows`, `sought` |
-| records copied for another queue | `whole_records`, `rebuilt_records`, `record_keys` |
-| properties text in a record | `properties`, `shaped_properties`; changed: `property_edits` |
+| `commitlog/<20 digits>` | one record: `record`; many records: `record_headers`, `record_batch`, `rows`, `columns`, |
+| | `byte_ranges` |
+| records copied to another queue | `record_rewrite`, `index_keys` |
+| properties of a record | `properties`, `property_encoder` |
 | compressed body of a record | `body_codec` |
-| body of an inner batch | `batch_body` |
-| `consumequeue/<topic>/<queue id>/<20 digits>` | `queue_unit` |
-| `consumequeue_ext/<topic>/<queue id>/<20 digits>` | `unit_ext` |
-| `batchconsumequeue/<topic>/<queue id>/<20 digits>` | `batch_unit` |
+| `consumequeue`, `batchconsumequeue`, `consumequeue_ext` | `consume_queue_entry` |
 | `index/<17 digits>` | `index_file`, `index_keys` |
-| `checkpoint` | `checkpoint` |
-| `timerlog/<20 digits>`, `timerwheel`, `config/timercheck` | `timer_log`, `timer_wheel`, `timer_check` |
-| properties of a message that waits for a time | `timer_properties` |
-| `abort` | `abort_file` |
-| `config/*.json` | `config_json`, on top of `fastjson`; set back: `offset_limits` |
-| rows that become records | `encoding`, by `message_columns`, `outgoing_bodies`, `outgoing_properties`, |
-| | `routing`, `diversion`, `unique_ids`, `text_hashes`, `record_join` |
-| `rmq/holder.json` | `holder_file` |
-| `rmq/watermark` | `watermark`, `index_state` |
-| `rmq/settings.json` | `store_settings` |
+| `checkpoint`, `abort` | `checkpoint` |
+| `timerlog`, `timerwheel`, `config/timercheck` | `timer` |
+| `config/*.json` | `config_json`, which uses `fastjson` |
+| new messages, which become records | `message_encoder`, `message_columns`, `queue_router`, `delay_routing`, |
+| | `delay_levels` |
 | `rmq/queues` | `queue_registry` |
-| `rmq/rebuild` | `rebuild_note` |
-| any JSON of ours in `rmq/` | `side_json` |
-| the tags code of a unit, from its record | `tags_code`, by `delay_levels` |
-| the names of all of them | `filenames` |
-| message ids, as text | `message_id` |
+| other JSON files in `rmq/` | `side_file` |
+| `rmq/watermark`, `rmq/holder.json`, `rmq/settings.json`, `rmq/rebuild` | `own_files` |
+| other JSON files in `rmq/` | `side_file` |
+| paths of these files | `file_names` |
+| message ids | `message_ids` |
 | Java's hash of a text, host fields | `java` |
 
-May import: rmq_spark.store.errors and .units, numpy, pyarrow, and of the standard library what touches no file,
-no clock and no chance. docs/FORMAT.md has the same layouts in words; a test keeps the two alike.
+These modules may import `store.errors`, `store.model`, numpy, pyarrow, and modules of the standard library that use
+neither files nor the clock. `docs/FORMAT.md` describes the same layouts, and a test compares it with these modules.
 """

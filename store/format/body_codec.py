@@ -1,44 +1,52 @@
-"""A compressed body -> its bytes, and back. Which of three formats it is stands in the record's sysFlag.
+"""Body codec: decompresses stored bodies, and compresses the bodies of messages to store.
 
 | bits of sysFlag (0x700) | format |
 | --- | --- |
-| 0x000, 0x300 | zlib stream (RFC 1950); clients before 4.9.4 set no type |
+| 0x000, 0x300 | zlib stream (RFC 1950); clients before 4.9.4 set 0x000 |
 | 0x100 | LZ4 frame |
 | 0x200 | Zstandard frame, without its content's size |
 
-None says how large the body becomes. So it is unpacked piece by piece, and one that grows beyond what the
-caller allows stops there. Bytes behind the end are treated as RocketMQ's streams treat them: a zlib stream ends
-where it ends and the rest is not looked at; LZ4 and Zstandard read on, further frames belong to the body and
-anything else is an error.
+No format stores the size of the decompressed body. So a body is decompressed piece by piece, until it is complete or
+exceeds the caller's limit. Bytes after the end of a stream or frame are treated as RocketMQ's streams treat them. After
+a zlib stream they are ignored. After an LZ4 or Zstandard frame they must be further frames, which belong to the body.
+
+The CRC of each body needs its own call. Small bodies are first copied into bytes objects, 1,024 at a time, so that they
+are still in the processor's cache when their CRC is computed. Large bodies are not copied.
 
 Source: CompressionType, ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag (4.9.4, 5.3).
 """
 
 import enum
 import zlib
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from rmq_spark.store.format.message_columns import RowFault, Texts
+from rmq_spark.store.format.message_ids import Digests
 from rmq_spark.store.format.record import COMPRESSED
 
 COMPRESSION_TYPE_MASK = 0x700
-DEFAULT_LEVEL = 5  # DefaultMQProducer#zipCompressLevel; for zlib and Zstandard
-_STEP_BYTES = 1 << 20  # what is unpacked at once, at most
-
+DEFAULT_LEVEL = 5  # level for zlib and Zstandard (DefaultMQProducer#zipCompressLevel)
+_STEP_BYTES = 1 << 20  # maximum size of a decompressed piece
 _LZ4_BLOCK_BYTES = 4 << 20
-# Version 1, independent blocks, no checksums, no content size; blocks up to 4 MiB; check byte of these two.
-# Java's reader takes no frame whose blocks depend on each other, which is what Arrow's own writer makes.
+# The magic of an LZ4 frame; version 1, independent blocks, no checksums, no content size; blocks up to 4 MiB; and the
+# check byte of the last two fields. Arrow's own writer cannot be used, because it writes dependent blocks, which Java's
+# reader refuses.
 _LZ4_HEADER = bytes.fromhex("04224d18 6070 73")
 _LZ4_STORED = 1 << 31  # in a block's length: the block is not compressed
 _LZ4_END = bytes(4)
 
 
 class BodyError(ValueError):
-    """A body does not decompress, or grows too large. The message has the evidence; the caller knows the place."""
+    """A body cannot be decompressed, or is larger than the limit. The caller adds the position of the record."""
 
 
 class Compression(enum.Enum):
-    """How a body is compressed. The value are the type bits that a writer sets, beside COMPRESSED."""
+    """The compression of a body. A member's value is the type bits that a writer sets in addition to COMPRESSED."""
 
     LZ4 = 0x100
     ZSTD = 0x200
@@ -46,14 +54,14 @@ class Compression(enum.Enum):
 
     @property
     def sys_flag(self) -> int:
-        """Return the bits that a record with such a body has in its sysFlag."""
+        """Return the bits to set in the sysFlag of a record whose body has this compression."""
         return COMPRESSED | self.value
 
 
 def compression_of(sys_flag: int) -> Compression | None:
-    """Return how a body with this sysFlag is compressed, None for one that is not.
+    """Return the compression that a record's sysFlag gives for its body. Returns None if the body is not compressed.
 
-    Raises BodyError for a type that RocketMQ does not know (CompressionType#findByValue).
+    Raises BodyError if the type of compression is unknown (CompressionType#findByValue).
     """
     if not sys_flag & COMPRESSED:
         return None
@@ -62,14 +70,14 @@ def compression_of(sys_flag: int) -> Compression | None:
         return Compression(bits) if bits else Compression.ZLIB
     except ValueError:
         raise BodyError(
-            f"compression type {bits >> 8} in sysFlag {sys_flag:#x}, known are 0 and 3 (zlib), 1 (LZ4), 2 (Zstandard)"
+            f"compression type {bits >> 8} in sysFlag {sys_flag:#x}; expected 0 or 3 (zlib), 1 (LZ4), 2 (Zstandard)"
         ) from None
 
 
 def decompress_body(stored: bytes, sys_flag: int, max_decompressed_bytes: int) -> bytes:
-    """Return the body as the producer gave it; one that is not compressed, or empty, comes back as it is.
+    """Return the body as the producer sent it. If the stored body is not compressed, or empty, return it unchanged.
 
-    Raises BodyError for damage, and as soon as the body exceeds `max_decompressed_bytes`.
+    Raises BodyError if the stored body is damaged, or if the result would exceed `max_decompressed_bytes`.
     """
     compression = compression_of(sys_flag)
     if compression is None or not stored:
@@ -80,17 +88,20 @@ def decompress_body(stored: bytes, sys_flag: int, max_decompressed_bytes: int) -
         else:
             body = _unpack_frames(stored, compression, max_decompressed_bytes)
     except (zlib.error, OSError, EOFError) as error:
-        raise _broken(stored, compression, str(error)) from error
+        raise BodyError(
+            f"{compression.name} body of {len(stored)} bytes, beginning {stored[:16].hex(' ')}, does not decompress: "
+            f"{error}"
+        ) from error
     if body is None:
         raise BodyError(
             f"{compression.name} body of {len(stored)} bytes decompresses to more than {max_decompressed_bytes} "
-            "bytes: set maxDecompressedBytes higher if that is meant"
+            "bytes. If this is intended, set maxDecompressedBytes higher"
         )
     return body
 
 
 def compress_body(body: bytes, compression: Compression, level: int = DEFAULT_LEVEL) -> bytes:
-    """Compress one body so that every RocketMQ client reads it. LZ4 knows no levels."""
+    """Return a compressed body in a format that every RocketMQ client can read. LZ4 ignores `level`."""
     if compression is Compression.ZLIB:
         return zlib.compress(body, level)
     if compression is Compression.ZSTD:
@@ -99,18 +110,18 @@ def compress_body(body: bytes, compression: Compression, level: int = DEFAULT_LE
 
 
 def _unpack_zlib(stored: bytes, limit: int) -> bytes | None:
-    """Return the body, None when it is larger than `limit`."""
+    """Return the decompressed body. Returns None if it is larger than `limit` (bytes)."""
     stream = zlib.decompressobj()
     body = stream.decompress(stored, limit + 1)
     if len(body) > limit:
         return None
     if not stream.eof:
-        raise EOFError(f"the stream is cut after {len(body)} bytes of body")
+        raise EOFError(f"the stream is truncated after {len(body)} bytes of body")
     return body
 
 
 def _unpack_frames(stored: bytes, compression: Compression, limit: int) -> bytes | None:
-    """Return the body, None when it is larger than `limit`."""
+    """Return the decompressed body. Returns None if it is larger than `limit` (bytes)."""
     pieces, total = [], 0
     with pa.CompressedInputStream(pa.BufferReader(stored), compression.name.lower()) as stream:
         while piece := stream.read(min(_STEP_BYTES, limit + 1 - total)):
@@ -122,7 +133,7 @@ def _unpack_frames(stored: bytes, compression: Compression, limit: int) -> bytes
 
 
 def _pack_lz4(body: bytes) -> bytes:
-    """Write a frame as LZ4FrameOutputStream writes it: independent blocks of at most 4 MiB."""
+    """Return an LZ4 frame like those of Java's LZ4FrameOutputStream, with independent blocks of at most 4 MiB."""
     codec = pa.Codec("lz4_raw")
     parts = [_LZ4_HEADER]
     for begin in range(0, len(body), _LZ4_BLOCK_BYTES):
@@ -134,6 +145,75 @@ def _pack_lz4(body: bytes) -> bytes:
     return b"".join([*parts, _LZ4_END])
 
 
-def _broken(stored: bytes, compression: Compression, why: str) -> BodyError:
-    begin = stored[:16].hex(" ")
-    return BodyError(f"{compression.name} body of {len(stored)} bytes, beginning {begin}, does not decompress: {why}")
+_LARGE_BODY_BYTES = 1 << 10  # if bodies have a larger average size, copying them is not faster
+_COPIED_ROWS = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    """How bodies are compressed (None: not at all), and the maximum size of a stored body (bytes)."""
+
+    compression: Compression | None = None
+    compress_over: int = 4096  # the smallest size to compress (bytes; DefaultMQProducer#compressMsgBodyOverHowmuch)
+    max_bytes: int = 4 << 20  # of a stored body (MessageStoreConfig#maxMessageSize)
+
+
+class EncodedBodies:
+    """The stored bodies of a batch. The constructor raises RowFault if a body is null or too large."""
+
+    def __init__(self, column: pa.Array, rules: BodyRules) -> None:
+        given = Texts.of(column)
+        if given.given is not None:
+            raise RowFault(int(np.argmin(given.given)), "its body is null. Give a body, which may be b''")
+        self.stored = given
+        self.sys_flags: NDArray[np.int32] | None = None  # None: no body is compressed
+        self._given_sizes, self._given_crcs = given.sizes, _crcs(given)  # before compression
+        self.crcs = self._given_crcs  # of the stored bodies, all 32 bits
+        if rules.compression is not None:
+            self._compress(rules.compression, rules.compress_over)
+        largest = int(np.argmax(self.stored.sizes))
+        size = int(self.stored.sizes[largest])
+        if size > rules.max_bytes:
+            packed = self.sys_flags is not None and self.sys_flags[largest]
+            raise RowFault(
+                largest,
+                f"its body has {size} bytes{' after compression' if packed else ''}; expected at most "
+                f"{rules.max_bytes} (maxMessageSize). Split the message{'' if packed else ' or set compression'}",
+            )
+
+    def _compress(self, kind: Compression, over: int) -> None:
+        """Compress the bodies of at least `over` bytes. A body that would not become smaller stays uncompressed."""
+        given, replaced, packed = self.stored, np.zeros(len(self.stored), np.bool_), []
+        for row in np.flatnonzero(given.sizes >= max(over, 1)).tolist():
+            body = compress_body(given.bytes(row), kind)
+            if len(body) < given.sizes[row]:
+                replaced[row] = True
+                packed.append(body)
+        if not packed:
+            return
+        mask = pa.array(replaced)
+        self.stored = Texts.of(pc.replace_with_mask(given.array(), mask, pa.array(packed, pa.binary())))
+        self.sys_flags = np.where(replaced, np.int32(kind.sys_flag), np.int32(0))
+        self.crcs = self._given_crcs.copy()
+        self.crcs[replaced] = [zlib.crc32(body) for body in packed]
+
+    def digests(self) -> Digests:
+        """Return one 64-bit number for each body, from its CRC and size before compression."""
+        return self._given_crcs.astype(np.uint64) | self._given_sizes.view(np.uint64) << np.uint64(32)
+
+
+def _crcs(bodies: Texts) -> NDArray[np.uint32]:
+    """Return the CRC-32 of each body, all 32 bits."""
+    count = len(bodies)
+    # numpy converts Python's integers to int64 faster than to other types.
+    crcs = np.empty(count, np.int64)
+    if len(bodies.data) > count * _LARGE_BODY_BYTES:
+        bounds, view = bodies.bounds.tolist(), bodies.data.data
+        slices = map(view.__getitem__, map(slice, bounds[:-1], bounds[1:]))
+        crcs[:] = np.fromiter(map(zlib.crc32, slices), np.int64, count)
+    else:
+        array = bodies.array()
+        for begin in range(0, count, _COPIED_ROWS):
+            some = array.slice(begin, _COPIED_ROWS).to_numpy(zero_copy_only=False)
+            crcs[begin : begin + len(some)] = np.fromiter(map(zlib.crc32, some), np.int64, len(some))
+    return crcs.astype(np.uint32)

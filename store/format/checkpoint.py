@@ -1,36 +1,63 @@
-"""The file `checkpoint`: up to which times (and, in 5.x, offsets) a broker had flushed what it wrote.
+"""The files `checkpoint` and `abort` of a broker.
 
-One page of 4096 bytes: five longs, then zeros. 4.9 writes the first three and leaves the rest zero. The page is
-overwritten in place while a broker runs. Source: StoreCheckpoint (4.9, 5.3).
+`checkpoint` contains the store times (and, in 5.x, offsets) up to which the broker has flushed its files. The file is
+one page of 4096 bytes: five longs, then zeros. Brokers of 4.9 write only the first three longs. A running broker
+overwrites the page in place. Source: StoreCheckpoint (4.9, 5.3).
+
+`abort` exists while a broker runs, and a clean shutdown removes it. If it exists although no broker runs, the broker
+crashed. Brokers of 5.x write their process id into the file in ASCII, and brokers of 4.9 leave the file empty.
+Source: DefaultMessageStore#createTempFile.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
+_MAX_PID_DIGITS = 10  # a longer number is not a process id
+
+
+def decode_abort(content: bytes) -> int | None:
+    """Return the process id in the content of `abort`, that of the broker that wrote it.
+
+    Returns None if the content is not a process id. Never raises.
+    """
+    digits = content.strip()
+    if not digits.isdigit() or len(digits) > _MAX_PID_DIGITS:
+        return None
+    return int(digits)
+
+
+def encode_abort(pid: int | None) -> bytes:
+    """Return the content of `abort` for a process id. If `pid` is None, the content is empty, as in 4.9."""
+    assert pid is None or pid > 0, pid
+    return b"" if pid is None else str(pid).encode()
+
+
 CHECKPOINT_FIELDS = np.dtype(
     [
         ("physic_msg_timestamp", ">i8"),  # ms: store time of the last message in a flush of the log
-        ("logics_msg_timestamp", ">i8"),  # ms: store time of the last message with a unit in a queue
+        ("logics_msg_timestamp", ">i8"),  # ms: store time of the last message with an entry in a queue
         ("index_msg_timestamp", ">i8"),  # ms: end of the last index file that was full and flushed
-        ("master_flushed_offset", ">i8"),  # 5.x, physical offset, replication; 0 without it
-        ("confirm_phy_offset", ">i8"),  # 5.x, physical offset up to which readers may go; may lag
+        ("master_flushed_offset", ">i8"),  # 5.x, physical offset; 0 if the broker is not replicated
+        ("confirm_phy_offset", ">i8"),  # 5.x, physical offset up to which readers may read; may lag
     ]
 )
-assert CHECKPOINT_FIELDS.itemsize == 40
 
+
+assert CHECKPOINT_FIELDS.itemsize == 40
 CHECKPOINT_FILE_BYTES = 4096
-# Units are flushed after the log, and clocks tick in between: recovery goes back this much further.
+# A broker flushes queues some time after the log, so recovery begins this much before the checkpoint's times.
 _MARGIN_MS = 3000
-# A time that is further ahead than this was never a clock's: two machines that write a store may differ, not by a day.
+# The clocks of two machines that write a store may differ, but by less than a day. A time that is further ahead is
+# damage, not the time of a clock.
 CLOCKS_DIFFER_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the page says: times in ms, offsets in bytes of the commit log; 0 is "not yet".
+    """The fields of the file `checkpoint`: times in ms, offsets in bytes of the commit log. An unset field is 0.
 
-    `path` is the file from which it was read, for errors; "" if it was not.
+    `path` is used in error messages: the file from which the fields were read, or "" if they were not read.
     """
 
     physic_msg_timestamp: int = 0
@@ -42,29 +69,24 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """Return the time (ms) up to which log and queues are safely on disk (StoreCheckpoint#getMinTimestamp)."""
+        """Return the time (ms) up to which log and queues are durable (StoreCheckpoint#getMinTimestamp)."""
         return max(min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _MARGIN_MS, 0)
-
-    @property
-    def min_timestamp_with_index(self) -> int:
-        """Return the same for the key index too (StoreCheckpoint#getMinTimestampIndex)."""
-        return min(self.min_timestamp, self.index_msg_timestamp)
 
 
 def decode_checkpoint(page: bytes, path: str = "") -> Checkpoint:
-    """Read the page of the file at `path`. Never raises.
+    """Decode the content of the checkpoint file at `path`.
 
-    What a shorter file lacks reads as 0, as for a broker, which lengthens it.
+    Never raises. If the content is too short, the missing fields are 0, as a broker reads them.
     """
-    whole = page[: CHECKPOINT_FIELDS.itemsize].ljust(CHECKPOINT_FIELDS.itemsize, b"\0")
-    fields = np.frombuffer(whole, CHECKPOINT_FIELDS)[0]
+    padded = page[: CHECKPOINT_FIELDS.itemsize].ljust(CHECKPOINT_FIELDS.itemsize, b"\0")
+    fields = np.frombuffer(padded, CHECKPOINT_FIELDS)[0]
     numbers: list[int] = [int(fields[name]) for name in CHECKPOINT_FIELDS.names or ()]
     physic, logics, index, flushed, confirm = numbers
     return Checkpoint(physic, logics, index, flushed, confirm, path)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Write the whole page."""
+    """Return the content of the file `checkpoint`: one page of 4096 bytes."""
     fields = np.zeros(1, CHECKPOINT_FIELDS)
     for name in CHECKPOINT_FIELDS.names or ():
         fields[name] = getattr(checkpoint, name)

@@ -1,16 +1,17 @@
-"""The files in `config/` that say which topics, groups and offsets a broker has, as values.
+"""The files in `config/` with a broker's topics, consumer groups and offsets.
 
-| file | here |
-| --- | --- |
-| topics.json | TopicsFile, of TopicConfig |
-| subscriptionGroup.json | GroupsFile, of GroupConfig |
-| consumerOffset.json | ConsumerOffsets |
-| delayOffset.json | DelayOffsets |
+| file | class of the file | class of each element |
+| --- | --- | --- |
+| topics.json | TopicsFile | TopicConfig |
+| subscriptionGroup.json | GroupsFile | GroupConfig |
+| consumerOffset.json | ConsumerOffsets | |
+| delayOffset.json | DelayOffsets | |
 
-What a broker writes there and we do not know is kept in `unknown` and written again, at its old place. Readers
-raise ValueError, with the path inside the JSON, for what is none of this; the caller names the file. A half-written
-file is such a ValueError too. Source: TopicConfigSerializeWrapper, SubscriptionGroupWrapper, ConsumerOffsetManager,
-DelayOffsetSerializeWrapper, DataVersion, PermName (4.9, 5.3).
+Decoders keep the fields that they do not know in `unknown`, and encoders write these fields again. Decoders raise
+ValueError if the content is invalid, for example if the file was only partly written. The error contains the path of
+the wrong field inside the JSON, and the caller adds the name of the file.
+Source: TopicConfigSerializeWrapper, SubscriptionGroupWrapper, ConsumerOffsetManager, DelayOffsetSerializeWrapper,
+DataVersion, PermName (4.9, 5.3).
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from rmq_spark.store.format import fastjson
 PERM_PRIORITY = 0x8
 PERM_READ = 0x4
 PERM_WRITE = 0x2
-PERM_INHERIT = 0x1  # a template for topics that are created by sending to them
+PERM_INHERIT = 0x1  # the topic is a template for topics that a broker creates when a message is sent to them
 
 QUEUE_TYPE = "queue.type"
 BATCH_QUEUE_TYPE = "BatchCQ"
@@ -30,7 +31,7 @@ BATCH_QUEUE_TYPE = "BatchCQ"
 
 @dataclass(frozen=True, slots=True)
 class DataVersion:
-    """How new a file's contents are; brokers compare the fields in this order. `timestamp` is ms."""
+    """The version of a file's content. Brokers compare versions field by field, in this order. `timestamp` is in ms."""
 
     state_version: int = 0
     counter: int = 0
@@ -39,7 +40,10 @@ class DataVersion:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic. Queue ids run from 0 to the greater of the two counts; `perm` is a sum of PERM_*."""
+    """One topic. Its queue ids are from 0 to the greater one of the two queue counts, minus 1.
+
+    `perm` is a sum of the constants PERM_*.
+    """
 
     name: str
     read_queue_count: int = 16
@@ -53,13 +57,13 @@ class TopicConfig:
 
     @property
     def is_batch_queue(self) -> bool:
-        """Say whether the topic's queues are batch consume queues (QueueTypeUtils#getCQType, 5.3)."""
+        """Return whether the topic's queues are batch consume queues (QueueTypeUtils#getCQType, 5.3)."""
         return self.attributes.get(QUEUE_TYPE, "").lower() == BATCH_QUEUE_TYPE.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsFile:
-    """topics.json: the topics by name."""
+    """The content of topics.json. `topics` maps names of topics to their settings."""
 
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     data_version: DataVersion | None = None
@@ -68,7 +72,7 @@ class TopicsFile:
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """One consumer group."""
+    """The settings of one consumer group."""
 
     name: str
     consume_enable: bool = True
@@ -85,7 +89,7 @@ class GroupConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupsFile:
-    """subscriptionGroup.json: the groups by name."""
+    """The content of subscriptionGroup.json. `groups` maps names of consumer groups to their settings."""
 
     groups: Mapping[str, GroupConfig] = field(default_factory=dict)
     data_version: DataVersion | None = None
@@ -94,20 +98,29 @@ class GroupsFile:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOffsets:
-    """consumerOffset.json: by `topic@group`, the next queue offset to consume of each queue id."""
+    """The content of consumerOffset.json.
+
+    `offsets` maps `topic@group` to a table, which maps each queue id to the next queue offset to consume.
+    """
 
     offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     data_version: DataVersion | None = None
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, topic: str, group: str) -> Mapping[int, int]:
-        """Return the group's next queue offsets by queue id; {} where it has none in this topic."""
+        """Return the next queue offset that the group will consume in each queue of the topic, by queue id.
+
+        Returns {} if the file has no offsets of this group in this topic.
+        """
         return self.offsets.get(offset_key(topic, group), {})
 
 
 @dataclass(frozen=True, slots=True)
 class DelayOffsets:
-    """delayOffset.json: by delay level (1 is the first; queue id + 1), the next queue offset to deliver."""
+    """The content of delayOffset.json.
+
+    `offsets` maps each delay level (queue id + 1) to the next queue offset to deliver.
+    """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
     data_version: DataVersion | None = None
@@ -115,11 +128,14 @@ class DelayOffsets:
 
 
 def offset_key(topic: str, group: str) -> str:
-    """Return the key of a group's offsets in a topic (ConsumerOffsetManager#commitOffset)."""
+    """Return the key in `ConsumerOffsets.offsets` for a group's offsets in a topic.
+
+    Source: ConsumerOffsetManager#commitOffset.
+    """
     return f"{topic}@{group}"
 
 
-# JSON's name -> ours, for the fields that are copied as they are. The type is our default's.
+# Name in JSON -> our name, for fields that are copied unchanged. A value must have the type of our default value.
 _TOPIC_FIELDS = {
     "readQueueNums": "read_queue_count",
     "writeQueueNums": "write_queue_count",
@@ -143,7 +159,7 @@ _VERSION_FIELDS = {"stateVersion": "state_version", "counter": "counter", "times
 
 
 def decode_topics_file(data: bytes) -> TopicsFile:
-    """Read topics.json whole. Raises ValueError."""
+    """Decode the content of topics.json. Raises ValueError if it is invalid."""
     table, version, unknown = _read_file(data, "topicConfigTable")
     topics = {}
     for name, value in table.items():
@@ -158,7 +174,7 @@ def decode_topics_file(data: bytes) -> TopicsFile:
 
 
 def encode_topics_file(file: TopicsFile) -> bytes:
-    """Write topics.json as 5.x does; 4.9 passes over the attributes."""
+    """Return the content of topics.json in the format of 5.x. Brokers of 4.9 can read it, and ignore the attributes."""
     table = {
         name: {
             **config.unknown,
@@ -172,7 +188,7 @@ def encode_topics_file(file: TopicsFile) -> bytes:
 
 
 def decode_groups_file(data: bytes) -> GroupsFile:
-    """Read subscriptionGroup.json. Raises ValueError."""
+    """Decode the content of subscriptionGroup.json. Raises ValueError if it is invalid."""
     table, version, unknown = _read_file(data, "subscriptionGroupTable")
     groups = {}
     for name, value in table.items():
@@ -184,7 +200,7 @@ def decode_groups_file(data: bytes) -> GroupsFile:
 
 
 def encode_groups_file(file: GroupsFile) -> bytes:
-    """Write subscriptionGroup.json."""
+    """Return the content of subscriptionGroup.json."""
     table = {
         name: {
             **config.unknown,
@@ -197,16 +213,17 @@ def encode_groups_file(file: GroupsFile) -> bytes:
 
 
 def decode_consumer_offsets(data: bytes) -> ConsumerOffsets:
-    """Read consumerOffset.json. Raises ValueError."""
+    """Decode the content of consumerOffset.json. Raises ValueError if it is invalid."""
     table, version, unknown = _read_file(data, "offsetTable")
     offsets = {key: _as_numbers(value, f"offsetTable.{key}") for key, value in table.items()}
     return ConsumerOffsets(offsets, version, _rest(unknown, {"groupTopicMap"}))
 
 
 def encode_consumer_offsets(file: ConsumerOffsets, *, bare_numbers: bool = False) -> bytes:
-    """Write consumerOffset.json. `bare_numbers` leaves queue ids unquoted, as fastjson does; both are read.
+    """Return the content of consumerOffset.json.
 
-    With a data version comes `groupTopicMap`, which 5.x writes and nobody reads.
+    If `bare_numbers` is True, queue ids have no quotes, as fastjson writes them. Brokers can read both forms. If `file`
+    has a data version, `groupTopicMap` is written too, because brokers of 5.x write it. They never read it.
     """
     unknown = dict(file.unknown)
     if file.data_version is not None:
@@ -220,18 +237,18 @@ def encode_consumer_offsets(file: ConsumerOffsets, *, bare_numbers: bool = False
 
 
 def decode_delay_offsets(data: bytes) -> DelayOffsets:
-    """Read delayOffset.json. Raises ValueError."""
+    """Decode the content of delayOffset.json. Raises ValueError if it is invalid."""
     table, version, unknown = _read_file(data, "offsetTable")
     return DelayOffsets(_as_numbers(table, "offsetTable"), version, unknown)
 
 
 def encode_delay_offsets(file: DelayOffsets, *, bare_numbers: bool = False) -> bytes:
-    """Write delayOffset.json; `bare_numbers` as in `encode_consumer_offsets`."""
+    """Return the content of delayOffset.json. If `bare_numbers` is True, levels have no quotes, as fastjson writes."""
     return _write_file("offsetTable", file.offsets, file.data_version, file.unknown, bare_numbers)
 
 
 def _read_file(data: bytes, table_name: str) -> tuple[dict[str, Any], DataVersion | None, dict[str, Any]]:
-    """Return the file's table, its version if it has one, and all else."""
+    """Return the table `table_name` of a file, its data version (None if it has none), and all other fields."""
     whole = _as_object(fastjson.parse(data.decode()), "the file")
     table = _as_object(whole.get(table_name), table_name)
     version = None
@@ -255,7 +272,10 @@ def _write_file(
 
 
 def _known_fields(config: Mapping[str, Any], names: Mapping[str, str], defaults: Any, where: str) -> dict[str, Any]:
-    """Return our names and the values of the fields that are there, each of its default's type."""
+    """Return the values of the known fields, by our names. A field that is missing or null is omitted.
+
+    `names` maps names in JSON to our names. Raises ValueError if a value does not have the type of its default.
+    """
     known = {}
     for theirs, ours in names.items():
         value = config.get(theirs)
@@ -276,7 +296,7 @@ def _rest(config: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
 
 
 def _as_object(value: Any, where: str) -> dict[str, Any]:
-    """Return an object as it is and null as an empty one."""
+    """Return `value` if it is an object, or {} if it is null. Raises ValueError if it is anything else."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -285,7 +305,10 @@ def _as_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _as_numbers(value: Any, where: str) -> dict[int, int]:
-    """Return an object of numbers by number."""
+    """Return an object whose keys and values are integers. Fields that are null are omitted.
+
+    Raises ValueError if `value` is not an object, or if a key or value is not an integer.
+    """
     numbers = _as_object(value, where)
     return {
         _as_number(key, f"a key of {where}"): _as_number(number, f"{where}.{key}")
@@ -295,7 +318,10 @@ def _as_numbers(value: Any, where: str) -> dict[int, int]:
 
 
 def _as_number(value: Any, where: str) -> int:
-    """Return a whole number, written as one or in quotes, which fastjson takes for the same."""
+    """Return an integer of 64 bits. It may be in quotes, as fastjson accepts this too.
+
+    Raises ValueError if `value` is anything else.
+    """
     if isinstance(value, str) and len(value) <= 20 and value.isascii() and value.removeprefix("-").isdigit():
         value = int(value)
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:

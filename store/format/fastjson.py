@@ -1,11 +1,11 @@
-"""JSON as fastjson 1.2 writes it, which is not quite JSON: read tolerantly, written so that both can read it.
+"""The JSON dialect of fastjson 1.2: a tolerant reader, and a writer whose output every reader accepts.
 
-What fastjson writes and a strict parser refuses: maps with numeric keys leave the keys bare (`{0:12,1:34}`), and
-maps with objects as keys have an object before the colon. Here every key is text: a bare number as it is written,
-an object as the slice of text that it is. `{"$ref":"$.a"}` stays what it is.
+fastjson writes two things that strict parsers refuse: numeric keys without quotes (`{0:12,1:34}`), and objects as keys.
+This reader returns every key as text. A number becomes its digits as written, and an object becomes the part of the
+text that it takes. References like `{"$ref":"$.a"}` are returned as they are, not resolved.
 
-Reading takes time linear in the text and nests at most MAX_DEPTH levels. A text that is strict JSON, as most are, is
-read by Python's own parser, which is 30 times as fast; the other reader, which does not recurse, reads the rest.
+Most texts are strict JSON. Python's parser reads these, because it is 30 times as fast. The reader in this module reads
+all other texts. It does not recurse, takes linear time, and accepts at most MAX_DEPTH levels.
 Source: fastjson 1.2.83, as called by RemotingSerializable#toJson (4.9, 5.3).
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
-MAX_DEPTH = 100  # config files nest five deep; bounds what an object as a key can cost
-_MAX_NUMBER_CHARS = 400  # bounds the time that a number takes to convert; a double's digits fit
+MAX_DEPTH = 100  # config files have five levels; the limit bounds the cost of objects as keys
+_MAX_NUMBER_CHARS = 400  # bounds the time to convert a number; enough for all digits of a double
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
@@ -32,7 +32,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class FastjsonError(ValueError):
-    """A text is not JSON, not even fastjson's. `position` counts characters from 0."""
+    """A text is not valid in fastjson's dialect of JSON. `position` is the index of the wrong character, from 0."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(what, position)
@@ -43,9 +43,9 @@ class FastjsonError(ValueError):
 
 
 def parse(text: str) -> Any:
-    """Return the value: dict (keys are str), list, str, int, float, bool or None. Of equal keys the last wins.
+    """Return the value of a text: a dict (with str keys), list, str, int, float, bool or None.
 
-    Raises FastjsonError, with the position, for anything else than one value and space around it.
+    If an object has the same key several times, the last value is used. Raises FastjsonError if the text is invalid.
     """
     try:
         value = _STRICT.decode(text)
@@ -70,7 +70,7 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse, parse_int=_parse_int, parse_f
 
 
 def _is_shallow(value: Any) -> bool:
-    """Say whether a value nests at most MAX_DEPTH levels."""
+    """Return whether a value has at most MAX_DEPTH levels."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         if not level:
@@ -81,7 +81,7 @@ def _is_shallow(value: Any) -> bool:
 
 
 class _Reader:
-    """One reading. `_open` holds the objects and lists that have begun, outermost first."""
+    """Parses one text. `_open` contains the objects and lists whose end was not read yet, the outermost first."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -92,13 +92,16 @@ class _Reader:
         self._skip_space()
         value = self._begin_value()
         while self._open:
-            value = self._go_on(value)
+            value = self._add(value)
         if self._at < len(self._text):
             self._fail("nothing after the value")
         return value
 
-    def _go_on(self, value: Any) -> Any:
-        """Put a value, or _NOTHING after an opening bracket, into the innermost container; read the next one."""
+    def _add(self, value: Any) -> Any:
+        """Add a value to the innermost open container. Then close the container, or begin to read its next value.
+
+        `value` is _NOTHING if the container was just opened. Returns the closed container or the next value.
+        """
         inner = self._open[-1]
         empty = value is _NOTHING
         if isinstance(inner, list):
@@ -107,7 +110,7 @@ class _Reader:
             if self._take_end("]", "," if not empty else None):
                 return self._close()
             return self._begin_value()
-        if inner.awaits_key and not empty:  # what was read before the colon: an object that is a key
+        if inner.awaits_key and not empty:  # the value is an object before the colon, so its text is the key
             return self._begin_after_colon(inner, self._text[inner.key_at : self._end_of_value])
         if not empty:
             inner.values[inner.key] = value
@@ -128,7 +131,7 @@ class _Reader:
         return self._begin_value()
 
     def _begin_value(self) -> Any:
-        """Read a value that takes no more than a token, or open a container and return _NOTHING."""
+        """Read a value that is a single token, or open a container and return _NOTHING."""
         character = self._peek()
         if character in ("{", "["):
             if len(self._open) == MAX_DEPTH:
@@ -154,7 +157,10 @@ class _Reader:
         return inner.values if isinstance(inner, _Object) else inner
 
     def _take_end(self, bracket: str, separator: str | None) -> bool:
-        """Say whether the container ends here; with a separator, one must stand here if it does not."""
+        """Return whether the container ends here, and skip its closing bracket. If not, skip the separator, if any.
+
+        `separator` is None after the opening bracket, where no separator is expected.
+        """
         character = self._peek()
         if character == bracket:
             self._at += 1
@@ -184,7 +190,7 @@ class _Reader:
         if "\\" not in inside:
             return inside
         text = _ESCAPE.sub(lambda escape: self._unescape(escape, match.start(1)), inside)
-        # Two escaped halves of one character come out as two; join them, and leave single halves alone.
+        # Two escaped surrogates become one character. A single surrogate stays as it is.
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
     def _unescape(self, escape: re.Match[str], begin: int) -> str:
@@ -194,7 +200,7 @@ class _Reader:
         plain = _PLAIN_ESCAPES.get(escape[3])
         if plain is None:
             self._at = begin + escape.start()
-            self._fail("an escape that is known")
+            self._fail("a known escape")
         return plain
 
     def _read_number(self) -> int | float:
@@ -215,7 +221,7 @@ class _Reader:
 
     def _skip_space(self) -> None:
         match = _SPACE.match(self._text, self._at)
-        assert match is not None  # it matches nothing as well
+        assert match is not None  # the pattern matches the empty string
         self._at = match.end()
 
     def _fail(self, expected: str) -> NoReturn:
@@ -226,7 +232,7 @@ class _Reader:
 
 
 class _Object:
-    """An object being read: the key whose value comes next, or that the next value is a key itself."""
+    """An object whose end was not read yet. If `awaits_key`, the next value is a key. Else it is the value of `key`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -239,17 +245,18 @@ _NOTHING: Any = object()
 
 
 def write(value: Any, *, bare_numbers: bool = False) -> str:
-    """Return the text that fastjson's pretty style has for the value, with the keys sorted.
+    """Return the text of a value in fastjson's pretty style, with sorted keys.
 
-    Objects are indented by tabs, None in them is left out, lists stay on one line. A key that is an int is
-    quoted, which every reader takes; with `bare_numbers` it is not, as fastjson itself does it.
+    Objects are indented by tabs, and lists are on one line. Fields of objects that are None are omitted. Keys that are
+    integers have quotes, because every reader accepts them. If `bare_numbers` is True, they have no quotes, as fastjson
+    writes them.
     """
     return _write(value, 0, bare_numbers)
 
 
 def _write(value: Any, depth: int, bare_numbers: bool) -> str:
     assert depth <= MAX_DEPTH, depth
-    if type(value) is int:  # first: a file of offsets is made of them
+    if type(value) is int:  # tested first, because most values in files of offsets are integers
         return str(value)
     if isinstance(value, Mapping):
         return _write_object(value, depth, bare_numbers)
@@ -283,6 +290,6 @@ def _quote(text: str) -> str:
         return encode_basestring(text)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a character: only its escape can be written
+    except UnicodeEncodeError:  # a single surrogate can only be written as an escape
         return json.dumps(text)
     return json.dumps(text, ensure_ascii=False)

@@ -1,22 +1,29 @@
-"""One file of the key index: which records have a key, by the key's hash.
+"""Index file: a file of the key index, which finds records by the hash of a key.
 
-    header (40) | slots (4 each) | units (20 each; unit 0 is never used)
+    header (40) | slots (4 each) | index entries (20 each; entry 0 is never used)
 
-A key's hash modulo the number of slots names a slot; the slot holds the number of the newest unit of its keys, each
-unit the number of the one before it, 0 for none. A unit says seconds since the file's first message: a hit is a
-candidate, and its record decides. Rules:
+Numbers in parentheses are bytes. The hash of a key modulo the number of slots is the number of the key's slot. The slot
+contains the number of its newest index entry. Each entry contains the number of the previous entry of the same slot, or
+0 if there is none. These entries are the chain of the slot. Different keys may have the same hash, so a lookup returns
+candidates, and the caller compares the key with that of the record.
 
-- the header counts units from 1, so the last one written is `next_unit` - 1; a file is full at its unit count;
-- how many slots and units a file has is not written in it: `learn_shape` finds out;
-- a file that follows a full one starts with that one's end in its header, and its first unit's seconds count
-  from there, while every reader adds them to the file's own begin. Here unit 1 has the header's begin as its time.
+- Entries are numbered from 1. The last one has the number `next_unit` - 1. A file is full when it has `unit_count` - 1
+  entries. `unit` is RocketMQ's word for an entry.
+- The file does not contain the number of its slots and entries. `learn_shape` determines both.
+- The header of a new file first contains the end time and end offset of the full file before it. The first entry's
+  `seconds` count from that time. The `seconds` of all other entries count from the first message of their own file,
+  because adding the first entry replaces the times in the header. So for entry 1, readers in this module ignore
+  `seconds` and use the begin time in the header.
+- In a chain, each entry must have a smaller number than the entry before it. So a walk ends even in a damaged chain.
 
-Chains come from disk and may be damaged: every step must go to a lower number, so no walk is endless.
 Source: IndexFile#putKey, #selectPhyOffset, IndexHeader, IndexService (4.9, 5.3).
+
+`IndexState` is the copy of the newest file's shape and header in the watermark. This copy is needed after a crash,
+because the header in the file may then be newer than the slots, and `learn_shape` cannot use such a file.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -28,57 +35,63 @@ INDEX_HEADER = np.dtype(
         ("end_timestamp", ">i8"),  # ms: store time of the last message
         ("begin_physical_offset", ">i8"),  # bytes in the commit log
         ("end_physical_offset", ">i8"),
-        ("used_slot_count", ">i4"),  # slots with at least one unit
-        ("next_unit", ">i4"),  # number of the unit to be written next; 0 in a new file means 1
+        ("used_slot_count", ">i4"),  # slots with at least one entry
+        ("next_unit", ">i4"),  # number of the next entry to write; 0 in a new file means 1
     ]
 )
+
+
 assert INDEX_HEADER.itemsize == 40
+INDEX_SLOT = np.dtype([("newest_unit", ">i4")])  # 0: the slot has no entry
 
-INDEX_SLOT = np.dtype([("newest_unit", ">i4")])  # 0: no key has this slot
+
 assert INDEX_SLOT.itemsize == 4
-
 INDEX_UNIT = np.dtype(
     [
         ("key_hash", ">i4"),  # java.index_key_hash of `topic#key`
         ("physical_offset", ">i8"),  # of the record
-        ("seconds", ">i4"),  # since the file's begin, see above
-        ("previous_unit", ">i4"),  # the next older one of this slot; 0: none
+        ("seconds", ">i4"),  # from the file's begin time to the record's store time; entry 1 differs, see the module
+        ("previous_unit", ">i4"),  # number of the previous (older) entry of this slot; 0 if there is none
     ]
 )
-assert INDEX_UNIT.itemsize == 20
 
-MAX_SECONDS = (1 << 31) - 1  # what a unit's `seconds` can say
-_SAMPLE_UNITS = 64  # looked at to confirm a guessed shape
+
+assert INDEX_UNIT.itemsize == 20
+MAX_SECONDS = (1 << 31) - 1  # maximum of an entry's `seconds`
+_SAMPLE_UNITS = 64  # number of entries that are read to confirm a guessed shape
 _CHUNK_UNITS = 1 << 18
 _MAX_GUESSES = 256
-Read: TypeAlias = Callable[[int, int], bytes]  # position, size -> bytes, fewer at the end of the file
+Read: TypeAlias = Callable[[int, int], bytes]  # (position, size) -> bytes of the file; fewer if the file ends before
 
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """How many slots and units (unit 0 included) a file has: maxHashSlotNum and maxIndexNum."""
+    """How many slots and entries a file has room for: a broker's maxHashSlotNum and maxIndexNum.
+
+    `unit_count` includes entry 0.
+    """
 
     slot_count: int = 5_000_000
     unit_count: int = 20_000_000
 
     @property
     def file_bytes(self) -> int:
-        """Return the length of a file of this shape: 420000040 for a broker's default."""
+        """Return the size of a file with this shape (bytes). With a broker's defaults it is 420000040."""
         return self.unit_position(self.unit_count)
 
     def slot_position(self, key_hash: int) -> int:
-        """Return where the slot of a hash stands, in bytes."""
+        """Return the position in the file (bytes) of the slot for `key_hash`."""
         return INDEX_HEADER.itemsize + key_hash % self.slot_count * INDEX_SLOT.itemsize
 
     def unit_position(self, number: int) -> int:
-        """Return where a unit stands, in bytes."""
+        """Return the position in the file (bytes) of the entry with this number."""
         units = INDEX_HEADER.itemsize + self.slot_count * INDEX_SLOT.itemsize
         return units + number * INDEX_UNIT.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """The header's fields as they are on disk: times in ms, offsets in bytes of the commit log."""
+    """The header's fields as stored: times in ms, offsets in bytes of the commit log."""
 
     begin_timestamp: int = 0
     end_timestamp: int = 0
@@ -89,17 +102,13 @@ class IndexHeader:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether the file has no unit yet."""
+        """Return whether the file has no entries."""
         return self.next_unit <= 1
-
-    def may_hold(self, begin_ms: int, end_ms: int) -> bool:
-        """Say whether messages stored in [begin_ms, end_ms] may be in the file (#isTimeMatched)."""
-        return not self.is_empty and begin_ms <= self.end_timestamp and end_ms >= self.begin_timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class IndexUnit:
-    """A unit met on a walk. `time_ms` is its message's store time, rounded down by less than a second."""
+class IndexEntry:
+    """An index entry. `time_ms` is the store time of its message, earlier than the exact time by less than a second."""
 
     number: int
     key_hash: int
@@ -109,17 +118,18 @@ class IndexUnit:
 
 @dataclass(frozen=True, slots=True)
 class ChainFault:
-    """A walk ended where no chain should: what is wrong with the bytes at `position`."""
+    """The chain of a slot is damaged at `position` (bytes in the file). `what` describes the damage."""
 
     position: int
     what: str
 
 
 class IndexFile:
-    """An index file to look things up in. `data` is its bytes, or a function that reads some of them.
+    """An index file for lookups. Several threads may use it at the same time.
 
-    Any number of walks at a time. Without `shape` it is learned when it is first needed; where it cannot be, nothing
-    is found. Reads only what a walk needs: of a whole file a few hundred bytes.
+    `data` contains the bytes of the file, or is a function that reads a part of it. In the second case `file_bytes` is
+    the size of the file. If `shape` is None, the shape is determined when it is first needed. If that fails, lookups
+    find nothing. A lookup reads only the slot and the entries of one chain, often a few hundred bytes.
     """
 
     def __init__(
@@ -132,59 +142,68 @@ class IndexFile:
             assert file_bytes is not None
             self._read, self._file_bytes = data, file_bytes
         else:
-            self._read, self._file_bytes = _reader_of(data), len(data)
+            self._read, self._file_bytes = lambda position, size: bytes(data[position : position + size]), len(data)
         self.header = decode_header(self._read(0, INDEX_HEADER.itemsize))
         self._shape = shape
 
     @property
     def shape(self) -> IndexShape | None:
-        """The file's shape, None where length and contents leave it open (see `learn_shape`)."""
+        """The file's shape, or None if `learn_shape` cannot determine it."""
         if self._shape is None:
             self._shape = learn_shape(self._read, self._file_bytes)
         return self._shape
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Yield the physical offsets of records that may have the key and lie in [begin_ms, end_ms], newest first.
+        """Yield the physical offsets of records that may have the key and a time in [begin_ms, end_ms], newest first.
 
-        None that qualifies is left out for the sake of its rounded time, as IndexFile#selectPhyOffset would;
-        the caller compares key and time with the record. A damaged chain ends at the damage (`walk` tells).
+        The caller must compare key and time with the record. Times are rounded, so some of the yielded records may be
+        outside the range. Unlike IndexFile#selectPhyOffset, this method misses no record inside the range. If the chain
+        is damaged, it ends there without an error; use `walk` to see the damage.
         """
-        if not self.header.may_hold(begin_ms, end_ms):
+        header = self.header
+        if header.is_empty or begin_ms > header.end_timestamp or end_ms < header.begin_timestamp:  # #isTimeMatched
             return
-        for unit in self.walk(key_hash):
-            if isinstance(unit, ChainFault) or unit.time_ms <= begin_ms - 1000:
-                return  # store times do not fall, so all that is older is too old as well
-            if unit.key_hash == key_hash and unit.time_ms <= end_ms:
-                yield unit.physical_offset
+        for entry in self.walk(key_hash):
+            if isinstance(entry, ChainFault) or entry.time_ms <= begin_ms - 1000:
+                return  # the store times of older entries are not later, so these are out of range too
+            if entry.key_hash == key_hash and entry.time_ms <= end_ms:
+                yield entry.physical_offset
 
-    def walk(self, key_hash: int) -> Iterator[IndexUnit | ChainFault]:
-        """Yield the units in the slot of a hash, newest first, those of other hashes too. A fault comes last."""
+    def walk(self, key_hash: int) -> Iterator[IndexEntry | ChainFault]:
+        """Yield all entries in the chain of the hash's slot, newest first. Entries of other hashes are included.
+
+        If the chain is damaged, the last element is a ChainFault.
+        """
         if self.header.is_empty or (shape := self.shape) is None:
             return
         position, limit = shape.slot_position(key_hash), shape.unit_count
         number = int.from_bytes(self._read(position, INDEX_SLOT.itemsize), "big", signed=True)
         while number:
-            # A slot may be newer than the header we read; the units of a chain go strictly down.
+            # The slot may be newer than the header, so the number is not compared with `next_unit`. It must only be
+            # smaller than the number before.
             if not 0 < number < limit:
-                yield ChainFault(position, f"unit number {number}, expected 0 to {limit - 1}")
+                yield ChainFault(position, f"entry number {number}, expected 0 to {limit - 1}")
                 return
             position, limit = shape.unit_position(number), number
             raw = self._read(position, INDEX_UNIT.itemsize)
             if len(raw) < INDEX_UNIT.itemsize:
-                yield ChainFault(position, f"{len(raw)} bytes of a unit of {INDEX_UNIT.itemsize}")
+                yield ChainFault(position, f"{len(raw)} bytes of an entry of {INDEX_UNIT.itemsize}")
                 return
-            unit = np.frombuffer(raw, INDEX_UNIT)[0]
-            seconds = 0 if number == 1 else int(unit["seconds"])
+            entry = np.frombuffer(raw, INDEX_UNIT)[0]
+            seconds = 0 if number == 1 else int(entry["seconds"])
             if seconds < 0:
                 yield ChainFault(position, f"time difference of {seconds} seconds")
                 return
             time_ms = self.header.begin_timestamp + seconds * 1000
-            yield IndexUnit(number, int(unit["key_hash"]), int(unit["physical_offset"]), time_ms)
-            number = int(unit["previous_unit"])
+            yield IndexEntry(number, int(entry["key_hash"]), int(entry["physical_offset"]), time_ms)
+            number = int(entry["previous_unit"])
 
 
 def decode_header(data: bytes) -> IndexHeader:
-    """Read a header. A file too short for one reads as an empty index. Never raises."""
+    """Decode the header at the begin of `data`. If `data` is too short, return the header of an empty file.
+
+    Never raises.
+    """
     if len(data) < INDEX_HEADER.itemsize:
         return IndexHeader()
     fields = np.frombuffer(data, INDEX_HEADER, 1)[0]
@@ -192,16 +211,18 @@ def decode_header(data: bytes) -> IndexHeader:
 
 
 def encode_header(header: IndexHeader) -> bytes:
-    """Write a header."""
+    """Return the 40 bytes of a header."""
     return np.array([tuple(getattr(header, name) for name in INDEX_HEADER.names or ())], INDEX_HEADER).tobytes()
 
 
 def learn_shape(read: Read, file_bytes: int, expected: IndexShape | None = None) -> IndexShape | None:
-    """Return a file's shape: the expected or the default one where the length is theirs, else what its contents prove.
+    """Return the shape of a file, or None if it cannot be determined.
 
-    Many shapes have one length. But the header knows the offsets in the first and the last unit, and each unit's
-    slot leads to it: that leaves one. None where it does not (a file without units): take the shape of a
-    neighbour, or the broker's settings maxHashSlotNum and maxIndexNum.
+    The `expected` shape is tried first, then a broker's default. A shape is returned if it matches the size and the
+    entries of the file. If neither matches, all shapes of this size are compared with the contents. The header has the
+    physical offsets of the first and the last entry, and the slot of each entry must contain the number of this entry
+    or of a newer one. Mostly this leaves one shape. If several shapes are left, or if the file has no entries, the
+    result is None. Then use the shape of another file, or the broker's maxHashSlotNum and maxIndexNum.
     """
     header = decode_header(read(0, INDEX_HEADER.itemsize))
     for guess in (expected or IndexShape(), IndexShape()):
@@ -211,18 +232,19 @@ def learn_shape(read: Read, file_bytes: int, expected: IndexShape | None = None)
     if header.is_empty or odd or words < 6:
         return None
     per_unit = INDEX_UNIT.itemsize // INDEX_SLOT.itemsize
-    # All shapes of this length have their units at the same positions modulo 20: read it all as units.
+    # In all shapes of this size, the positions of entries are the same modulo 20. So the whole file can be read as if
+    # it consisted of entries.
     shift = words % per_unit
     count = words // per_unit
     begins, ends = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     for first in range(0, count, _CHUNK_UNITS):
         position = INDEX_HEADER.itemsize + shift * INDEX_SLOT.itemsize + first * INDEX_UNIT.itemsize
         raw = read(position, min(_CHUNK_UNITS, count - first) * INDEX_UNIT.itemsize)
-        units = np.frombuffer(raw, INDEX_UNIT, len(raw) // INDEX_UNIT.itemsize)
-        part = slice(first, first + len(units))
-        begins[part] = (units["physical_offset"] == header.begin_physical_offset) & (units["key_hash"] > 0)
-        ends[part] = (units["physical_offset"] == header.end_physical_offset) & (units["key_hash"] > 0)
-    # Place q for unit 0 puts the first unit at q + 1 and the last one at q + next_unit - 1.
+        entries = np.frombuffer(raw, INDEX_UNIT, len(raw) // INDEX_UNIT.itemsize)
+        part = slice(first, first + len(entries))
+        begins[part] = (entries["physical_offset"] == header.begin_physical_offset) & (entries["key_hash"] > 0)
+        ends[part] = (entries["physical_offset"] == header.end_physical_offset) & (entries["key_hash"] > 0)
+    # If entry 0 is at index q of this array, the first entry is at q + 1, and the last one at q + next_unit - 1.
     last = header.next_unit - 1
     guesses = np.flatnonzero(begins[1 : max(count - last + 1, 1)] & ends[last:])
     shapes = [IndexShape(shift + per_unit * q, count - q) for q in guesses[:_MAX_GUESSES].tolist() if shift + q]
@@ -231,7 +253,7 @@ def learn_shape(read: Read, file_bytes: int, expected: IndexShape | None = None)
 
 
 def _agrees(read: Read, header: IndexHeader, shape: IndexShape) -> bool:
-    """Say whether units, looked at here and there, are as a writer leaves them if the file has this shape."""
+    """Return whether a sample of the file's entries and their slots is valid if the file has this shape."""
     last = header.next_unit - 1
     if last >= shape.unit_count:
         return False
@@ -239,18 +261,18 @@ def _agrees(read: Read, header: IndexHeader, shape: IndexShape) -> bool:
     raw = b"".join(read(shape.unit_position(number), INDEX_UNIT.itemsize) for number in numbers.tolist())
     if len(raw) < len(numbers) * INDEX_UNIT.itemsize:
         return False
-    units = np.frombuffer(raw, INDEX_UNIT)
-    slots = b"".join(read(shape.slot_position(key), INDEX_SLOT.itemsize) for key in units["key_hash"].tolist())
-    newest, previous = np.frombuffer(slots, INDEX_SLOT)["newest_unit"], units["previous_unit"]
-    is_good = (units["key_hash"] >= 0) & (units["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
+    entries = np.frombuffer(raw, INDEX_UNIT)
+    slots = b"".join(read(shape.slot_position(key), INDEX_SLOT.itemsize) for key in entries["key_hash"].tolist())
+    newest, previous = np.frombuffer(slots, INDEX_SLOT)["newest_unit"], entries["previous_unit"]
+    is_good = (entries["key_hash"] >= 0) & (entries["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
     return bool((is_good & (numbers <= newest) & (newest < shape.unit_count)).all())
 
 
 class IndexFileWriter:
-    """Puts keys into an index file. `buffer` is the whole file, writable; it is changed in place.
+    """Adds keys to an index file in place. `buffer` is the content of the complete file. Not thread-safe.
 
-    One thread. Every byte comes out as RocketMQ's own writer leaves it. Without `previous` the file goes on where
-    its header says; a new file is all zeros, and `previous` is the header of the full file before it.
+    The result has the same bytes as that of RocketMQ's writer. To begin a new file after a full one, give a buffer of
+    zeros, and the full file's header as `previous`. If `previous` is None, writing continues after the last entry.
     """
 
     def __init__(self, buffer: NDArray[np.uint8], shape: IndexShape, previous: IndexHeader | None = None) -> None:
@@ -270,16 +292,19 @@ class IndexFileWriter:
 
     @property
     def header(self) -> IndexHeader:
-        """The header as it is now."""
+        """The file's current header."""
         return decode_header(self._header.tobytes())
 
     @property
     def is_full(self) -> bool:
-        """Say whether the next key needs the next file."""
+        """Return whether the file has no room for another key."""
         return self.header.next_unit >= self.shape.unit_count
 
     def put(self, key_hash: int, physical_offset: int, store_time_ms: int) -> bool:
-        """Add a key of a record; False, and nothing changed, in a full file. Puts come in the order of the log."""
+        """Add a key of the record at `physical_offset`. Call this in the order of the records in the log.
+
+        Returns True if the key was added. If the file is full, returns False and does not change the file.
+        """
         assert 0 <= key_hash < 1 << 31, key_hash
         header = self.header
         number = max(header.next_unit, 1)
@@ -289,7 +314,7 @@ class IndexFileWriter:
         newest = int(self._slots[slot])
         previous = newest if 0 < newest <= number else 0
         seconds = 0
-        if header.begin_timestamp > 0:  # before the first key it is the previous file's end: the quirk above
+        if header.begin_timestamp > 0:  # for the first key this is the end time of the previous file, see the module
             seconds = min(max((store_time_ms - header.begin_timestamp) // 1000, 0), MAX_SECONDS)
         self._units[number] = (key_hash, physical_offset, seconds, previous)
         self._slots[slot] = number
@@ -303,5 +328,43 @@ class IndexFileWriter:
         return True
 
 
-def _reader_of(data: bytes | NDArray[np.uint8]) -> Read:
-    return lambda position, size: bytes(data[position : position + size])
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """Name, shape and header of the newest index file, as separate fields for JSON.
+
+    If the store has no index file, `name` is "" and all numbers are 0. If the shape of the file is unknown,
+    `slot_count` is 0. No key was added to such a file.
+    """
+
+    name: str = ""
+    slot_count: int = 0
+    unit_count: int = 0
+    begin_timestamp: int = 0
+    end_timestamp: int = 0
+    begin_physical_offset: int = 0
+    end_physical_offset: int = 0
+    used_slot_count: int = 0
+    next_unit: int = 0
+
+    @property
+    def shape(self) -> IndexShape | None:
+        """Return the file's shape, or None if it is unknown."""
+        return IndexShape(self.slot_count, self.unit_count) if self.slot_count else None
+
+    @property
+    def header(self) -> IndexHeader:
+        """Return the file's header."""
+        return IndexHeader(
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_physical_offset,
+            self.end_physical_offset,
+            self.used_slot_count,
+            self.next_unit,
+        )
+
+
+def state_of(name: str, shape: IndexShape | None, header: IndexHeader) -> IndexState:
+    """Return the state of a key index whose newest file has this name, shape and header."""
+    slot_count, unit_count = (shape.slot_count, shape.unit_count) if shape else (0, 0)
+    return IndexState(name, slot_count, unit_count, **asdict(header))

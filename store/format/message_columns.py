@@ -1,4 +1,7 @@
-"""Columns of rows that are to become messages -> runs of bytes and numbers, without nulls or kinds of strings."""
+"""Columns of messages that will be encoded: texts, keys, topics and numbers, one element per row.
+
+Texts become contiguous bytes, and numbers become arrays. Nulls are replaced; a mask marks the rows that had a value.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +14,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.format.filenames import check_sent_topic
-from rmq_spark.store.format.ragged import Bytes, Positions
-from rmq_spark.store.format.text_hashes import TextHashes
+from rmq_spark.store.format.byte_ranges import Bytes, Positions
+from rmq_spark.store.format.file_names import check_sent_topic
+from rmq_spark.store.format.message_ids import TextHashes
 
 _SPACE = ord(" ")
 _FIRST_BEYOND_ASCII = 0x80
 
 
 class RowFault(Exception):
-    """A row cannot become a message: `what` says why, and what is accepted. The caller knows where the row is from."""
+    """Row number `row` cannot become a message; `what` is the reason. The caller adds where the row came from."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(row, what)
@@ -29,9 +32,9 @@ class RowFault(Exception):
 
 @dataclass
 class Texts:
-    """One text (or body) a row: row `i` is `data[bounds[i] : bounds[i + 1]]`. Nulls have become empty.
+    """One text (or body) per row. The text of row `i` is `data[bounds[i] : bounds[i + 1]]`.
 
-    `given` marks the rows that were not null; None: all.
+    `given` marks the rows that were not null; None means that no row was null. The text of a null is empty.
     """
 
     data: Bytes
@@ -40,7 +43,11 @@ class Texts:
 
     @classmethod
     def of(cls, column: pa.Array) -> "Texts":
-        """Take a column of strings or bytes; bytes are copied only where nulls or another kind of string ask for it."""
+        """Return the texts of a column of strings or bytes.
+
+        The result shares the column's memory. The data is copied only if the column has nulls, or a type other than
+        pa.string() and pa.binary().
+        """
         given = None
         if column.type not in (pa.string(), pa.binary()):
             column = column.cast(pa.binary())
@@ -59,35 +66,38 @@ class Texts:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The bytes of each text."""
+        """The size in bytes of each text."""
         return np.diff(self.bounds)
 
     @cached_property
     def some_empty(self) -> bool:
-        """Whether a text is empty."""
+        """Whether at least one text is empty."""
         return not self.sizes.all()
 
     def array(self) -> pa.BinaryArray:
-        """Return the same bytes for Arrow, not copied."""
+        """Return the texts as an Arrow array that shares their memory."""
         offsets = pa.py_buffer(self.bounds.astype(np.int32))
         return pa.BinaryArray.from_buffers(pa.binary(), len(self), [None, offsets, pa.py_buffer(self.data)])
 
     def bytes(self, row: int) -> bytes:
-        """Return one text."""
+        """Return the text of one row."""
         return self.data[self.bounds[row] : self.bounds[row + 1]].tobytes()
 
     @cached_property
     def hashes(self) -> TextHashes:
-        """The hashes of each text."""
+        """An object that computes hashes of each text."""
         return TextHashes(self.data, self.bounds[:-1], self.bounds[1:])
 
+    def java_hashes(self) -> NDArray[np.int64]:
+        """Return Java's String#hashCode of each text as a signed number. The hash of an empty text is 0."""
+        return self.hashes.java().view(np.int32).astype(np.int64)
+
     def rows_with(self, byte: int) -> NDArray[np.int64]:
-        """Return for each such byte, in order, the row that has it."""
-        places = np.flatnonzero(self.data == byte)
-        return np.searchsorted(self.bounds, places, "right") - 1
+        """Return the row numbers of all occurrences of `byte`, ascending. A row with two of them is listed twice."""
+        return np.searchsorted(self.bounds, np.flatnonzero(self.data == byte), "right") - 1
 
     def first_invalid(self) -> int | None:
-        """Return the first row whose bytes are not UTF-8, None if all are."""
+        """Return the first row whose bytes are not valid UTF-8. Returns None if all rows are valid."""
         if not len(self.data) or self.data.max() < _FIRST_BEYOND_ASCII:
             return None
         offsets = pa.py_buffer(self.bounds.astype(np.int32))
@@ -99,13 +109,17 @@ class Texts:
         return None
 
     def words(self) -> tuple[NDArray[np.int64], TextHashes]:
-        """Return row and hashes of each word: what stands between single spaces and is not empty."""
+        """Return the row of each word, ascending, and an object that computes the words' hashes.
+
+        Words are the parts of a text between spaces. Empty parts are not words.
+        """
         spaces = np.flatnonzero(self.data == _SPACE)
         rows = np.arange(len(self))
         if not len(spaces) and not self.some_empty:
             return rows, self.hashes
         counts = np.bincount(self.rows_with(_SPACE), minlength=len(self)) + 1
-        # In their order each begin belongs to one end: the words cover all but the spaces.
+        # Words and empty parts cover all bytes except the spaces. So after sorting, the n-th begin and the n-th end
+        # belong to the same part.
         begins = np.sort(np.concatenate([self.bounds[:-1], spaces + 1]), kind="stable")
         ends = np.sort(np.concatenate([self.bounds[1:], spaces]), kind="stable")
         kept = ends > begins
@@ -113,7 +127,11 @@ class Texts:
 
 
 def join_rows(*pieces: bytes | pa.BinaryArray) -> pa.BinaryArray:
-    """Join pieces row by row; bytes are the same in all rows. At least one piece is a column, none has nulls."""
+    """Return for each row its pieces joined in the given order.
+
+    A piece is a column, or bytes that are used in every row. At least one piece must be a column. Columns must not
+    contain nulls.
+    """
     merged: list[Any] = []
     for piece in pieces:
         if isinstance(piece, bytes) and merged and isinstance(merged[-1], bytes):
@@ -122,13 +140,14 @@ def join_rows(*pieces: bytes | pa.BinaryArray) -> pa.BinaryArray:
             merged.append(piece)
     binary = pa.binary()
     scalars = (pa.scalar(piece, binary) if isinstance(piece, bytes) else piece for piece in (*merged, b""))
-    return pc.binary_join_element_wise(*scalars)  # the last one stands between them
+    return pc.binary_join_element_wise(*scalars)  # the last argument is the separator
 
 
 def keys_of(column: pa.Array) -> Texts:
-    """Take keys: strings with single spaces between keys, or lists of keys, of which nulls and empty ones are left out.
+    """Return the keys of each row as one text, separated by spaces.
 
-    A key that holds a space becomes several, as in RocketMQ (Message#setKeys).
+    `column` has such texts, or lists of keys. Nulls and empty keys in a list are omitted. A key that contains a space
+    becomes several keys, as in RocketMQ (Message#setKeys).
     """
     if not pa.types.is_list(column.type):
         return Texts.of(column)
@@ -149,19 +168,23 @@ def keys_of(column: pa.Array) -> Texts:
 
 @dataclass(frozen=True)
 class Topics:
-    """The topic of each row: `names[numbers[row]]`, or the only name where `numbers` is None."""
+    """The topic of each row. It is `names[numbers[row]]`; if `numbers` is None, all rows have the topic `names[0]`."""
 
     names: tuple[str, ...]
     numbers: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, column: pa.Array) -> "Topics":
-        """Take a column of topics, at least one row. Raises RowFault for a null or a topic that nobody may send to."""
+        """Return the topics of a column with at least one row.
+
+        Raises RowFault if a topic is null, or if clients must not send to it (`check_sent_topic`).
+        """
         texts = Texts.of(column)
         if texts.given is not None:
             raise RowFault(int(np.argmin(texts.given)), "its topic is null: give a column topic, or the option topic")
-        size = int(texts.bounds[1])
-        if len(texts.data) == size * len(texts) and (texts.sizes == size).all() and _repeats(texts.data, size):
+        size, data = int(texts.bounds[1]), texts.data
+        has_one_size = len(data) == size * len(texts) and bool((texts.sizes == size).all())
+        if has_one_size and (data[size:] == data[: len(data) - size]).all():  # all rows have the same topic
             topics = cls((texts.bytes(0).decode("utf-8", "replace"),), None)
         else:
             encoded = texts.array().dictionary_encode()
@@ -179,11 +202,14 @@ class Topics:
         return self.names[0 if self.numbers is None else self.numbers[row]]
 
     def first_row(self, number: int) -> int:
-        """Return the first row with the topic of this number."""
+        """Return the first row with the topic `names[number]`."""
         return 0 if self.numbers is None else int(np.argmax(self.numbers == number))
 
     def per_row(self, values: Sequence[int], dtype: type[np.generic]) -> NDArray[Any]:
-        """Return the value of each row's topic; one element, for all rows, where there is only one topic."""
+        """Return for each row the value of its topic. `values` has one value for each of `names`.
+
+        If `numbers` is None, the result has only one element, which numpy broadcasts to all rows.
+        """
         array: NDArray[Any] = np.array(values, dtype)
         return array if self.numbers is None else array[self.numbers]
 
@@ -196,21 +222,16 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _repeats(data: Bytes, period: int) -> bool:
-    """Say whether the bytes are the first `period` of them again and again."""
-    return bool((data[period:] == data[: len(data) - period]).all())
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A number for each row, and which rows were given one."""
+    """A number for each row, and a mask of the rows for which a number was given."""
 
     values: NDArray[Any]
     mask: NDArray[np.bool_]
 
     @classmethod
     def of(cls, column: pa.Array) -> "Given":
-        """Take a column of ints; what was null is 0."""
+        """Return the numbers of a column of integers. A null becomes 0 and is not marked in `mask`."""
         values = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         if not column.null_count:
             return cls(values, np.ones(len(column), np.bool_))

@@ -1,25 +1,32 @@
-"""The properties of a message: `name 0x01 value 0x02` again and again, one text in each record.
+"""The properties string of a message, `name 0x01 value 0x02` repeated: parse it, encode it, edit it.
 
-Rules (MessageDecoder#string2messageProperties, 5.3): parts are split at 0x02, and the last one may lack it
-(4.9 writes none there); a part counts only with at least one byte on both sides of its first 0x01, so empty
-names and values are lost; a value may hold further 0x01; of two names that read the same the later one wins.
+Parsing rules (MessageDecoder#string2messageProperties, 5.3):
+- 0x02 ends a pair. After the last pair it may be missing, as 4.9 does not write it there.
+- The first 0x01 of a pair separates name and value. Further 0x01 belong to the value.
+- A pair with an empty name or an empty value is ignored.
+- If two pairs have the same decoded name, the value of the later pair is used.
 
-`parse` is the obvious one-message reader, `PropertyPairs` reads the texts of many messages at once.
+`parse` reads one message. `PropertyPairs` reads many messages at once. `edit_properties` removes and sets properties of
+many messages. Its results have the same properties as RocketMQ would write, but in another order. They do not contain
+ignored pairs, and end with 0x02. Source: MessageDecoder#messageProperties2String (4.9, 5.3).
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.format.ragged import Bytes, as_text, is_text, take_ranges
+from rmq_spark.store.format.byte_ranges import Bytes, as_text, is_text, take_ranges
+from rmq_spark.store.format.message_columns import Texts, join_rows
 
 NAME_VALUE_SEPARATOR = 1
 PROPERTY_SEPARATOR = 2
-
+MAX_PROPERTIES_BYTES = 32767  # the largest signed number of two bytes
 TAGS = "TAGS"
 KEYS = "KEYS"
 UNIQ_KEY = "UNIQ_KEY"
@@ -27,14 +34,14 @@ RETRY_TOPIC = "RETRY_TOPIC"
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
 WAIT = "WAIT"
-
+RECORD_CRC = "__CRC32#"  # a CRC of the record with this property, so it is not valid in a copy of the record
 _WORD_BYTES = 8  # names are compared in words of eight bytes
 _LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
-_MANY_NAMES = 24  # from here on comparing each pair of a row's names costs more than going row by row
+_MANY_NAMES = 24  # with this many names in a row or more, comparing each two names is slower than a loop over rows
 
 
 def parse(text: bytes) -> dict[str, str]:
-    """Return the properties of one message, in the order they are written. Never raises."""
+    """Return the properties of one message, as a dict from names to values in the order of the string. Never raises."""
     properties = {}
     for part in text.split(b"\x02"):
         name, separator, value = part.partition(b"\x01")
@@ -44,21 +51,23 @@ def parse(text: bytes) -> dict[str, str]:
 
 
 def encode(properties: dict[str, str]) -> bytes:
-    """Write properties with a trailing 0x02 (MessageDecoder#messageProperties2String, 5.2 and later).
+    """Return the properties string of one message. It ends with 0x02, as in 5.2 and later.
 
-    Raises ValueError for an empty name, a separator in a name, or 0x02 in a value.
+    Raises ValueError if a name is empty or contains 0x01 or 0x02, or if a value contains 0x02.
+    Source: MessageDecoder#messageProperties2String.
     """
     for name, value in properties.items():
         if not name or "\x01" in name or "\x02" in name or "\x02" in value:
-            raise ValueError(f"property {name!r}={value!r}: empty name, or a separator in it")
+            raise ValueError(f"property {name!r}={value!r} has an empty name or contains a separator")
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
 
 
 @dataclass(slots=True)
 class PropertyPairs:
-    """All name-value pairs of many messages: begins and ends (bytes in `text`) of names and values.
+    """All name-value pairs of many messages, as positions (bytes) in `text`.
 
-    `pair_ends[row]` counts the pairs of the rows up to and including `row`. Pairs keep their written order.
+    Pairs are in the order of the messages and of their strings. Arrays have one element per pair, except `pair_ends`:
+    `pair_ends[row]` is the number of pairs in all rows up to and including `row`.
     """
 
     text: Bytes
@@ -67,14 +76,14 @@ class PropertyPairs:
     value_ends: NDArray[np.int64]
     pair_ends: NDArray[np.int64]
     _words: NDArray[np.uint64]
-    width: int = 0  # names of every row, where all rows have the same ones in the same order
-    is_text: bool = False  # all of it is UTF-8
+    width: int = 0  # the number of names in each row if all rows have the same names in the same order, otherwise 0
+    is_text: bool = False  # whether all of `text` is valid UTF-8
 
     @classmethod
     def split(cls, texts: pa.BinaryArray) -> "PropertyPairs":
-        """Split the properties texts of all rows. `texts` has no nulls."""
+        """Return the pairs of all rows. `texts` has the properties string of each row, and must not contain nulls."""
         data, ends = _terminated(texts)
-        separators = np.flatnonzero((data - 1) < 2)  # 0 wraps to 255: two compares in one
+        separators = np.flatnonzero((data - 1) < 2)  # 0 wraps to 255, so one comparison finds 1 and 2
         name_ends, value_ends = separators[0::2], separators[1::2]
         if (data[name_ends] != NAME_VALUE_SEPARATOR).any() or (data[value_ends] != PROPERTY_SEPARATOR).any():
             name_ends = separators[data[separators] == NAME_VALUE_SEPARATOR]
@@ -88,7 +97,8 @@ class PropertyPairs:
         if regular:
             good = (name_ends > name_begins) & (name_ends + 1 < value_ends)
         if not regular or not good.all():
-            # Somewhere a part has no 0x01, or several, or an empty side: look for the first one in each.
+            # A part between two 0x02 has no 0x01 or several ones, or an empty name or value. So search the first 0x01
+            # of each part.
             padded = np.append(name_ends, len(data))
             name_ends = padded[np.searchsorted(name_ends, name_begins)]
             good = (name_ends > name_begins) & (name_ends + 1 < value_ends)
@@ -101,9 +111,10 @@ class PropertyPairs:
         return pairs
 
     def _common_width(self) -> int:
-        """Return how many names every row has if all rows have the same names in the same order, else 0.
+        """Return the number of names in each row if all rows have the same names in the same order, otherwise 0.
 
-        Messages of one producer nearly always do; then one row's names stand for all.
+        Messages of one producer nearly always have the same names. Then `find` only searches the names of the first
+        row.
         """
         width, rest = divmod(len(self.name_begins), max(len(self.pair_ends), 1))
         if not width or rest or not np.array_equal(self.pair_ends, np.arange(1, len(self.pair_ends) + 1) * width):
@@ -126,7 +137,10 @@ class PropertyPairs:
         return [self.text[self.name_begins[at] : self.name_ends[at]].tobytes() for at in range(self.width)]
 
     def find(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return begin and end of the named value for every row, -1 where it is missing."""
+        """Return two arrays: the begin and the end of the property's value in `text`, for each row (bytes).
+
+        Both are -1 if the row does not have the property.
+        """
         wanted = name.encode()
         if self.width:
             columns = [column for column, first in enumerate(self._first_names()) if first == wanted]
@@ -143,12 +157,13 @@ class PropertyPairs:
         rows = np.searchsorted(self.pair_ends, pairs, side="right")
         begins = np.full(len(self.pair_ends), -1, np.int64)
         ends = begins.copy()
-        begins[rows] = self.name_ends[pairs] + 1  # of equal rows numpy keeps the last: the later one wins
+        # If a row occurs twice in `rows`, numpy keeps the last value, so the later pair is used.
+        begins[rows] = self.name_ends[pairs] + 1
         ends[rows] = self.value_ends[pairs]
         return begins, ends
 
     def column(self, name: str) -> pa.StringArray:
-        """Return the named value of every row as text, null where it is missing."""
+        """Return the value of the property `name` in every row, as text. It is null if the row does not have it."""
         begins, ends = self.find(name)
         missing = begins < 0
         if missing.any():
@@ -156,17 +171,20 @@ class PropertyPairs:
         return as_text(take_ranges(self.text, begins, ends), missing, checked=self.is_text)
 
     def maps(self) -> pa.MapArray:
-        """Return all properties of every row as map<string, string>, without shadowed duplicates."""
+        """Return all properties of every row as map<string, string>.
+
+        If a row has the same name several times, only the last one is returned.
+        """
         begins, ends, value_ends = self.name_begins, self.name_ends, self.value_ends
         row_ends = self.pair_ends
         first_names = self._first_names()
-        if self.width and len(set(map(_as_read, first_names))) == self.width:
+        if self.width and len(set(map(_decode_name, first_names))) == self.width:
             values = as_text(take_ranges(self.text, ends + 1, value_ends), checked=self.is_text)
             offsets = np.arange(0, len(ends) + 1, self.width, dtype=np.int32)
             return pa.MapArray.from_arrays(pa.array(offsets), tiled_names(tuple(first_names), len(row_ends)), values)
         shadowed = self._shadowed()
         if not self.is_text:
-            self._shadow_odd_rows(shadowed)
+            self._shadow_invalid_rows(shadowed)
         if shadowed.any():
             kept = ~shadowed
             row_ends = np.concatenate([[0], np.cumsum(kept)])[row_ends]
@@ -178,7 +196,7 @@ class PropertyPairs:
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
     def _shadowed(self) -> NDArray[np.bool_]:
-        """Mark every pair whose name comes again later in its row."""
+        """Return a mask of the pairs whose name is repeated later in the row."""
         shadowed = np.zeros(len(self.name_begins), np.bool_)
         firsts = np.concatenate([[0], self.pair_ends[:-1]])
         widths = self.pair_ends - firsts
@@ -191,7 +209,7 @@ class PropertyPairs:
                 for row in rows:
                     self._shadow_row(range(firsts[row], self.pair_ends[row]), shadowed)
                 continue
-            if len(rows) == len(widths):  # all rows have as many: no need to gather
+            if len(rows) == len(widths):  # all rows have this width, so the arrays need no indexing
                 words, lengths = self._words.reshape(-1, width).T, sizes.reshape(-1, width).T
             else:
                 pairs = firsts[rows][:, None] + np.arange(width)
@@ -205,33 +223,36 @@ class PropertyPairs:
                         self._shadow_row(range(firsts[row], self.pair_ends[row]), shadowed)
         return shadowed
 
-    def _shadow_odd_rows(self, shadowed: NDArray[np.bool_]) -> None:
-        """Decide the rows with a name that is no UTF-8: names of different bytes may read the same there."""
+    def _shadow_invalid_rows(self, shadowed: NDArray[np.bool_]) -> None:
+        """Correct the mask `shadowed` in the rows that have a name with invalid UTF-8.
+
+        Such names may have different bytes and be decoded to the same text, so decoded names are compared.
+        """
         names = take_ranges(self.text, self.name_begins, self.name_ends)
-        odd = np.flatnonzero(pc.not_equal(names, as_text(names).cast(pa.binary())).to_numpy(zero_copy_only=False))
-        for row in np.unique(np.searchsorted(self.pair_ends, odd, side="right")).tolist():
+        invalid = np.flatnonzero(pc.not_equal(names, as_text(names).cast(pa.binary())).to_numpy(zero_copy_only=False))
+        for row in np.unique(np.searchsorted(self.pair_ends, invalid, side="right")).tolist():
             first = int(self.pair_ends[row - 1]) if row else 0
             self._shadow_row(range(first, int(self.pair_ends[row])), shadowed)
 
     def _shadow_row(self, pairs: range, shadowed: NDArray[np.bool_]) -> None:
-        """Decide one row exactly, by its whole names as they read."""
+        """Set the mask `shadowed` for the pairs of one row, by comparing their decoded names."""
         seen = set()
         for pair in reversed(pairs):
-            name = _as_read(self.text[self.name_begins[pair] : self.name_ends[pair]].tobytes())
+            name = _decode_name(self.text[self.name_begins[pair] : self.name_ends[pair]].tobytes())
             shadowed[pair] = name in seen
             seen.add(name)
 
 
-def _as_read(name: bytes) -> str:
+def _decode_name(name: bytes) -> str:
     return name.decode("utf-8", "replace")
 
 
 def tiled_names(names: tuple[bytes, ...], count: int) -> pa.StringArray:
-    """Return the names again and again, `count` times."""
+    """Return a column with the sequence of names, repeated `count` times."""
     return _power_of_two_times(names, max(count - 1, 0).bit_length()).slice(0, len(names) * count)
 
 
-@lru_cache(maxsize=2)  # one producer's batches are alike: the same array serves them all
+@lru_cache(maxsize=2)  # batches of one producer have the same names, so they share one array
 def _power_of_two_times(names: tuple[bytes, ...], power: int) -> pa.StringArray:
     count = 1 << power
     joined = np.frombuffer(b"".join(names), np.uint8)
@@ -245,29 +266,30 @@ def _power_of_two_times(names: tuple[bytes, ...], power: int) -> pa.StringArray:
 
 
 def _count_pairs(value_ends: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each row how many pairs end before the row's end. A row's last byte is its last 0x02."""
+    """Return for each row the number of pairs in all rows up to its end. A row ends with its last 0x02."""
     width, rest = divmod(len(value_ends), max(len(ends), 1))
     if width and not rest and np.array_equal(value_ends[width - 1 :: width], ends - 1):
-        return np.arange(width, len(value_ends) + 1, width)  # every row has as many: no search
+        return np.arange(width, len(value_ends) + 1, width)  # all rows have `width` pairs, so no search is needed
     return np.searchsorted(value_ends, ends)
 
 
 def _terminated(texts: pa.BinaryArray) -> tuple[Bytes, NDArray[np.int64]]:
-    """Return the rows' bytes, each row ending in 0x02 and eight spare bytes after all, and the rows' ends."""
+    """Return the bytes of all rows as one array, and the end of each row in it.
+
+    If a row is not empty and does not end with 0x02, it gets one. After the last row the array has eight zeros.
+    """
     data, ends = _flat(texts)
-    ends_well = np.zeros(len(texts), np.bool_)
+    is_terminated = np.zeros(len(texts), np.bool_)
     filled = np.diff(ends, prepend=0) > 0
-    ends_well[filled] = data[ends[filled] - 1] == PROPERTY_SEPARATOR
-    if not ends_well.all() and filled.any():
-        closing = pa.scalar(b"\x02", pa.binary())
-        joined = pc.binary_join_element_wise(texts, closing, pa.scalar(b"", pa.binary()))
-        kept = pc.if_else(pa.array(filled & ~ends_well), joined, texts)
-        data, ends = _flat(kept)
+    is_terminated[filled] = data[ends[filled] - 1] == PROPERTY_SEPARATOR
+    if not is_terminated.all() and filled.any():
+        joined = pc.binary_join_element_wise(texts, pa.scalar(_ENDING, pa.binary()), pa.scalar(b"", pa.binary()))
+        data, ends = _flat(pc.if_else(pa.array(filled & ~is_terminated), joined, texts))
     return np.concatenate([data, np.zeros(_WORD_BYTES, np.uint8)]), ends
 
 
 def _flat(texts: pa.BinaryArray) -> tuple[Bytes, NDArray[np.int64]]:
-    """Return the bytes of all rows in one run, and where each row ends in it."""
+    """Return the bytes of all rows as one array, and the end of each row in it."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(texts) + 1, texts.offset * 4).astype(np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
@@ -276,10 +298,85 @@ def _flat(texts: pa.BinaryArray) -> tuple[Bytes, NDArray[np.int64]]:
 
 
 def _word_at(data: Bytes, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the eight bytes at each position as one little-endian number; needs no alignment."""
+    """Return the eight bytes at each position as a little-endian number. Positions may be unaligned."""
     view: NDArray[np.uint64] = np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, strides=(1,))
     return view[np.minimum(positions, len(view) - 1)]
 
 
 def _first_word(name: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(name[:_WORD_BYTES], "little"))
+
+
+# The new value of a property: bytes that are the same in all rows, or a column with a value for each row. If the column
+# is null in a row, the row keeps its old value.
+Put: TypeAlias = bytes | pa.BinaryArray
+_ENDING = bytes([PROPERTY_SEPARATOR])
+
+
+def edit_properties(
+    texts: pa.BinaryArray,
+    dropped: Collection[str],
+    put: Mapping[str, Put],
+    dropped_where: Mapping[str, NDArray[np.bool_]] | None = None,
+) -> pa.BinaryArray:
+    """Return the properties strings without the properties `dropped`, and with the properties in `put`.
+
+    `dropped_where` maps names to masks of the rows from which only these properties are removed. `texts` must not
+    contain nulls. The names and values in `put` must not contain separators, and the values must not be empty.
+    """
+    assert not texts.null_count
+    if not len(texts):
+        return texts
+    masks: dict[str, NDArray[np.bool_] | None] = {**(dropped_where or {})}
+    for name, value in put.items():
+        given, other = _given_rows(value), masks.get(name)
+        masks[name] = given if given is None or other is None else given | other
+    kept = _without(texts, {**masks, **dict.fromkeys(dropped)})
+    pieces: list[bytes | pa.BinaryArray] = [kept.array()]
+    for name, value in put.items():
+        prefix = name.encode() + b"\x01"
+        pieces.append(prefix + value + _ENDING if isinstance(value, bytes) else _pairs_of(prefix, value))
+    return join_rows(*pieces)
+
+
+def _without(texts: pa.BinaryArray, masks: Mapping[str, NDArray[np.bool_] | None]) -> Texts:
+    """Return the properties strings without some pairs.
+
+    `masks` maps the name of each property to a mask of the rows from which it is removed. None means all rows.
+    """
+    pairs = PropertyPairs.split(texts)
+    rows = np.repeat(np.arange(len(texts)), np.diff(pairs.pair_ends, prepend=0))
+    names = take_ranges(pairs.text, pairs.name_begins, pairs.name_ends)
+    stays = ~_are(names, [name for name, mask in masks.items() if mask is None])
+    for name, mask in masks.items():
+        if mask is not None and mask.any():
+            stays &= ~(_are(names, [name]) & mask[rows])
+    begins, ends = pairs.name_begins[stays], pairs.value_ends[stays] + 1
+    kept_before = np.concatenate([[0], np.cumsum(stays)])
+    bytes_before = np.concatenate([[0], np.cumsum(ends - begins)])
+    bounds = bytes_before[kept_before[np.concatenate([[0], pairs.pair_ends])]]
+    return Texts(Texts.of(take_ranges(pairs.text, begins, ends)).data, bounds)
+
+
+def _given_rows(value: Put) -> NDArray[np.bool_] | None:
+    """Return a mask of the rows that get a new value. Returns None if all rows get one."""
+    if isinstance(value, bytes) or not value.null_count:
+        return None
+    given: NDArray[np.bool_] = value.is_valid().to_numpy(zero_copy_only=False)
+    return given
+
+
+def _are(names: pa.BinaryArray, wanted: list[str]) -> NDArray[np.bool_]:
+    """Return for each name whether it is one of `wanted`."""
+    value_set = pa.array([name.encode() for name in wanted], pa.binary())
+    found: NDArray[np.bool_] = pc.is_in(names, value_set).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _pairs_of(prefix: bytes, values: pa.BinaryArray) -> pa.BinaryArray:
+    """Return the name-value pair of each row. `prefix` is the name and 0x01. If a value is null, the pair is empty."""
+    values = values.cast(pa.binary())
+    joined = pc.binary_join_element_wise(
+        pa.scalar(prefix, pa.binary()), values, pa.scalar(_ENDING, pa.binary()), pa.scalar(b"", pa.binary())
+    )  # null where the value is null
+    return pc.fill_null(joined, pa.scalar(b"", pa.binary()))

@@ -1,18 +1,22 @@
-"""The registry of queues, `rmq/queues`: which queues our writers have made in a store. A broker ignores it.
+"""Queue registry, `rmq/queues`: the queues that rmq-spark created in a store. A broker ignores the file.
 
-A queue without files is empty, or its files are lost: the folders alone do not show which. The file is a log of lines,
-each a CRC-32 (8 hex digits) and a JSON object. A file with a line that is
-torn or damaged does not count, for readers and for writers: the next writer makes it again from the folders.
+If a queue has no files, it is empty, or its files are lost. The folders do not show which of these is true, but the
+registry does. The file is a log of lines. Each line contains a CRC-32 (8 hex digits) and a JSON object. If a line is
+torn or damaged, readers and writers ignore the whole file, and the next writer rebuilds it from the folders.
 
 | field | meaning |
 | --- | --- |
 | `v` | version of the format |
-| `topics` | topics that were made, and where the log ended then: they have no queue of an earlier line or record |
-| `queues` | queues that got a file, by topic: queue id and physical offset of the first record, -1 if unknown |
-| `unsearched` | physical offsets [begin, end) of records that a broker wrote: they may have queues that no line names |
-| `found` | queues without files that a search of such records has found, as in `queues`: only writers use them |
-| `rolls` | queues with several files, by topic: queue id, first unit of the newest, physical offset of its record |
-| `configs` | CRC-32 of the text of topics.json before and after our last change: with another text, others changed it |
+| `topics` | topics that were created, and the end of the log at that time (bytes) |
+| `queues` | queues that got a file, by topic: queue id, and physical offset of the first record (-1 if unknown) |
+| `unsearched` | physical offsets [begin, end) of records by a broker, so their queues may not be in the registry |
+| `found` | queues without files that have records in such a range, in the form of `queues`; only writers search |
+| `rolls` | queues with several files, by topic: queue id, number of the newest file's first entry, physical offset |
+| `configs` | CRC-32 of topics.json before and after rmq-spark's last change to it |
+
+A topic in `topics` is new. If a topic of the same name existed before, the queues in earlier lines and the records
+before that end of the log belong to the deleted topic. If the CRC-32 of topics.json is not one of `configs`, another
+process has changed it.
 """
 
 import json
@@ -21,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 VERSION = 1
 _CRC_DIGITS = 8
@@ -29,19 +33,25 @@ _CRC_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class RegistryLine:
-    """One line of a registry. None leaves the older value; places are physical offsets of first records."""
+    """One line of a registry, in which None keeps the value of earlier lines.
+
+    `topics` maps each created topic to the end of the log at that time. `queues` and `found` map each queue to the
+    physical offset of its first record. `rolls` maps each queue to the number of the first entry in its newest file and
+    the physical offset of this entry's record.
+    """
 
     topics: Mapping[str, int] = field(default_factory=dict)
     queues: Mapping[QueueKey, int] = field(default_factory=dict)
     unsearched: tuple[int, int] | None = None
     found: Mapping[QueueKey, int] = field(default_factory=dict)
     configs: tuple[int, ...] | None = None
-    rolls: Mapping[QueueKey, tuple[int, int]] = field(default_factory=dict)  # unit 0: as if it had one file
+    # An entry 0 means that nothing is known about the queue's newest file.
+    rolls: Mapping[QueueKey, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class RegisteredQueues:
-    """The content of a registry: all its lines together. The fields are those of the lines."""
+    """The content of a registry after all its lines were applied. The fields mean the same as in `RegistryLine`."""
 
     queues: dict[QueueKey, int] = field(default_factory=dict)
     topics: dict[str, int] = field(default_factory=dict)
@@ -51,23 +61,27 @@ class RegisteredQueues:
     rolls: dict[QueueKey, tuple[int, int]] = field(default_factory=dict)
 
     def knows(self, text: bytes) -> bool:
-        """Say whether this text of topics.json is ours: with another one, others have changed it."""
+        """Return whether `text` is what topics.json contained directly before or after rmq-spark's last change to it.
+
+        If not, another process has changed topics.json.
+        """
         return zlib.crc32(text) in self.configs
 
     def is_older(self, text: bytes) -> bool:
-        """Say whether a text of topics.json is that from before our last change of it: queues made since may be lost.
+        """Return whether `text` is what topics.json contained before rmq-spark's last change to it.
 
-        Our writers write the line before the file. A crash in between leaves the older text, too, and no queue of the
-        topics that were about to be made.
+        Then the change may be lost, and topics with queues may be missing in topics.json. There is another reason for
+        the older text: a writer appends the line to the registry before it changes topics.json, so a crash in between
+        leaves the older text. In this case no queue of the new topics exists.
         """
         return self.knows(text) and zlib.crc32(text) != self.configs[-1]
 
     def add(self, line: RegistryLine) -> None:
-        """Apply one line."""
+        """Apply one line. Topics in `line.topics` are new, so queues of topics with these names are removed first."""
         if line.topics:
             self.topics.update(line.topics)
-            self.queues = {key: place for key, place in self.queues.items() if key.topic not in line.topics}
-            self.found = {key: place for key, place in self.found.items() if key.topic not in line.topics}
+            self.queues = {key: first for key, first in self.queues.items() if key.topic not in line.topics}
+            self.found = {key: first for key, first in self.found.items() if key.topic not in line.topics}
             self.rolls = {key: roll for key, roll in self.rolls.items() if key.topic not in line.topics}
         self.queues.update(line.queues)
         self.found.update(line.found)
@@ -79,7 +93,7 @@ class RegisteredQueues:
 
 
 def encode_line(line: RegistryLine) -> bytes:
-    """Return the bytes of one line."""
+    """Return the bytes of one line of the registry."""
     value: dict[str, Any] = {"v": VERSION, "topics": dict(line.topics), "queues": _by_topic(line.queues)}
     if line.found:
         value["found"] = _by_topic(line.found)
@@ -89,8 +103,8 @@ def encode_line(line: RegistryLine) -> bytes:
         value["configs"] = line.configs
     if line.rolls:
         rolls: dict[str, list[tuple[int, int, int]]] = {}
-        for key, (unit, place) in line.rolls.items():
-            rolls.setdefault(key.topic, []).append((key.queue_id, unit, place))
+        for key, (entry, physical_offset) in line.rolls.items():
+            rolls.setdefault(key.topic, []).append((key.queue_id, entry, physical_offset))
         value["rolls"] = rolls
     text = json.dumps(value, separators=(",", ":")).encode()
     return b"%0*x" % (_CRC_DIGITS, zlib.crc32(text)) + text + b"\n"
@@ -98,13 +112,16 @@ def encode_line(line: RegistryLine) -> bytes:
 
 def _by_topic(queues: Mapping[QueueKey, int]) -> dict[str, list[tuple[int, int]]]:
     by_topic: dict[str, list[tuple[int, int]]] = {}
-    for key, place in queues.items():
-        by_topic.setdefault(key.topic, []).append((key.queue_id, place))
+    for key, physical_offset in queues.items():
+        by_topic.setdefault(key.topic, []).append((key.queue_id, physical_offset))
     return by_topic
 
 
 def decode_registry(data: bytes) -> tuple[RegisteredQueues, int]:
-    """Return the content of a registry and the length in bytes of its complete lines. Never raises."""
+    """Return the content of a registry, and the size of its valid lines (bytes). Never raises.
+
+    Lines after the first damaged line are ignored. If the size is smaller than `data`, the registry is damaged.
+    """
     found, length = RegisteredQueues(), 0
     for line in data.splitlines(keepends=True):
         text = line[_CRC_DIGITS:-1]
@@ -130,16 +147,16 @@ def _decode_line(text: bytes) -> RegistryLine:
     configs = tuple(int(crc) for crc in value["configs"]) if "configs" in value else None
     topics = {str(topic): int(end) for topic, end in value["topics"].items()}
     rolls = {
-        QueueKey(str(topic), int(queue_id)): (int(unit), int(place))
+        QueueKey(str(topic), int(queue_id)): (int(entry), int(physical_offset))
         for topic, listed in value.get("rolls", {}).items()
-        for queue_id, unit, place in listed
+        for queue_id, entry, physical_offset in listed
     }
     return RegistryLine(topics, _keys(value["queues"]), unsearched, _keys(value.get("found", {})), configs, rolls)
 
 
 def _keys(by_topic: Mapping[str, list[tuple[int, int]]]) -> dict[QueueKey, int]:
     return {
-        QueueKey(str(topic), int(queue_id)): int(place)
+        QueueKey(str(topic), int(queue_id)): int(physical_offset)
         for topic, listed in by_topic.items()
-        for queue_id, place in listed
+        for queue_id, physical_offset in listed
     }

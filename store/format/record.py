@@ -1,12 +1,16 @@
-"""One message as the commit log keeps it: its layout, and its slow and obvious encoder and decoder.
+"""A commit-log record: its layout, and a simple encoder and decoder of one record.
 
-    head (88 to 112 bytes, fixed fields) | body | topic length (1 or 2) | topic | 2: properties length | properties
+    header (88 to 112 bytes) | body | topic length (1 or 2) | topic | properties length (2) | properties
 
-The head is declared once, as a dtype for each pair of host kinds, because the two hosts in the middle take
-8 bytes (IPv4) or 20 (IPv6) and shift what follows. `columns.py` reads many records at once by the same dtypes.
+Numbers in parentheses are bytes. The header contains the hosts of producer and broker, each with 8 bytes (IPv4) or 20
+(IPv6). The position of the later fields depends on these sizes, so each pair of host sizes has its own dtype.
+`record_headers` and `columns` read many records at once with the same dtypes.
 
-Invariants: everything is big-endian; TOTALSIZE counts itself; BODYCRC covers the body as stored, that is
-compressed; a record never crosses the end of its segment, where a BLANK of at least 8 bytes stands.
+Invariants:
+- All numbers are big-endian.
+- TOTALSIZE, the size of the record, includes the bytes of TOTALSIZE itself.
+- BODYCRC covers the body as stored, which may be compressed.
+- A record never crosses the end of its segment. A BLANK of at least 8 bytes fills the rest of the segment.
 
 Source: CommitLog#checkMessageAndReturnSize, MessageExtEncoder#encode, MessageDecoder#decode (4.9, 5.3).
 """
@@ -19,10 +23,10 @@ from typing import Any
 import numpy as np
 
 MAGIC_V1 = 0xDAA320A7  # the topic's length takes one byte
-MAGIC_V2 = 0xDAA320AB  # two bytes, since 5.1, for topics over 127 characters
-MAGIC_BLANK = 0xCBD43194  # fills a segment whose rest is too short for the next record
-BODY_CRC_MASK = 0x7FFFFFFF  # of a body's CRC-32 a head keeps these bits
-BLANK_BYTES = 8  # length and magic; a record moves on when it would leave less than this
+MAGIC_V2 = 0xDAA320AB  # the topic's length takes two bytes; written since 5.1 if the topic has over 127 characters
+MAGIC_BLANK = 0xCBD43194  # the filler at the end of a segment that has no room for the next record
+BODY_CRC_MASK = 0x7FFFFFFF  # the bits of a body's CRC-32 that the header stores
+BLANK_BYTES = 8  # length and magic; a record that would leave less room than this goes to the next segment
 
 COMPRESSED = 0x1
 TRANSACTION_MASK = 0xC
@@ -35,17 +39,17 @@ NEED_UNWRAP = 0x40
 INNER_BATCH = 0x80
 
 
-def _head(born_host_bytes: int, store_host_bytes: int) -> np.dtype[np.void]:
-    """Lay out a record's head for hosts of the given sizes (8 or 20 bytes)."""
+def _header_dtype(born_host_bytes: int, store_host_bytes: int) -> np.dtype[np.void]:
+    """Return the dtype of a record header whose hosts have the given sizes (8 or 20 bytes)."""
     return np.dtype(
         [
             ("total_size", ">i4"),  # the whole record, this field included
             ("magic", ">u4"),  # MAGIC_V1 or MAGIC_V2
             ("body_crc", ">u4"),  # CRC-32 of the stored body, sign bit cleared
             ("queue_id", ">i4"),
-            ("flag", ">i4"),  # the producer's own
+            ("flag", ">i4"),  # set by the producer
             ("queue_offset", ">i8"),  # 0 for prepared and rolled back transactions
-            ("physical_offset", ">i8"),  # where this record itself starts in the commit log
+            ("physical_offset", ">i8"),  # of this record's first byte in the commit log
             ("sys_flag", ">i4"),
             ("born_timestamp", ">i8"),  # ms, the producer's clock
             ("born_host", f"V{born_host_bytes}"),  # address, then a four-byte port
@@ -58,13 +62,13 @@ def _head(born_host_bytes: int, store_host_bytes: int) -> np.dtype[np.void]:
     )
 
 
-RECORD_HEAD = _head(8, 8)
-RECORD_HEAD_BORN_V6 = _head(20, 8)
-RECORD_HEAD_STORE_V6 = _head(8, 20)
-RECORD_HEAD_BOTH_V6 = _head(20, 20)
+RECORD_HEAD = _header_dtype(8, 8)
+RECORD_HEAD_BORN_V6 = _header_dtype(20, 8)
+RECORD_HEAD_STORE_V6 = _header_dtype(8, 20)
+RECORD_HEAD_BOTH_V6 = _header_dtype(20, 20)
 assert (RECORD_HEAD.itemsize, RECORD_HEAD_BOTH_V6.itemsize) == (88, 112)
 
-# sysFlag's two host bits -> the head that they announce.
+# sysFlag's two host bits -> the dtype of the header.
 HEADS = {
     0: RECORD_HEAD,
     BORN_HOST_V6: RECORD_HEAD_BORN_V6,
@@ -77,14 +81,17 @@ BLANK = np.dtype([("remaining_size", ">i4"), ("magic", ">u4")])
 assert BLANK.itemsize == BLANK_BYTES
 
 MIN_RECORD_BYTES = RECORD_HEAD.itemsize + 3  # no body, no topic, no properties
-# A length beyond this is damage, not a message: bounds what a flipped bit can make us read. RocketMQ's own
-# limit is maxMessageSize + 64 KiB, and brokers raise maxMessageSize, at most to a segment.
+# A larger length is treated as damage, so that a flipped bit in a length cannot make a reader read any amount of data.
+# RocketMQ's own limit is maxMessageSize + 64 KiB, and maxMessageSize may be configured up to the size of a segment.
 MAX_RECORD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One decoded record. Body as stored (maybe compressed), topic and properties as bytes, times in ms."""
+    """One decoded record. Times are in ms.
+
+    `body` contains the stored bytes, which may be compressed. `topic` and `properties` are not decoded to text.
+    """
 
     total_size: int
     magic: int
@@ -106,16 +113,16 @@ class Record:
 
     @property
     def crc_matches(self) -> bool:
-        """Say whether the stored body has the CRC that the head names (an empty body always does)."""
+        """Return whether the CRC in the header is that of the stored body. An empty body always matches."""
         return not self.body or body_crc(self.body) == self.body_crc
 
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """The rest of the segment is filler: the next record starts the next segment.
+    """Filler up to the end of the segment. The next record is the first one of the next segment.
 
-    Where that is the segment's end says. `remaining_size` says the same in a filler that was written whole; of one
-    that a power cut tore it may say anything.
+    To find the end of the segment, use the size of the segment's file, not `remaining_size`. After a power cut the
+    filler may be torn, so `remaining_size` may have any value.
     """
 
     remaining_size: int
@@ -123,21 +130,22 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """No whole record starts here; `why` says what spoke against it. Not an error: a log ends like this."""
+    """No complete record starts at this position; `why` is the reason. This is a normal end of a log, not an error."""
 
     why: str
 
 
 def body_crc(body: bytes | memoryview) -> int:
-    """Return the CRC that a head keeps for these stored bytes (UtilAll#crc32, 4.9: the sign bit cleared)."""
+    """Return the CRC-32 of a stored body with the sign bit cleared (UtilAll#crc32, 4.9)."""
     return zlib.crc32(body) & BODY_CRC_MASK
 
 
 def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
-    """Decode what starts at the first byte of `view`, field by field. Never raises: damage is an answer.
+    """Decode the record that starts at the first byte of `view`. Bytes after the record are ignored.
 
-    `view` may hold more than the record. The length is recomputed from the parts and must agree. The CRC is
-    not compared here (`Record.crc_matches`).
+    Returns Blank if a filler starts there instead. Returns Torn if the record is incomplete or damaged, or if the sizes
+    of its parts do not add up to its length. Never raises. The CRC of the body is not checked; use
+    `Record.crc_matches`.
     """
     view = memoryview(view)
     if len(view) < BLANK_BYTES:
@@ -153,7 +161,7 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     (sys_flag,) = struct.unpack_from(">i", view, 36)
     layout = HEADS[sys_flag & HOST_BITS]
     if total_size < layout.itemsize + 3:
-        return Torn(f"length {total_size} is too short for its own head")
+        return Torn(f"length {total_size} is too short for the header")
     head = np.frombuffer(view, layout, 1)[0]
     position = layout.itemsize
     body_size = int(head["body_size"])
@@ -171,7 +179,7 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     (properties_size,) = struct.unpack_from(">h", view, position)
     position += 2
     if properties_size < 0 or position + properties_size != total_size:
-        return Torn(f"the parts add up to {position + properties_size}, the length says {total_size}")
+        return Torn(f"the parts add up to {position + properties_size}, the length is {total_size}")
     fields: dict[str, Any] = {
         name: head[name].tobytes() if "host" in name else int(head[name])
         for name in layout.names or ()
@@ -181,23 +189,24 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
 
 
 def encode_record(record: Record) -> bytes:
-    """Write one record; TOTALSIZE, magic and CRC are taken from `record` as they are.
+    """Return the bytes of one record. TOTALSIZE, magic and CRC are copied from `record` without a check.
 
-    Raises ValueError where a part does not fit its length field or a host its bit in sysFlag.
+    Raises ValueError if topic or properties are too long for their length fields, or if the size of a host does not
+    match the host bits in `sys_flag`.
     """
     layout = HEADS[record.sys_flag & HOST_BITS]
-    wanted = (layout["born_host"].itemsize, layout["store_host"].itemsize)
-    if (len(record.born_host), len(record.store_host)) != wanted:
+    expected = (layout["born_host"].itemsize, layout["store_host"].itemsize)
+    if (len(record.born_host), len(record.store_host)) != expected:
         raise ValueError(
-            f"hosts of {len(record.born_host)} and {len(record.store_host)} bytes, sysFlag "
-            f"{record.sys_flag:#x} announces {wanted[0]} and {wanted[1]}"
+            f"hosts have {len(record.born_host)} and {len(record.store_host)} bytes; expected "
+            f"{expected[0]} and {expected[1]} with sysFlag {record.sys_flag:#x}"
         )
     topic_format = ">b" if record.magic == MAGIC_V1 else ">h"
     limit = 127 if record.magic == MAGIC_V1 else 32767
     if len(record.topic) > limit or len(record.properties) > 32767:
         raise ValueError(
-            f"topic of {len(record.topic)} bytes (at most {limit}) or properties of "
-            f"{len(record.properties)} bytes (at most 32767) are too long"
+            f"topic of {len(record.topic)} bytes or properties of {len(record.properties)} bytes are too long; "
+            f"expected at most {limit} and 32767"
         )
     head = np.zeros(1, layout)
     for name in layout.names or ():
@@ -216,13 +225,13 @@ def encode_record(record: Record) -> bytes:
 
 
 def record_size(record: Record) -> int:
-    """Return the bytes that `record` takes on disk: what TOTALSIZE must say."""
+    """Return the size of `record` in the commit log (bytes). This is the correct value of its TOTALSIZE."""
     parts = len(record.body) + len(record.topic) + len(record.properties)
     topic_length_bytes = 1 if record.magic == MAGIC_V1 else 2
     return HEADS[record.sys_flag & HOST_BITS].itemsize + parts + topic_length_bytes + 2
 
 
 def encode_blank(remaining_size: int) -> bytes:
-    """Write the filler's first 8 bytes for a segment with `remaining_size` bytes left (at least 8)."""
+    """Return the first 8 bytes of the filler for a segment that has `remaining_size` bytes left (at least 8)."""
     assert remaining_size >= BLANK_BYTES, remaining_size
     return np.array((remaining_size, MAGIC_BLANK), BLANK).tobytes()

@@ -1,39 +1,29 @@
-"""The consumer group: who of several queries reads which queues, and how far the group has come.
+"""Consumer groups: members, claims, rebalances, committed offsets, and pulls.
 
-group_name.py      which names a group may have
-allocation.py      which member gets which queues, by the option's strategy; answers of users' callables are checked
-strategies.py      RocketMQ's strategies, answer by answer
-hash_ring.py       the ring of consistent hashing
-message_queue.py   a queue as RocketMQ's clients name it, and the order of queues and members
-start_position.py  where a group begins in a queue that it has no offset of
-in_flight.py       up to where everything is finished, of messages that are at work
-lock_table.py      whose a queue is for the next minute, for consumption in order
-pull_status.py     what a broker answers to a pull, and where to pull next
-pull_limits.py     how much a broker gives to one pull
-pull_hold.py       how long a broker holds a pull that finds nothing
-offset_memory.py   offsets of a consumer that are not written yet
-arrival_wait.py    how to wait for news of a store
+These modules are pure, and get the time as an argument:
 
-Those are pure: no files, and time is an argument. And on the disk:
+strategies.py      RocketMQ's allocation strategies
+allocation.py      the strategy that the option `allocateStrategy` names, and checks of its results
+pull_limits.py     the limits of one pull, and how long a pull waits for messages
 
-group_paths.py     where a group's side files lie, and the group's turn
-offset_file.py     config/consumerOffset.json: how far every group has come
-published.py       when a group's offsets were last published
-resets.py          offsets that a group was told to go to
-member_file.py     who is a member
-lease.py           a member's sign of life
-liveness.py        whether others live
-membership.py      joining a group, and knowing who else is in it
-claims.py          whose each queue is
-assignment.py      which queues a query has now, and its right to say how far it came
-beginnings.py      where a group begins, by the facts of a store
-query_group.py     all of this for one streaming query
-last_words.py      what a query finished last, published for it
-lag.py             how far groups are behind
-admin.py           what administrators ask of groups
-pull_reader.py     units of a queue as a pull meets them
+These modules read or write files:
+
+group_files.py     the paths of a group's side files, the group's lock, the time of the last commit
+member_lease.py    member files, leases, failure detection
+membership.py      how a query joins and leaves a group
+claims.py          which member owns which queue
+assignment.py      the queues of one member, and its right to commit offsets in them
+handover.py        how a query releases queues to other members between two triggers
+offset_file.py     the committed offsets: config/consumerOffset.json
+start_offsets.py   the offset at which a group starts to read a queue
+resets.py          resets and suspended queues
+group_session.py   puts the modules above together for one streaming query
+final_commit.py    commits a query's offsets on its behalf, after its end or after a batch
+read_rights.py     whether a store's configuration lets a group read
+lag.py             the lag of groups
+admin.py           administration: lists groups and members, shows offsets and lag, resets offsets
+pull_reader.py     reads the consume-queue entries for a pull
 pull.py            one pull
-pull_consumer.py   the consumer that pulls
 
-May import words, format, disk, log and commit.
+They may import `model`, `errors`, `format`, `filter`, `disk`, `log` and `transaction`.
 """

@@ -1,52 +1,64 @@
-"""What administrators ask of a group, for the door: its offsets, its lag, and to set it back or forward."""
+"""Administration of consumer groups: functions that list groups and members, show offsets and lag, and reset offsets.
+
+Only `reset_offsets` changes files or takes locks. In this folder, "a query of ours" is a streaming query of rmq-spark
+with the option `consumerGroup`.
+"""
 
 import difflib
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePath
+from urllib.parse import unquote
 
 import pyarrow as pa
 
+from rmq_spark.store.argument_checks import as_ms, check_integer, check_offset
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.mounts import is_remote
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.disk.host import is_remote
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreChangedError, StoreError
-from rmq_spark.store.format import filenames
+from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.group.claims import NOBODY, read_claims
-from rmq_spark.store.group.group_name import BROKER_GROUP_PREFIX, check_consumer_group
-from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn, list_group_names
+from rmq_spark.store.group.group_files import (
+    BROKER_GROUP_PREFIX,
+    GroupLock,
+    GroupPaths,
+    check_consumer_group,
+    list_group_names,
+    read_commit_stamp,
+)
 from rmq_spark.store.group.lag import GroupState, lag_table
-from rmq_spark.store.group.liveness import Observer
+from rmq_spark.store.group.member_lease import FailureDetector, Member
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
+    SeenEnds,
+    Stamp,
     group_offsets_of,
+    offsets_by_topic,
     read_consumer_offsets,
     read_group_offsets,
     topics_by_group,
 )
-from rmq_spark.store.group.published import read_published
-from rmq_spark.store.group.resets import add_reset, read_resets
-from rmq_spark.store.group.seen_ends import SeenEnds, Stamp
-from rmq_spark.store.group.suspended import forget_stopped
-from rmq_spark.store.group.whole_number import as_ms, check_offset, check_whole
-from rmq_spark.store.log.store_kind import commit_log_folders
+from rmq_spark.store.group.resets import add_reset, forget_suspended, read_resets
+from rmq_spark.store.group.start_offsets import correct_offset
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.units import QueueKey, describe_unit, is_in_another_unit
+from rmq_spark.store.log.store_state import commit_log_folders
+from rmq_spark.store.model import QueueKey, describe_unit, is_in_another_unit
 
 EARLIEST, LATEST = "earliest", "latest"
 _SHOWN_COUNT = 12
-_QUEUE_ID_DIGITS = 10  # of a Java int
-
+_QUEUE_ID_DIGITS = 10  # the most digits that a Java int has
 GroupOffsets = dict[str, dict[int, int]]  # topic -> queue id -> next queue offset
 ResetTo = str | int | datetime | Mapping[str, Mapping[int | str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """How the store's lock is taken."""
+    """The settings with which a reset takes the store's lock."""
 
     lock_timeout_ms: int
     allow_network_store: bool = True  # offsets and resets are small files that are replaced under the locks
@@ -54,21 +66,23 @@ class _Settings:
 
 
 def groups(path: str | PurePath, *, commit_log_path: str | None = None) -> list[str]:
-    """Return the consumer groups of the store at `path`, sorted: those with offsets, and those with queries of ours.
+    """Return the names of the consumer groups in the store at `path`, sorted.
 
-    Changes nothing on disk. Raises StorePathError for a path that holds no store, DamageError.
+    These are all groups that have committed offsets or had a query of ours. Changes nothing on disk. Raises
+    StorePathError if `path` is not a store, and DamageError if the offset file is damaged.
     """
     return sorted(_known_groups(_store(path, commit_log_path)))
 
 
 def group_offsets(path: str | PurePath, group: str, *, commit_log_path: str | None = None) -> GroupOffsets:
-    """Return a group's next queue offsets by topic and queue id, {} for a group that has none. Changes nothing on disk.
+    """Return the committed offsets of a group as {topic: {queue id: queue offset of the next message}}.
 
-    While a broker lives they are those of up to five seconds ago. Raises OptionError for what is no group's name,
-    StorePathError for a path that holds no store, DamageError.
+    Returns {} if the group has no committed offsets. While a broker runs, the offsets may be up to five seconds old,
+    because the broker writes them every five seconds. Changes nothing on disk. Raises OptionError for an invalid group
+    name, StorePathError if `path` is not a store, and DamageError if the offset file is damaged.
     """
     filenames.check_group_name(group)
-    return _nested(read_group_offsets(_store(path, commit_log_path), group, time.sleep))
+    return offsets_by_topic(read_group_offsets(_store(path, commit_log_path), group, time.sleep))
 
 
 def group_lag(
@@ -79,28 +93,37 @@ def group_lag(
     commit_log_path: str | None = None,
     read_mode: str = "auto",
 ) -> pa.Table:
-    """Return how far a group, or each one, is behind: a row for each queue of its topics. Changes nothing on disk.
+    """Return a table with the lag of one group, or of all groups if `group` is None.
 
-    The columns, and what `state` says, are those of `lag.LAG`; `secondsBehind` counts from `now_ms` (ms since the
-    epoch), by default from now. A group without offsets that a query of ours is in has no rows. Raises OptionError for
-    what is no group's name, NotFoundError, which names others, for a group that the store knows nothing of,
-    StorePathError, DamageError.
+    The table has one row for each group and each queue of the topics in which the group has committed offsets.
+    `lag.LAG` describes the columns, and the module `lag` describes the values of the column `state`. `secondsBehind`
+    is the time from the next unread message to `now_ms` (ms since the epoch), which is the current time by default. A
+    group that has a query of ours but no committed offsets has no rows. Changes nothing on disk.
+
+    Raises OptionError for an invalid group name, NotFoundError for an unknown group (the error lists the groups),
+    StorePathError if `path` is not a store, and DamageError if a file is damaged.
     """
     if group is not None:
         filenames.check_group_name(group)
     root = files.absolute(path)
     with StoreReader(root, commit_log_path=commit_log_path, read_mode=read_mode) as reader:
-        # Before the store: a queue's end is then no earlier than any offset of a group that reads it.
-        held = read_consumer_offsets(root, time.sleep)
+        # The offsets are read before the queues. In the other order, a group that reads at the same time could have
+        # committed an offset beyond the end that was read for the queue.
+        committed = read_consumer_offsets(root, time.sleep)
         reader.refresh()
-        known = topics_by_group(held)
+        known = topics_by_group(committed)
         if group is not None and group not in known and not files.is_folder(GroupPaths(root, group).folder):
-            raise _no_group(root, group, {*known, *list_group_names(root)})
-        states = [
-            GroupState(name, group_offsets_of(held, name), _published_ms(root, name), _owners(root, name))
-            for name in sorted(known)
-            if group is None or name == group
-        ]
+            raise NotFoundError(
+                f'no consumer group "{group}" in the store at "{root}": it has neither committed offsets nor queries '
+                "of ours; expected one of them. Queries with messageModel=broadcasting do not count. "
+                f"{_others(group, {*known, *list_group_names(root)})}"
+            )
+        states = []
+        for name in sorted(known):
+            if group is None or name == group:
+                stamp = read_commit_stamp(GroupPaths(root, name).published)
+                published_ms = stamp.time_ms if stamp is not None else None
+                states.append(GroupState(name, group_offsets_of(committed, name), published_ms, _owners(root, name)))
         return lag_table(reader, states, wall_clock_ms() if now_ms is None else now_ms)
 
 
@@ -113,18 +136,28 @@ def reset_offsets(
     commit_log_path: str | None = None,
     lock_timeout_ms: int = 60_000,
 ) -> GroupOffsets:
-    """Have a group go on elsewhere, running queries too; return where to, by topic and queue id.
+    """Set the committed offsets of a group, and make its queries seek to them. Return the new offsets.
 
-    `to` is "earliest", "latest", a time (ms since the epoch, or a datetime with a time zone: the first message stored
-    at or after it) or offsets by topic and queue id. `topics` are by default those that the group has offsets of, but
-    not its retry topic. When this returns the offsets stand in consumerOffset.json and the reset in the group's
-    folder, both for good: a query applies it at its next trigger, one that is stopped when it starts again, whatever
-    its checkpoint says. After an error nothing was changed, or, if the store failed between the two, the group stands
-    there, and queries of ours do not hear of it: call it again.
+    `to` says where the group continues. It is one of:
 
-    Raises OptionError, NotFoundError for a topic or queue that is not there, OffsetRangeError for an offset outside
-    what a queue holds, LockTimeoutError while a broker holds the store, StorePathError, StoreChangedError if a repair
-    cut the log meanwhile, DamageError.
+    - "earliest" or "latest": the beginning or the end of each queue;
+    - a time, in ms since the epoch or as a datetime with a time zone: the first message stored at or after that time;
+    - queue offsets, as {topic: {queue id: offset}}.
+
+    `topics` are the topics to reset. By default these are all topics in which the group has committed offsets, except
+    its retry topic. Do not pass `topics` if `to` contains queue offsets. The result has the form
+    {topic: {queue id: offset}}.
+
+    A running query applies the reset at its next trigger. A stopped query applies it when it starts again, whatever its
+    checkpoint contains. The call writes the offsets to consumerOffset.json and then the reset to the group's folder,
+    and both are durable when it returns. If an error is raised, usually nothing has changed. But if the store failed
+    between these two writes, the offsets are committed while our queries do not see the reset. In that case call this
+    function again.
+
+    Raises OptionError for an invalid argument, NotFoundError for a topic or queue that does not exist, OffsetRangeError
+    for an offset outside its queue, LockTimeoutError while a broker holds the store, StorePathError if `path` is not a
+    store or may not be written, StoreChangedError if a repair truncated the log during the call, and DamageError if a
+    file is damaged.
     """
     _check_resettable(group)
     root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
@@ -134,45 +167,49 @@ def reset_offsets(
         stamp = reader.registry_stamp
     offsets = OffsetFile(root, disk, settings, wall_clock_ms, time.sleep)
     paths = GroupPaths(root, group)
-    turn = GroupTurn(paths, disk, time.sleep, lock_timeout_ms)
+    lock = GroupLock(paths, disk, time.sleep, lock_timeout_ms)
     try:
-        with turn.hold(), offsets.hold(group):
+        with lock.hold(), offsets.hold(group):
             _refuse_beyond(root, stamp, targets)
-            # Read before anything is written: a damaged file is found out while all is as it was.
+            # The file is read before the first write, so that a damaged file is detected while nothing has changed.
             read_resets(paths.resets)
-            # In this order: who sees the reset sees the group's offset go there, or what a member has made of it since.
-            # No query publishes over the offset meanwhile, for this has the turn. What is known of stopped queues is
-            # forgotten last: a crash before that leaves dead letters that their queue passes over once more.
+            # The offsets are committed before the reset is recorded. So a query that reads the reset finds the reset's
+            # offset committed, or a later offset by a member that has applied the reset. The group's lock keeps queries
+            # from committing meanwhile. Suspensions are removed last. If a crash prevents that, their queues skip the
+            # rows again that became dead letters.
             offsets.commit_held(group, targets)
-            add_reset(paths, disk, turn, targets, wall_clock_ms())
-            forget_stopped(root, group, targets)
-    finally:  # an interrupt may have kept `with` from this
+            add_reset(paths, disk, lock, targets, wall_clock_ms())
+            forget_suspended(root, group, targets)
+    finally:  # an interrupt may have prevented `with` from releasing
         try:
             offsets.release()
         finally:
-            turn.release()
-    return _nested(targets)
+            lock.release()
+    return offsets_by_topic(dict(sorted(targets.items())))
 
 
 def _refuse_beyond(root: str, stamp: Stamp, targets: Mapping[QueueKey, int]) -> None:
-    """Raise StoreChangedError for targets beyond the ends of their queues, which were seen with this stamp."""
+    """Raise StoreChangedError if a queue changed after `stamp` was taken and now ends before its target."""
     ends = SeenEnds(root, stamp)
     ends.within(targets)
     if ends.corrected:
         raise StoreChangedError(
-            f"reset_offsets of the store at {root}: a repair or a recovery has moved the end of "
-            f"{', '.join(map(str, sorted(ends.corrected)))} back since the queues were looked at; expected the same "
-            "ends. Nothing was changed. Call it again."
+            f"reset_offsets of the store at {root}: a repair or a recovery has lowered the end of "
+            f"{', '.join(map(str, sorted(ends.corrected)))} since the queues were read; expected the same ends. "
+            "Nothing was changed. Call it again."
         )
 
 
 def _check_resettable(group: str) -> None:
-    """Raise OptionError for a name that no consumer has; of a broker's own it says what can be done."""
+    """Raise OptionError if `group` is not a valid name for a group of consumers.
+
+    If it is one of a broker's own groups, the error has special advice.
+    """
     if isinstance(group, str) and group.startswith(BROKER_GROUP_PREFIX):
         raise OptionError(
-            f"consumer group {group!r} is a broker's own, and goes nowhere by a reset: the broker keeps by it how far "
-            "it is with transactions and the like. Where it stands beyond the end of its queue, close the broker, and "
-            "set the offset in config/consumerOffset.json to that end."
+            f"reset_offsets: consumer group {group!r} is a broker's own and contains its progress with transactions "
+            "and the like; expected a group of consumers. If its offset is beyond the end of its queue, stop the "
+            "broker and set the offset in config/consumerOffset.json to that end."
         )
     check_consumer_group(group)
 
@@ -180,28 +217,31 @@ def _check_resettable(group: str) -> None:
 def find_targets(
     reader: StoreReader, group: str, to: ResetTo, topics: str | Sequence[str] | None = None
 ) -> dict[QueueKey, int]:
-    """Return the queue offsets that `reset_offsets` would go to. Changes nothing. Raises what it raises."""
+    """Return the offsets that `reset_offsets` would commit for each queue. Changes nothing.
+
+    Raises the errors of `reset_offsets` that concern its arguments.
+    """
     if isinstance(to, Mapping):
         if topics is not None:
-            raise OptionError("reset_offsets: the offsets in `to` name their topics. Leave `topics` out.")
+            raise OptionError("reset_offsets: found `topics` and offsets in `to`; expected one. Leave `topics` out.")
         return _mapped(reader, to)
     return {queue: _offset(reader, queue, to) for topic in _topics(reader, group, topics) for queue in topic}
 
 
 def _offset(reader: StoreReader, queue: QueueKey, to: object) -> int:
-    held = reader.bounds(queue)
+    bounds = reader.bounds(queue)
     if to == EARLIEST:
-        return held.min_offset
+        return bounds.min_offset
     if to == LATEST:
-        return held.max_offset
+        return bounds.max_offset
     time_ms = _time_ms(to)
-    return min(max(reader.offset_at_time(queue, time_ms, "lower"), held.min_offset), held.max_offset)
+    return correct_offset(reader.offset_at_time(queue, time_ms, "lower"), bounds)
 
 
 def _time_ms(to: object) -> int:
     moment = as_ms("reset_offsets: to", to)
     try:
-        time_ms = check_whole("to", moment, 0)
+        time_ms = check_integer("to", moment, 0)
     except OptionError:
         raise OptionError(
             f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets '
@@ -217,71 +257,61 @@ def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None)
         own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
         names = sorted(own & set(reader.topics()) - {filenames.retry_topic(group)})
         if not names:
-            raise _nothing_to_reset(reader.path, group)
+            known = _known_groups(reader.path)
+            others = "" if group in known else f" {_others(group, known)}"
+            raise NotFoundError(
+                f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to '
+                f"reset.{others}"
+            )
     else:
         listed = [topics] if isinstance(topics, str) or not isinstance(topics, Iterable) else list(topics)
         if not all(isinstance(name, str) for name in listed):
-            raise OptionError(f"reset_offsets: topics={topics!r} is no topic's name, and no list of them.")
+            raise OptionError(f"reset_offsets: found topics={topics!r}; expected a topic name or a list of them.")
         names = sorted(set(listed))
         if not names:
-            raise OptionError("reset_offsets: `topics` names none.")
+            raise OptionError("reset_offsets: found an empty list of `topics`; expected at least one.")
     return [reader.queues(name) for name in names]
 
 
 def _mapped(reader: StoreReader, to: Mapping[str, Mapping[int | str, int]]) -> dict[QueueKey, int]:
     targets: dict[QueueKey, int] = {}
     for topic, queues in to.items():
-        if topic == "@":  # ours, in offsets that were copied from a query's progress
+        if topic == "@":  # not a topic, but our metadata if the offsets were copied from a query's progress
             continue
         if not isinstance(topic, str):
-            raise OptionError(f"reset_offsets: to has {topic!r}, which is no topic's name.")
+            raise OptionError(f"reset_offsets: found the topic {topic!r} in `to`; expected a topic name.")
         if not isinstance(queues, Mapping):
-            raise OptionError(f"reset_offsets: to[{topic!r}] is {queues!r}. Give offsets by queue id, as {{0: 12}}.")
-        reader.queues(topic)  # names others where there is no such topic
+            raise OptionError(f"reset_offsets: to[{topic!r}] is {queues!r}; expected offsets by queue id: {{0: 12}}.")
+        reader.queues(topic)  # raises NotFoundError, which lists topics
         for queue_id, at in queues.items():
             queue = QueueKey(topic, _queue_id(topic, queue_id))
             offset = check_offset(f"reset_offsets: to[{topic!r}][{queue_id!r}]", at)
-            held = reader.bounds(queue)
-            if not held.min_offset <= offset <= held.max_offset:
-                ends = f'"{EARLIEST}" is {held.min_offset} and "{LATEST}" is {held.max_offset} now'
-                step = f"reset_offsets goes to offsets from the first message there to behind the last: {ends}."
-                raise OffsetRangeError(str(queue), offset, offset, held.min_offset, held.max_offset, step)
+            bounds = reader.bounds(queue)
+            low, high = bounds.min_offset, bounds.max_offset
+            if not low <= offset <= high:
+                step = f'reset_offsets accepts these offsets: "{EARLIEST}" is {low} and "{LATEST}" is {high} now.'
+                raise OffsetRangeError(str(queue), offset, offset, low, high, step)
             if queue in targets:
                 raise OptionError(f"reset_offsets: to[{topic!r}] names the queue {queue.queue_id} twice.")
             targets[queue] = offset
     if not targets:
-        raise OptionError("reset_offsets: `to` names no queue.")
+        raise OptionError("reset_offsets: found no queue in `to`; expected offsets by topic and queue id.")
     return targets
 
 
 def _queue_id(topic: str, value: object) -> int:
-    """Return a queue's id from a key of a map, which in JSON is a text."""
+    """Return the queue id for a key of a mapping. The key may be a text, because keys in JSON are texts."""
     if isinstance(value, str):
         is_number = value.isascii() and value.isdigit() and len(value) <= _QUEUE_ID_DIGITS
         value = int(value) if is_number else value
     try:
-        return check_whole("queue id", value, 0)
+        return check_integer("queue id", value, 0)
     except OptionError:
-        raise OptionError(f"reset_offsets: to[{topic!r}] has {value!r}, which is no queue id.") from None
-
-
-def _no_group(root: str, group: str, known: Collection[str]) -> NotFoundError:
-    return NotFoundError(
-        f'no consumer group "{group}" in the store at "{root}": it has no offsets, and no query of ours left a trace '
-        f"of it (one with messageModel=broadcasting never does). {_others(group, known)}"
-    )
-
-
-def _nothing_to_reset(root: str, group: str) -> NotFoundError:
-    known = _known_groups(root)
-    others = "" if group in known else f" {_others(group, known)}"
-    return NotFoundError(
-        f'consumer group "{group}" has no offsets in the store at "{root}". Name the topics to reset.{others}'
-    )
+        raise OptionError(f"reset_offsets: to[{topic!r}] has the key {value!r}; expected a queue id.") from None
 
 
 def _others(group: str, known: Collection[str]) -> str:
-    """Return a sentence or two that name the groups that there are."""
+    """Return a text for an error: the known groups, after a question with those whose names are similar to `group`."""
     shown = sorted(known)[:_SHOWN_COUNT]
     there = (
         f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}."
@@ -296,33 +326,85 @@ def _known_groups(root: str) -> set[str]:
     return {*list_group_names(root), *topics_by_group(read_consumer_offsets(root, time.sleep))}
 
 
-def _published_ms(root: str, group: str) -> int | None:
-    noted = read_published(GroupPaths(root, group).published)
-    return noted.time_ms if noted is not None else None
-
-
 def _owners(root: str, group: str) -> dict[QueueKey, str]:
-    """Return the ids of the living members that have queues, as far as it can be told from here, and by one look."""
+    """Return the id of the member that owns each queue, if that member seems to be alive. Omits all other queues."""
     paths = GroupPaths(root, group)
-    # Nothing expires within one look, so that a member of another host lives as long as its file is there.
-    observer = Observer(paths, 0, time.monotonic, is_shared=is_remote(root))
+    # A single poll detects no timeouts, so a member on another host is considered alive as long as its file exists.
+    detector = FailureDetector(paths, 0, time.monotonic, is_shared=is_remote(root))
     try:
         claims = read_claims(paths.claims).queues
-        living = {owner for owner in {claim.owner for claim in claims.values()} - {NOBODY} if observer.is_alive(owner)}
-    except StoreError:  # damaged, or not to be read: who is to read queues says so
+        living = {owner for owner in {claim.owner for claim in claims.values()} - {NOBODY} if detector.is_alive(owner)}
+    except StoreError:  # the file is damaged or not readable, which the queries themselves report
         return {}
     return {queue: claim.owner for queue, claim in claims.items() if claim.owner in living}
 
 
 def _store(path: str | PurePath, commit_log_path: str | None) -> str:
-    """Return the store's folder, absolute. Raises StorePathError where there is no store."""
+    """Return the absolute path of the store at `path`. Raises StorePathError if there is no store."""
     root = files.absolute(path)
     commit_log_folders(root, commit_log_path)
     return root
 
 
-def _nested(offsets: Mapping[QueueKey, int]) -> GroupOffsets:
-    found: GroupOffsets = {}
-    for queue, offset in sorted(offsets.items()):
-        found.setdefault(queue.topic, {})[queue.queue_id] = offset
-    return found
+_SUFFIX = ".json"
+
+# The columns of the table that `group_members` returns. The table has one row for each living member, sorted by group
+# and member. If the file of a member is damaged, all columns from queryName to since are null in its row.
+MEMBERS = pa.schema(
+    [
+        ("group", pa.string()),
+        ("member", pa.string()),
+        ("queues", pa.int32()),  # the number of queues that the member owns
+        ("queryName", pa.string()),
+        ("application", pa.string()),
+        ("host", pa.string()),
+        ("processId", pa.int32()),
+        ("assignment", pa.string()),
+        ("allocateStrategy", pa.string()),
+        ("subscription", pa.string()),
+        ("since", pa.timestamp("ms", tz="UTC")),
+    ]
+)
+
+
+def group_members(path: str | PurePath, group: str | None = None, *, commit_log_path: str | None = None) -> pa.Table:
+    """Return a table of the living members of one group, or of all groups if `group` is None.
+
+    Members are queries of ours with the option `consumerGroup`, except those with messageModel=broadcasting. The table
+    has one row for each member, with the columns of `MEMBERS`, among them the number of queues that it owns. A member
+    on another host may be listed for some time after it has ended. Changes nothing on disk. Raises OptionError for an
+    invalid group name, StorePathError if `path` is not a store, and DamageError if a file is damaged.
+    """
+    if group is not None:
+        filenames.check_group_name(group)
+    root = _store(path, commit_log_path)
+    names = list_group_names(root) if group is None else [group]
+    return pa.Table.from_pylist([row for name in names for row in _rows(root, name)], MEMBERS)
+
+
+def _rows(root: str, group: str) -> list[dict[str, object]]:
+    paths = GroupPaths(root, group)
+    # A single poll detects no timeouts, so a member on another host is considered alive as long as its file exists.
+    detector = FailureDetector(paths, 0, time.monotonic, is_shared=is_remote(paths.root))
+    owned = Counter(claim.owner for claim in read_claims(paths.claims).queues.values())
+    listed = (name.removesuffix(_SUFFIX) for name, _ in files.list_folder(paths.members) if name.endswith(_SUFFIX))
+    return [
+        {"group": group, "member": member_id, "queues": owned[member_id], **_described(detector.member(member_id))}
+        for member_id in sorted(map(unquote, listed))
+        if detector.is_alive(member_id)
+    ]
+
+
+def _described(member: Member | None) -> dict[str, object]:
+    if member is None:
+        return {}
+    return {
+        "queryName": member.query_name,
+        "application": member.application,
+        "host": member.process.host,
+        "processId": member.process.pid,
+        "assignment": member.assignment,
+        "allocateStrategy": member.strategy,
+        "subscription": member.subscription,
+        "since": member.since_ms,
+    }

@@ -1,7 +1,8 @@
-"""Which queues a member is to have: the strategy that an option names, asked topic by topic, and checked where needed.
+"""The allocation of a group's queues to its members, by the strategy that the option `allocateStrategy` names.
 
-RocketMQ's strategies (`strategies.py`) are right by construction. A user's callable is asked for all members together,
-and an answer that loses a queue or gives it twice stops the query before it costs a message.
+RocketMQ's own strategies (`strategies.py`) are correct by construction. A strategy that a user provides may be wrong.
+So each member calls it for all members, and if a queue goes to no member or to two members, an OptionError stops the
+query.
 """
 
 import importlib
@@ -12,7 +13,6 @@ from itertools import groupby
 from typing import Any
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.group.message_queue import MessageQueue, java_order, sort_client_ids, sort_queues
 from rmq_spark.store.group.strategies import (
     Average,
     Circle,
@@ -22,23 +22,25 @@ from rmq_spark.store.group.strategies import (
     MachineRoomNearby,
     Strategy,
 )
+from rmq_spark.store.model import MessageQueue, java_order, sort_client_ids, sort_queues
 
 DEFAULT_STRATEGY = "avg"
 ACCEPTED_STRATEGIES = (
-    "avg (neighbours together), circle (in turns), consistentHash or consistentHash:<virtual nodes>, "
+    "avg (contiguous queues), circle (round robin), consistentHash or consistentHash:<virtual nodes>, "
     'config:<queues of this member, as {"topic": [0, 1]}>, machineRoom:<room>,<room> (of brokers named room@name), '
     "machineRoomNearby or machineRoomNearby:<avg, circle or consistentHash>, or package.module:name for a callable "
     "(group, client_id, queues, client_ids) -> list of queues"
 )
-MAX_VIRTUAL_NODES = 10_000  # bounds the ring's making, which comes with every look at the members
-_SHOWN_COUNT = 10  # an error names that many queues or members
+MAX_VIRTUAL_NODES = 10_000  # bounds the time to build the hash ring, which each rebalance does
+_SHOWN_COUNT = 10  # how many queues or members an error lists
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A user's callable as a strategy. Whatever goes wrong in it is an OptionError that names it.
+    """A strategy that calls a function of the user. An error of the function becomes an OptionError with its name.
 
-    The ids are plain texts. The queues are `MessageQueue`s, and those of its arguments are what it has to return.
+    The function gets (group, client id, list of `MessageQueue`, list of client ids), with ids as plain texts. It must
+    return some of these queues.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Imported:
     def __call__(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str], /
     ) -> list[MessageQueue]:
-        """Return the callable's answer; None is no queue, as in RebalanceImpl."""
+        """Return the queues that the function returns. None means no queues, as in RebalanceImpl."""
         try:
             answer = self.function(group, client_id, list(queues), list(client_ids))
             share = [] if answer is None else list(answer)
@@ -59,16 +61,17 @@ class Imported:
         strange = [one for one in share if not isinstance(one, MessageQueue)]
         if strange:
             raise OptionError(
-                f"allocateStrategy {self.name} gave member {client_id!r} of group {group!r} {strange[0]!r}, which is "
-                "no queue: return a list of those that it is called with"
+                f"allocateStrategy {self.name} gave member {client_id!r} of group {group!r} {strange[0]!r}; expected "
+                "a MessageQueue. Return a list of some of the given queues"
             )
         return share
 
 
 def find_strategy(text: str, broker_name: str = "") -> Strategy:
-    """Return the strategy that the option `allocateStrategy` names.
+    """Return the strategy for the value `text` of the option `allocateStrategy`.
 
-    `broker_name` is the store's, for queues that `config:` lists. Raises OptionError that lists what is accepted.
+    `broker_name` is the name of the store's broker. The queues that `config:` lists get this name. Raises OptionError
+    if the value is invalid. The error lists the accepted values.
     """
     kind, _, rest = text.partition(":")
     match kind.strip().lower(), rest.strip():
@@ -98,10 +101,11 @@ def find_strategy(text: str, broker_name: str = "") -> Strategy:
 def allocate(
     strategy: Strategy, group: str, client_id: str, queues: Iterable[MessageQueue], client_ids: Iterable[str]
 ) -> list[MessageQueue]:
-    """Return the queues that the member `client_id` is to have, sorted; in whatever order the arguments come.
+    """Return the queues of the member `client_id`, sorted. `queues` and `client_ids` may be in any order.
 
-    The strategy is asked for each topic by itself, as RebalanceImpl#rebalanceByTopic does. Raises OptionError where it
-    gives a queue that is not there, and where a user's callable does not give each queue to one member.
+    The strategy is called for each topic, as in RebalanceImpl#rebalanceByTopic. Raises OptionError if the strategy
+    returns a queue that is not in `queues`. Raises OptionError also if a strategy that the user provides does not give
+    each queue to exactly one member.
     """
     members = sort_client_ids(client_ids)
     share: list[MessageQueue] = []
@@ -111,18 +115,19 @@ def allocate(
             share += check_allocation(strategy, group, of_topic, members).get(client_id, [])
             continue
         given = strategy(group, client_id, of_topic, members)
-        mine = [queue for queue in given if queue.topic == topic]  # CONFIG answers for all topics at once
+        mine = [queue for queue in given if queue.topic == topic]  # CONFIG returns the queues of all topics at once
         unknown = [queue for queue in mine if queue not in of_topic]
         if unknown:
-            raise _disagreement(strategy, group, "lists what is not there", unknown, of_topic, members)
+            raise _disagreement(strategy, group, "lists unknown queues", unknown, of_topic, members)
         share += mine
     return sort_queues(share)
 
 
 def find_unowned(strategy: Strategy, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return the queues that the strategy gives to nobody, whoever the members are.
+    """Return the queues that the strategy gives to nobody, whatever members the group has.
 
-    Only MACHINE_ROOM passes over any. Of CONFIG nobody can say: what this member does not list, another may.
+    Only MACHINE_ROOM has such queues. For all other strategies the result is [], even for CONFIG: there each member has
+    its own list, so it is unknown which queues no member has in its list.
     """
     if not isinstance(strategy, MachineRoom):
         return []
@@ -132,10 +137,10 @@ def find_unowned(strategy: Strategy, queues: Iterable[MessageQueue]) -> list[Mes
 def check_allocation(
     strategy: Strategy, group: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> dict[str, list[MessageQueue]]:
-    """Return what each member gets of the sorted `queues` of a topic.
+    """Return for each member which of the sorted `queues` of a topic the strategy gives it.
 
-    Raises OptionError, which names strategy, queues and members, unless all answers together hold every queue once and
-    no other. CONFIG and MACHINE_ROOM may fail this by their nature.
+    Raises OptionError unless the strategy gives each queue to exactly one member. The error names the strategy, the
+    queues and the members. Do not check CONFIG and MACHINE_ROOM with this, because they may leave out queues.
     """
     shares = {client_id: strategy(group, client_id, queues, client_ids) for client_id in client_ids}
     known = set(queues)
@@ -143,7 +148,7 @@ def check_allocation(
     for client_id, share in shares.items():
         for queue in share:
             if queue not in known:
-                why = f"gave member {client_id!r} a queue that is not there"
+                why = f"gave member {client_id!r} an unknown queue"
                 raise _disagreement(strategy, group, why, [queue], queues, client_ids)
             if queue in owner:
                 both = f"members {owner[queue]!r} and {client_id!r}" if owner[queue] != client_id else f"{client_id!r}"
@@ -171,7 +176,7 @@ def _disagreement(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names for a message: the first ones, and how many more there are."""
+    """Return a text for a message: the first names, and how many more there are."""
     shown = ", ".join(names[:_SHOWN_COUNT])
     return shown if len(names) <= _SHOWN_COUNT else f"{shown} and {len(names) - _SHOWN_COUNT} more"
 
@@ -189,7 +194,7 @@ def _parse_virtual_nodes(digits: str, text: str) -> int:
 def _parse_rooms(names: str, text: str) -> frozenset[str]:
     rooms = frozenset(room.strip() for room in names.split(",")) - {""}
     if not rooms:
-        raise _refusal(text, "no room is named")
+        raise _refusal(text, "found an empty list of rooms")
     return rooms
 
 
@@ -197,17 +202,17 @@ def _parse_queues(content: str, text: str, broker_name: str) -> tuple[MessageQue
     try:
         pairs = json.loads(content, object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
-        raise _refusal(text, f"the queues are no JSON ({error})") from error
+        raise _refusal(text, f"the queues are not valid JSON ({error})") from error
     shape = 'the queues are a JSON object of topics and lists of queue ids, as {"topic": [0, 1]}'
     if not isinstance(pairs, list) or not pairs or not all(isinstance(pair, tuple) for pair in pairs):
         raise _refusal(text, shape)
     queues = []
     for topic, ids in pairs:
         if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
-            raise _refusal(text, f"{shape}; for {topic!r} there is {ids!r}")
+            raise _refusal(text, f"{shape}; found {ids!r} for {topic!r}")
         queues += [MessageQueue(topic, broker_name, one) for one in ids]
     if len(set(queues)) < len(queues):
-        raise _refusal(text, "a queue is named twice")
+        raise _refusal(text, "found a queue twice")
     return tuple(sorted(queues, key=lambda queue: (java_order(queue.topic), queue.queue_id)))
 
 
@@ -222,5 +227,5 @@ def _import(path: str) -> Imported:
             path, f"neither a strategy nor importable in the driver's Python ({type(error).__name__}: {error})"
         ) from error
     if not callable(found) or isinstance(found, type):
-        raise _refusal(path, f"found {found!r}, which is no function (group, client_id, queues, client_ids)")
+        raise _refusal(path, f"found {found!r}, which is not a function (group, client_id, queues, client_ids)")
     return Imported(path, found)

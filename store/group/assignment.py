@@ -1,14 +1,15 @@
-"""Which queues of its group a query reads now, and the right to say how far it came in them.
+"""The assignment of one member: the queues that it owns, and its right to commit offsets in them.
 
-A query asks for `rebalance` when everything that it began is finished. Then it lets go what is another's share, with
-the offset up to which it is finished published before, so that the other goes on from there, and takes what is its
-share and free. A share that another still has, it gets when that one asks, or dies.
+A query calls `rebalance` when it has finished everything that it began. The rebalance commits the query's offsets in
+the queues that now belong to other members, and releases these queues. Their next owners continue at the committed
+offsets. Then it claims the free queues of the query's share. If another member still owns a queue of the share, that
+queue becomes free when the other member rebalances or dies.
 
-Offsets are published under the group's turn after a look at the claims: a query that was thought dead, and whose
-queues others have taken, publishes nothing of them.
+Offsets are committed under the group's lock, after a check of the claims. So if a query was presumed dead and others
+have claimed its queues, it does not commit offsets in these queues.
 
-Between two triggers the query gives up queues by `surplus` and `give_up` (`handover.py`), which claim and publish
-nothing. The next `rebalance` learns of it from the claims.
+Between two triggers the query releases queues by `surplus` and `give_up` (`handover.py`). This claims no queues and
+commits no offsets. The next `rebalance` sees in the claims which queues were released.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,28 +27,35 @@ from rmq_spark.store.group.claims import (
     read_claims_head,
     write_claims,
 )
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Membership
 from rmq_spark.store.group.offset_file import stamp_of_offsets
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
-# (group, the sorted queues of one topic, the sorted ids of the members) -> queues by member; only this member's count.
-# The answers that members get must fit: each queue is one member's. Topic by topic, as RebalanceImpl#doRebalance (5.3).
+# A function of (group, sorted queues of one topic, sorted member ids) that returns the queues of each member. Only the
+# entry of this member is used. The results in different members must be disjoint. It is called for each topic, as in
+# RebalanceImpl#doRebalance (5.3).
 Share = Callable[[str, Sequence[QueueKey], Sequence[str]], Mapping[str, Collection[QueueKey]]]
 
-# Writes these next queue offsets as the group's; says whether they are written. Called with the group's turn held.
+# A function that commits the given next queue offsets of the group, and returns whether they need not be committed
+# again. It is called while the group's lock is held.
 Commit = Callable[[Mapping[QueueKey, int]], bool]
 
-# A member that is killed is noticed no later. To ask for a lock takes some 10 µs, and a query may ask in a tight loop.
+# A member checks the locks of the others at most this often, so a killed member is detected with this delay. One check
+# takes some 10 µs, and a query may poll in a tight loop.
 _PROBE_EVERY_S = 0.2
 
 
 class Rebalanced(NamedTuple):
-    """What is a query's own from now on; all sorted.
+    """The result of one rebalance. Each field is sorted.
 
-    The position of a `gained` queue is the group's offset, also if the query had it before: somebody else may have had
-    it meanwhile. A `lost` one is another's. `taken` are those, lost or gained again, that were taken while this query
-    was thought dead: what was finished in them is not published. `waiting` are its share, but another's still.
+    - `owned` are all queues that the query owns now.
+    - `gained` are the queues that it owns newly. It must start to read them at the committed offset, even if it owned
+      them before, because another member may have owned them in between.
+    - `lost` are the queues that it no longer owns.
+    - `taken` are queues that others claimed while this query was presumed dead. They are also in `lost`, or in `gained`
+      if the query has claimed them again. The query's finished offsets in them are not committed.
+    - `waiting` are the queues of its share that another member still owns.
     """
 
     owned: tuple[QueueKey, ...]
@@ -58,86 +66,90 @@ class Rebalanced(NamedTuple):
 
 
 class Assignment:
-    """The queues of one member, which has joined with assignment=all or shared. For one thread at a time.
+    """The queues of one member with assignment=all or assignment=shared. For one thread at a time.
 
-    After any error the next `rebalance` finds out what holds, and reports it.
+    After any error, the next `rebalance` reads the actual state from the files, and returns what has changed.
     """
 
     def __init__(self, membership: Membership, share: Share, commit: Commit) -> None:
-        assert membership.member.assignment != "broadcasting", "there nobody owns a queue"
+        assert membership.member.assignment != "broadcasting", "broadcasting members do not own queues"
         self._membership, self._share, self._commit = membership, share, commit
         self._path = membership.paths.claims
-        self._claims, self._head = NO_CLAIMS, b""  # as they were read last, by whatever method
+        self._claims, self._head = NO_CLAIMS, b""  # as any method read them last
         self._epochs: dict[QueueKey, int] = {}
         self._published: dict[QueueKey, int] = {}
-        self._stamp: tuple[int, int, int] | None = None  # of the file that `_published` is in
-        self._rebalanced: Rebalanced | None = None  # as of the last whole look; None when that is not to be relied on
+        self._stamp: tuple[int, int, int] | None = None  # stamp of the offset file that contains `_published`
+        self._rebalanced: Rebalanced | None = None  # the last result; None when it is not valid any more
         self._queues: tuple[QueueKey, ...] = ()
-        self._listed: tuple[str, ...] = ()
-        self._settled_head = b""  # as of the last whole look; publishing may have seen newer claims since
+        self._member_ids: tuple[str, ...] = ()
+        self._settled_head = b""  # as of the last rebalance; `publish` may have read newer claims since
         self._probed = 0.0
         self._surplus: tuple[QueueKey, ...] = ()
-        self._surplus_of: object = None  # what `_surplus` was found for
+        self._surplus_of: object = None  # the inputs from which `_surplus` was computed
 
     @property
     def epochs(self) -> dict[QueueKey, int]:
-        """Return the epochs of the queues that are this query's, as of the last rebalance."""
+        """The epoch of this query's claim of each queue that it owns, as of the last rebalance."""
         return dict(self._epochs)
 
     def rebalance(self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int]) -> Rebalanced:
-        """Return what is this query's of `queues`, which are all that the group subscribes to now.
+        """Claim the free queues of this query's share, and release the queues that are not in its share.
 
-        `finished` has the next queue offset of each queue of this query: everything before is done, and nothing behind
-        is begun. Publishes those of queues that it lets go. When nothing changed this takes no lock, and writes
-        nothing; give the same list then, and it is quick.
+        `queues` are all queues that the group subscribes to. `finished` maps each queue of this query to its next queue
+        offset. All earlier messages of the queue must be done, and no later one may have been begun. The offsets of
+        released queues are committed. If nothing has changed since the last call, including `queues`, no lock is taken
+        and nothing is written, which is fast.
 
-        Raises GroupConflictError if the group went on without this query and has no place for it now, OptionError where
-        the strategy does not share the queues out.
+        Raises GroupConflictError if a conflicting query has joined while this one was presumed dead, and OptionError if
+        the strategy returns an invalid assignment (`allocation.allocate`).
         """
         wanted = tuple(queues)
         if self._rebalanced is not None and wanted == self._queues and self.is_settled():
             return Rebalanced(self._rebalanced.owned, waiting=self._rebalanced.waiting)
         self._rebalanced = None
         membership = self._membership
-        with membership.turn.hold():
+        with membership.lock.hold():
             membership.rejoin()
             living = membership.sharing()
-            # Probed now, and listed before anybody else can come: who comes later is seen by the next look.
+            # The members are listed under the lock, so the next `is_settled` notices every member that joins later.
             self._probed = membership.clocks.monotonic()
-            self._listed, self._queues = membership.listed(), wanted
-            self._rebalanced = self._move(self._own_share(wanted, living), living, finished)
+            self._member_ids, self._queues = membership.list_ids(), wanted
+            self._rebalanced = self._apply_plan(self._own_share(wanted, living), living, finished)
             self._settled_head = self._head
         return self._rebalanced
 
     def is_settled(self) -> bool:
-        """Say whether a rebalance of the same queues would change nothing. Takes no lock, writes nothing."""
+        """Say whether a rebalance of the same queues would change nothing. Takes no lock and writes nothing.
+
+        A member that was killed is noticed with a short delay.
+        """
         membership = self._membership
         if (
             self._rebalanced is None
             or not membership.lease.is_held
             or read_claims_head(self._path) != self._settled_head
-            or membership.listed() != self._listed
+            or membership.list_ids() != self._member_ids
         ):
             return False
         now = membership.clocks.monotonic()
         if now - self._probed < _PROBE_EVERY_S:
             return True
         self._probed = now
-        if not all(membership.is_alive(member_id) for member_id in self._listed):
-            self._rebalanced = None  # whoever asks again within the pause must not be told otherwise
+        if not all(membership.is_alive(member_id) for member_id in self._member_ids):
+            self._rebalanced = None  # so that a call before the next check of the locks returns False too
         return self._rebalanced is not None
 
     def publish(self, offsets: Mapping[QueueKey, int]) -> tuple[QueueKey, ...]:
-        """Publish next queue offsets as the group's; return the queues, sorted, that are not this query's any more.
+        """Commit the next queue offset of each queue in `offsets`. Return the queues that the query no longer owns.
 
-        Of those nothing is published. Offsets that were published last are not written again, unless somebody wrote
-        the file since: a broker that ends writes what it knows once more, after it let the store go.
+        The returned queues are sorted, and their offsets are not committed. Offsets that this object has committed
+        before are written again only if another process has written the offset file in between. This is necessary
+        because a broker that stops writes its own offsets once more after it has released the store.
         """
-        self._notice_others()
-        changed = {queue: offset for queue, offset in offsets.items() if self._published.get(queue) != offset}
+        changed = self._unpublished(offsets)
         if not changed:
             return ()
-        with self._membership.turn.hold():
+        with self._membership.lock.hold():
             claims = self._read_claims().queues
             lost = sorted(queue for queue in changed if not self._is_mine(queue, claims))
             for queue in lost:
@@ -146,19 +158,21 @@ class Assignment:
         return tuple(lost)
 
     def is_published(self) -> bool:
-        """Say whether nobody wrote the offsets since this query looked at them or did itself. Takes no lock."""
+        """Say whether no other process has written the offset file since this query read or wrote it. Takes no lock."""
         return stamp_of_offsets(self._membership.paths.root) == self._stamp
 
     def surplus(self) -> tuple[QueueKey, ...]:
-        """Return those of the query's queues, sorted, to which other living members are entitled now.
+        """Return the queues, sorted, that this query owns but other living members are entitled to now.
 
-        Takes no lock, writes nothing, and is cheap while neither members nor claims change. The queues are those of the
-        last rebalance. Raises OptionError where the strategy does not share the queues out, DamageError.
+        The shares are computed from the list of queues that was passed to the last rebalance. Takes no lock and writes
+        nothing. Cheap while members and claims do not change. Raises OptionError if the strategy returns an
+        invalid assignment, and DamageError if the claims are damaged.
         """
         membership = self._membership
         if not membership.lease.is_held:
             return ()
-        sharing = membership.seen_sharing(membership.listed())  # also without queues: who is silent shows only in time
+        # Polled even if this query owns no queues, because a stopped member is detected only after several polls.
+        sharing = membership.poll_sharing(membership.list_ids())
         if not self._epochs:
             return ()
         head = read_claims_head(self._path)
@@ -171,30 +185,34 @@ class Assignment:
         return self._surplus
 
     def give_up(self, queues: Collection[QueueKey], *, is_fenced: bool) -> tuple[QueueKey, ...]:
-        """Let go those of the queues to which others are entitled still; return them, sorted. Publishes nothing.
+        """Release those of `queues` that other members are still entitled to. Return the released queues, sorted.
 
-        With `is_fenced` their epochs count up, so that all tasks of the query's batch are fenced, also if the query is
-        the next owner itself. Raises what `rebalance` raises, and then nothing has changed.
+        Commits no offsets. With `is_fenced`, the epochs of the released queues are incremented. Then all tasks of the
+        query's running batch fail when they check their epochs, even if this query itself is the next owner. Raises the
+        errors of `rebalance`; after an error nothing has changed.
         """
         membership = self._membership
-        with membership.turn.hold():
+        with membership.lock.hold():
             if not membership.lease.is_held:
                 return ()
             wanted, claims = self._own_share(self._queues, membership.sharing()), self._read_claims()
-            gone = sorted(queue for queue in queues if queue not in wanted and self._is_mine(queue, claims.queues))
-            if gone:
-                # `_settled_head` stays: the next rebalance looks at the claims, and finds these queues gone.
-                freed = {queue: Claim(NOBODY, claims.queues[queue].epoch + is_fenced) for queue in gone}
+            released = sorted(queue for queue in queues if queue not in wanted and self._is_mine(queue, claims.queues))
+            if released:
+                # `_settled_head` is not updated, so the next rebalance reads the claims and reports these queues.
+                freed = {queue: Claim(NOBODY, claims.queues[queue].epoch + is_fenced) for queue in released}
                 self._write_claims(Claims(claims.change + 1, membership.id, {**claims.queues, **freed}))
-        return tuple(gone)
+        return tuple(released)
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
-        """Publish what is finished, let all queues go and leave the group. It is left, whatever fails."""
+        """Commit the finished offsets, release all queues and leave the group.
+
+        If committing or releasing fails, this leaves the group nevertheless, and raises the error.
+        """
         self._rebalanced = None
         try:
             if self._membership.lease.is_held:
-                with self._membership.turn.hold():
-                    self._move((), [self._membership.id], finished)
+                with self._membership.lock.hold():
+                    self._apply_plan((), [self._membership.id], finished)
         finally:
             self._membership.leave()
 
@@ -208,20 +226,25 @@ class Assignment:
             wanted.update(shares.get(membership.id, ()))
         return wanted
 
-    def _move(
+    def _apply_plan(
         self, wanted: Collection[QueueKey], living: Collection[str], finished: Mapping[QueueKey, int]
     ) -> Rebalanced:
+        """Claim the `wanted` queues that are free. Commit the offsets of all other owned queues and release them.
+
+        The caller must hold the group's lock.
+        """
         me, claims = self._membership.id, self._read_claims()
         plan = plan_claims(claims.queues, me, living, wanted)
         taken = sorted(queue for queue in self._epochs if not self._is_mine(queue, claims.queues))
-        # First the offsets, then the claims: whoever claims a queue next goes on from there. A crash between the two
-        # leaves the queues to a member that is dead, and so free.
+        # The offsets are committed before the claims are written, because the next owner starts at the committed
+        # offset. After a crash between these two writes, the claims belong to a dead member, so the queues are free.
         self._publish(
             {queue: finished[queue] for queue in plan.lost if queue in finished and self._is_mine(queue, claims.queues)}
         )
         if plan.gained or plan.lost:
             self._write_claims(Claims(claims.change + 1, me, plan.claims))
-        # Not what the plan says alone: an error may have kept an earlier plan from being reported.
+        # Gained and lost queues are found by comparing epochs instead of taking them from the plan, because an error
+        # may have prevented the caller from seeing the result of an earlier plan.
         epochs = {queue: claim.epoch for queue, claim in plan.claims.items() if claim.owner == me}
         gained = sorted(queue for queue, epoch in epochs.items() if self._epochs.get(queue) != epoch)
         lost = sorted(queue for queue in self._epochs if queue not in epochs)
@@ -234,16 +257,19 @@ class Assignment:
         epoch = self._epochs.get(queue)
         return epoch is not None and claims.get(queue) == (self._membership.id, epoch)
 
-    def _notice_others(self) -> None:
-        """Believe nothing of what was published once somebody else wrote the file."""
+    def _unpublished(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return the offsets that this object has not committed yet.
+
+        These are all offsets if another process has written the offset file since the last commit.
+        """
         stamp = stamp_of_offsets(self._membership.paths.root)
         if stamp != self._stamp:
             self._published.clear()
             self._stamp = stamp
+        return {queue: offset for queue, offset in offsets.items() if self._published.get(queue) != offset}
 
     def _publish(self, offsets: Mapping[QueueKey, int]) -> None:
-        self._notice_others()
-        changed = {queue: offset for queue, offset in offsets.items() if self._published.get(queue) != offset}
+        changed = self._unpublished(offsets)
         if changed and self._commit(changed):
             self._published.update(changed)
             self._stamp = stamp_of_offsets(self._membership.paths.root)
@@ -260,15 +286,15 @@ class Assignment:
 
 
 def lost_queues(root: str, group: str, member_id: str, epochs: Mapping[QueueKey, int]) -> tuple[QueueKey, ...]:
-    """Return those of the queues, sorted, that are not the member's any more with these epochs. Takes no lock."""
+    """Return the queues, sorted, that the member no longer owns with the epochs in `epochs`. Takes no lock."""
     claims = read_claims(GroupPaths(root, group).claims).queues
     return tuple(sorted(queue for queue, epoch in epochs.items() if claims.get(queue) != (member_id, epoch)))
 
 
 def check_epochs(root: str, group: str, member_id: str, epochs: Mapping[QueueKey, int]) -> None:
-    """Raise GroupConflictError if one of the queues is not the member's any more with these epochs.
+    """Raise GroupConflictError if the member no longer owns one of the queues with its epoch in `epochs`.
 
-    For tasks, on any machine that sees the store: it needs nothing but its arguments, and takes no lock.
+    Tasks call this, on any machine that can read the store. Takes no lock.
     """
     lost = lost_queues(root, group, member_id, epochs)
     if lost:
@@ -276,9 +302,9 @@ def check_epochs(root: str, group: str, member_id: str, epochs: Mapping[QueueKey
         owner, epoch = read_claims(path).queues.get(lost[0], Claim(NOBODY, 0))
         raise GroupConflictError(
             f"{', '.join(map(str, lost))}: not the member {member_id}'s any more in the consumer group {group}. "
-            f"{lost[0]} was its with epoch {epochs[lost[0]]}, and {path} has epoch {epoch}, owner "
-            f"{owner or 'nobody'}. This batch took longer than handoverTimeout while another member waited for its "
-            "queues, or the query was stopped for longer than leaseTimeout. Start the query again; if it fails so "
-            "again, give it a new checkpointLocation: then it begins where the group stands. What this batch read of "
-            "these queues is read by the other member too. For longer batches raise handoverTimeout."
+            f"{path}: {lost[0]} has epoch {epoch} and owner {owner or 'nobody'}; expected epoch {epochs[lost[0]]} of "
+            "this member. Either the batch took longer than handoverTimeout while another member waited for the "
+            "queues, or the query was stopped for longer than leaseTimeout. Restart the query. If the error comes "
+            "again, give the query a new checkpointLocation: it then starts at the group's committed offsets. The "
+            "other member also reads the messages that this batch read. Raise handoverTimeout for longer batches."
         )

@@ -1,38 +1,42 @@
-"""Whose each queue of a group is: `claims.json`, and how claims change when members come and go.
+"""Claims: which member owns which queue of a group, stored in `claims.json`.
 
     {"v": 1, "change": 12, "by": "<member id>", "owners": ["", "<member id>", …],
-     "queues": {"<topic>": {"<queue id>": [<number of the owner in `owners`>, <epoch>], …}, …}}
+     "queues": {"<topic>": {"<queue id>": [<index of the owner in `owners`>, <epoch>], …}, …}}
 
-A queue's epoch counts up with each claim, for ever: also when its owner lets it go, and then the owner is "". So a
-member that was thought dead learns from its epoch alone that a queue is not its own any more. `change` counts the
-writes of the file; it and `by` come first, so that a look at the file's head says whether anything changed.
+Each claim of a queue increments the queue's epoch, and the epoch never decreases. A released queue keeps its entry,
+with the owner "". So if a member was presumed dead, it can see from the epoch alone whether it has lost a queue.
+`change` counts how often the file was written, and `by` is the member that wrote it last. These two fields come first,
+so that any change of the file changes its first bytes.
 
-The file is changed only by who has the group's turn, and replaced as a whole, synced: an epoch never runs back.
+The file is changed only under the group's lock. It is replaced atomically and durably, so that no epoch decreases after
+a crash.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rmq_spark.store.commit.side_file import encode_side_file, number_of, read_side_file, text_of
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreChangedError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.format.side_file import encode_side_file, number_of, text_of
+from rmq_spark.store.log.store_state import read_side_file
+from rmq_spark.store.model import QueueKey
 
 NOBODY = ""
 
-# Holds `change` and `by`: a host's name has at most 253 characters, and a process's number and a uuid follow.
+# The first bytes of the file that contain `change` and `by`. `by` has a host name of at most 253 characters, a process
+# id and a uuid.
 _HEAD_BYTES = 512
-_WHAT = "the claims of a consumer group, which say whose each queue is"
+_WHAT = "the claims of a consumer group, which record the owner of each queue"
 _NEXT_STEP = (
-    "Stop the group's queries, remove the file and start them again: they claim their queues anew. The group's offsets "
-    "in config/consumerOffset.json stay; what was read and not published there may be delivered twice."
+    "Stop the group's queries, remove the file and start them again: they then claim their queues again. The committed "
+    "offsets in config/consumerOffset.json stay. Messages that were read but not committed may be delivered twice."
 )
 
 
 class Claim(NamedTuple):
-    """Whose a queue is; NOBODY's if its last owner let it go."""
+    """The claim of one queue: its owner, which is NOBODY if the queue was released, and its epoch."""
 
     owner: str
     epoch: int
@@ -40,7 +44,11 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the file holds: all claims ever made, and by which member it was written, as its how manieth write."""
+    """The content of the file.
+
+    `change` counts the writes of the file. `by` is the member that wrote it last. `queues` has a claim for each queue
+    that was ever claimed.
+    """
 
     change: int
     by: str
@@ -51,7 +59,11 @@ NO_CLAIMS = Claims(0, NOBODY, {})
 
 
 class ClaimPlan(NamedTuple):
-    """How claims change. Sorted queues: those newly mine, those that I let go, those I want and another still has."""
+    """The changes that a member makes to the claims.
+
+    `claims` are the new claims of all queues. The member claims the queues in `gained`, and releases those in `lost`.
+    It also wants the queues in `waiting`, but another member still owns them. These three are sorted.
+    """
 
     claims: dict[QueueKey, Claim]
     gained: tuple[QueueKey, ...]
@@ -62,10 +74,11 @@ class ClaimPlan(NamedTuple):
 def plan_claims(
     claims: Mapping[QueueKey, Claim], me: str, live: Collection[str], wanted: Collection[QueueKey]
 ) -> ClaimPlan:
-    """Return the claims after the member `me` lets go what it does not want, and takes what it wants and is free.
+    """Return how the member `me` must change the claims, so that it owns the `wanted` queues that are free. Pure.
 
-    A queue is free without a claim, if nobody owns it, and if its owner is not in `live`. Nobody takes a queue from a
-    living member: that one lets it go. Claims of others stay as they are. Pure.
+    The member releases its queues that are not in `wanted`. A queue is free if it has no claim, if it was released, or
+    if its owner is not in `live`, the living members. Queues of other living members are not changed, because only
+    their owner releases them.
     """
     assert me in live, (me, live)
     changed = dict(claims)
@@ -86,7 +99,7 @@ def plan_claims(
 
 
 def encode_claims(claims: Claims) -> bytes:
-    """Write claims as JSON, `change` and `by` first."""
+    """Encode claims as JSON, with the fields `change` and `by` first."""
     owners = sorted({claim.owner for claim in claims.queues.values()})
     numbers = {owner: number for number, owner in enumerate(owners)}
     topics: dict[str, dict[str, list[int]]] = {}
@@ -96,15 +109,19 @@ def encode_claims(claims: Claims) -> bytes:
 
 
 def read_claims(path: str) -> Claims:
-    """Return what the file holds, NO_CLAIMS without a file. Takes no lock: it is replaced as a whole.
+    """Return the content of the file at `path`, or NO_CLAIMS if the file does not exist.
 
-    Raises DamageError, or StoreError for a newer version.
+    Takes no lock, because writers replace the file atomically. Raises DamageError if the file is damaged, and
+    StoreError if a newer version of rmq-spark wrote it.
     """
     return read_side_file(path, _WHAT, _NEXT_STEP, _build) or NO_CLAIMS
 
 
 def read_claims_head(path: str) -> bytes:
-    """Return bytes that differ whenever the claims do, b"" without a file. Far cheaper than to read them all."""
+    """Return the first bytes of the file, or b"" if the file does not exist.
+
+    Each write of the file changes these bytes. This is much cheaper than `read_claims`.
+    """
     try:
         with files.OpenFile(path) as file:
             return file.read(0, _HEAD_BYTES)
@@ -113,10 +130,10 @@ def read_claims_head(path: str) -> bytes:
 
 
 def write_claims(path: str, disk: Disk, claims: Claims) -> None:
-    """Make these the group's claims, for good. For who has the group's turn.
+    """Replace the group's claims durably. The caller must hold the group's lock.
 
-    A crash leaves the old claims or the new ones. With the old ones, what was gained is not gained, and what was let
-    go belongs to a member that is dead: free either way.
+    A crash leaves either the old claims or the new ones. After a crash with the old claims, all queues that the caller
+    wanted to change are free: it had not claimed the new ones yet, and it is dead, so that its own are free too.
     """
     disk.replace(path, encode_claims(claims))
 

@@ -1,14 +1,16 @@
-"""How far a group is behind: per queue in messages, bytes and time, as a table.
+"""The lag of a group: a table that says for each queue how many messages, bytes and seconds the group is behind.
 
-| state | the group's offset | lagMessages |
+The column `state` describes the committed offset of the group in the queue:
+
+| state | meaning | lagMessages |
 | --- | --- | --- |
-| ok | lies in what the queue holds | what is left to read |
-| none | there is none; the group would begin somewhere else in the queue | all that the queue holds |
-| expired | below the queue's min offset: retention deleted unread messages | what can still be read |
-| ahead | beyond the queue's max offset: the store was cut or rebuilt | 0 |
-| gone | of a queue that is not in the store any more | null |
+| ok | the offset is within the queue's bounds | the messages from the offset to the queue's end |
+| none | the group has no offset in this queue, but in other queues of the topic | all messages of the queue |
+| expired | the offset is below the queue's minimum, because unread messages were deleted | the remaining messages |
+| ahead | the offset is above the queue's maximum, because the store was truncated or rebuilt | 0 |
+| gone | the queue does not exist any more | null |
 
-The offsets are those that the group has published; a query that runs may be further.
+A running query may already have read messages after its committed offset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,42 +20,41 @@ import pyarrow as pa
 
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.units import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueBounds, QueueKey
 
 OK, NONE, EXPIRED, AHEAD, GONE = "ok", "none", "expired", "ahead", "gone"
 
 _TIME = pa.timestamp("ms", tz="UTC")
-_TRIES = 3  # retention may take what was to be measured
+_TRIES = 3  # retention may delete files during a measurement
 
-# What `lag_table` returns, a row for each group and queue, sorted by group, topic and queue id.
+# The columns of the table that `lag_table` returns. It has one row for each group and queue, sorted by group, topic and
+# queue id.
 LAG = pa.schema(
     [
         ("group", pa.string()),
         ("topic", pa.string()),
         ("queueId", pa.int32()),
         ("state", pa.string()),
-        ("groupOffset", pa.int64()),  # the next one to consume; null without one
+        ("groupOffset", pa.int64()),  # the committed offset, null if missing
         ("minOffset", pa.int64()),
         ("maxOffset", pa.int64()),
-        ("lagMessages", pa.int64()),  # unread, and still there
-        ("lagBytes", pa.int64()),  # of their records, as they lie in the log
-        ("expiredMessages", pa.int64()),  # unread, and deleted
-        ("secondsBehind", pa.float64()),  # how long ago the next unread message was stored; 0 without one
-        ("lastConsumedTimestamp", _TIME),  # when the last consumed message was stored (consumerProgress: LastTime)
-        ("lastCommitTimestamp", _TIME),  # when a query of ours last published offsets of the group
-        (
-            "member",
-            pa.string(),
-        ),  # who of our queries has the queue now; null if none (consumerProgress: Client IP)
+        ("lagMessages", pa.int64()),  # the number of unread messages that are not deleted
+        ("lagBytes", pa.int64()),  # the size of their records in the commit log
+        ("expiredMessages", pa.int64()),  # the number of unread messages that retention deleted
+        ("secondsBehind", pa.float64()),  # the age of the next unread message, 0 if there is none
+        ("lastConsumedTimestamp", _TIME),  # store time of the last consumed message (consumerProgress: LastTime)
+        ("lastCommitTimestamp", _TIME),  # the time of the last commit by a query of ours
+        ("member", pa.string()),  # the living member that owns the queue, else null (consumerProgress: Client IP)
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What is known of a group: its offsets, and when they were last published (ms), None if no query of ours did.
+    """The state of one group: its committed offsets, its last commit, and the owners of its queues.
 
-    `members` are the ids of those that have queues.
+    `published_ms` is the time of the last commit by a query of ours, in ms since the epoch, or None if there was none.
+    `members` maps each queue to the id of the living member that owns it.
     """
 
     group: str
@@ -64,19 +65,25 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """How far a group is behind in one queue. Times are ms since the epoch; see the module for `state`."""
+    """The lag of a group in one queue. The values of `state` are described in the module. Times are ms since the epoch.
+
+    If the queue does not exist any more, all other fields are None.
+    """
 
     state: str
     bounds: QueueBounds | None = None
     messages: int | None = None
     bytes: int | None = None
     expired: int | None = None
-    next_stored_ms: int | None = None  # of the next unread message
-    last_stored_ms: int | None = None  # of the last consumed one
+    next_stored_ms: int | None = None  # store time of the next unread message
+    last_stored_ms: int | None = None  # store time of the last consumed message
 
 
 def unread_range(offset: int | None, bounds: QueueBounds) -> tuple[str, int, int]:
-    """Return the state of an offset, None for none, and the range that is left to read. Pure."""
+    """Return (state, begin, end): the state of a committed offset, and the range [begin, end) of unread queue offsets.
+
+    `offset` is None if the group has no committed offset in the queue.
+    """
     if offset is None:
         return NONE, bounds.min_offset, bounds.max_offset
     if offset > bounds.max_offset:
@@ -87,9 +94,11 @@ def unread_range(offset: int | None, bounds: QueueBounds) -> tuple[str, int, int
 
 
 def queue_lag(reader: StoreReader, queue: QueueKey, offset: int | None) -> QueueLag:
-    """Return how far an offset, None for none, is behind in a queue, as of the reader's last refresh.
+    """Return the lag of a group in one queue, as of the reader's last refresh.
 
-    Refreshes the reader where retention deletes meanwhile. Raises DamageError, StoreChangedError.
+    `offset` is the committed offset of the group in the queue, or None if it has none. If retention deletes files
+    during the call, the reader is refreshed and the lag is measured again. Raises StoreChangedError or OffsetRangeError
+    if that happens again and again, and DamageError if a file is damaged.
     """
     for attempt in range(_TRIES):
         try:
@@ -104,10 +113,11 @@ def queue_lag(reader: StoreReader, queue: QueueKey, offset: int | None) -> Queue
 
 
 def lag_table(reader: StoreReader, groups: Sequence[GroupState], now_ms: int) -> pa.Table:
-    """Return the lag of these groups, a row a queue, with the columns of LAG.
+    """Return the lag of these groups as a table with the columns of `LAG`: one row for each group and queue.
 
-    A group's queues are those it has an offset of, and the others of the same topics. `now_ms` is what secondsBehind
-    counts from. Raises what `queue_lag` raises.
+    The queues of a group are all queues of the topics in which it has committed offsets. A queue that does not exist
+    any more is included if the group has an offset in it. `secondsBehind` is measured up to the time `now_ms` (ms since
+    the epoch). Raises the errors of `queue_lag`.
     """
     rows = [
         row
@@ -135,8 +145,7 @@ def _measure(reader: StoreReader, queue: QueueKey, offset: int | None) -> QueueL
 
 def _queues_of(reader: StoreReader, state: GroupState) -> Iterator[QueueKey]:
     found = set(state.offsets)
-    there = set(reader.topics())
-    for topic in {queue.topic for queue in state.offsets} & there:
+    for topic in {queue.topic for queue in state.offsets} & set(reader.topics()):
         found.update(reader.queues(topic))
     yield from sorted(found)
 

@@ -1,62 +1,180 @@
-"""How much one pull takes: when the batch is full, and after how many units it stops looking for wanted messages.
+"""The limits of one pull, and how a pull that found no message waits for one.
 
-Pure, over whole columns of units, but for the machine's memory, which a broker asks for. Source:
-DefaultMessageStore#getMessage, #isTheBatchFull, #checkInDiskByCommitOffset (4.9.8), and for units that hold several
-messages the same of 5.3.
+- `scan` finds out which messages a pull takes, when its batch is full, and how many entries it examines. It works on
+  whole columns of consume-queue entries. Source: DefaultMessageStore#getMessage, #isTheBatchFull,
+  #checkInDiskByCommitOffset (4.9.8; for entries with several messages 5.3).
+- `LongPoll` finds out when a pull that waits must be repeated. Source: PullMessageProcessor#processRequest,
+  PullRequestHoldService (4.9.8). A broker checks all waiting pulls together every 5 s. Here each pull has its own
+  interval of 5 s, and its wait ends exactly at its timeout.
+- `wait_for_arrival` polls a store until something has changed. Polling is necessary because a broker writes through
+  mapped files, and the kernel does not report such writes. So a poll must be cheap, as `StoreReader.refresh` is if
+  nothing has changed. The pauses between polls become longer with the time waited, so that the delay stays a small
+  part of that time. They also become longer if a poll takes long, so that polls use little CPU time.
+
+These functions are pure, except that `limits_of_broker` reads the size of the machine's memory. They get the clock, the
+sleep and the poll as arguments.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rmq_spark.store.argument_checks import check_integer
 from rmq_spark.store.disk.host import memory_bytes
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.group.whole_number import check_whole
 
-UNKNOWN_MEMORY_BYTES = 24 << 30  # what a broker takes for the machine's memory where nobody tells it
-MIN_MESSAGE_BYTES = 100  # a request for less gets as much
+MIN_NAP_MS = 1.0
+MAX_NAP_MS = 2.0  # the longest pause. With 4.0, the delay would double, and only 1 % of a core would be saved.
+MAX_SLOW_NAP_MS = 200.0  # the longest pause if a poll takes long, on a slow disk or with thousands of queues
+_WAITED_SHARE = 1 / 20  # a pause is at most this share of the time waited so far, but at least MIN_NAP_MS
+_POLL_SHARE = 1 / 20  # polls take at most this share of the time, unless that needs pauses over MAX_SLOW_NAP_MS
+
+
+def wait_for_arrival(
+    has_moved: Callable[[], bool],
+    until_ms: float,
+    now_ms: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Call `has_moved` again and again until it returns True or the time `until_ms` has come. Return its last result.
+
+    The first call is made immediately, even if `until_ms` has passed already, and the last call at the end. `now_ms` is
+    a monotonic clock in ms. If this clock stops or runs backwards nevertheless, the wait becomes longer, but at most by
+    the time that the calls take. `sleep` takes seconds. An error of `sleep` or `has_moved` is raised and ends the wait.
+    """
+    begun = before = now_ms()
+    left, waited, last_poll_ms = until_ms - begun, 0.0, 0.0
+    while not has_moved():
+        after = now_ms()
+        left, waited = min(left, until_ms - after), max(waited, after - begun)
+        if left <= 0:
+            return False
+        # A single slow poll is ignored, because it may be the first one, or the machine may have been busy.
+        nap = min(nap_ms(waited, min(last_poll_ms, after - before)), left)
+        last_poll_ms = after - before
+        sleep(nap / 1000)
+        left, waited = left - nap, waited + nap
+        before = now_ms()
+    return True
+
+
+def nap_ms(waited_ms: float, poll_ms: float) -> float:
+    """Return the length of the next pause in ms.
+
+    `waited_ms` is the time for which nothing has changed, and `poll_ms` is the time that a poll takes.
+    """
+    nap = min(max(waited_ms * _WAITED_SHARE, MIN_NAP_MS), MAX_NAP_MS)
+    return max(nap, min(poll_ms / _POLL_SHARE, MAX_SLOW_NAP_MS))
+
+
+CHECK_MS = 5_000  # PullRequestHoldService: the interval of its checks
+SHORT_POLLING_MS = 1_000  # shortPollingTimeMills: how long a pull waits, and its check interval, without long polling
+
+
+def hold_ms(
+    timeout_ms: int,
+    *,
+    is_not_found: bool,
+    may_suspend: bool = True,
+    asks_to_suspend: bool = True,
+    long_polling: bool = True,
+) -> int | None:
+    """Return for how many ms a pull waits for messages, or None if it does not wait.
+
+    A pull waits only if all three of these arguments are True. `is_not_found` says whether the answer to the pull is
+    PULL_NOT_FOUND. `may_suspend` is False if the pull has already waited. `asks_to_suspend` is False if the client does
+    not want to wait.
+    """
+    if not (is_not_found and may_suspend and asks_to_suspend):
+        return None
+    return timeout_ms if long_polling else SHORT_POLLING_MS
+
+
+class LongPoll:
+    """A pull that waits for messages from the queue offset `offset`.
+
+    It waits from the time `now_ms` for `held_ms`. `max_offset` is the queue's end at the time `now_ms`.
+    """
+
+    def __init__(
+        self, offset: int, max_offset: int, now_ms: float, held_ms: float, *, long_polling: bool = True
+    ) -> None:
+        self._offset, self._checked_end, self._long_polling = offset, max_offset, long_polling
+        self._check_every_ms = CHECK_MS if long_polling else SHORT_POLLING_MS
+        self._next_check_ms = now_ms + self._check_every_ms
+        self.until_ms = now_ms + held_ms
+
+    def is_woken(self, max_offset: int, now_ms: float, has_wanted: Callable[[int, int], bool]) -> bool:
+        """Say whether the pull must be repeated now.
+
+        `max_offset` is the queue's end at the time `now_ms`. `has_wanted(begin, end)` must return whether the filter
+        accepts one of the new messages, which have the queue offsets [begin, end). If it does, the pull is repeated
+        at once. If the filter rejects all new messages, the pull is repeated at the next check, so that the client
+        continues after these messages.
+        """
+        if now_ms >= self.until_ms:
+            return True
+        begin, self._checked_end = max(self._checked_end, self._offset), max(self._checked_end, max_offset)
+        if self._long_polling and begin < max_offset and has_wanted(begin, max_offset):
+            return True
+        if now_ms < self._next_check_ms:
+            return False
+        while self._next_check_ms <= now_ms:
+            self._next_check_ms += self._check_every_ms
+        return max_offset > self._offset
+
+
+UNKNOWN_MEMORY_BYTES = 24 << 30  # the memory that a broker assumes if it cannot read the machine's memory size
+MIN_MESSAGE_BYTES = 100  # if a request has a smaller limit, this one is used
 
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """The limits of one pull, by default those of a broker. The first wanted message is taken whatever its size.
+    """The limits of one pull. The default values are those of a broker.
 
-    Raises OptionError for a limit that is not above 0.
+    The first wanted message is always taken, however large it is. Raises OptionError if a limit is below 1.
     """
 
     max_bytes_in_memory: int = 262_144  # maxTransferBytesOnMessageInMemory
     max_count_in_memory: int = 32  # maxTransferCountOnMessageInMemory
     max_bytes_on_disk: int = 65_536  # maxTransferBytesOnMessageInDisk
     max_count_on_disk: int = 8  # maxTransferCountOnMessageInDisk
-    memory_ratio_percent: int = 40  # accessMessageInMemoryMaxRatio: what lies further behind is "on disk"
+    # accessMessageInMemoryMaxRatio: the newest records, up to this share of `memory_bytes`, are treated as in memory,
+    # and older ones as on disk.
+    memory_ratio_percent: int = 40
     memory_bytes: int = UNKNOWN_MEMORY_BYTES
-    max_scanned_bytes: int = 16_000  # maxFilterMessageCount, which counts bytes of units: 800 of them
-    max_message_bytes: int | None = None  # maxMsgBytes of a 5.x request; None: no such limit
+    max_scanned_bytes: int = 16_000  # maxFilterMessageCount: the size of the entries examined; 16,000 are 800 entries
+    max_message_bytes: int | None = None  # maxMsgBytes of a request of 5.x, or None if there is no such limit
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
             if value is not None and value <= 0:
-                raise OptionError(f"{one.name}={value} is not above 0.")
+                raise OptionError(f"{one.name}: found {value}; expected at least 1.")
 
-    def max_scanned_messages(self, max_messages: int, unit_bytes: int, *, are_batches: bool) -> int:
-        """Return how many messages from the first on are looked at; of units with several, where the last begins.
+    def max_scanned_messages(self, max_messages: int, entry_bytes: int, *, are_batches: bool) -> int:
+        """Return how many messages a pull may examine. The last entry that it examines begins within this number.
 
-        4.9 ends before the byte at the limit, 5.3, which alone has batches, behind it.
+        `entry_bytes` is the size of an entry. `are_batches` says whether an entry may have several messages, which only
+        5.3 has. The release 4.9 stops before the entry that begins at the limit, and 5.3 stops after it.
         """
-        limit_bytes = max(self.max_scanned_bytes, max_messages * unit_bytes)
-        return limit_bytes // unit_bytes + 1 if are_batches else -(-limit_bytes // unit_bytes)
+        limit_bytes = max(self.max_scanned_bytes, max_messages * entry_bytes)
+        return limit_bytes // entry_bytes + 1 if are_batches else -(-limit_bytes // entry_bytes)
 
     def is_on_disk(self, physical_offsets: NDArray[np.int64], log_end: int) -> NDArray[np.bool_]:
-        """Say of each record whether it lies so far behind the log's end that it is hardly in memory."""
-        behind: NDArray[np.bool_] = log_end - physical_offsets > int(
+        """Say for each record whether it is treated as on disk, because it is too far from the end of the log.
+
+        `physical_offsets` and `log_end` are positions in the log in bytes.
+        """
+        is_far: NDArray[np.bool_] = log_end - physical_offsets > int(
             self.memory_bytes * (self.memory_ratio_percent / 100.0)
         )
-        return behind
+        return is_far
 
 
-# A broker's setting (MessageStoreConfig), in snake case -> our name for it.
+# The name of a setting of MessageStoreConfig in snake case -> the name of the field of PullLimits.
 _SETTINGS = {
     "max_transfer_bytes_on_message_in_memory": "max_bytes_in_memory",
     "max_transfer_count_on_message_in_memory": "max_count_in_memory",
@@ -68,23 +186,24 @@ _SETTINGS = {
 
 
 def limits_of_broker(**settings: int) -> PullLimits:
-    """Return the limits of a broker on this machine with these settings, whose names are RocketMQ's in snake case.
+    """Return the limits that a broker on this machine would have.
 
-    Raises OptionError, by those names, for what is no whole number above 0.
+    `settings` change some of them. Their names are those of RocketMQ's settings, in snake case. Raises OptionError if a
+    value is not an integer of at least 1.
     """
-    found = {_SETTINGS[name]: check_whole(name, value, 1) for name, value in settings.items()}
+    found = {_SETTINGS[name]: check_integer(name, value, 1) for name, value in settings.items()}
     return PullLimits(memory_bytes=memory_bytes() or UNKNOWN_MEMORY_BYTES, **found)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Units of a queue in order, as arrays of one length, and what is known of each."""
+    """The entries of a queue that a scan examines, as columns: arrays of the same length, in the order of the queue."""
 
     physical_offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]  # of the records, bytes
-    are_wanted: NDArray[np.bool_]  # by the filter
-    are_gone: NDArray[np.bool_]  # their segment is not there
-    message_counts: NDArray[np.int64] | None = None  # None: one message a record
+    sizes: NDArray[np.int64]  # the sizes of the records in bytes
+    are_wanted: NDArray[np.bool_]  # whether the filter accepts the message
+    are_gone: NDArray[np.bool_]  # whether the segment with the record does not exist any more
+    message_counts: NDArray[np.int64] | None = None  # messages in each record; None means one in each
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -92,9 +211,11 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a pull took: units [0, scanned) were looked at, `found` are the numbers of those whose message it gets.
+    """The result of a scan.
 
-    `was_removed` says that the last of them, had nothing been found, was wanted and its message gone.
+    The scan went through the first `scanned` entries. `found` are the indexes of the entries that the pull takes.
+    `was_removed` says whether the message of the last examined entry was wanted but is gone. It matters only if nothing
+    was found.
     """
 
     scanned: int
@@ -110,32 +231,33 @@ def scan(
     log_end: int,
     segment_bytes: int,
 ) -> Scan:
-    """Go over the units up to where the batch is full, in one pass over the columns.
+    """Return which entries a pull takes until its batch is full.
 
-    A unit whose message is wanted and gone ends the search in its segment: those after it in there are counted and
-    not looked at. The test for a full batch comes before the filter, with the size of a unit that may not be wanted.
+    If the message of a wanted entry is gone, the scan skips the later entries of the same segment. They are counted in
+    `Scan.scanned`, but not examined. As in a broker, each entry is first tested for whether it would overfill the
+    batch, and only then filtered. So an entry that is not wanted can end the scan by its size.
     """
-    places, sizes, counts = candidates.physical_offsets, candidates.sizes, candidates.message_counts
+    physical_offsets, sizes, counts = candidates.physical_offsets, candidates.sizes, candidates.message_counts
     counts = np.ones(len(sizes), np.int64) if counts is None else counts
     missed = np.flatnonzero(candidates.are_wanted & candidates.are_gone)
-    is_passed = np.zeros(len(sizes), np.bool_)
+    is_skipped = np.zeros(len(sizes), np.bool_)
     if len(missed):
-        segments = places // segment_bytes
+        segments = physical_offsets // segment_bytes
         lost, firsts = np.unique(segments[missed], return_index=True)
         at = np.minimum(np.searchsorted(lost, segments), len(lost) - 1)
-        is_passed = (lost[at] == segments) & (np.arange(len(sizes)) > missed[firsts][at])
+        is_skipped = (lost[at] == segments) & (np.arange(len(sizes)) > missed[firsts][at])
     is_taken = candidates.are_wanted & ~candidates.are_gone
     bytes_before, count_before = _sum_before(sizes, is_taken), _sum_before(counts, is_taken)
-    is_full = _is_full(bytes_before, count_before, sizes, counts, max_messages, limits, places, log_end)
-    full = np.flatnonzero(is_full & ~is_passed)
+    is_full = _is_full(bytes_before, count_before, sizes, counts, max_messages, limits, physical_offsets, log_end)
+    full = np.flatnonzero(is_full & ~is_skipped)
     scanned = int(full[0]) if len(full) else len(sizes)
-    looked_at = np.flatnonzero(~is_passed[:scanned])
-    was_removed = bool(len(looked_at)) and bool((candidates.are_wanted & candidates.are_gone)[looked_at[-1]])
+    examined = np.flatnonzero(~is_skipped[:scanned])
+    was_removed = bool(len(examined)) and bool((candidates.are_wanted & candidates.are_gone)[examined[-1]])
     return Scan(scanned, np.flatnonzero(is_taken[:scanned]), was_removed)
 
 
 def _sum_before(values: NDArray[np.int64], is_counted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return for each element the sum of the counted ones before it."""
+    """Return for each element the sum of those earlier elements for which `is_counted` is True."""
     counted = np.where(is_counted, values, 0)
     total: NDArray[np.int64] = np.cumsum(counted) - counted
     return total
@@ -148,10 +270,10 @@ def _is_full(
     counts: NDArray[np.int64],
     max_messages: int,
     limits: PullLimits,
-    places: NDArray[np.int64],
+    physical_offsets: NDArray[np.int64],
     log_end: int,
 ) -> NDArray[np.bool_]:
-    on_disk = limits.is_on_disk(places, log_end)
+    on_disk = limits.is_on_disk(physical_offsets, log_end)
     max_bytes = np.where(on_disk, limits.max_bytes_on_disk, limits.max_bytes_in_memory)
     if limits.max_message_bytes is not None:
         max_bytes = np.minimum(max_bytes, max(limits.max_message_bytes, MIN_MESSAGE_BYTES))

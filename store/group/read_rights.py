@@ -1,14 +1,16 @@
-"""What a store's configuration lets a consumer group read, asked as a broker asks it before it answers a pull.
+"""Read permissions: whether the configuration of a store lets a consumer group read a topic or a queue.
 
-| what | where | RocketMQ |
+The same settings are checked that a broker checks for a pull. Each of them forbids reading:
+
+| setting | file | RocketMQ's answer |
 | --- | --- | --- |
-| `consumeEnable: false` | subscriptionGroup.json, the group | NO_PERMISSION |
-| `consumeBroadcastEnable: false` | the same, for a broadcasting consumer | NO_PERMISSION |
-| no read (4) in `perm` | topics.json, the topic | NO_PERMISSION; clients are given no queues of it |
-| queue id from `readQueueNums` on | topics.json, the topic | SYSTEM_ERROR; clients are not given the queue |
+| `consumeEnable: false` of the group | config/subscriptionGroup.json | NO_PERMISSION |
+| `consumeBroadcastEnable: false` of a group that broadcasts | config/subscriptionGroup.json | NO_PERMISSION |
+| a `perm` of the topic without the bit 4 (read) | config/topics.json | NO_PERMISSION; clients do not see its queues |
+| `readQueueNums` of the topic, if <= the queue id | config/topics.json | SYSTEM_ERROR; clients do not see the queue |
 
-A topic or group that the files do not name is not refused. A reader without a group is none of RocketMQ's consumers: it
-reads everything, for what it looks at may be a copy, or what an administrator closed to consumers.
+Topics and groups that are not in these files may be read. A reader without a group may read everything, because it may
+inspect a copy of a store, or topics that an administrator has closed to consumers.
 Source: PullMessageProcessor#processRequest, MQClientInstance#topicRouteData2TopicSubscribeInfo (4.9, 5.3).
 """
 
@@ -16,21 +18,58 @@ import time
 from collections.abc import Callable, Mapping
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.errors import NoPermissionError, NotFoundError
-from rmq_spark.store.format import filenames
-from rmq_spark.store.format.config_json import PERM_READ, GroupConfig, TopicConfig
-from rmq_spark.store.group.group_config import group_config_path, read_group_config
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.errors import DamageError, NoPermissionError, NotFoundError
+from rmq_spark.store.format import file_names as filenames
+from rmq_spark.store.format.config_json import PERM_READ, GroupConfig, TopicConfig, decode_groups_file
+from rmq_spark.store.model import QueueKey
+
+NEXT_STEP = "Restore the file from a copy, or remove it and its .bak: then every group has RocketMQ's defaults."
+_TRIES = 4
+_WAIT_SECONDS = 0.02  # doubled with each try; a broker overwrites the file in place within milliseconds
+
+
+def group_config_path(root: str) -> str:
+    """Return the path of config/subscriptionGroup.json in the store at `root`."""
+    return files.join(root, filenames.CONFIG, filenames.SUBSCRIPTION_GROUP_JSON)
+
+
+def read_group_config(root: str, group: str, sleep: Callable[[float], None] = time.sleep) -> GroupConfig | None:
+    """Return a group's entry in config/subscriptionGroup.json, or None if the entry or the file is missing.
+
+    A broker may be writing the file, so a file that is not valid is read again several times before its `.bak` is used
+    (ConfigManager#load). `sleep` takes seconds. Raises DamageError if neither of the two files is valid.
+    """
+    path = group_config_path(root)
+    problem = ""
+    for attempt in range(_TRIES):
+        text = files.read_small(path)
+        if not text:
+            break
+        try:
+            return decode_groups_file(text).groups.get(group)
+        except ValueError as error:
+            problem = str(error)
+            sleep(_WAIT_SECONDS * 2**attempt)
+    text = files.read_small(path + filenames.BACKUP_SUFFIX)
+    try:
+        if text:
+            return decode_groups_file(text).groups.get(group)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        what = "not the JSON of consumer groups, nor is its .bak"
+        raise DamageError(what, path, 0, "JSON", problem, NEXT_STEP)
+    return None
+
 
 TopicConfigs = Mapping[str, TopicConfig]
-
-_WITHOUT = "or read without a group, which is not refused"
+_WITHOUT = "or read without a group, which is always allowed"
 
 
 class GroupRights:
-    """Whether one group of the store at `root` may consume. For one thread.
+    """Checks whether one group of the store at `root` may consume. For one thread at a time.
 
-    The file is read again only when it has changed: a check costs one look at its size and time.
+    The configuration file is read again only if it has changed. Otherwise a check costs one `stat`.
     """
 
     def __init__(
@@ -42,50 +81,50 @@ class GroupRights:
         self._config = GroupConfig(group)
 
     def check(self) -> None:
-        """Raise NoPermissionError if the group may not consume now, DamageError for a file that cannot be read."""
+        """Raise NoPermissionError if the group may not consume now, and DamageError if the file is damaged."""
         stamp = files.stamp(self._path)
         if stamp != self._stamp:
             self._config = read_group_config(self._root, self._group, self._sleep) or GroupConfig(self._group)
             self._stamp = stamp
         if not self._config.consume_enable:
-            raise self._refusal("consumeEnable", "-s true")
+            raise self._error("consumeEnable", "-s true")
         if self._is_broadcasting and not self._config.consume_broadcast_enable:
-            raise self._refusal("consumeBroadcastEnable", "-d true")
+            raise self._error("consumeBroadcastEnable", "-d true")
 
-    def _refusal(self, name: str, switch: str) -> NoPermissionError:
+    def _error(self, name: str, switch: str) -> NoPermissionError:
         return NoPermissionError(
-            f'consumer group "{self._group}" may not consume: {self._path} gives it {name}=false; expected true. Have '
+            f'consumer group "{self._group}" may not consume: {self._path} has {name}=false; expected true. Have '
             f"an administrator set it (mqadmin updateSubGroup -g {self._group} {switch}), give another group, "
             f"{_WITHOUT}. RocketMQ answers NO_PERMISSION."
         )
 
 
 def is_closed(configs: TopicConfigs, topic: str) -> bool:
-    """Say whether consumers may read nothing of a topic."""
+    """Say whether the `perm` of a topic forbids consumers to read it."""
     config = configs.get(topic)
     return config is not None and not config.perm & PERM_READ
 
 
 def is_beyond(configs: TopicConfigs, queue: QueueKey) -> bool:
-    """Say whether a queue is none of those that consumers are given."""
+    """Say whether consumers may not read a queue, because its id is not below the topic's readQueueNums."""
     config = configs.get(queue.topic)
     return config is not None and queue.queue_id >= config.read_queue_count
 
 
 def describe_closed(configs: TopicConfigs, topic: str) -> str:
-    """Return what is said of a topic that `is_closed`."""
+    """Return a text for errors that describes why a topic is closed. `is_closed` must be True for it."""
     return f'topic "{topic}" has perm={configs[topic].perm} in topics.json, without {PERM_READ} (read)'
 
 
 def describe_beyond(configs: TopicConfigs, queue: QueueKey) -> str:
-    """Return what is said of a queue that `is_beyond`."""
+    """Return a text for errors that describes why a queue may not be read. `is_beyond` must be True for it."""
     return f"queue {queue} is beyond readQueueNums={configs[queue.topic].read_queue_count} of its topic in topics.json"
 
 
 def refuse_topic(configs: TopicConfigs, topic: str, group: str) -> None:
-    """Raise NoPermissionError for a topic that `is_closed`."""
+    """Raise NoPermissionError if the topic is closed to consumers (`is_closed`)."""
     if is_closed(configs, topic):
-        retry = "; failed messages do not come again" if topic == filenames.retry_topic(group) else ""
+        retry = "; failed messages are not delivered again" if topic == filenames.retry_topic(group) else ""
         raise NoPermissionError(
             f'consumer group "{group}" may not read: {describe_closed(configs, topic)}{retry}; expected 6 or 4. Have '
             f"an administrator set it (mqadmin updateTopicPerm -t {topic} -p 6), leave the topic out, {_WITHOUT}. "
@@ -94,7 +133,11 @@ def refuse_topic(configs: TopicConfigs, topic: str, group: str) -> None:
 
 
 def refuse_queue(configs: TopicConfigs, queue: QueueKey, group: str) -> None:
-    """Raise NoPermissionError for a queue of a closed topic, NotFoundError for one that `is_beyond`."""
+    """Raise an error if the group may not read the queue.
+
+    Raises NoPermissionError if the topic is closed (`is_closed`), and NotFoundError if the queue's id is too high
+    (`is_beyond`).
+    """
     refuse_topic(configs, queue.topic, group)
     if is_beyond(configs, queue):
         raise NotFoundError(

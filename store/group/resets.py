@@ -1,23 +1,49 @@
-"""Offsets that a group was told to go to: `rmq/groups/<group>/resets.json`.
+"""Resets and suspended queues of a group: the files `resets.json` and `suspended.json` in `rmq/groups/<group>/`.
 
-A reset has a number, which counts up and is no less than the time (ms since the epoch): so numbers do not run back if
-the file is lost, and queries that applied one do not overlook the next. The file holds for each queue the last offset
-it was told to go to and the number of that reset. So a query that has applied all up to some number finds what is left,
-however many came meanwhile; one that was stopped for a year too.
+A reset makes the queries of a group seek to given offsets. Each reset has a number, which is larger than the number
+before and not smaller than the reset's time (ms since the epoch). So numbers do not decrease even if the file is lost,
+and queries do not miss the next reset. For each queue, `resets.json` contains the offset and the number of the last
+reset of that queue. So a query that has applied all resets up to some number finds all later ones there, even after a
+year.
+
+A suspended queue is a queue in which an orderly listener failed. `suspended.json` contains the offset where the queue
+resumes. The outcome of a batch in a queue is either such a suspension, or that the queue resumes normally. The commit
+of a batch writes the outcomes under the store's lock, before its intent and its row in the ledger. After a crash the
+batch is repeated:
+
+| time of the crash | state on disk | outcome of the repeated batch |
+| --- | --- | --- |
+| before the write | the old file | is written |
+| between the write and the intent | the new outcome, but no dead letters | replaces the new outcome |
+| after the intent | the new outcome, and its dead letters will follow | replaces it if the dead letters differ |
+
+So an outcome may only move a queue back, because messages before `resume` may need another attempt. If an attempt has
+decided that a row becomes a dead letter, every further attempt produces the same dead letter until it is in the store
+(`store/delivery/send_back_ledger.py`). Otherwise a queue could continue after a row about which a later attempt decided
+differently.
+
+A batch that was fenced may be committed after another query has suspended one of its queues. Then the suspension by the
+other query stays (`SuspendedQueues.replaceable`), because that query has not given its listener any later row.
+
+Each change of `suspended.json` has a number, which counts up. The offset of a query contains the number of the last
+change that the query knows, so that the query returns to a suspended row only once. Readers need no lock, because both
+files are replaced atomically.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rmq_spark.store.commit.side_file import encode_side_file, number_of, read_side_file, text_of
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.format.side_file import encode_side_file, number_of, text_of
+from rmq_spark.store.group.group_files import GroupLock, GroupPaths, make_group_folder
+from rmq_spark.store.log.store_state import read_side_file
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.transaction.ledger import CommitKey
 
 _WHAT = (
-    "the resets of a consumer group; without the file queries that have not yet gone to the offsets that they were "
-    "told to do not go there. The next reset counts for all: remove the file, and reset the group again"
+    "the resets of a consumer group; without the file, queries that have not applied a reset yet never apply it. A new "
+    "reset of all queues replaces the lost ones: remove the file, and reset the group again"
 )
 _NEXT_STEP = (
     "Restore the file from a copy. Or stop the group's queries, remove the file and start them with new checkpoints."
@@ -26,7 +52,7 @@ _NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a queue was told to go, a queue offset, and by which reset."""
+    """The last reset of one queue: the queue offset to which the queue was reset, and the number of that reset."""
 
     offset: int
     number: int
@@ -34,22 +60,26 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Resets:
-    """All resets of a group so far: number and time (ms since the epoch) of the last one, the target of each queue."""
+    """All resets of a group.
+
+    `number` and `time_ms` (ms since the epoch) are those of the last reset. `targets` contains the last reset of each
+    queue.
+    """
 
     number: int = 0
     time_ms: int = 0
     targets: Mapping[QueueKey, Target] = field(default_factory=dict)
 
     def since(self, number: int) -> dict[QueueKey, int]:
-        """Return the offsets that a query goes to which has applied all resets up to `number`."""
+        """Return the reset offset of each queue that was reset after the reset with the number `number`."""
         return {queue: target.offset for queue, target in self.targets.items() if target.number > number}
 
     def numbers(self) -> dict[QueueKey, int]:
-        """Return for each queue the number of the last reset that named it."""
+        """Return the number of the last reset of each queue."""
         return {queue: target.number for queue, target in self.targets.items()}
 
     def followed_by(self, targets: Mapping[QueueKey, int], time_ms: int) -> "Resets":
-        """Return the resets with one more."""
+        """Return these resets and one more, which was made at `time_ms` and resets the queues in `targets`."""
         number = max(self.number + 1, time_ms)
         added = {queue: Target(offset, number) for queue, offset in targets.items()}
         return Resets(number, time_ms, {**self.targets, **added})
@@ -59,20 +89,21 @@ NO_RESETS = Resets()
 
 
 def read_resets(path: str) -> Resets:
-    """Return what the file (`GroupPaths.resets`) holds, NO_RESETS without one. Takes no lock: it is replaced whole.
+    """Return the content of the file at `path` (`GroupPaths.resets`), or NO_RESETS if the file does not exist.
 
-    Raises DamageError, or StoreError for a file of a newer version.
+    Takes no lock. Raises DamageError if the file is damaged, and StoreError if a newer version of rmq-spark wrote it.
     """
-    return read_side_file(path, _WHAT, _NEXT_STEP, _build) or NO_RESETS
+    return read_side_file(path, _WHAT, _NEXT_STEP, _build_resets) or NO_RESETS
 
 
-def add_reset(paths: GroupPaths, disk: Disk, turn: GroupTurn, targets: Mapping[QueueKey, int], time_ms: int) -> Resets:
-    """Add a reset of the queues in `targets`; return all there are then. It is on disk for good.
+def add_reset(paths: GroupPaths, disk: Disk, lock: GroupLock, targets: Mapping[QueueKey, int], time_ms: int) -> Resets:
+    """Record a reset of the queues in `targets` durably, and return all resets.
 
-    For who has the group's turn. A crash leaves the resets before, or these. Raises what `read_resets` raises.
+    The caller must hold the group's `lock`. `time_ms` is the time of the reset in ms since the epoch. After a crash,
+    the file contains either the old resets or the new ones. Raises the errors of `read_resets` and of `Disk`.
     """
-    assert turn.is_held, f"the turn of {paths.group} is not held"
-    assert targets, "a reset names a queue"
+    assert lock.is_held, f"the lock of {paths.group} is not held"
+    assert targets, "a reset needs a queue"
     assert all(offset >= 0 for offset in targets.values()), targets
     resets = read_resets(paths.resets).followed_by(targets, time_ms)
     disk.replace(paths.resets, encode_resets(paths.group, resets))
@@ -80,7 +111,7 @@ def add_reset(paths: GroupPaths, disk: Disk, turn: GroupTurn, targets: Mapping[Q
 
 
 def encode_resets(group: str, resets: Resets) -> bytes:
-    """Write resets as JSON: `[offset, number]` by topic and queue id."""
+    """Encode resets as JSON, with a list `[offset, number]` for each topic and queue id."""
     topics: dict[str, dict[str, list[int]]] = {}
     for queue, target in sorted(resets.targets.items()):
         topics.setdefault(queue.topic, {})[str(queue.queue_id)] = [target.offset, target.number]
@@ -88,7 +119,7 @@ def encode_resets(group: str, resets: Resets) -> bytes:
     return encode_side_file(fields)
 
 
-def _build(fields: dict[str, Any]) -> Resets:
+def _build_resets(fields: dict[str, Any]) -> Resets:
     text_of(fields, "group")
     number = number_of(fields, "number", least=1)
     targets = {}
@@ -98,5 +129,215 @@ def _build(fields: dict[str, Any]) -> Resets:
             key = QueueKey(topic, int(queue_id))
             targets[key] = Target(number_of(target, "offset"), number_of(target, "number", least=1))
             if key.queue_id < 0 or reset > number:
-                raise ValueError(f"queue {key} with the number {reset}, of {number} resets")
+                raise ValueError(f"queue {key}: expected the number of a reset up to {number}, found {reset}")
     return Resets(number, number_of(fields, "timeMs"), targets)
+
+
+_SUSPENDED_WHAT = (
+    "the queues of a consumer group that an orderly listener suspended; without the file they resume after rows that "
+    "the listener was not given"
+)
+_SUSPENDED_NEXT_STEP = (
+    "Restore the file from a copy. Or stop the group's queries, remove the file, and reset the group to its offsets in "
+    "config/consumerOffset.json: then its listener gets all those rows, some of them again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """The suspension of one queue.
+
+    The queue resumes at the queue offset `resume`, but not before the time `until_ms` (ms since the epoch; 0 means at
+    once). `attempts` maps the queue offset of each row that will be repeated to the number of its failures. `sent` and
+    `dead` are queue offsets of rows after the first row of the batch that became dead letters: those in `sent` in an
+    earlier batch, those in `dead` in this batch. `number` is the number of the change of the file. `query_id` and
+    `batch_id` identify the batch that suspended the queue.
+    """
+
+    resume: int
+    until_ms: int = 0
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    sent: frozenset[int] = frozenset()
+    dead: frozenset[int] = frozenset()
+    number: int = 0
+    query_id: str = ""
+    batch_id: int = 0
+
+    def is_of(self, key: CommitKey | None) -> bool:
+        """Say whether the batch `key`, or an earlier batch of the same query, suspended the queue."""
+        return (
+            key is not None
+            and key.batch_id is not None
+            and (self.query_id == key.query_id and self.batch_id <= key.batch_id)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedQueues:
+    """All suspended queues of a group, and the number of the last change of the file."""
+
+    number: int = 0
+    queues: Mapping[QueueKey, Suspension] = field(default_factory=dict)
+
+    def followed_by(self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey) -> "SuspendedQueues":
+        """Return the suspended queues after the batch `key`.
+
+        `outcomes` contains the new suspension of each queue, or None if the queue resumes. Other queues stay as they
+        are. But if an earlier attempt of the same batch suspended a queue that is not in `outcomes`, that queue
+        resumes.
+        """
+        number = self.number + 1
+        assert key.batch_id is not None, key
+        kept = {
+            queue: one
+            for queue, one in self.queues.items()
+            if queue not in outcomes and (one.query_id, one.batch_id) != (key.query_id, key.batch_id)
+        }
+        stopped = {
+            queue: replace(one, number=number, query_id=key.query_id, batch_id=key.batch_id)
+            for queue, one in outcomes.items()
+            if one is not None
+        }
+        return SuspendedQueues(number, {**kept, **stopped})
+
+    def replaceable(
+        self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey, known: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, Suspension | None]:
+        """Return the outcomes of the batch `key`, except for queues that another query has suspended in between.
+
+        `known` contains for each queue the number of the last change that the task of the batch knew. A queue without
+        an entry is treated like one with the number 0, which means that the task knew of no change.
+        """
+        return {
+            queue: outcome
+            for queue, outcome in outcomes.items()
+            if (one := self.queues.get(queue)) is None
+            or one.query_id == key.query_id
+            or one.number <= known.get(queue, 0)
+        }
+
+    def without(self, queues: Collection[QueueKey]) -> "SuspendedQueues":
+        """Return the suspended queues except `queues`. A reset removes the queues that it resets in this way."""
+        kept = {queue: one for queue, one in self.queues.items() if queue not in queues}
+        return self if len(kept) == len(self.queues) else SuspendedQueues(self.number + 1, kept)
+
+    def is_changed_by(self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey) -> bool:
+        """Return whether the outcomes of the batch `key` change these suspended queues. Most change none."""
+        if any(one is not None or queue in self.queues for queue, one in outcomes.items()):
+            return True
+        return any((one.query_id, one.batch_id) == (key.query_id, key.batch_id) for one in self.queues.values())
+
+    def behind(self, positions: Mapping[QueueKey, int], number: int) -> dict[QueueKey, int]:
+        """Return the offset where a queue resumes, for each queue that must move back.
+
+        These are the queues that were suspended after the change with the number `number` and resume before their
+        offset in `positions`.
+        """
+        return {
+            queue: one.resume
+            for queue, one in self.queues.items()
+            if one.number > number and one.resume < positions.get(queue, 0)
+        }
+
+
+NOTHING_SUSPENDED = SuspendedQueues()
+
+
+def read_suspended(root: str, group: str) -> SuspendedQueues:
+    """Return the suspended queues of a group. Takes no lock.
+
+    Raises DamageError if the file is damaged, and StoreError if a newer version of rmq-spark wrote it.
+    """
+    return (
+        read_side_file(GroupPaths(root, group).suspended, _SUSPENDED_WHAT, _SUSPENDED_NEXT_STEP, _build_suspended)
+        or NOTHING_SUSPENDED
+    )
+
+
+def write_outcomes(
+    root: str,
+    group: str,
+    key: CommitKey,
+    outcomes: Mapping[QueueKey, Suspension | None],
+    known: Mapping[QueueKey, int] | None = None,
+) -> None:
+    """Record the outcomes of the batch `key` durably. Call this before the batch's intent is written.
+
+    The caller must hold the store's lock. `outcomes` contains the new suspension of each queue, or None if the queue
+    resumes. `known` contains for each queue the number of the last change that the task of the batch knew. If another
+    query has suspended a queue after that change, its suspension stays. Raises the errors of `read_suspended` and of
+    `Disk`; after an error the file is unchanged.
+    """
+    paths, disk = GroupPaths(root, group), Disk()
+    before = read_suspended(root, group)
+    outcomes = before.replaceable(outcomes, key, known or {})
+    if not before.is_changed_by(outcomes, key):
+        return
+    make_group_folder(paths, disk)  # the folder does not exist yet if the query could not join the group
+    disk.replace(paths.suspended, encode_suspended(group, before.followed_by(outcomes, key)))
+
+
+def forget_suspended(root: str, group: str, queues: Collection[QueueKey]) -> None:
+    """Remove `queues`, which were reset, from the suspended queues durably. The caller must hold the store's lock.
+
+    The listener then gets rows again that became dead letters, and their failures are counted from 0 again. Call this
+    only when the reset is durable. If a crash lost the reset but not this removal, a query that must return to a
+    suspended row would not do so. Raises the errors of `write_outcomes`.
+    """
+    before = read_suspended(root, group)
+    after = before.without(queues)
+    if after is not before:
+        Disk().replace(GroupPaths(root, group).suspended, encode_suspended(group, after))
+
+
+def encode_suspended(group: str, suspended: SuspendedQueues) -> bytes:
+    """Encode suspended queues as JSON, with one object for each topic and queue id."""
+    topics: dict[str, dict[str, Any]] = {}
+    for queue, one in sorted(suspended.queues.items()):
+        topics.setdefault(queue.topic, {})[str(queue.queue_id)] = {
+            "resume": one.resume,
+            "untilMs": one.until_ms,
+            "attempts": {str(offset): count for offset, count in sorted(one.attempts.items())},
+            "sent": sorted(one.sent),
+            "dead": sorted(one.dead),
+            "number": one.number,
+            "queryId": one.query_id,
+            "batchId": one.batch_id,
+        }
+    return encode_side_file({"group": group, "number": suspended.number, "queues": topics})
+
+
+def _build_suspended(fields: dict[str, Any]) -> SuspendedQueues:
+    text_of(fields, "group")
+    number = number_of(fields, "number", least=1)
+    queues = {
+        QueueKey(topic, int(queue_id)): _build_one(one, number)
+        for topic, found in fields["queues"].items()
+        for queue_id, one in found.items()
+    }
+    if any(queue.queue_id < 0 for queue in queues):
+        raise ValueError("expected queue ids of at least 0, found a negative one")
+    return SuspendedQueues(number, queues)
+
+
+def _build_one(fields: dict[str, Any], last: int) -> Suspension:
+    number = number_of(fields, "number", least=1)
+    if number > last:
+        raise ValueError(f"expected a change up to {last}, found {number}")
+    return Suspension(
+        number_of(fields, "resume"),
+        number_of(fields, "untilMs"),
+        {_whole(offset): number_of(fields["attempts"], offset, least=1) for offset in fields["attempts"]},
+        frozenset(map(_whole, fields["sent"])),
+        frozenset(map(_whole, fields["dead"])),
+        number,
+        text_of(fields, "queryId"),
+        number_of(fields, "batchId"),
+    )
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if number < 0:
+        raise ValueError(f"expected a queue offset of at least 0, found {value!r}")
+    return number

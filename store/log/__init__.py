@@ -1,4 +1,5 @@
-"""How bytes are kept: segments, the commit log, consume queues, the key index, topics.
+"""The files of one store: segments, commit log, consume queues, key index and topics, for readers and writers.
 
-May import words, format and disk. Reading changes nothing on disk.
+Modules here may import the modules directly in `store/`, and those of `store/format` and `store/disk`. Reading a store
+changes nothing on disk.
 """

@@ -1,8 +1,8 @@
-"""The commit log for readers: bytes by physical offset, one record, many records at once.
+"""The commit log for readers: reads bytes at a physical offset, one record, or many records at once.
 
-Windows of the segments are mapped, or copied where the file system or the user forbids mapping. What leaves
-here as `Stretch.buffer` may be such a window: `Stretch.check` must be asked before anything computed from it
-is believed.
+Segments are read through memory-mapped windows. If the file system or the user forbids mapping, their bytes are copied
+instead. A `Stretch.buffer` may be a mapped window of a file that shrinks. So call `Stretch.check` after computing a
+result from the buffer, and before using the result.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
-from rmq_spark.store.disk.window import WINDOW_BYTES, Window
+from rmq_spark.store.disk.mapped_window import WINDOW_BYTES, MappedWindow
 from rmq_spark.store.errors import DamageError, StoreChangedError
-from rmq_spark.store.format.filenames import segment_name
+from rmq_spark.store.format.file_names import segment_name
 from rmq_spark.store.format.record import (
     BLANK_BYTES,
     MAX_RECORD_BYTES,
@@ -28,73 +28,80 @@ from rmq_spark.store.format.record import (
 )
 from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
 
-_COPY_BYTES = 16 << 20  # of one stretch where nothing is mapped: bounds memory
-_SPARSE = 32  # records that fill less than one part in so many of their stretch leave most pages untouched
-_GAP_BYTES = 64 << 10  # records nearer than this are copied together: a seek costs about as much
-_NEAR_BYTES = 4 << 10  # the same where files are local: what lies between is on the pages of one of the two anyway
-_READ_BYTES = 32 << 10  # of a mapped file are looked through in the time that one more read takes
-_FEW_READS = 16  # are done sooner than a window is mapped
+_COPY_BYTES = 16 << 20  # maximum size of a stretch that is copied, to limit memory
+_SPARSE = 32  # scattered records that fill less than 1/32 of their stretch leave most of its pages unread
+_GAP_BYTES = 64 << 10  # records with smaller gaps are copied together: reading the gap costs about as much as a seek
+_NEAR_BYTES = 4 << 10  # the same for local files: such a gap is mostly on the pages of the two records
+_READ_BYTES = 32 << 10  # one more read takes as long as scanning this many bytes of a mapped file
+_FEW_READS = 16  # this many reads take less time than mapping a window
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Records [first, last) of those asked for: they lie at `positions` (bytes) in `buffer`."""
+    """The requested records number [first, last), at `positions` (bytes) in `buffer`.
+
+    Records are numbered from 0 in the order of the request.
+    """
 
     first: int
     last: int
     buffer: NDArray[np.uint8]
     positions: NDArray[np.int64]
-    window: Window | None
+    window: MappedWindow | None
 
     def check(self) -> None:
-        """Raise StoreChangedError if the file shrank since: then the buffer may be zeros."""
+        """Raise StoreChangedError if the segment has become shorter: what was read may be zeros."""
         if self.window is not None:
             self.window.check()
 
 
 class CommitLog:
-    """The segments of a commit log. One thread at a time; `close` it.
+    """The segments of a commit log. For one thread at a time. Call `close` when done.
 
-    Raises StoreChangedError for bytes that no file has: retention, or a broker's truncation, took them.
+    A read of a physical offset that has no file raises StoreChangedError or returns fewer bytes, as each method says.
+    Retention may have deleted the file, or a broker may have truncated the log.
     """
 
     def __init__(self, folders: tuple[str, ...], *, mapped: bool) -> None:
         self._folders, self._mapped = folders, mapped
         self._gap_bytes = _NEAR_BYTES if mapped else _GAP_BYTES
         self._file: OpenFile | None = None
-        self._window: tuple[Segment, Window] | None = None
+        self._window: tuple[Segment, MappedWindow] | None = None
         self.segments = SegmentRun((), 0)
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """List the segments again; files that were open are opened anew, for their names may mean others now."""
+    def refresh(self) -> None:
+        """List the segments again. Close the open files, because their names may belong to other files now."""
         self.close()
         self.segments = list_segments(*self._folders)
 
     def is_begin_there(self) -> bool:
-        """Say whether the oldest segment is still there, or where there was none, still none is."""
+        """Say whether the oldest segment still exists. If the log was empty, say whether it is still empty."""
         if not self.segments.segments:
             return not list_segments(*self._folders).segments
         return files.file_size(self.segments.segments[0].path) >= 0
 
     def has_file_at(self, begin: int) -> bool:
-        """Say whether there is by now a segment that begins at a physical offset, and is more than just being made."""
+        """Say whether a segment that begins at the physical offset `begin` exists now and is not empty."""
         name = segment_name(begin)
         return any(files.file_size(files.join(folder, name)) > 0 for folder in self._folders)
 
     def _lacks(self, physical_offset: int) -> bool:
-        """Say whether a segment between the others is missing there."""
+        """Say whether a physical offset is in a missing segment, between two segments that exist."""
         run = self.segments
         return run.begin <= physical_offset < run.end and run.holding(physical_offset) is None
 
     def missing_segment(self, physical_offset: int) -> str:
-        """Return the path that the segment of a physical offset between the segments should have."""
+        """Return the path of the missing segment that contained a physical offset.
+
+        The physical offset must be between the first and the last segment.
+        """
         before = [segment for segment in self.segments.segments if segment.begin <= physical_offset][-1]
         name = segment_name(physical_offset - (physical_offset - before.begin) % self.segments.size)
         return files.join(files.parent(before.path), name)
 
     def close(self) -> None:
-        """Close what is open; reading opens it again."""
+        """Close the open files. The next read opens them again."""
         if self._window is not None:
             self._window[1].close()
             self._window = None
@@ -103,7 +110,10 @@ class CommitLog:
             self._file = None
 
     def bytes_at(self, physical_offset: int, size: int) -> bytes:
-        """Return up to `size` bytes: fewer at the end of the segment, none where there is no segment."""
+        """Return up to `size` bytes at a physical offset.
+
+        Return fewer at the end of the segment, and b"" without a segment.
+        """
         segment = self.segments.holding(physical_offset)
         if segment is None:
             return b""
@@ -111,16 +121,19 @@ class CommitLog:
         return self._open(segment).read(position, min(size, segment.size - position))
 
     def record_at(self, physical_offset: int) -> Record | Blank | Torn:
-        """Decode what stands at a physical offset, and compare its own physical offset with it."""
-        head = self.bytes_at(physical_offset, 4096)
-        if not head and self._lacks(physical_offset):
-            return Torn(f"nothing: {self.missing_segment(physical_offset)} is missing, rmq_spark.check says more")
-        size = int.from_bytes(head[:4], "big", signed=True) if len(head) >= BLANK_BYTES else 0
-        if len(head) < size <= MAX_RECORD_BYTES and int.from_bytes(head[4:8], "big"):
-            head = self.bytes_at(physical_offset, size)
-        found = decode_record(head)
+        """Decode the record or filler at a physical offset. Return Torn if there is none that is complete.
+
+        Also return Torn if the record contains another physical offset than its own position.
+        """
+        data = self.bytes_at(physical_offset, 4096)
+        if not data and self._lacks(physical_offset):
+            return Torn(f"missing segment {self.missing_segment(physical_offset)}; rmq_spark.check shows more")
+        size = int.from_bytes(data[:4], "big", signed=True) if len(data) >= BLANK_BYTES else 0
+        if len(data) < size <= MAX_RECORD_BYTES and int.from_bytes(data[4:8], "big"):
+            data = self.bytes_at(physical_offset, size)
+        found = decode_record(data)
         if isinstance(found, Record) and found.physical_offset != physical_offset:
-            return Torn(f"a record that says of itself that it lies at {found.physical_offset}")
+            return Torn(f"a record that contains another physical offset, {found.physical_offset}")
         return found
 
     def stretches(
@@ -130,10 +143,12 @@ class CommitLog:
         *,
         are_scattered: bool = False,
     ) -> Iterator[Stretch]:
-        """Cut ascending records into stretches that lie in one buffer each.
+        """Yield stretches that together contain the requested records, in order. Each stretch has one buffer.
 
-        Where they `are_scattered`, some of many, and lie far apart, what is between them is left alone. Raises
-        DamageError for a record that crosses its segment's end or whose size no record can have.
+        The records are given by `physical_offsets`, which must ascend, and by `sizes` (bytes). `are_scattered` means
+        that they are a few of many: then large gaps between them are not read. Raises DamageError if a record crosses
+        the end of its segment, or if its size is not valid for a record. Raises StoreChangedError if a record's segment
+        does not exist.
         """
         ends = physical_offsets + sizes
         first, count = 0, len(physical_offsets)
@@ -165,7 +180,10 @@ class CommitLog:
             first = last
 
     def _scatter(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[int, bool]:
-        """Return how many of the records, all of one segment, make a stretch, and whether they lie far apart."""
+        """Return how many of the records form the next stretch, and whether to leave out the gaps between them.
+
+        All of the records are in one segment.
+        """
         gaps = begins[1:] - ends[:-1]
         is_apart = gaps > self._gap_bytes
         copied = np.cumsum(ends - begins)
@@ -181,39 +199,42 @@ class CommitLog:
     def _segment_of(self, physical_offset: int) -> Segment:
         segment = self.segments.holding(physical_offset)
         if segment is None:
-            self.look()  # it may have been made since
+            self.refresh()  # the segment may be new
             segment = self.segments.holding(physical_offset)
         if segment is None and self._lacks(physical_offset):
             raise StoreChangedError(
-                f"no segment holds physical offset {physical_offset}, though there are segments before and behind it: "
-                f"{self.missing_segment(physical_offset)} is missing. Put it back from a copy of the store; "
-                "rmq_spark.check says what else is concerned."
+                f"no segment has physical offset {physical_offset}, and segments before and after it exist: "
+                f"{self.missing_segment(physical_offset)} is missing. Restore it from a copy of the store; "
+                "rmq_spark.check shows what else is affected."
             )
         if segment is None:
             raise StoreChangedError(
-                f"no segment of {', '.join(self._folders)} holds physical offset {physical_offset}: they hold "
-                f"[{self.segments.begin}, {self.segments.end}). Retention deleted it, or the store was moved, "
-                "rebuilt or is another one than the plan was made for."
+                f"no segment of {', '.join(self._folders)} has physical offset {physical_offset}: the log has "
+                f"[{self.segments.begin}, {self.segments.end}). Retention deleted it, or since the query was planned "
+                "the store was moved, rebuilt or replaced."
             )
         return segment
 
     def _bad_size(self, segment: Segment, begin: int, size: int) -> DamageError:
         room = segment.end - begin
         expected = f"{MIN_RECORD_BYTES} to {room} bytes"
-        return DamageError("the size of a record in its unit", segment.path, begin - segment.begin, expected, size)
+        return DamageError(
+            "size of a record in its consume-queue entry", segment.path, begin - segment.begin, expected, size
+        )
 
-    def _map(self, segment: Segment, begin: int, end: int) -> Window:
-        """Return a mapped window with the bytes [begin, end) of the log: the last one if it has them."""
+    def _map(self, segment: Segment, begin: int, end: int) -> MappedWindow:
+        """Return a mapped window with the bytes [begin, end) of the log. Reuse the last window if it contains them."""
         begin, end = begin - segment.begin, end - segment.begin
         if self._window is not None:
-            held, window = self._window
-            if held.path == segment.path and window.begin <= begin and end <= window.end:
+            mapped, window = self._window
+            if mapped.path == segment.path and window.begin <= begin and end <= window.end:
                 return window
             window.close()
             self._window = None
         file = self._open(segment)
-        # A head is gathered whole even from the shortest record, which never reaches past its segment's BLANK.
-        window = Window(file, begin, min(max(begin + WINDOW_BYTES, end), segment.size), mapped=True)
+        # Readers read a full header even if the record is shorter. The read stays within the segment, because a filler
+        # of at least 8 bytes ends each segment.
+        window = MappedWindow(file, begin, min(max(begin + WINDOW_BYTES, end), segment.size), mapped=True)
         self._window = segment, window
         return window
 
@@ -224,17 +245,17 @@ class CommitLog:
         sizes: NDArray[np.int64],
         first: int,
     ) -> Stretch:
-        """Copy records that lie far apart without what is between them."""
+        """Copy records that have large gaps, but not the gaps."""
         begins, ends = physical_offsets - segment.begin, physical_offsets - segment.begin + sizes
-        heads = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > self._gap_bytes))
-        run_begins, run_ends = begins[heads], ends[np.append(heads[1:], len(ends)) - 1]
+        firsts = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > self._gap_bytes))
+        run_begins, run_ends = begins[firsts], ends[np.append(firsts[1:], len(ends)) - 1]
         run_sizes = run_ends - run_begins
         starts = np.cumsum(run_sizes) - run_sizes
         buffer = np.empty(int(run_sizes.sum()), np.uint8)
         target, file = buffer.data, self._open(segment)
         for at, start, size in zip(run_begins.tolist(), starts.tolist(), run_sizes.tolist(), strict=True):
             file.read_into(at, target[start : start + size])
-        counts = np.diff(np.append(heads, len(ends)))
+        counts = np.diff(np.append(firsts, len(ends)))
         positions = begins + np.repeat(starts - run_begins, counts)
         return Stretch(first, first + len(begins), buffer, positions, None)
 
@@ -245,4 +266,4 @@ class CommitLog:
         return self._file
 
 
-assert RECORD_HEAD.itemsize <= MIN_RECORD_BYTES  # a gathered head lies in its record
+assert RECORD_HEAD.itemsize <= MIN_RECORD_BYTES  # so reading a header never reads beyond its record

@@ -1,68 +1,187 @@
-"""The lock of a store: one writer at a time, among processes of ours and brokers.
+"""The lock of a store: among our processes and brokers, only one writer at a time may write.
 
-It is the lock on byte [0, 1) of the file `lock` that a broker takes when it starts and keeps while it lives
-(DefaultMessageStore#start, 4.9 and 5.3). Against brokers ours is a shared one, with a lease, so that none looks at the
-store meanwhile; writers of ours exclude each other by a lock on byte 1 of `rmq/turn`. Two files of ours in `rmq/` make
-waiting bearable:
+Also the wait for the lock.
 
-- `turn`, on its byte 0, belongs to whoever is next. Who wants the store takes the turn first and passes it on once it
-  has the store. So who releases and wants again comes behind whoever already waits, and cannot barge in.
-- `holder.json` says who holds the store, since when and how far it came. The holder writes it while it still has the
-  turn and takes it away before it releases. A change of it is progress, and waiting times out only without progress.
+The lock is on byte 0 of the file `lock`. A broker takes it when it starts, and keeps it as long as it runs
+(DefaultMessageStore#start, 4.9 and 5.3). Our writers take a shared lock together with a lease, which prevents a
+starting broker from reading the store. Our writers exclude each other by a lock on byte 1 of `rmq/turn`. Two files in
+`rmq/` make waiting fair:
 
-Everything of this is given up by the kernel when a process dies; `holder.json` then names somebody dead.
+- `turn`: byte 0 of this file is locked by the process that is next. A process takes this lock before it waits for the
+  store, and releases it once it has the store. So a process that releases the store and wants it again must wait after
+  all others.
+- `holder.json`: contains the name of the process that holds the store, the time when it took the lock, and its
+  progress. The holder writes this file while it still has the lock on byte 0 of `turn`, and removes it before it
+  releases the store. A change of the file shows progress. Waiting times out only if there is no progress.
+
+When a process dies, the kernel releases all of its locks. `holder.json` then names a dead process.
+
+`LockWait` determines how often to poll and when to stop waiting. It does no I/O; its caller polls and sleeps.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Protocol
 
 from rmq_spark.store.disk import files, host
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
-from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
-from rmq_spark.store.disk.mounts import file_system, is_remote
+from rmq_spark.store.disk.host import file_system, is_remote
+from rmq_spark.store.disk.locks import BrokerLock, FileLock, is_locked, is_open_to_write
 from rmq_spark.store.disk.ownership import refuse_foreign
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreChangedError, StoreError, StorePathError
-from rmq_spark.store.format import filenames
-from rmq_spark.store.format.abort_file import decode_abort
-from rmq_spark.store.format.holder_file import Holder, decode_holder, encode_holder
-from rmq_spark.store.log.lock_wait import LockWait, refuse_broker, refuse_holder, refuse_opener, refuse_waiters
-from rmq_spark.store.log.watermark_file import SIDE_FOLDER
+from rmq_spark.store.format import file_names as filenames
+from rmq_spark.store.format.checkpoint import decode_abort
+from rmq_spark.store.format.own_files import Holder, decode_holder, encode_holder
+from rmq_spark.store.log.store_state import SIDE_FOLDER
+
+MAX_SESSION_BYTES = 64 << 20  # maximum size of records per hold of the lock, to limit how long others wait
+# Pauses of the process with the lock of `turn`. Only the holder is before it, so it polls often; after a second less
+# often.
+_NEXT_POLL_MS = 2
+_LONG_POLL_MS = 20
+_LONG_AFTER_MS = 1_000
+# Pauses of processes that wait for the lock of `turn`. The longest waiters poll most often, so that they get it before
+# newcomers.
+_NEW_POLL_MS = 40
+_OLD_POLL_MS = 4
+_OLD_AFTER_MS = 4_000
+# One of our holders writes its name before it releases `turn`, and removes it just before it releases the store. So a
+# process with the lock of `turn` needs little time to see that the holder is not one of ours. A process without that
+# lock cannot distinguish such a holder from one of ours that is about to write its name on a slow disk.
+_NAMELESS_MS = 1_000
+_NAMELESS_WITHOUT_TURN_MS = 10_000
+# A process with the lock of `turn` polls at least every 20 ms. So if the store's lock is free for this long and is not
+# taken, that process was stopped.
+_ABANDONED_MS = 2_000
+
+
+class LockWait:
+    """One wait for the lock. All times are in ms.
+
+    Idle and free times start at 0 again whenever the content of `holder.json` changes.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._content: bytes | None = None
+        self._waited_ms = self._idle_ms = self._free_ms = 0
+
+    def refresh(self, slept_ms: int, content: bytes | None, *, is_locked: bool) -> None:
+        """Record the result of a poll. The process slept `slept_ms` before the poll.
+
+        `content` is the content of `holder.json`, None if it does not exist. `is_locked` means that `lock` is locked.
+        """
+        self._waited_ms += slept_ms
+        self._idle_ms = self._idle_ms + slept_ms if content == self._content else 0
+        self._free_ms = self._free_ms + slept_ms if content == self._content and not is_locked else 0
+        self._content = content
+
+    @property
+    def is_turn_abandoned(self) -> bool:
+        """Say whether the lock was free for so long that the process with the lock of `turn` must be stopped."""
+        return self._free_ms >= _ABANDONED_MS
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether the holder has made no progress for as long as the user's timeout."""
+        return self._idle_ms >= self._timeout_ms
+
+    def is_nameless(self, *, has_turn: bool) -> bool:
+        """Say whether `holder.json` has been unchanged for so long that one of our holders would have changed it.
+
+        If so, and if it names no process or a dead one, the holder is not one of ours. `has_turn` means that this
+        process has the lock of `turn`.
+        """
+        return self._idle_ms >= (_NAMELESS_MS if has_turn else _NAMELESS_WITHOUT_TURN_MS)
+
+    def pause_ms(self, *, has_turn: bool) -> int:
+        """Return how long to sleep before the next poll (ms).
+
+        `has_turn` means that this process has the lock of `turn`.
+        """
+        if has_turn:
+            pause = _NEXT_POLL_MS if self._idle_ms < _LONG_AFTER_MS else _LONG_POLL_MS
+        else:
+            pause = _NEW_POLL_MS - (_NEW_POLL_MS - _OLD_POLL_MS) * min(self._waited_ms, _OLD_AFTER_MS) // _OLD_AFTER_MS
+        return max(1, min(pause, self._timeout_ms - self._idle_ms))
+
+
+def refuse_holder(root: str, holder: Holder, timeout_ms: int) -> LockTimeoutError:
+    """Return the error for a lock that one of our writers holds without making progress."""
+    since = datetime.fromtimestamp(holder.since_ms / 1000, UTC).isoformat(timespec="seconds")
+    return LockTimeoutError(
+        f'{root} is being written by the application "{holder.application}" (process {holder.pid} on host '
+        f"{holder.host}, since {since}), which has made no progress for {timeout_ms / 1000:g} s. Nothing was written. "
+        "Stop that process if it hangs; the next writer completes its work. To wait longer set lockTimeout, now "
+        f"{timeout_ms / 1000:g}s."
+    )
+
+
+def refuse_broker(root: str, lock_path: str, pid: int | None) -> LockTimeoutError:
+    """Return the error for a lock that a broker holds. `pid` is the broker's process id, None if it is unknown."""
+    who = "a broker" if pid is None else f"a broker (process {pid}, 5.x)"
+    return LockTimeoutError(
+        f"{root} belongs to {who}, which holds {lock_path} while it runs. Nothing was written. Reading works next to a "
+        "broker. To append here stop it (mqshutdown broker), or send the messages to it."
+    )
+
+
+def refuse_waiters(root: str, lock_path: str, timeout_ms: int) -> LockTimeoutError:
+    """Return the error for a lock whose holder is unknown, because the holder has not written its name.
+
+    It may have had too little time, or no disk space. Or it may be a broker, which never writes its name.
+    """
+    return LockTimeoutError(
+        f"{lock_path} was not released within {timeout_ms / 1000:g} s: an unknown process holds it, a broker or a "
+        f"writer. Nothing was written to {root}. To wait longer set lockTimeout, now {timeout_ms / 1000:g}s."
+    )
+
+
+def refuse_opener(root: str, lock_path: str, timeout_ms: int) -> LockTimeoutError:
+    """Return the error for a lock that is free, but cannot be taken because its file is open for writing."""
+    return LockTimeoutError(
+        f"{lock_path} is not locked, but was open for writing for {timeout_ms / 1000:g} s: by a broker that is "
+        f"starting, or by another process. Meanwhile a broker may be reading the store. Nothing was written to {root}. "
+        f"See which process it is with `fuser -v {lock_path}` (as root if it belongs to another user). Let a starting "
+        "broker come up, and send the messages to it; have any other process close the file. To wait longer set "
+        f"lockTimeout, now {timeout_ms / 1000:g}s."
+    )
+
 
 TURN = "turn"
 HOLDER = "holder.json"
-_OURS_AT = 1  # the byte of `turn` that the holder locks
-_LOCK_CONTENT = b"lock"  # what a broker writes into it
+_OURS_AT = 1  # the byte of `turn` that one of our writers locks while it holds the store
+_LOCK_CONTENT = b"lock"  # a broker writes the same
 _BROKER_COMMAND = "java"
-_PROGRESS_EVERY_MS = 500  # nobody who waits looks at more
-_MARGIN_S = 10.0  # for one write of a section, at most MAX_SECTION_BYTES with its units; the kernel gives 45 s
-_LOOKS = 4  # at a lock that may be a broker's
+_PROGRESS_EVERY_MS = 500  # waiting processes need progress no more often
+_MARGIN_S = 10.0  # time for one write of a session, MAX_SESSION_BYTES with their entries; the kernel allows 45 s
+_LOOKS = 4  # number of polls of a lock that may be a broker's
 _LOOK_S = 0.005
-_JUMP_MS = 1_000  # more than that in one short sleep is a clock that was set or a machine that slept
+_JUMP_MS = 1_000  # if a short sleep takes longer than this, the clock was set or the machine slept
 
 
 class LockSettings(Protocol):
-    """What of a writer's settings the lock needs."""
+    """The settings of a writer that the lock needs."""
 
     @property
     def application(self) -> str:
-        """Return the name by which others shall know this writer."""
+        """Return the name of this writer, which is shown to waiting processes."""
 
     @property
     def lock_timeout_ms(self) -> int:
-        """Return how long to wait for a holder that makes no progress."""
+        """Return how long to wait (ms) for a holder that makes no progress."""
 
     @property
     def allow_network_store(self) -> bool:
-        """Say whether the user vouches that one machine only writes to this network file system."""
+        """Say whether the user guarantees that only one machine writes to a store on a network file system."""
 
 
 class StoreLock:
-    """The lock of the store in the folder `root`, which is made if it is missing. For one thread.
+    """The lock of the store in the folder `root`, which is created if it is missing. For one thread.
 
-    `now_ms` is the clock (ms since the epoch), `sleep` takes seconds. Do not fork while it is held.
+    `now_ms` is the clock (ms since the epoch). `sleep` takes seconds. Do not fork while the lock is held.
     """
 
     def __init__(
@@ -77,24 +196,25 @@ class StoreLock:
         self._lock: FileLock = BrokerLock(files.join(root, filenames.LOCK))
         self._is_remote: bool | None = None
         self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN), only_writers=True)
-        self._ours = FileLock(self._turn.path, _OURS_AT)
+        self._writers_lock = FileLock(self._turn.path, _OURS_AT)
         self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
         self._holder: Holder | None = None
-        self._noted_ms = 0
+        self._written_ms = 0
         self._is_checked = False
-        self._holds = 0  # begun so far
+        self._holds = 0  # how many times the lock was requested by `hold` so far
 
     @property
     def is_held(self) -> bool:
-        """Say whether this object holds the lock. In a forked child it never does."""
+        """Say whether this object holds the lock. Always False in a forked child."""
         return self._lock.is_held
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[int]:
-        """Hold the store's lock in the body of `with`; waits for it, in turn with others. Gives the hold's number.
+        """Hold the store's lock in the body of `with`, after a fair wait. Yields the number of this hold (from 1).
 
-        Raises LockTimeoutError when a broker has the store, or a writer that makes no progress for `lock_timeout_ms`,
-        StorePathError for a network file system and for folders that cannot be written. Nothing is held after an error.
+        Raises LockTimeoutError if a broker has the store, or if a writer has it and makes no progress for
+        `lock_timeout_ms`. Raises StorePathError if the store is on a network file system, or if its folders are not
+        writable. If an error is raised, no lock is held.
         """
         if not self._is_checked:
             refuse_network(self._root, allowed=self._settings.allow_network_store)
@@ -111,42 +231,44 @@ class StoreLock:
             self._turn.release()
             yield number
         finally:
-            # An interrupted `with` may be finalized late, when the same object holds the lock for another one.
+            # An interrupted `with` may be finalized late, when the same object already holds the lock for another
+            # `with`.
             if self.is_latest(number):
                 self.release()
 
     def is_latest(self, number: int) -> bool:
-        """Say whether no hold has begun since the one of this number."""
+        """Say whether `number` is the number of the latest hold."""
         return number == self._holds
 
     def release(self) -> None:
-        """Release every lock that this object holds; nothing happens if it holds none.
+        """Release all locks of this object. Does nothing if it holds none.
 
-        `hold` does this by itself. An interrupt that comes as `hold` ends can prevent it, so whoever owns this object
-        calls it once more when its own work ends.
+        `hold` calls this at its end. An interrupt at that moment can prevent the call, so the owner of this object
+        calls `release` once more when its work ends.
         """
         try:
-            if self._holder is not None and self._lock.is_held:  # in a forked child the note is the parent's
-                # What was done is done: a name that stays behind misleads those who wait, but does no harm.
+            if self._holder is not None and self._lock.is_held:  # in a forked child the file is the parent's
+                # The session is complete. If the name stays, it misleads waiting processes, but does no harm.
                 with contextlib.suppress(StoreError):
-                    if self._ours.is_in_place():  # else the note may be another writer's
+                    if self._writers_lock.is_in_place():  # otherwise the file may be another writer's
                         self._disk.remove(self._holder_path)
         finally:
-            # The turn last: until then nobody else can be about to take the other two.
+            # The lock of `turn` is released last. Until then no other process can start to take the other two locks.
             try:
                 self._lock.release()
             finally:
                 try:
-                    self._ours.release()
+                    self._writers_lock.release()
                 finally:
                     self._turn.release()
         self._holder = None
 
     def has_broker(self) -> bool:
-        """Say whether a broker holds the store, or is about to. Takes no lock, and waits for nobody.
+        """Say whether a broker holds the store, or is starting. Takes no lock, and does not wait for a lock.
 
-        Writers of ours do not count. Who of them makes the file of a new store has it open for a moment, as a broker
-        that starts has, and who releases it lets go of two locks: so a yes takes a few looks, 15 ms.
+        False if one of our writers holds the store. A True takes several polls, 15 ms in all, because our writers can
+        look like a starting broker for a moment: one that creates a new store has the file `lock` open, and a release
+        affects two locks one after the other.
         """
         for attempt in range(_LOOKS):
             if not self._is_brokers():
@@ -156,66 +278,68 @@ class StoreLock:
         return True
 
     def _is_brokers(self) -> bool:
-        # On a network file system writers of ours lock as exclusively as a broker does. But they hold the second lock
-        # as long as this one, and a broker knows of none; who wants to write has it for a moment only.
+        # On a network file system our writers lock as exclusively as a broker does. But our holder also has the lock on
+        # byte 1 of `turn`, as long as the store's lock. A broker never takes that lock, and a waiting writer has it
+        # only for a moment.
         if is_locked(self._lock.path, exclusively=True):
-            return not is_locked(self._ours.path, _OURS_AT)
+            return not is_locked(self._writers_lock.path, _OURS_AT)
         return not self._has_no_leases() and is_open_to_write(self._lock.path)
 
     def _has_no_leases(self) -> bool:
-        """Say whether the store lies where a lease means nothing.
+        """Say whether leases do not work on the store's file system, because it is a network file system.
 
-        NFS and SMB answer a request for one as if somebody had the file open for writing.
+        NFS and SMB answer every request for a lease as if the file were open for writing.
         """
         if self._is_remote is None:
             self._is_remote = is_remote(self._root)
         return self._is_remote
 
-    def note_progress(self) -> None:
-        """Tell those who wait that the holder is at work, before it goes on. Cheap: call it wherever work got done.
+    def heartbeat(self) -> None:
+        """Show waiting processes that the holder makes progress. Cheap, so call it after every piece of work.
 
-        Raises StoreError if the lock is not held: this process was forked from the one that holds it. LockTimeoutError
-        where a broker that starts has waited for so long that a write that begins now might not end before it looks.
+        Raises StoreError if the lock is not held, because this process was forked from the holder. Raises
+        LockTimeoutError if a starting broker has waited for so long that it could read the store before a write that
+        begins now is complete. Raises StoreChangedError if a file of the lock was removed or replaced.
         """
         if not self._lock.is_held or self._holder is None:
             raise StoreError(
-                f"{self._lock.path} is not held by this process, which was forked from the one that writes to "
-                f"{self._root}. Open a writer of its own in the child."
+                f"cannot write to {self._root}: this process does not hold {self._lock.path}, because it was forked "
+                "from the holder. Open a new writer in the child."
             )
         self.refuse_broker(_MARGIN_S)
-        if not self._ours.is_in_place():
+        if not self._writers_lock.is_in_place():
             raise StoreChangedError(
-                f"{self._ours.path} was removed or replaced while this process writes to {self._root}; expected the "
-                "file that it locked, without which another writer may write at the same time. Leave the files in "
-                f"{SIDE_FOLDER}/ where they are, and write again: the next writer recovers what was begun."
+                f"cannot write to {self._root}: {self._writers_lock.path} was removed or replaced during the write; "
+                "expected the file that was locked, because without it another writer may write at the same time. "
+                f"Leave the files in {SIDE_FOLDER}/ unchanged, and write again: the next writer recovers the store."
             )
         now_ms = self._now_ms()
-        if abs(now_ms - self._noted_ms) >= _PROGRESS_EVERY_MS:
+        if abs(now_ms - self._written_ms) >= _PROGRESS_EVERY_MS:
             self._holder = replace(self._holder, progress=self._holder.progress + 1)
             self._write_holder(now_ms)
 
     @property
-    def is_waited_for(self) -> bool:
-        """Say whether a broker that starts waits for the release: whoever holds the lock should end soon."""
-        return self._lock.is_waited_for
+    def broker_is_waiting(self) -> bool:
+        """Say whether a starting broker waits for the release. If so, end the session soon."""
+        return self._lock.broker_is_waiting
 
     def refuse_broker(self, needed_s: float = 0) -> None:
-        """Raise LockTimeoutError unless for `needed_s` seconds more no broker looks at the store. Cheap.
+        """Raise LockTimeoutError if a waiting broker could begin to read the store within `needed_s` seconds. Cheap.
 
-        What a broker has loaded it does not look at again: it would append over what is written now. So nothing more
-        may be said to be in the store, and `abort` must stay.
+        A broker does not read again what it has loaded, so it would overwrite what is written from now on. So after
+        this error nothing may be reported as written, and `abort` must stay.
         """
-        if self._lock.safe_s() <= needed_s:
+        if self._lock.lease_seconds_left() <= needed_s:
             raise LockTimeoutError(
-                f"a broker is starting in {self._root}: it has waited for {self._lock.path} about as long as the "
-                "system lets it (fs.lease-break-time), and what is written from now on it might not see and write "
-                "over. So this write was given up on the way. What was reported as written is there, of the rest "
-                "maybe a part; the store is left as after a crash, which the broker, or the next writer, mends. Send "
+                f"a broker is starting in {self._root}: it has waited for {self._lock.path} almost as long as the "
+                "system lets it (fs.lease-break-time), and could overwrite what is written from now on. This write "
+                "was aborted. Messages that were reported as written are in the store, and maybe a part of the "
+                "others; the store is left as after a crash, and the broker, or the next writer, recovers it. Send "
                 "the messages to the broker, or stop it and write again."
             )
 
     def _refuse_foreign(self) -> None:
-        """Raise StorePathError if what is written here could not be written again by the user who owns the store."""
+        """Raise StorePathError if the store's owner could not overwrite files that this process creates."""
         folders = ("", SIDE_FOLDER, filenames.CONFIG, filenames.CONSUME_QUEUE, filenames.COMMIT_LOG, filenames.INDEX)
         for folder in folders:
             try:
@@ -224,72 +348,89 @@ class StoreLock:
                 raise StorePathError(f"{self._root} cannot be written: {error}") from error
 
     def _make_files(self) -> None:
-        """Make the files that are locked where they are missing. Needs no lock: whoever comes second finds them."""
+        """Create the missing files to lock.
+
+        This needs no lock, because a second process finds the files or creates the same.
+        """
         if files.file_size(self._turn.path) < 0:
             side = files.join(self._root, SIDE_FOLDER)
             self._disk.make_folder(side)
-            # What the folder is to hold must not be lost with its name. `turn` comes after this: where it is, the name
-            # is safe. A crash before leaves none, and the next writer does both again.
+            # The folder's name must be durable before its content. `turn` is created after this sync, so if `turn`
+            # exists, the name is durable. If a crash happens before that, `turn` is missing, and the next writer
+            # repeats both.
             self._disk.sync_folder(self._root)
             with contextlib.suppress(FileExistsError):
                 self._disk.create_lock(self._turn.path)
         if files.file_size(self._lock.path) < 0:
-            # Opened to be written only while it has no name: whoever has it open so keeps all others from a lease.
+            # The file is open for writing only before it has a name, because an open file keeps all others from a
+            # lease.
             with contextlib.suppress(FileExistsError):
                 self._disk.create_filled(self._lock.path, len(_LOCK_CONTENT), 0, _LOCK_CONTENT)
-        if files.file_size(self._lock.path) < len(_LOCK_CONTENT):  # cut, or a broker is about to write it
+        if files.file_size(self._lock.path) < len(_LOCK_CONTENT):  # truncated, or a broker is about to write it
             with self._disk.open(self._lock.path) as file:
-                file.write(0, _LOCK_CONTENT)  # the same as anybody else writes, so it needs no lock
+                file.write(0, _LOCK_CONTENT)  # needs no lock, because every process writes the same
 
     def _wait(self) -> None:
-        """Return with both the turn and the lock, or with the lock alone if whoever has the turn was stopped."""
+        """Wait until this process has the locks of the store and of `turn`.
+
+        If the process with the lock of `turn` was stopped, return with the store's lock alone.
+        """
         wait, slept_ms = LockWait(self._settings.lock_timeout_ms), 0
         while True:
             has_turn = self._turn.is_held or self._turn.try_take()
             if (has_turn or wait.is_turn_abandoned) and self._try_take():
                 return
-            note = files.read_small(self._holder_path)
+            content = files.read_small(self._holder_path)
             locked = has_turn or is_locked(self._lock.path)
-            wait.look(slept_ms, note, is_locked=locked)
-            if wait.is_nameless(has_turn=has_turn) and _living(note) is None and is_locked(self._lock.path):
+            wait.refresh(slept_ms, content, is_locked=locked)
+            if wait.is_nameless(has_turn=has_turn) and _living(content) is None and is_locked(self._lock.path):
                 raise self._refuse_broker()
             if wait.is_over:
-                # Whoever has the turn may be stopped. Better to barge in once than to fail beside a free lock.
+                # The process with the lock of `turn` may be stopped. An unfair lock is better than an error next to a
+                # free lock.
                 if not locked and self._try_take():
                     return
-                raise self._refuse(note)
+                raise self._refuse(content)
             slept_ms = self._pause(wait.pause_ms(has_turn=has_turn))
 
     def _try_take(self) -> bool:
-        """Take the lock: first against others of ours, then against brokers."""
+        """Try to take the store's lock. Return whether it was taken.
+
+        First excludes our other writers, then brokers.
+        """
         try:
-            # Writers of ours lock `lock` together, so one whose `turn` was removed shows only by its note there.
-            return self._ours.try_take() and not self._has_holder() and self._lock.try_take()
+            # Our writers share the lock on the file `lock`. If the file `turn` of a writer was removed, only its name
+            # in `holder.json` shows that it holds the store.
+            if not self._writers_lock.try_take():
+                return False
+            is_held = _living(files.read_small(self._holder_path)) is not None and is_locked(self._lock.path)
+            return not is_held and self._lock.try_take()
         finally:
             if not self._lock.is_held:
-                self._ours.release()
-
-    def _has_holder(self) -> bool:
-        """Say whether a living process says that it holds the store, and somebody does hold it."""
-        note = files.read_small(self._holder_path)
-        return note is not None and _living(note) is not None and is_locked(self._lock.path)
+                self._writers_lock.release()
 
     def _pause(self, pause_ms: int) -> int:
-        """Sleep; return for how long, in ms. Clocks that are set while it sleeps count for little."""
+        """Sleep, and return how long it took (ms).
+
+        If the clock is set meanwhile, at most _JUMP_MS are added to `pause_ms`.
+        """
         before_ms = self._now_ms()
         self._sleep(pause_ms / 1000)
         return min(max(self._now_ms() - before_ms, pause_ms), pause_ms + _JUMP_MS)
 
-    def _refuse(self, note: bytes | None) -> LockTimeoutError:
-        holder, timeout_ms = _living(note), self._settings.lock_timeout_ms
+    def _refuse(self, content: bytes | None) -> LockTimeoutError:
+        holder, timeout_ms = _living(content), self._settings.lock_timeout_ms
         if holder is None:
-            # Not locked, and not to be had: somebody has it open for writing, which is in the way of a lease.
+            # If the lock is free and cannot be taken, a process has the file open for writing, which prevents a lease.
             refuse = refuse_waiters if is_locked(self._lock.path) else refuse_opener
             return refuse(self._root, self._lock.path, timeout_ms)
         return refuse_holder(self._root, holder, timeout_ms)
 
     def _refuse_broker(self) -> LockTimeoutError:
-        """Name the broker by the process id in `abort`, if that is a living Java process: ours stand there too."""
+        """Return the error for a store that a broker holds.
+
+        The error has the process id in `abort` only if that is a living Java process, because `abort` may be ours.
+        """
         pid = decode_abort(files.read_small(files.join(self._root, filenames.ABORT)) or b"")
         is_broker = pid is not None and host.command_name(pid) == _BROKER_COMMAND
         return refuse_broker(self._root, self._lock.path, pid if is_broker else None)
@@ -309,27 +450,34 @@ class StoreLock:
 
     def _write_holder(self, now_ms: int) -> None:
         assert self._holder is not None
-        # On a full disk the lock is taken without a name: it may be retention that wants it, to make room.
+        # On a full disk the lock is taken without a name, because this may be retention, which frees space.
         with contextlib.suppress(DiskFullError):
             self._disk.replace_unsynced(self._holder_path, encode_holder(self._holder))
-        self._noted_ms = now_ms
+        self._written_ms = now_ms
 
 
 def refuse_network(path: str, *, allowed: bool) -> None:
-    """Raise StorePathError if `path`, or the folder it is to be made in, lies on a network or FUSE file system."""
+    """Raise StorePathError if `path` is on a network or FUSE file system, unless `allowed`.
+
+    If `path` does not exist, the folder in which it will be created is checked.
+    """
     while not files.is_folder(path) and files.parent(path) != path:
         path = files.parent(path) or "."
     if not allowed and is_remote(path):
         raise StorePathError(
-            f"{path} lies on a network file system ({file_system(path)}). There locks and the order of writes depend "
-            "on the server and on mount options, and two machines that append at once destroy the store. Append on a "
-            "local disk, or, if one machine at a time writes here, set allowNetworkStore=true."
+            f"{path} is on a network file system ({file_system(path)}); expected a local one. Its locks and order of "
+            "writes depend on the server and on mount options, and two machines that append at the same time destroy "
+            "the store. Append on a local disk, or, if only one machine at a time writes here, set "
+            "allowNetworkStore=true."
         )
 
 
-def _living(note: bytes | None) -> Holder | None:
-    """Return whom the note names, None if nobody or one who is known to be dead."""
-    holder = decode_holder(note or b"")
+def _living(content: bytes | None) -> Holder | None:
+    """Return the holder that the content of `holder.json` names.
+
+    Return None if there is none, or if its process is known to be dead.
+    """
+    holder = decode_holder(content or b"")
     if holder is None:
         return None
     process = host.Process(holder.host, holder.boot_id, holder.pid_space, holder.pid, holder.start_ticks)

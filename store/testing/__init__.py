@@ -1,21 +1,14 @@
-"""What tests need and other projects' tests may use: stores made to measure, and a writer that behaves like a broker.
+"""Test kit for this project and others: sample stores, sample messages, and disks that crash or fail.
 
-sample_message.py      one message to be written, with everything that a record can say of it
-sample_store.py        a whole store at once: any messages, or millions of equally shaped ones (uniform_records.py)
-appender.py            a writer beside which readers are tried, also as a process of its own
-appender_settings.py   how it behaves and how it dies
-appender_messages.py   what it appends
-appender_files.py      how its bytes reach the files, and its recovery
-appender_log.py        what it wrote, for who judges a reader
-follower.py            a reader beside the appender, and the judge of what it read
-row_twin.py            the rows of a store, read slowly and plainly, one message at a time
-arrow_rows.py          what a reader gave, made comparable with those
-strategies.py          messages for hypothesis, odd ones above all
-disk_effects.py        what a disk was told to do, one value for each system call
-crash_disk.py          a disk that remembers that, and shows what a crash at any moment could have left
-crash_image.py         what a crash may leave: the model, and how it becomes a folder again
-failing_disk.py        a disk that is full, or broken, at one moment
-mutations.py           seeded damage to a copy of a store
+sample_message.py      one message, with all fields of a record
+sample_store.py        builds a complete store, with any messages or with millions of similar ones
+uniform_records.py     records of equal length, encoded thousands at a time
+strategies.py          hypothesis strategies for messages, mostly unusual ones
+disk_effects.py        the changes of a disk: one value for each system call
+crash_disk.py          a disk that records its changes and returns the states that a crash could leave
+crash_image.py         the model of such states; writes a state to a folder
+failing_disk.py        a disk on which one change fails, as if the disk were full or broken
+busy_writer.py         a process that appends numbered messages and records which were acknowledged
 
-May import everything of the engine, hypothesis and random. Nothing of the engine imports it.
+Modules in this package may import the whole engine, hypothesis and random. No module of the engine imports them.
 """

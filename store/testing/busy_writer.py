@@ -1,8 +1,10 @@
-"""A process that appends numbered messages to a store through the public door, and says what was acknowledged.
+"""A process that appends numbered messages to a store, and records which calls were acknowledged.
 
     python -m rmq_spark.store.testing.busy_writer STORE --name a --count 1000 --each 50 --notes FILE
 
-Message n of writer `a` has the body `a n`; queues are taken in turn. Every acknowledged call is a line of the notes.
+It uses the public interface. The message with number n of the writer with name `a` has the body `a n`. Messages are
+sent to the queues in turn. After each call that returned, a line is appended to the file `--notes`. It contains the
+number of the call's first message, and the number of its last message plus 1.
 """
 
 import argparse
@@ -17,7 +19,7 @@ TOPIC = "busy"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Append until `--count` messages are there, `--each` a call; notes are `first last` of each call."""
+    """Append `--count` messages, `--each` of them in each call. After each call, append a line to `--notes`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("store")
     parser.add_argument("--name", required=True)
@@ -27,18 +29,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--queues", type=int, default=4)
     parser.add_argument("--flush", default="async")
     parser.add_argument("--notes", required=True)
-    asked = parser.parse_args(arguments)
-    notes = os.open(asked.notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    store = open_store(asked.store, flush=asked.flush, queues=asked.queues, segment_bytes=1 << 22)
-    for first in range(asked.first, asked.first + asked.count, asked.each):
-        last = min(first + asked.each, asked.first + asked.count)
+    options = parser.parse_args(arguments)
+    notes = os.open(options.notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    store = open_store(options.store, flush=options.flush, queues=options.queues, segment_bytes=1 << 22)
+    for first in range(options.first, options.first + options.count, options.each):
+        last = min(first + options.each, options.first + options.count)
         numbers = range(first, last)
         store.send_many(
             pa.table(
                 {
-                    "body": [f"{asked.name} {number}".encode() for number in numbers],
-                    "keys": [f"{asked.name}{number}" for number in numbers],
-                    "queueId": pa.array([number % asked.queues for number in numbers], pa.int32()),
+                    "body": [f"{options.name} {number}".encode() for number in numbers],
+                    "keys": [f"{options.name}{number}" for number in numbers],
+                    "queueId": pa.array([number % options.queues for number in numbers], pa.int32()),
                 }
             ),
             topic=TOPIC,

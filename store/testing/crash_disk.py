@@ -1,19 +1,20 @@
-"""A disk that remembers what was done to it, and shows what a crash at any moment could have left.
+"""A disk that records its effects, and returns the states that a crash at any point could leave.
 
     disk = CrashDisk(folder)
-    ... work with it, note `disk.effect_count` wherever something was acknowledged ...
+    ... work with the disk, and record `disk.effect_count` after each acknowledged call ...
     for point in range(disk.effect_count + 1):
         for image in disk.images(point, seed=7):
             image.write_to(empty_folder)
-            ... recover there, and look for everything that was acknowledged at or before `point` ...
+            ... recover in that folder, and check everything that was acknowledged at or before `point` ...
 
-A sync can fail (`fail_syncs`), as when a disk is full or broken at write-back: a power cut may take what it should have
-written, for ever, and the next sync of the same file succeeds.
+An effect is one change of the disk, such as a write, a sync or a rename. An image is the state of the folder after a
+crash. `crash_image.py` describes which states a crash can leave.
 
-Work can also be cut off at an effect (`die_at`) and be taken up again on the same disk (`revive`): so a power cut in
-the second life of a writer can take what its first life did not sync.
+To test failed syncs, as on a full or broken disk, call `fail_syncs`. Then a power cut at any later time may lose the
+data of the failed sync, even if the next sync of the same file succeeds.
 
-What a crash may leave is said in `crash_image.py`.
+To test several processes on one disk, call `die_at`, so that the process dies at an effect, and then `revive`, so that
+the next process continues. A power cut during the second process can lose unsynced data of the first process.
 """
 
 import errno
@@ -23,8 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.testing.crash_image import (
     SECTOR_BYTES,
     Contents,
@@ -46,17 +47,17 @@ from rmq_spark.store.testing.disk_effects import (
     Write,
 )
 
-_TORN_WRITES = 3  # images of a process that died while it wrote, at most, for each write
+_TORN_WRITES = 3  # the maximum number of images of a process that dies within one write
 
 
 class ProcessDeathError(BaseException):
-    """The process died at this effect. Like the real thing, no `except Exception` outlives it."""
+    """Raised at the effect at which the process dies. `except Exception` does not catch it, as with a real death."""
 
 
 class CrashDisk(Disk):
-    """The real disk, for one folder that nothing else changes meanwhile. For one thread.
+    """A disk that makes and records all changes in one folder. No other program may change this folder.
 
-    What is in the folder when recording begins counts as synced.
+    Not thread-safe. The content that the folder has at the beginning is treated as synced.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -68,42 +69,48 @@ class CrashDisk(Disk):
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Return what happened so far, in order."""
+        """The effects so far, in their order."""
         return tuple(self._recorder.effects)
 
     @property
     def effect_count(self) -> int:
-        """Return how many effects there were so far: the point of a crash now."""
+        """The number of effects so far. If the process crashed now, this would be the `point` of the crash."""
         return len(self._recorder.effects)
 
     def die_at(self, point: int) -> None:
-        """Have effect number `point` and all after it raise ProcessDeathError, and do nothing, until `revive`."""
+        """Let the process die at effect number `point`.
+
+        This effect and all later ones raise ProcessDeathError and change nothing, until `revive` is called.
+        """
         assert point >= self.effect_count, point
         self._recorder.dies_at = point
 
     def revive(self) -> None:
-        """Let effects happen again: the next process begins its life. Unsynced ones of the last stay unsynced."""
+        """Let effects work again, for the next process. Unsynced effects of the dead process stay unsynced."""
         self._recorder.dies_at = None
 
     @property
     def sync_count(self) -> int:
-        """Return how many syncs there were so far, of files, folders and new files, failed ones included."""
+        """The number of syncs so far: of files, of folders and of new files. Failed syncs are included."""
         return self._recorder.sync_count
 
     def fail_syncs(self, numbers: Collection[int]) -> None:
-        """Have the syncs of these numbers raise EIO; counting starts at 0."""
+        """Let the syncs with these numbers raise EIO. The first sync of the disk has number 0."""
         self._recorder.failing_syncs = numbers
 
     def images(self, point: int, seed: int, *, subset_count: int = 4) -> Iterator[Image]:
-        """Yield the images of a crash after the first `point` effects, no two alike; the same for the same seed.
+        """Yield the distinct images of a crash after the first `point` effects. The same seed gives the same images.
 
-        First those of a process that died: one as things stood, and up to three in the middle of the next effect, if
-        that is a write. Then those of a power cut: only what was synced, that with all other names, that with all
-        other bytes, and `subset_count` in which anything unsynced may be lost or torn. Ascending points are cheapest.
+        1. The process is killed before the next effect: one image.
+        2. The process is killed within the next effect, if that is a write: up to three images.
+        3. The power is cut: one image with only synced data, one with all names as well, one with all bytes as well,
+           and `subset_count` images in which any part of the unsynced data is lost or torn.
+
+        It is fastest to call this with ascending points.
         """
         assert 0 <= point <= self.effect_count, point
         seen: set[tuple[tuple[str, bytes | None], ...]] = set()
-        # All at once, as the state moves on with the next point. Images share what they have in common.
+        # Make all images now, because another call changes the state. They need little memory: equal bytes are shared.
         for how, contents in list(self._contents(point, seed, subset_count)):
             key = tuple(sorted(contents.items()))
             if key not in seen:
@@ -136,7 +143,7 @@ class CrashDisk(Disk):
 
 
 class Recorder(SystemCalls):
-    """The real system calls; each that changed something is noted in `effects`."""
+    """The real system calls, except that nothing is synced. Each change is recorded in `effects`."""
 
     def __init__(self, root: str, base: Contents) -> None:
         self.effects: list[Effect] = []
@@ -144,9 +151,9 @@ class Recorder(SystemCalls):
         self.sync_count = 0
         self.failing_syncs: Collection[int] = ()
         self._root = root
-        self._numbers = number_files(base)  # by path, of the files that are there now
+        self._numbers = number_files(base)  # path -> number of the existing file
         self._next_number = len(self._numbers)
-        self._open: dict[int, tuple[str, int]] = {}  # descriptor -> path and number of what was opened last under it
+        self._open: dict[int, tuple[str, int]] = {}  # descriptor -> path and number of the file last opened as it
 
     def make_folder(self, path: str, *, is_own: bool = False) -> None:
         self._live()
@@ -156,17 +163,17 @@ class Recorder(SystemCalls):
     def create(self, path: str, size_bytes: int, **owner: Any) -> None:
         self._live()
         super().create(path, size_bytes, **owner)
-        self._note_new(path, size_bytes, 0, b"")
+        self._record_new(path, size_bytes, 0, b"")
 
     def create_filled(self, path: str, size_bytes: int, position: int, data: memoryview) -> None:
         self._live()
         super().create_filled(path, size_bytes, position, data)
-        self._note_new(path, size_bytes, position, bytes(data))
+        self._record_new(path, size_bytes, position, bytes(data))
 
     def open(self, path: str) -> int:
         descriptor = super().open(path)
         inside = self._inside(path)
-        assert inside in self._numbers, f"{path} was made by somebody else than this disk"
+        assert inside in self._numbers, f"{path} was not created by this disk"
         self._open[descriptor] = inside, self._numbers[inside]
         return descriptor
 
@@ -184,7 +191,7 @@ class Recorder(SystemCalls):
 
     def sync(self, descriptor: int) -> None:
         self._live()
-        # Not synced for real: the machine that runs the test stays on, and waiting for its disk costs most of the time.
+        # Do not really sync: the machine that runs the test stays on, and waiting for its disk would be slow.
         file = self._open[descriptor]
         try:
             self._count_sync(file[0])
@@ -219,10 +226,10 @@ class Recorder(SystemCalls):
         self.effects.append(RemoveFolder(self._inside(path)))
 
     def _sync_new(self, descriptor: int) -> None:
-        """Wait for no disk, as in `sync`."""
+        """Count a sync of a new file. As in `sync`, do not wait for the disk."""
         self._count_sync("a new file")
 
-    def _note_new(self, path: str, size_bytes: int, position: int, data: bytes) -> None:
+    def _record_new(self, path: str, size_bytes: int, position: int, data: bytes) -> None:
         inside = self._inside(path)
         self._numbers[inside] = self._next_number
         self.effects.append(Create(inside, self._next_number, size_bytes, position, data))
@@ -239,12 +246,15 @@ class Recorder(SystemCalls):
 
     def _inside(self, path: str) -> str:
         inside = os.path.relpath(os.path.abspath(path), self._root)
-        assert not inside.startswith(".."), f"{path} lies outside {self._root}"
+        assert not inside.startswith(".."), f"{path} is outside {self._root}"
         return inside
 
 
 def _cuts(effect: Write, random: Random) -> list[int]:
-    """Return up to three positions inside a write at which a sector ends: the first, the last and one between."""
+    """Return up to three positions at which a write may be cut off: ends of sectors within the write.
+
+    If there are more than three, returns the first, the last and a random one between them.
+    """
     end = effect.position + len(effect.data)
     cuts = list(range(effect.position // SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES, end, SECTOR_BYTES))
     if len(cuts) <= _TORN_WRITES:

@@ -1,16 +1,18 @@
-"""What a disk may hold after a crash: the model of a page cache, of syncs and of sectors.
+"""Images: the states that a crash can leave on a disk, by a model of page cache, syncs and sectors.
 
-The model, which is harsher than ext4 and XFS are:
+The model loses more than ext4 and XFS do:
 
-- A process that dies takes nothing with it. A write that was under way may have reached any multiple of 512 bytes.
-- A power cut keeps what was synced. Of each sector (512 bytes) that was written since, it keeps any version that the
-  sector ever had, whatever it keeps of other sectors, files and names.
-- After a sync of a file that failed, the sectors that were written before it keep, for ever, any version that they ever
-  had: no later sync writes them, only a later write of the same bytes that is synced. Processes read what was written.
-- Names made and taken away in a folder since it was synced come in order: the first few of them stay. Folders are
-  independent of each other and of the bytes behind the names. A folder without its name takes all in it along.
-- A file made at a size has that size as soon as it has its name. One that grew by writes ends behind the last of them
-  that stayed.
+- If a process dies, no effect is lost. A write in progress may have reached any multiple of 512 bytes.
+- If the power is cut, all synced data is kept. A sector (512 bytes) that was written after the last sync may have any
+  version that it ever had. This is independent of other sectors, files and names.
+- If a sync of a file fails, processes still read the written data. But on the disk, the sectors that were written
+  before the failed sync may have any version that they ever had. A later sync does not write them. They become durable
+  only if the same bytes are written again and then synced.
+- If names were created or removed in a folder after its last sync, the first few of these changes survive, in their
+  order. This is independent of other folders, and of the bytes of files. A folder that loses its name loses all its
+  content.
+- A file that is created with a size has this size as soon as it has its name. A file that grew by writes ends after the
+  last write that survived.
 """
 
 import os
@@ -34,18 +36,20 @@ from rmq_spark.store.testing.disk_effects import (
 
 SECTOR_BYTES = 512
 
-Contents = Mapping[str, bytes | None]  # path -> a file's bytes, None for a folder; each folder before what is in it
+Contents = Mapping[
+    str, bytes | None
+]  # path -> the bytes of a file, None for a folder; a folder comes before its content
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One state of a folder after a crash. `name` says after which."""
+    """The state of a folder after a crash. `name` describes the crash."""
 
     name: str
     contents: Contents
 
     def write_to(self, path: str | Path) -> None:
-        """Make it real in a folder that is empty or not there yet. Zeros at the ends of files take no room."""
+        """Write the files to `path`, an empty or missing folder. Zeros at the ends of files become holes."""
         os.makedirs(path, exist_ok=True)
         assert not os.listdir(path), f"{path} is not empty"
         for name, data in self.contents.items():
@@ -55,7 +59,9 @@ class Image:
                 continue
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                os.ftruncate(descriptor, len(data))  # first: a file that is cut or grown after a write costs twice
+                os.ftruncate(
+                    descriptor, len(data)
+                )  # set the size before the write, because it takes twice as long after the write
                 os.write(descriptor, data.rstrip(b"\0"))
             finally:
                 os.close(descriptor)
@@ -65,7 +71,7 @@ class Image:
 
 
 def read_contents(root: str | Path) -> Contents:
-    """Return everything in a folder by its relative path."""
+    """Return the content of a folder: a dict from relative path to the bytes of a file, or None for a folder."""
     found: dict[str, bytes | None] = {}
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -78,17 +84,18 @@ def read_contents(root: str | Path) -> Contents:
 
 
 def number_files(contents: Contents) -> dict[str, int]:
-    """Return the number of each file that was there before the first effect."""
+    """Return a dict from the path of each file in `contents` to its number. Folders have no number."""
     return {path: number for number, path in enumerate(path for path, data in contents.items() if data is not None)}
 
 
 @dataclass(slots=True)
 class _File:
-    # All are whole and never changed in place: images share them, and bytes remember their hash.
+    # Both are complete contents. They are never changed in place, because images share them and bytes cache their hash.
     synced: bytes
     now: bytes
     pending: list[tuple[int, bytes]] = field(default_factory=list)
-    # After a failed sync: the writes that it lost, what was synced before the first of them, and synced writes since.
+    # Used after a failed sync: the writes that it lost, the synced content before the first of these writes, and the
+    # writes that later syncs made durable.
     lost: list[tuple[int, bytes]] = field(default_factory=list)
     before_lost: bytes = b""
     after_lost: list[tuple[int, bytes]] = field(default_factory=list)
@@ -113,7 +120,7 @@ class _File:
         self.pending.clear()
 
     def torn(self, random: Random) -> bytes:
-        """Return a version in which some sectors of some pending writes are on the disk."""
+        """Return a random version in which only some sectors of the pending and lost writes are durable."""
         synced = self.synced
         if self.lost:
             result = bytearray(_torn(self.before_lost, self.lost, random))
@@ -124,7 +131,7 @@ class _File:
 
 
 def _torn(synced: bytes, writes: Sequence[tuple[int, bytes]], random: Random) -> bytes:
-    versions: dict[int, int] = {}  # sector -> how many of the writes it has seen
+    versions: dict[int, int] = {}  # sector -> how many of the writes, from the first, its version includes
     for number, (position, data) in enumerate(writes):
         kept = random.choice((0.0, 0.5, 1.0))
         for sector in _sectors(position, len(data)):
@@ -154,7 +161,7 @@ class _Folder:
         self.pending.clear()
 
     def after(self, count: int) -> dict[str, "_Node"]:
-        """Return the names when the first `count` pending changes are on the disk."""
+        """Return the names that the folder has if only the first `count` pending changes are durable."""
         names = dict(self.synced)
         for change in self.pending[:count]:
             _rename(names, change)
@@ -166,14 +173,14 @@ _Node = _File | _Folder
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What a crash leaves of one folder's names and of one file's bytes."""
+    """Two functions that choose what a crash leaves: the names in a folder, and the bytes of a file."""
 
     names: Callable[[_Folder], dict[str, _Node]]
     data: Callable[[_File], bytes]
 
 
 class DiskState:
-    """A folder's files in memory, with what of them is on the disk for good. Built from what was there before."""
+    """The files and folders in one folder, in memory: their current and their synced versions."""
 
     def __init__(self, contents: Contents) -> None:
         self._root = _Folder()
@@ -185,11 +192,11 @@ class DiskState:
                 node = _Folder()
             else:
                 node = self._files[numbers[path]] = _File(data, data)
-            folder, name = self._place(path)
+            folder, name = self._locate(path)
             folder.synced[name] = folder.now[name] = node
 
     def apply(self, effect: Effect) -> None:
-        """Have the effect happen."""
+        """Apply the next effect to the state."""
         match effect:
             case MakeFolder(path):
                 self._change(path, _Folder())
@@ -206,24 +213,31 @@ class DiskState:
             case SyncFolder(path):
                 self._folder(path).sync()
             case Rename(source, target):
-                folder, name = self._place(source)
-                assert folder is self._place(target)[0], f"{source} goes to another folder, {target}"
+                folder, name = self._locate(source)
+                assert folder is self._locate(target)[0], f"{source} is renamed to another folder, {target}"
                 folder.change({name: None, os.path.basename(target): folder.now[name]})
             case Remove(path) | RemoveFolder(path):
                 self._change(path, None)
 
     def killed(self) -> Contents:
-        """Return what is there when the process dies: everything that happened."""
+        """Return the content after the process was killed. It has all effects."""
         return self._contents(_Choice(lambda folder: folder.now, lambda file: file.now))
 
     def killed_while(self, effect: Write, reached: int) -> Contents:
-        """Return the same with the bytes of a write that lie before position `reached`."""
+        """Return the content after the process was killed within the write `effect`.
+
+        The write changed the bytes up to the position `reached` in the file, and no later ones.
+        """
         torn, piece = self._files[effect.file], effect.data[: reached - effect.position]
         part = _with_piece(torn.now, effect.position, piece)
         return self._contents(_Choice(lambda folder: folder.now, lambda file: part if file is torn else file.now))
 
     def cut(self, *, names: bool, data: bool) -> Contents:
-        """Return what a power cut leaves that keeps all unsynced names or none, and all unsynced bytes or none."""
+        """Return the content after a power cut.
+
+        If `names` is True, all unsynced names are kept, else none. If `data` is True, all unsynced bytes are kept, else
+        none.
+        """
         return self._contents(
             _Choice(
                 lambda folder: folder.now if names else folder.synced,
@@ -232,7 +246,7 @@ class DiskState:
         )
 
     def cut_anyhow(self, random: Random) -> Contents:
-        """Return what a power cut may leave: of every folder and file something between nothing and all."""
+        """Return the content after a power cut of which a random part of the unsynced names and bytes survives."""
 
         def names(folder: _Folder) -> dict[str, _Node]:
             count = len(folder.pending)
@@ -248,12 +262,12 @@ class DiskState:
         return dict(_walk(self._root, "", choice))
 
     def _change(self, path: str, node: "_Node | None") -> None:
-        folder, name = self._place(path)
+        folder, name = self._locate(path)
         folder.change({name: node})
 
-    def _place(self, path: str) -> tuple[_Folder, str]:
-        above, name = os.path.split(path)
-        return self._folder(above), name
+    def _locate(self, path: str) -> tuple[_Folder, str]:
+        parent, name = os.path.split(path)
+        return self._folder(parent), name
 
     def _folder(self, path: str) -> _Folder:
         node: _Node = self._root

@@ -1,6 +1,7 @@
-"""What changes a disk, one value for each system call, in the order in which they took effect.
+"""Effects: values that describe the changes of a disk. There is one value for each system call.
 
-Paths are relative to the recorded folder, "." for itself. A file goes by a number, which it keeps when it is renamed.
+Paths are relative to the recorded folder, which has the path ".". `file` is the number of a file. A file keeps its
+number if it is renamed.
 """
 
 from dataclasses import dataclass
@@ -8,14 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """A folder got its name."""
+    """A folder was created."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A file of `size_bytes` got its name: zeros, but for `data`, which was on the disk for good before."""
+    """A file of `size_bytes` was created. It contains zeros, except for `data` at `position`.
+
+    Its content was durable before the file got its name.
+    """
 
     path: str
     file: int
@@ -29,7 +33,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes of a file changed; it grew where they reach past its end."""
+    """`data` was written at `position` of a file. If it reaches beyond the end of the file, the file grew."""
 
     path: str
     file: int
@@ -42,7 +46,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Everything written to the file before is on the disk for good."""
+    """A file was synced, so all earlier writes to it are durable."""
 
     path: str
     file: int
@@ -50,7 +54,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class FailedSync:
-    """A sync of the file failed. The kernel calls what was written before clean: no later sync writes it."""
+    """A sync of a file failed. The kernel treats the earlier writes as written, so no later sync writes them."""
 
     path: str
     file: int
@@ -58,14 +62,14 @@ class FailedSync:
 
 @dataclass(frozen=True, slots=True)
 class SyncFolder:
-    """Every name made or taken away in the folder before is so for good."""
+    """A folder was synced, so all earlier creations, removals and renames in it are durable."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A file got another name in its folder; what had that name is gone."""
+    """A file was renamed within its folder. If a file with the new name existed, it was replaced."""
 
     source: str
     target: str
@@ -73,14 +77,14 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A file's name is gone."""
+    """A file was removed."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveFolder:
-    """An empty folder's name is gone."""
+    """An empty folder was removed."""
 
     path: str
 

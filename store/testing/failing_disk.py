@@ -1,20 +1,21 @@
-"""A disk that fails at one effect: full, or broken. For tests of what is true after an error."""
+"""A disk on which one effect fails, as if the disk were full or broken. Tests check the state after the error."""
 
 import errno
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.testing.crash_image import SECTOR_BYTES
 
 
 class FailingDisk(Disk):
-    """A disk whose effects number `fail_at` and the next `times` - 1 fail with `error`; counting starts at 0.
+    """A disk on which `times` consecutive effects fail with the errno `error`, beginning with number `fail_at`.
 
-    A write that fails leaves its first half behind, as a disk does that fills up. `calls` is what does the rest:
-    the real system calls, or those of a CrashDisk (`CrashDisk(root).calls`) to record what happened around the error.
+    The first effect has number 0. If a write fails, its first half is written, as on a full disk. `calls` makes the
+    other effects. By default, these are the real system calls. To record the effects around the error, give those of a
+    CrashDisk (`CrashDisk(root).calls`).
     """
 
     def __init__(
@@ -25,17 +26,17 @@ class FailingDisk(Disk):
 
     @property
     def effect_count(self) -> int:
-        """Return how many effects were tried so far."""
+        """The number of effects that were tried so far."""
         return self._failing.count
 
     @property
     def has_failed(self) -> bool:
-        """Say whether the error was met."""
+        """Whether an effect has failed."""
         return self._failing.has_failed
 
 
 class FailingCalls(SystemCalls):
-    """System calls of which those whose number is in `numbers` raise OSError(error)."""
+    """System calls of which those with a number in `numbers` raise OSError(error). The first one has number 0."""
 
     def __init__(self, numbers: range, error: int, inner: SystemCalls) -> None:
         self.count, self.has_failed = 0, False

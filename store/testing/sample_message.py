@@ -1,7 +1,7 @@
-"""One message that a test wants in a store, and the record that it becomes.
+"""One message that a test puts into a store, and the record that a broker would write for it.
 
-Everything has a default, so that a test names only what it is about. What a broker decides when it appends
-(queue offset, physical offset) is not in here: `as_record` takes it.
+All fields except the topic have a default, so a test sets only the fields that matter to it. A broker assigns the queue
+offset, the physical offset and the store time when it appends the message, so these are arguments of `as_record`.
 """
 
 from collections.abc import Mapping
@@ -22,24 +22,26 @@ from rmq_spark.store.format.record import (
     body_crc,
     record_size,
 )
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 BORN_HOST = Host("10.1.2.3", 54321)
 STORE_HOST = Host("127.0.0.1", 10911)
-BORN_MS = 1_700_000_000_123  # what a message is born at unless it says otherwise, ms since the epoch
-V1_TOPIC_BYTES = 127  # longer topics need a record of version 2
+BORN_MS = 1_700_000_000_123  # default born time of messages, ms since the epoch
+V1_TOPIC_BYTES = 127  # a topic with more bytes needs a record of version 2
 
 
 @dataclass(frozen=True, slots=True)
 class SampleMessage:
-    """A message as a broker is asked to store it.
+    """A message to store, as a producer sends it to a broker.
 
-    `tags` and `keys` are added to `properties` where given; `properties` is a mapping, or the text as it is to
-    stand in the record (bytes, not checked: for odd ones). `body` is stored as it is; who sets compression bits in
-    `sys_flag` compresses it. The host bits of `sys_flag` follow from the hosts. `message_count` above 0 makes the
-    record an inner batch of that many messages (`body` from `batch_body.encode_items`), which belongs into a topic
-    with batch consume queues. `store_timestamp` None: one ms after the message before it. `version2` None: as a
-    broker chooses, by the topic's length.
+    - `properties` is a mapping, or the text of the record's properties as bytes. Bytes are not checked, so that a test
+      can write an invalid text. `tags` and `keys` are added to the properties.
+    - `body` is stored unchanged. If you set compression bits in `sys_flag`, compress the body yourself.
+    - `sys_flag` need not have the bits for IPv6 hosts. They are set according to the hosts.
+    - `message_count` above 0 makes the record an inner batch of so many messages, for a topic with batch consume
+      queues. `batch_body.encode_items` makes its body.
+    - `store_timestamp` is in ms since the epoch. None means 1 ms after the previous message.
+    - `version2` is whether the record has version 2. If it is None, the length of the topic decides, as in a broker.
     """
 
     topic: str
@@ -61,17 +63,17 @@ class SampleMessage:
 
     @property
     def queue(self) -> QueueKey:
-        """Return the queue that the message goes to."""
+        """The queue to which the message is sent."""
         return QueueKey(self.topic, self.queue_id)
 
     @property
     def has_unit(self) -> bool:
-        """Say whether a queue names the message: prepared and rolled back transactions have no unit."""
+        """Whether the message gets a consume-queue entry. Half messages and rolled back messages do not."""
         return self.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
 
     @property
     def properties_text(self) -> bytes:
-        """Return the properties as they stand in the record."""
+        """The text of the properties, as it is stored in the record."""
         given = {name: value for name, value in ((TAGS, self.tags), (KEYS, self.keys)) if value is not None}
         if isinstance(self.properties, bytes):
             return self.properties + encode(given)
@@ -79,12 +81,12 @@ class SampleMessage:
 
     @property
     def tags_code(self) -> int:
-        """Return the tags code of the message's unit (MessageExtBrokerInner#tagsString2tagsCode)."""
+        """The tags code in the message's consume-queue entry (MessageExtBrokerInner#tagsString2tagsCode)."""
         tags = parse(self.properties_text).get(TAGS)
         return string_hash(tags) if tags else 0
 
     def as_record(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> Record:
-        """Return the record that a broker writes: version, lengths, CRC and host bits are right."""
+        """Return the record that a broker would write. Its version, lengths, CRC and host bits are right."""
         topic = self.topic.encode()
         born, stored = encode_host(self.born_host), encode_host(self.store_host)
         sys_flag = self.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)

@@ -1,8 +1,8 @@
-"""A whole store at once: `build_store` for any messages, `build_uniform_store` for millions of equal shape.
+"""Builders of complete stores: `build_store` for any messages, `build_uniform_store` for millions of similar messages.
 
-Both write what a broker that was closed in order leaves behind: segments of one size with a BLANK at the end of
-each but the last, zeros behind the last record, units for every message that has one, topics.json, checkpoint,
-`lock`. A key index is not written. `abort` and a preallocated segment make it a store whose broker died.
+Both write a store like that of a broker after a clean shutdown. It has segments of one size, each except the last with
+a filler (BLANK) at its end; zeros after the last record; consume queues; topics.json; the checkpoint; and `lock`. It
+has no key index. If you set `abort` and `preallocated`, the store is like that of a broker that crashed.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,28 +12,35 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.format import filenames
-from rmq_spark.store.format.abort_file import encode_abort
-from rmq_spark.store.format.batch_unit import BATCH_UNIT, encode_batch_units
-from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
+from rmq_spark.store.format import file_names as filenames
+from rmq_spark.store.format.checkpoint import Checkpoint, encode_abort, encode_checkpoint
 from rmq_spark.store.format.config_json import QUEUE_TYPE, TopicConfig, TopicsFile, encode_topics_file
-from rmq_spark.store.format.queue_unit import QUEUE_UNIT, encode_blank_fill, encode_units
+from rmq_spark.store.format.consume_queue_entry import (
+    BATCH_UNIT,
+    QUEUE_UNIT,
+    encode_batch_entries,
+    encode_blank_fill,
+    encode_entries,
+)
 from rmq_spark.store.format.record import BLANK_BYTES, encode_blank, encode_record
+from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.sample_message import BORN_MS, SampleMessage
 from rmq_spark.store.testing.uniform_records import UniformRecords
-from rmq_spark.store.units import QueueBounds, QueueKey
 
 SEGMENT_BYTES = 1 << 30  # mappedFileSizeCommitLog
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.itemsize  # mappedFileSizeConsumeQueue
 BATCH_QUEUE_FILE_BYTES = 300_000 * BATCH_UNIT.itemsize  # mapperFileSizeBatchConsumeQueue
-FIRST_STORE_MS = BORN_MS + 877  # when the first message is stored unless it says otherwise
+FIRST_STORE_MS = BORN_MS + 877  # default store time of the first message
 INTERLEAVES = ("message", "batch")
-BATCH_RUN = 32  # messages of one queue in a row with interleave="batch"
+BATCH_RUN = 32  # consecutive messages of one queue if interleave="batch"
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltStore:
-    """What was built: bounds of every queue with a message, and the commit log's extent (physical offsets)."""
+    """A store that was built. `bounds` has the queue offsets of each queue that got messages.
+
+    `[log_begin, log_end)` are the physical offsets of its commit log.
+    """
 
     path: Path
     bounds: dict[QueueKey, QueueBounds]
@@ -43,7 +50,7 @@ class BuiltStore:
 
 @dataclass(slots=True)
 class _Queue:
-    """A queue being built: its next offset and the unit fields so far."""
+    """A queue that is being built: its first and its next queue offset, and the fields of its entries so far."""
 
     first: int
     next: int
@@ -65,12 +72,19 @@ def build_store(
     abort: bool = False,
     preallocated: bool = False,
 ) -> BuiltStore:
-    """Write a store of these messages, in their order, into the folder `path` (made if missing, else empty).
+    """Write a store with `messages`, in their order, into the folder `path`, which is created if it is missing.
 
-    Sizes are bytes. `log_begin` is the first physical offset, a multiple of `segment_bytes`; `first_offsets` the
-    offsets with which queues begin (fill before them, as after an expiry); `batch_topics` get batch consume
-    queues; `empty_topics` (name -> queues) are in topics.json only. Raises ValueError for a message that does not
-    fit into a segment or breaks a limit of the format, FileExistsError where a store already is.
+    Sizes are in bytes.
+
+    - `log_begin` is the first physical offset of the commit log. It must be a multiple of `segment_bytes`.
+    - `first_offsets` has the first queue offset of queues that do not begin at 0. Fill entries precede it in the
+      queue's first file, as if earlier messages had expired.
+    - `batch_topics` are the topics that get batch consume queues.
+    - `empty_topics` maps the names of further topics to their numbers of queues. They are only in topics.json.
+    - `preallocated` adds an empty segment after the last one.
+
+    Raises ValueError if a message does not fit into a segment or exceeds a limit of the format. Raises FileExistsError
+    if `path` already has a commit log.
     """
     assert log_begin % segment_bytes == 0, (log_begin, segment_bytes)
     root = Path(path)
@@ -94,9 +108,9 @@ def build_store(
     for key, queue in queues.items():
         columns = np.array(queue.rows, np.int64).reshape(-1, 6).T
         if key.topic in batch_topics:
-            _write_queue(root, key, encode_batch_units(*columns), 0, batch_queue_file_bytes, batch=True)
+            _write_queue(root, key, encode_batch_entries(*columns), 0, batch_queue_file_bytes, batch=True)
         elif queue.rows:
-            _write_queue(root, key, encode_units(*columns[:3]), queue.first, queue_file_bytes, batch=False)
+            _write_queue(root, key, encode_entries(*columns[:3]), queue.first, queue_file_bytes, batch=False)
     counts = dict(empty_topics or {})
     for key in queues:
         counts[key.topic] = max(counts.get(key.topic, 0), key.queue_id + 1)
@@ -119,12 +133,17 @@ def build_uniform_store(
     messages_per_ms: int = 100,
     abort: bool = False,
 ) -> BuiltStore:
-    """Write a store of `message_count` messages of one size (about 370 bytes each with 200 bytes of body).
+    """Write a store with `message_count` messages, all in one topic and with records of equal size.
 
-    Every body, key and UNIQ_KEY is different, tags are TagA to TagH, scattered; bodies are printable ASCII and do not
-    compress well. `interleave` "message" deals the messages out one by one, "batch" 32 in a row to a queue, as
-    producers that send batches do. Store times rise by 1 ms every `messages_per_ms` messages. About two million
-    messages a second on a fast disk. Raises FileExistsError where a store already is.
+    A record has about 370 bytes if its body has 200. Bodies, keys and UNIQ_KEYs are all different. Bodies are printable
+    ASCII that does not compress well. Each message has one of the tags TagA to TagH, in no regular order.
+
+    `interleave` is "message" or "batch". With "message", consecutive messages go to different queues. With "batch", 32
+    consecutive messages go to one queue, as from producers that send batches. The store time increases by 1 ms after
+    every `messages_per_ms` messages.
+
+    On a fast disk, this writes about two million messages per second. Raises FileExistsError if `path` already has a
+    commit log.
     """
     assert interleave in INTERLEAVES, interleave
     assert queue_count > 0, queue_count
@@ -150,7 +169,7 @@ def build_uniform_store(
         key = QueueKey(topic, queue_id)
         chosen = np.flatnonzero(queue_ids == queue_id)
         bounds[key] = QueueBounds(0, len(chosen))
-        units = encode_units(places[chosen], np.full(len(chosen), records.size), records.tags_codes(chosen))
+        units = encode_entries(places[chosen], np.full(len(chosen), records.size), records.tags_codes(chosen))
         _write_queue(root, key, units, 0, queue_file_bytes, batch=False)
     end = int(places[-1]) + records.size if message_count else 0
     last_ms = FIRST_STORE_MS + max(message_count - 1, 0) // messages_per_ms
@@ -159,7 +178,7 @@ def build_uniform_store(
 
 
 def _deal(numbers: NDArray[np.int64], queue_count: int, interleave: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return queue id and queue offset of each message number."""
+    """Return two arrays with the queue id and the queue offset of the message with each number."""
     if interleave == "message":
         return numbers % queue_count, numbers // queue_count
     runs = numbers // BATCH_RUN
@@ -167,7 +186,7 @@ def _deal(numbers: NDArray[np.int64], queue_count: int, interleave: str) -> tupl
 
 
 class _LogFile:
-    """The commit log being written: one segment in memory at a time."""
+    """The commit log that is being written. Only its current segment is in memory."""
 
     def __init__(self, root: Path, segment_bytes: int, begin: int) -> None:
         self._root, self._segment_bytes, self._begin = root, segment_bytes, begin
@@ -178,7 +197,11 @@ class _LogFile:
         return self._begin + len(self._data)
 
     def place(self, size: int) -> int:
-        """Return where a record of that many bytes will lie; rolls where it would leave no room for a BLANK."""
+        """Return the physical offset of the next record, which has `size` bytes.
+
+        If the current segment would have no room for a filler after the record, the segment is filled up and written,
+        and the record is the first one of the next segment. Raises ValueError if no segment has room for the record.
+        """
         if size + BLANK_BYTES > self._segment_bytes:
             raise ValueError(f"a record of {size} bytes does not fit into a segment of {self._segment_bytes}")
         remaining = self._segment_bytes - len(self._data)
@@ -208,7 +231,10 @@ def _write_padded(path: Path, data: bytes | bytearray | memoryview, size: int) -
 
 
 def _write_queue(root: Path, key: QueueKey, units: bytes, first: int, file_bytes: int, *, batch: bool) -> None:
-    """Write the files of a queue whose first unit has number `first`; fill up to there in its first file."""
+    """Write the files of a queue. Its first entry has the number `first`.
+
+    The first file begins with fill entries if a file does not begin with the number `first`.
+    """
     tree = filenames.BATCH_CONSUME_QUEUE if batch else filenames.CONSUME_QUEUE
     folder = root / filenames.queue_folder(key.topic, key.queue_id, tree)
     folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""Records that differ in what they say and agree in every length: encoded thousands at a time.
+"""Records that have different contents but equal lengths, encoded thousands at a time.
 
-One record is encoded in the obvious way and copied into every row of a matrix; then the parts that differ are
-overwritten, a column at a time.
+One record is encoded in the usual way, and copied into every row of a matrix. Then the parts that differ between
+records are overwritten, for all rows at once.
 """
 
 import zlib
@@ -15,15 +15,16 @@ from rmq_spark.store.testing.sample_message import SampleMessage
 
 TAGS = [f"Tag{letter}" for letter in "ABCDEFGH"]
 KEY_DIGITS = 12
-COUNTER_DIGITS = 16  # at the end of the UNIQ_KEY: what its last eight bytes count
-_UNIQUE_HEAD = "0A010203000F7C6B"  # 10.1.2.3, then a process id and a hash
+COUNTER_DIGITS = 16  # digits at the end of the UNIQ_KEY, which contain the message's number
+_UNIQUE_HEAD = "0A010203000F7C6B"  # begin of the UNIQ_KEY: the address 10.1.2.3, a process id and a hash
 _CHUNK_BYTES = 24 << 20
 
 
 class UniformRecords:
-    """Records of `topic` with bodies of `body_bytes` and the properties UNIQ_KEY, KEYS and TAGS.
+    """Encodes records of `topic` with bodies of `body_bytes` bytes and the properties UNIQ_KEY, KEYS and TAGS.
 
-    `size` is the bytes of each, `chunk` how many are best encoded at once. The same seed gives the same bytes.
+    `size` is the size of each record (bytes), and `chunk` is how many records should be encoded in one call. The same
+    seed and the same calls give the same bytes.
     """
 
     def __init__(self, topic: str, body_bytes: int, seed: int, first_ms: int, messages_per_ms: int) -> None:
@@ -49,7 +50,7 @@ class UniformRecords:
         self._hashes = np.array([string_hash(tag) for tag in TAGS], np.int64)
 
     def tags_codes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tags codes of the messages with these numbers."""
+        """Return the tags code of the message with each of these numbers."""
         codes: NDArray[np.int64] = self._hashes[_shuffled(numbers) % len(TAGS)]
         return codes
 
@@ -60,7 +61,10 @@ class UniformRecords:
         queue_offsets: NDArray[np.int64],
         physical_offsets: NDArray[np.int64],
     ) -> memoryview:
-        """Return the records of messages with these numbers, one after the other."""
+        """Return the encoded records of the messages with these numbers, one after the other.
+
+        The arguments are arrays of equal length, with one value for each message.
+        """
         count = len(numbers)
         rows = np.empty((count, self.size), np.uint8)
         rows[:] = self._template
@@ -81,20 +85,23 @@ class UniformRecords:
         return rows.data.cast("B")
 
     def _bodies(self, count: int) -> NDArray[np.uint8]:
-        """Return bodies of printable ASCII: 64 characters from the space on."""
+        """Return random bodies, one in each row, of the 64 ASCII characters from 0x20 (space) to 0x5F."""
         size = count * self._body_bytes
         noise = np.frombuffer(self._random.bytes(size), np.uint8)
         return ((noise & np.uint8(0x3F)) + np.uint8(0x20)).reshape(count, self._body_bytes)
 
 
 def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Scatter numbers, so that every queue meets every tag however messages are dealt out (Knuth's constant)."""
+    """Return scattered numbers, with which tags are chosen. The factor is Knuth's constant.
+
+    Because the numbers have no regular order, every queue gets messages with every tag.
+    """
     scattered: NDArray[np.int64] = numbers * 2654435761 >> 16 & 0xFFFF
     return scattered
 
 
 def _digits(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """Return the numbers as decimal digits, zeros in front: (count, width) ASCII."""
+    """Return the decimal digits of each number as ASCII, with leading zeros: one row of `width` digits for each."""
     text = np.empty((len(numbers), width), np.uint8)
     rest = numbers.copy()
     for column in range(width - 1, -1, -1):
@@ -104,7 +111,7 @@ def _digits(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
 
 
 def _crcs(bodies: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Return each body's CRC as a head keeps it."""
+    """Return the CRC of each body, as it is stored in the header of a record."""
     count, size = bodies.shape
     if not size:
         return np.zeros(count, np.uint32)

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-# Where the wheel is tested the extra `cli` is not there; `make test` has it.
+# The test of the wheel runs without the extra `cli`; `make test` has it.
 collect_ignore_glob = [] if find_spec("click") else ["test_*.py"]
 WITHIN_S = 60
 # A process of its own. On a terminal that one is what Ctrl-C is typed at.
@@ -41,7 +41,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call of the command came to."""
+    """Result of a call of the command."""
 
     status: int
     out: str
@@ -49,7 +49,7 @@ class Ran:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What --json printed."""
+        """The output of --json."""
         return json.loads(self.out)
 
 
@@ -62,7 +62,7 @@ class _Keyboard(io.TextIOWrapper):
 
 @pytest.fixture
 def rmq(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """A function that runs the command in this process: its words, and what standard input has, or a terminal."""
+    """A function that runs the command in this process, with words, and standard input or a terminal."""
     from rmq_spark.command.all_commands import run
 
     def call(*words: object, stdin: str | bytes = "", typed: str | None = None) -> Ran:
@@ -102,7 +102,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What it has shown, without colours; of a line that was written over, the last."""
+        """Text on the terminal, without colours; of a line that was overwritten, the last version."""
         return re.sub(r"[^\n]*\r", "", _ANSI.sub("", self.raw).replace("\r\n", "\n"))
 
     def type(self, keys: str) -> None:
@@ -162,7 +162,7 @@ def process() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
 
     def start(*words: object) -> "subprocess.Popen[bytes]":
         pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-        # Whoever starts us may have set Ctrl-C to be ignored.
+        # The parent process may have set Ctrl-C to be ignored.
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + MAIN
         command = [sys.executable, "-P", "-c", code, "pipe", *map(str, words)]
         started.append(subprocess.Popen(command, **pipes))
@@ -198,7 +198,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def hold() -> Callable[[Path], Any]:
-    """A context in which another process holds the store's lock, as a broker does for its life."""
+    """A context in which another process holds the store's lock, like a running broker."""
 
     @contextmanager
     def held(path: Path) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""`rmq cat --format` and `--output`: what a file has, and when it is there."""
+"""`rmq cat --format` and `--output`: contents of the file, and when it appears."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ def test_parquet_and_arrow_have_the_columns_of_the_source(rmq: Rmq, demo: Path, 
     for form, read in (("parquet", pq.read_table), ("arrow", lambda path: pa.ipc.open_stream(path).read_all())):
         path = tmp_path / f"orders.{form}"
         ran = rmq("cat", demo, "orders", "--columns", "*", "--format", form, "--output", path)
-        assert (ran.status, ran.err) == (0, f"1,170 messages are in {path}.\n")
+        assert (ran.status, ran.err) == (0, f"1,170 messages written to {path}.\n")
         table = read(path)
         assert table.num_rows == 1170
         assert dict(zip(table.schema.names, table.schema.types, strict=True)) == rmq_spark.COLUMNS
@@ -55,7 +55,7 @@ def test_a_file_stays_as_it_was_until_the_new_one_is_whole(
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the bar was told, that it ended, and when lines were written."""
+    """Events in their order: calls of the progress bar, its end, and lines written."""
     told: list[Any] = []
 
     @contextmanager
@@ -100,7 +100,11 @@ def test_the_bar_is_gone_when_there_is_something_to_read(rmq: Rmq, demo: Path, e
 
 
 def test_a_folder_that_is_not_there_or_a_device_is_refused(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
-    for path, text in ((tmp_path / "a" / "b", "there is no folder"), ("/dev/null", "is no file"), (tmp_path, "is no")):
+    for path, text in (
+        (tmp_path / "a" / "b", "does not exist"),
+        ("/dev/null", "not a regular"),
+        (tmp_path, "not a regular"),
+    ):
         ran = rmq("cat", demo, "orders", "-o", path)
         assert ran.status == 2
         assert text in ran.err
@@ -126,5 +130,5 @@ def test_what_is_read_is_not_written_over(rmq: Rmq, store: Path, target: str) ->
     before = {one: one.read_bytes() for one in store.rglob("*") if one.is_file()}
     ran = rmq("cat", store, "orders", "-o", store / target)
     assert ran.status == 1
-    assert "lies among the files of the store" in ran.err
+    assert "is inside the store" in ran.err
     assert {one: one.read_bytes() for one in store.rglob("*") if one.is_file()} == before

@@ -1,4 +1,4 @@
-"""`rmq check` and `rmq repair`: what is said, what is asked, what is done."""
+"""`rmq check` and `rmq repair`: output, questions and results."""
 
 import shutil
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Rmq = Callable[..., Any]
 
 @pytest.fixture
 def without_index(store: Path) -> Path:
-    """A store whose first queue file is damaged: it can be made anew."""
+    """A store whose first consume-queue file is damaged; a repair can rebuild it."""
     path = store / "consumequeue" / "orders" / "0" / "00000000000000000000"
     path.write_bytes(b"\x7f" * 40 + path.read_bytes()[40:])
     return store
@@ -38,7 +38,7 @@ def test_a_healthy_store_is_answered_with_0(rmq: Rmq, demo: Path) -> None:
     assert "healthy" in ran.out
     assert rmq("check", demo, "--json").rows == []
     ran = rmq("repair", demo)
-    assert (ran.status, ran.err) == (0, "There is nothing to do: the store is healthy.\n")
+    assert (ran.status, ran.err) == (0, "Nothing to repair: the store is healthy.\n")
     assert rmq("repair", demo, "--yes", "--json").rows == []
 
 
@@ -47,7 +47,7 @@ def test_a_damaged_store_is_answered_with_3_and_the_evidence(rmq: Rmq, without_i
     assert ran.status == 3
     assert "not healthy" in ran.out
     assert "\nrepairable  consumequeue/orders/0/00000000000000000000, position 0\n    " in ran.out
-    assert "`rmq repair` makes the queue anew" in ran.out
+    assert "`rmq repair` rebuilds the queue" in ran.out
     ran = rmq("check", without_index, "--json")
     assert ran.status == 3
     assert {"severity", "area", "what", "path", "position", "topic", "queueId", "nextStep"} <= ran.rows[0].keys()
@@ -59,7 +59,7 @@ def test_repair_does_nothing_unasked(rmq: Rmq, without_index: Path, answer: str)
     before = contents(without_index)
     ran = rmq("repair", without_index, typed=answer)
     assert ran.status == 3
-    assert f"Do this to {without_index}? [y/N]" in ran.err
+    assert f"Apply this plan to {without_index}? [y/N]" in ran.err
     assert "Nothing was changed." in ran.err
     assert "rebuild" in ran.out
     assert contents(without_index) == before
@@ -71,7 +71,7 @@ def test_repair_does_nothing_where_there_is_no_terminal(rmq: Rmq, without_index:
     ran = rmq("repair", without_index, stdin=answer)
     assert ran.status == 3
     assert "[y/N]" not in ran.err
-    assert "There is no terminal at which to ask: --yes does it unasked.\nNothing was changed." in ran.err
+    assert "so confirmation is impossible. Add --yes to repair without it.\nNothing was changed." in ran.err
     assert contents(without_index) == before
 
 
@@ -80,7 +80,7 @@ def test_repair_makes_a_store_whole(rmq: Rmq, without_index: Path, words: tuple[
     messages = rmq("cat", without_index, "payments", "--json").rows
     ran = rmq("repair", without_index, *words, typed="y\n")
     assert ran.status == 0, ran.err
-    assert ("Do this" in ran.err) is (words == ())
+    assert ("Apply this plan" in ran.err) is (words == ())
     if "--json" in words:
         assert {row["action"] for row in ran.rows} & {"rebuild", "recover"}
     else:
@@ -96,7 +96,7 @@ def test_a_dry_run_changes_nothing(rmq: Rmq, without_index: Path) -> None:
     assert ran.status == 3
     assert all(list(row) == ["action", "what", "path", "messagesLost", "isDoneByRepair"] for row in ran.rows)
     assert rmq("repair", without_index, "--dry-run").status == 3
-    assert rmq("repair", without_index, "--json").status == 2, "with --json nobody is asked"
+    assert rmq("repair", without_index, "--json").status == 2, "--json cannot ask"
     assert contents(without_index) == before
 
 
@@ -109,10 +109,10 @@ def test_messages_are_given_up_only_if_that_is_said(rmq: Rmq, torn: Path) -> Non
     assert "messages would be lost" in ran.err
     assert contents(torn) == before
     ran = rmq("repair", torn, "--cut-log", "--accept-loss", typed="n\n")
-    assert "are lost for good" in ran.err
+    assert "messages will be lost." in ran.err
     assert contents(torn) == before
     ran = rmq("repair", torn, "--cut-log", "--accept-loss", typed="yes\n")
-    assert ran.status == 0, "groups that stood behind the end are set back to it"
+    assert ran.status == 0, "offsets beyond the end are clamped to it"
     assert rmq("check", torn, "--json").rows == []
     assert 0 < len(rmq("cat", torn, "orders", "--json").rows) < 1170
 
@@ -122,7 +122,7 @@ def test_messages_without_units_are_given_up_only_if_that_is_said(rmq: Rmq, torn
     before = contents(torn)
     ran = rmq("repair", torn, "--yes", "--cut-log")
     assert ran.status == 3
-    assert "messages would be lost, so nothing was done" in ran.err
+    assert "messages would be lost, so nothing was changed" in ran.err
     assert not ran.err.startswith("0 ")
     assert contents(torn) == before
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_repaired_is_not_called_healthy(rmq: Rmq, torn: Path) -> 
     assert "read around the place: `rmq cat --offset`; in Spark" in ran.out
     assert "healthy." not in ran.err
     assert "--cut-log --accept-loss" in ran.err
-    assert "--offset N` reads on behind the damage" in ran.err
+    assert "--offset N` reads the messages after the damage" in ran.err
     assert "--cut-log --accept-loss" not in rmq("repair", torn, "--cut-log", "--dry-run").err
 
 

@@ -1,4 +1,4 @@
-"""docs/COMMAND.md says what the command is: every option, every example with its output."""
+"""docs/COMMAND.md agrees with the command: every option, every example with its output."""
 
 import re
 import shlex

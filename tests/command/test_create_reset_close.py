@@ -23,7 +23,7 @@ def test_a_store_and_topics_are_made_and_stay_as_they_are(rmq: Rmq, tmp_path: Pa
         {"topic": "orders", "queues": 8, "isNew": False},
         {"topic": "more", "queues": 2, "isNew": True},
     ]
-    assert "was there" in rmq("create", path).err
+    assert "exists already" in rmq("create", path).err
 
 
 def test_a_folder_with_something_else_in_it_is_refused(rmq: Rmq, tmp_path: Path) -> None:
@@ -95,6 +95,6 @@ def test_close_leaves_a_store_in_order(rmq: Rmq, store: Path) -> None:
     (store / "abort").touch()
     assert rmq("close", store, "--json").rows == [{"path": str(store), "state": "closed"}]
     assert not (store / "abort").exists()
-    assert "closed in order" in rmq("close", store).err
+    assert "cleanly shut down" in rmq("close", store).err
     assert rmq("close", store / "none").status == 1
     assert not (store / "none").exists()

@@ -63,11 +63,11 @@ def test_those_from_one_topic_are_sent_again(rmq: Rmq, failed: Path) -> None:
 def test_what_is_chosen_is_sent_again_once(rmq: Rmq, failed: Path) -> None:
     (row,) = rmq("dlq", "republish", failed, "billing", "--tags", "a", "--json").rows
     assert row == {"group": "billing", "sent": 3, "passedOver": 3, "nextOffset": 6}
-    assert "0 sent, 0 passed over" in rmq("dlq", "republish", failed, "billing").err
+    assert "0 sent, 0 skipped" in rmq("dlq", "republish", failed, "billing").err
     ran = rmq("dlq", "republish", failed, "billing", "--key", "k3", "--progress", "k3", "--to-topic", "orders")
-    assert "1 sent, 5 passed over" in ran.err
+    assert "1 sent, 5 skipped" in ran.err
     ran = rmq("dlq", "republish", failed, "billing", "--from", "now+1h", "--progress", "later")
-    assert "0 sent, 6 passed over" in ran.err
+    assert "0 sent, 6 skipped" in ran.err
     ran = rmq("dlq", "republish", failed, "billing", "--to", "now+1h", "--key", "all", "--progress", "all")
     assert "6 sent" in ran.err
     bodies = [row["body"] for row in rmq("cat", failed, "orders", "--offset", 6, "--json").rows]

@@ -35,7 +35,7 @@ def test_a_position_within_a_record_is_not_just_called_damage(rmq: Rmq, demo: Pa
 def test_an_empty_file_is_called_empty(rmq: Rmq, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "abort").touch()
     assert rmq("dump", tmp_path / "abort").err == "The file is empty.\n"
-    assert "from there on" in rmq("dump", demo / "checkpoint", "--position", 1 << 20).err
+    assert "No entries at or after position 1048576" in rmq("dump", demo / "checkpoint", "--position", 1 << 20).err
 
 
 def test_a_kind_that_is_none_is_answered_with_those_that_are(rmq: Rmq, demo: Path) -> None:

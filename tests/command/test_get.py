@@ -40,7 +40,7 @@ def test_nothing_found_is_a_no(rmq: Rmq, demo: Path) -> None:
 def test_a_word_that_may_be_a_key_is_answered_with_the_options(rmq: Rmq, demo: Path) -> None:
     ran = rmq("get", demo, "O-1010")
     assert (ran.status, ran.out) == (2, "")
-    assert "A key is given as --key O-1010, an id as --id O-1010." in ran.err
+    assert "Give --key O-1010 or --id O-1010." in ran.err
     assert rmq("get", demo, "--no-such", "x").status == 2
 
 

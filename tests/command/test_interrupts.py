@@ -1,4 +1,4 @@
-"""Ctrl-C, wherever it comes: what was begun is whole or was not done, and the next call goes on."""
+"""Ctrl-C at any moment: the work is complete or was not done, and the next call continues."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ COUNT = 70_000  # more than one commit of an import
 
 
 def interrupted_at(call: int) -> Callable[..., Any]:
-    """Return a progress bar at which Ctrl-C comes with that call."""
+    """Return a progress bar that raises KeyboardInterrupt at that call."""
 
     @contextmanager
     def progress(what: str, unit: str = "bytes") -> Iterator[Callable[[int, int], None]]:
@@ -53,10 +53,10 @@ def test_an_import_goes_on_where_ctrl_c_came(
 ) -> None:
     store = tmp_path / "store"
     with monkeypatch.context() as patch:
-        patch.setattr("rmq_spark.command.moving.progress", interrupted_at(call))
+        patch.setattr("rmq_spark.command.export_import.progress", interrupted_at(call))
         ran = rmq("import", store, many / "m.parquet")
     assert ran.status == 130
-    assert f"{count} of 70,000 messages are in the store, or more. Call it again" in ran.err
+    assert f"At least {count} of 70,000 messages are in the store. Repeat the command" in ran.err
     assert rmq("import", store, many / "m.parquet").status == 0
     bodies = [row["body"] for row in rmq("cat", store, "orders", "--columns", "body", "--json").rows]
     assert sorted(bodies) == sorted(f"body {number}" for number in range(COUNT))
@@ -66,7 +66,7 @@ def test_an_import_goes_on_where_ctrl_c_came(
 def test_an_export_leaves_nothing_when_ctrl_c_comes(
     rmq: Rmq, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq_spark.command.moving.progress", interrupted_at(1))
+    monkeypatch.setattr("rmq_spark.command.export_import.progress", interrupted_at(1))
     file = tmp_path / "m.parquet"
     assert rmq("export", many / "store", file).status == 130
     assert list(tmp_path.iterdir()) == []
@@ -80,13 +80,14 @@ def test_an_export_leaves_nothing_when_ctrl_c_comes(
 def test_a_check_is_stopped_and_nothing_was_changed(
     rmq: Rmq, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("rmq_spark.command.health.progress", interrupted_at(1))
+    monkeypatch.setattr("rmq_spark.command.check_repair.progress", interrupted_at(1))
     ran = rmq(name, store)
     assert ran.status == 130
     assert ("stopped" in ran.err) is (name == "repair")
     assert not (store / "rmq").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["rmq/settings.json", "rmq/staging/*", "rmq/intents/*", "commitlog/*"])
 def test_a_signal_in_the_middle_of_an_import_harms_nothing(
     rmq: Rmq, process: Process, many: Path, tmp_path: Path, mark: str
@@ -96,7 +97,7 @@ def test_a_signal_in_the_middle_of_an_import_harms_nothing(
     wait(lambda: any(store.glob(mark)) or started.poll() is not None)
     started.send_signal(signal.SIGINT)
     _, said = started.communicate(timeout=60)
-    assert started.returncode in (0, 130, -signal.SIGINT), said  # the last one: behind the command's end
+    assert started.returncode in (0, 130, -signal.SIGINT), said  # -SIGINT: after the end of the command
     assert b"Traceback" not in said
     assert rmq("import", store, many / "m.parquet").status == 0
     assert messages(rmq, store) == COUNT
@@ -107,7 +108,7 @@ def test_lines_that_were_sent_stay_sent_and_are_counted(rmq: Rmq, process: Proce
     started = process("send", store, "orders", "--lines")
     assert started.stdin is not None
     lines = b"".join(b"line %d\n" % number for number in range(500))
-    for count in (1670, 2170):  # the first 500 have been answered when the others are there
+    for count in (1670, 2170):  # the first 500 have been acknowledged when the others arrive
         started.stdin.write(lines)
         started.stdin.flush()
         wait(lambda count=count: messages(rmq, store) >= count)

@@ -1,4 +1,4 @@
-"""Every command on a real terminal, as somebody types it; and keys that are pressed meanwhile."""
+"""Every command on a real terminal, with keys that are pressed while it runs."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from rmq_spark.command.all_commands import COMMANDS
 
 Start = Callable[..., Any]
 
-# Words, what is typed then, exit status, and a line that is to be seen (a pattern).
+# Words, input typed afterwards, exit status, and the pattern of a line that must appear.
 SESSIONS: dict[str, tuple[tuple[str, ...], str, int, str]] = {
     "topics": (("{store}",), "", 0, r"^orders +4 +1170 +429 KiB +2026"),
     "queues": (("{store}", "orders"), "", 0, r"^orders +3 +0 +296 +296 "),
@@ -25,16 +25,17 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, int, str]] = {
     "create": (("{tmp}/new", "orders"), "", 0, r"^orders +4 +yes"),
     "reset": (("{store}", "billing", "earliest"), "", 0, r"^payments +0 +152 +0"),
     "dlq": (("list", "{store}"), "", 0, r"^audit +2 "),
-    "export": (("{store}", "{tmp}/m.parquet", "--topic", "orders"), "", 0, r"^1,170 messages of orders are in"),
-    "import": (("{store}", "{tmp}/two.parquet"), "", 0, r"^2 messages appended, 0 were there"),
+    "export": (("{store}", "{tmp}/m.parquet", "--topic", "orders"), "", 0, r"^1,170 messages of orders written to"),
+    "import": (("{store}", "{tmp}/two.parquet"), "", 0, r"^2 messages appended, 0 skipped"),
     "check": (("{store}",), "", 0, r"store: healthy"),
-    "repair": (("{damaged}",), "y\n", 0, r"Do this to .*\? \[y/N\] y"),
-    "close": (("{store}",), "", 0, r"closed in order\.$"),
+    "repair": (("{damaged}",), "y\n", 0, r"Apply this plan to .*\? \[y/N\] y"),
+    "close": (("{store}",), "", 0, r"cleanly shut down\.$"),
     "serve": (("{store}",), "", 0, r"stopped by SIGINT; delivered \d+"),
     "demo": ((), "", 0, r"^  rmq topics "),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_on_a_terminal(
     terminal: Start,
@@ -75,13 +76,16 @@ def test_the_help_fits_a_terminal_of_24_lines(terminal: Start) -> None:
     assert max(map(len, started.text.split("\n"))) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 50])
 def test_a_narrow_terminal_shows_whole_numbers_and_cuts_no_line(terminal: Start, demo: Path, columns: int) -> None:
     for words in (("topics", demo), ("queues", demo, "orders"), ("lag", demo), ("groups", demo)):
         started = terminal(*words, columns=columns)
         assert started.end() == 0
         lines = started.text.split("\n")
-        assert max(len(line.rstrip()) for line in lines if not line.startswith("Left out")) <= columns, started.text
+        assert max(len(line.rstrip()) for line in lines if not line.startswith("Columns that do not fit")) <= columns, (
+            started.text
+        )
         assert "…" not in started.text
         if words[0] == "queues":
             assert re.search(r"^orders +3 +0 +296 +296", started.text, re.MULTILINE), started.text

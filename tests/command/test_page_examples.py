@@ -1,4 +1,4 @@
-"""What pages besides docs/COMMAND.md show of the command is so: it is accepted, and prints what stands there."""
+"""Examples of the command on pages other than docs/COMMAND.md: accepted, with the output that the page shows."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from rmq_spark.command.all_commands import COMMANDS, make_group
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("GUIDE", "ROCKETMQ", "OPERATIONS", "ERRORS"))]
-# What a word in capitals stands for, where a command is only shown.
+# Values for words in capitals, in commands that are only shown.
 MEANT = {
     "PATH": "store",
     "TOPIC": "orders",
@@ -30,7 +30,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
 def examples(page: Path) -> Iterator[tuple[str, str]]:
-    """Return the commands in a page's `console` blocks, and what each prints."""
+    """Return the commands in a page's `console` blocks, with their output."""
     for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 
@@ -50,7 +50,7 @@ def test_the_examples_of_a_page_print_what_it_says(
 
 
 def named(page: Path) -> set[str]:
-    """Return the commands that a page names with the words behind them."""
+    """Return the commands that a page names, with their words."""
     text = page.read_text()
     shown = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     return {

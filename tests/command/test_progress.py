@@ -1,4 +1,4 @@
-"""What shows that a command is at work."""
+"""Progress bar and spinner of a command at work."""
 
 import io
 import sys
@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rmq_spark.command import progress as progress_module
-from rmq_spark.command.progress import progress, waiting
+from rmq_spark.command import output as progress_module
+from rmq_spark.command.output import progress, waiting
 
 
 class _Screen(io.StringIO):
@@ -16,7 +16,7 @@ class _Screen(io.StringIO):
 
 
 class _Timer:
-    """A timer that goes off when it is told to."""
+    """A timer that the test fires."""
 
     made: "list[_Timer]"
 

@@ -1,4 +1,4 @@
-"""`rmq send`: where messages go, and what is refused."""
+"""`rmq send`: queues of messages, and refused input."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def test_a_message_has_what_was_said_of_it(rmq: Rmq, store: Path) -> None:
     assert (row["body"], row["tags"], row["keys"], row["queueId"]) == ("hello", "paid", "a b", 2)
     assert row["properties"]["colour"] == "red=x"
     assert (row["commitLogOffset"], row["queueOffset"]) == (sent["commitLogOffset"], 293)
-    assert not (store / "abort").exists(), "it is on disk for good"
+    assert not (store / "abort").exists(), "a clean shutdown removes the abort file"
 
 
 def test_standard_input_is_a_body_or_a_message_a_line(rmq: Rmq, store: Path) -> None:
@@ -34,6 +34,7 @@ def test_standard_input_is_a_body_or_a_message_a_line(rmq: Rmq, store: Path) -> 
     assert bodies == [b"two\nlines \xff", b"one", b"two", b"", b"four"]
 
 
+@pytest.mark.slow
 def test_many_lines_are_sent_each_once_with_their_ids(rmq: Rmq, store: Path) -> None:
     lines = "".join(f"line {number:09}\n" for number in range(80_000))  # more than is read at once
     rows = rmq("send", store, "payments", "--lines", "--json", stdin=lines).rows
@@ -44,7 +45,7 @@ def test_many_lines_are_sent_each_once_with_their_ids(rmq: Rmq, store: Path) -> 
 def test_no_line_is_no_message(rmq: Rmq, store: Path) -> None:
     ran = rmq("send", store, "orders", "--lines")
     assert (ran.status, ran.out) == (0, "")
-    assert "nothing was sent" in ran.err
+    assert "Nothing was sent" in ran.err
     assert rmq("send", store, "orders", "--lines", "--json").rows == []
 
 
@@ -93,7 +94,7 @@ def test_a_store_that_somebody_holds_is_an_error_that_names_him(
         assert ran.status == 1
         assert "Traceback" not in ran.err
         assert "broker" in ran.err
-        assert rmq("topics", store).status == 0, "who looks waits for nobody"
+        assert rmq("topics", store).status == 0, "read-only commands do not wait for the lock"
         assert rmq("check", store).status in (0, 3)
     assert json.loads(rmq("send", store, "orders", "x", "--json").out)[0]["queueOffset"] > 0
 
@@ -104,4 +105,4 @@ def test_a_body_may_be_any_bytes_and_a_key_only_text(rmq: Rmq, store: Path) -> N
     (row,) = rmq("get", store, "--id", sent["msgId"], "--json").rows
     assert (row["body"], row["bodyBase64"]) == (None, "//4=")
     ran = rmq("send", store, "orders", "x", "--key", word)
-    assert (ran.status, ran.err) == (2, "rmq send: b'\\xff\\xfe' is no UTF-8 text.\n")
+    assert (ran.status, ran.err) == (2, "rmq send: b'\\xff\\xfe' is not valid UTF-8.\n")

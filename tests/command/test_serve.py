@@ -1,4 +1,4 @@
-"""The command `rmq`: what it says without its extra, to wrong words, and to signals."""
+"""The command `rmq`: without its extra, with wrong words, and with signals."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 180
 LEVELS = "1s 2s 1h"
 
-# Makes an extra package look as if it were not installed.
+# Hides packages of an extra, as if they were not installed.
 _WITHOUT = """
 import sys, importlib.util as util
 find = util.find_spec
@@ -31,7 +31,7 @@ main()
 
 
 def rmq(*words: str, missing: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, as if some packages were not there."""
+    """Run the command to its end, as if some packages were not installed."""
     code = _WITHOUT.format(missing=missing, words=words)
     return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=WITHIN_S)
 
@@ -56,7 +56,7 @@ def test_setup_cfg_has_the_command_and_its_extra() -> None:
 
 
 class TestWithItsExtra:
-    """What needs click and rich."""
+    """Tests that need click and rich."""
 
     @pytest.fixture(autouse=True)
     def _needs_the_extra(self) -> None:
@@ -100,7 +100,7 @@ class Server:
 
 
 class Delayed:
-    """A store of delayed messages, and what of them was delivered."""
+    """A store of delayed messages, with a method for the delivered ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,6 +145,7 @@ def delayed(tmp_path: Path) -> Iterator[Delayed]:
         server.process.stderr.close()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_delivers_what_is_due_and_stops_at_a_signal(delayed: Delayed, number: signal.Signals) -> None:
     delayed.send(3, "in an hour")
@@ -156,7 +157,7 @@ def test_serve_delivers_what_is_due_and_stops_at_a_signal(delayed: Delayed, numb
     status, log = server.end(number)
     assert status == 0
     assert f"stopped by {number.name}; delivered 3 messages" in log
-    assert "within" in log
+    assert "ms late" in log
     assert "Traceback" not in log
 
 

@@ -1,4 +1,4 @@
-"""Tables: as wide as they are in a pipe, as the terminal is where somebody looks."""
+"""Tables: full width in a pipe, the width of the terminal otherwise."""
 
 import io
 import re
@@ -50,7 +50,7 @@ def test_what_can_be_spared_is_left_out_and_said(
     lines = on_screen(monkeypatch, 60, ("what", "bytes"))
     assert len(lines) == 4
     assert lines[0].split() == ["topic", "queueId", "bytes"]
-    assert capsys.readouterr().err == "Left out, for want of room: what. --json has all.\n"
+    assert capsys.readouterr().err == "Columns that do not fit: what. --json prints all.\n"
 
 
 def test_long_texts_are_folded_and_numbers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def _load_kit() -> None:
-    """Make the kit importable: test folders are no packages, and sys.path stays as it is."""
+    """Make the kit importable: test folders are not packages, and sys.path does not change."""
     place = HERE / "compat_kit"
     spec = importlib.util.spec_from_file_location(
         "compat_kit", place / "__init__.py", submodule_search_locations=[str(place)]
@@ -32,7 +33,7 @@ def _load_kit() -> None:
 _load_kit()
 
 from compat_kit.build import VERSIONS, UnavailableError, class_path, java_program  # noqa: E402
-from compat_kit.coverage_table import table_lines  # noqa: E402
+from compat_kit.coverage_table import add_counts, encode_counts, table_lines  # noqa: E402
 from compat_kit.network import Network  # noqa: E402
 from compat_kit.rocketmq import Java, Verifier  # noqa: E402
 
@@ -49,6 +50,18 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"RMQ_COMPAT=required, and it was skipped: {report.longrepr}"
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send what a worker process counted to the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["compared"] = encode_counts()
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a worker process counted."""
+    add_counts(getattr(node, "workeroutput", {}).get("compared", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -112,7 +125,7 @@ def verifier(java: Java, verifiers: Callable[[str], Verifier]) -> Verifier:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Callable[[Path], Path]:
-    """A function that copies a store, holes and modification times too, for those who change what they open."""
+    """A function that copies a store, with holes and modification times, for tests that change it."""
     made = 0
 
     def copy(store: Path) -> Path:

@@ -1,6 +1,6 @@
-"""A whole broker on a store that we wrote: it serves, finds, filters, appends and deletes; then we go on.
+"""A whole broker on a store that we wrote: it serves, finds, filters, appends and deletes; then we append again.
 
-The tests of one version share one broker and run in the order in which they stand here.
+The tests of one version share one broker and run in the order of this file.
 """
 
 import os
@@ -15,7 +15,7 @@ from compat_kit.rocketmq import Broker, Client, Java, Line, Request, Verifier
 from compat_kit.rows import Rows, count, differences, our_bounds, our_rows, their_rows
 
 import rmq_spark
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 pytestmark = pytest.mark.compat
 
@@ -27,7 +27,7 @@ HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 
 @dataclass
 class Served:
-    """A store of ours, and the broker and client at work on it. `written` is what we wrote."""
+    """A store of ours, with a broker and a client that use it. `written` are our messages."""
 
     store: Path
     broker: Broker
@@ -35,11 +35,11 @@ class Served:
     written: Rows
 
     def pull(self, topic: str, **fields: object) -> list[Line]:
-        """Return what a pull consumer gets of a topic."""
+        """Return the messages that a pull consumer gets from a topic."""
         return self.client("pull", topic=topic, group="compat_pull", **fields)
 
     def pull_all(self) -> Rows:
-        """Return what pull consumers get of all topics of ours."""
+        """Return the messages that pull consumers get from all our topics."""
         return their_rows(line for topic in our_stores.TOPICS for line in self.pull(topic))
 
 
@@ -177,7 +177,7 @@ def test_we_go_on_when_it_has_stopped(served: Served, verifier: Verifier) -> Non
 
 
 def wait_until(holds: object, timeout_s: float = 10) -> None:
-    """Wait for what a broker does a moment later. Raises AssertionError if it does not come."""
+    """Wait for a delayed effect of a broker. Raises AssertionError if it does not occur."""
     assert callable(holds)
     end = time.monotonic() + timeout_s
     while not holds():

@@ -1,7 +1,7 @@
-"""The same damaged store is given to RocketMQ's store classes and to a writer of ours: where does each go on?
+"""The same damaged store under RocketMQ's store classes and under our writer: where does each append next?
 
-Ours ends at the same place, or keeps more, or refuses and says what is wrong. Every difference stands in DIFFERENCES,
-and in docs/DECISIONS.md with its reason.
+Our writer ends at the same offset, or keeps more, or refuses and reports the damage. DIFFERENCES lists every
+difference, and docs/DECISIONS.md the reason for it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from compat_kit.their_lives import copy_of
 import rmq_spark
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import FileSizes
 
 pytestmark = pytest.mark.compat
 
@@ -26,7 +26,7 @@ CONF = our_stores.index_conf(SIZES)
 TOPIC = "orders"
 REFUSED, KEPT = "we refuse", "we end later, we have more"
 OVERWRITTEN, NOT_BELIEVED = "we end earlier", "we end earlier, we have less"
-# By damage: what is different, and in which states; "4.9" and "5.3" where the versions are not alike. Nothing else is.
+# Damage -> state of the store -> difference; "4.9" and "5.3" where the versions differ. All other cases are alike.
 DIFFERENCES: dict[str, dict[str, str]] = {
     "last_record_cut": {"closed": REFUSED, "4.9 crashed": REFUSED},
     "last_record_gone": {"4.9 closed": REFUSED},
@@ -57,7 +57,7 @@ Places = set[tuple[int, int, int]]  # queue id, queue offset and physical offset
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where a log goes on, and the messages that are there; or why the store was refused."""
+    """The physical offset of the next record, and the messages of the store; or why the store was refused."""
 
     end: int
     places: Places
@@ -65,13 +65,13 @@ class Outcome:
 
 
 def ours(store: Path) -> Outcome:
-    """Return what a writer of ours makes of the store: it appends one message."""
+    """Append one message with our writer, and return the outcome."""
     before = files_of(store)
     try:
         with our_stores.open_small(store, sizes=SIZES) as writer:
             added = writer.send(TOPIC, b"one more", queue_id=0).commit_log_offset
     except RmqError as error:
-        assert files_of(store) == before, "who refuses changes nothing"
+        assert files_of(store) == before, "a refusal changes nothing"
         return Outcome(-1, set(), f"{type(error).__name__}: {error}")
     places = set()
     try:
@@ -87,14 +87,14 @@ def ours(store: Path) -> Outcome:
 
 
 def files_of(store: Path) -> dict[str, bytes]:
-    """Return what is in the files of a store that messages live in."""
+    """Return the contents of the files of a store that hold messages."""
     folders = [store / name for name in ("commitlog", "consumequeue", "index") if (store / name).is_dir()]
     paths = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(store)): path.read_bytes() for path in paths}
 
 
 def theirs(report: Line) -> Outcome:
-    """Return what the store classes made of it."""
+    """Open the store with the store classes, and return the outcome."""
     if report["event"] == "failed":
         return Outcome(-1, set(), report["why"])
     found = report["messages"]

@@ -1,5 +1,6 @@
-"""Messages that wait for their delay level, and failed ones for their next try, in one store under a real broker and us
-in turn: what one leaves waiting the other delivers, each once, to its queue, and not early.
+"""Delayed messages and retries of failed ones, in one store, under a real broker and us alternately.
+
+Each side delivers the messages that the other left waiting: each once, to its queue, and not early.
 """
 
 import time
@@ -12,8 +13,8 @@ from compat_kit import our_stores
 from compat_kit.rocketmq import Broker, Client, Java
 
 import rmq_spark
-from rmq_spark.store.delivery.ticker import Ticker
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 pytestmark = pytest.mark.compat
 
@@ -31,7 +32,7 @@ WITHIN_S = 90
 
 
 class Shared:
-    """A store, and which text is to come in which queue of TOPIC."""
+    """A store, and the queue of TOPIC in which each text must arrive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +59,7 @@ class Shared:
         return found
 
     def waiting(self) -> list[tuple[str, str, int]]:
-        """Return topic, text and level of what was not delivered yet."""
+        """Return topic, text and level of the messages that were not delivered yet."""
         there = {
             (topic, row["text"], row["reconsumeTimes"]) for topic in self._delivered_to() for row in self.rows(topic)
         }
@@ -69,7 +70,7 @@ class Shared:
         ]
 
     def check(self) -> None:
-        """All that ever waited came: once, in its queue, at its time or later."""
+        """Assert that every message arrived once, in its queue, at its time or later."""
         due_ms = {
             (row["properties"]["REAL_TOPIC"], row["text"]): row["store_ms"] + 1000 * DELAYS_S[row["queueId"] + 1]
             for row in self.rows(SCHEDULE)
@@ -85,7 +86,7 @@ class Shared:
     def we_tick(self) -> int:
         """Deliver by ourselves until nothing waits; return how many messages."""
         count, give_up = 0, time.monotonic() + WITHIN_S
-        with Ticker(str(self.path)) as ticker:
+        with DeliveryScheduler(str(self.path)) as ticker:
             while self.waiting():
                 assert time.monotonic() < give_up, self.waiting()
                 tick = ticker.tick(wall_clock_ms())
@@ -130,7 +131,7 @@ def we_leave(shared: Shared, java: Java) -> None:
 
 
 def check_trail(shared: Shared, group: str) -> None:
-    """The failed message came back to its group, and says where it is from."""
+    """Assert that the failed message returned to its group, with its original position."""
     first = min(shared.rows(TOPIC), key=lambda row: row["commitLogOffset"])
     (copy,) = shared.rows(f"%RETRY%{group}")
     trail = {"RETRY_TOPIC": TOPIC, "ORIGIN_MESSAGE_ID": first["offsetMsgId"], "DELAY": "3"}

@@ -1,6 +1,6 @@
-"""Filters: a real consumer of a real broker gets the messages that ours gives, from a store that both of us wrote.
+"""Filters: a real consumer and our reader get the same messages, from a store that a broker and we wrote.
 
-The broker writes its part with extended units, in which the hash of a tag is not where it usually stands.
+The broker writes its part with extended entries, in which the hash of a tag is not in its usual field.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ import pytest
 from compat_kit import our_stores
 from compat_kit.dispatch import await_units
 from compat_kit.rocketmq import Broker, Client, Java
+from support.sql92_samples import Sql92Samples
 
 import rmq_spark
-from rmq_spark.store.group.pull_status import PullStatus
-from rmq_spark.store.testing.sql92_samples import Sql92Samples
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.group.pull import PullStatus
+from rmq_spark.store.model import QueueKey
 
 pytestmark = pytest.mark.compat
 
@@ -69,13 +69,13 @@ class Shared:
     client: Client
 
     def theirs(self, kind: str, text: str) -> list[tuple[int, int]]:
-        """Return what a real consumer gets, queue by queue in its order."""
+        """Return the messages of a real consumer, queue by queue in order."""
         lines = self.client("pull", topic=TOPIC, group="compat_filters", expr=text, exprType=kind)
         places = [(line["queueId"], line["queueOffset"]) for line in lines]
         return sorted(places, key=lambda place: place[0])
 
     def read(self, **given: str) -> list[tuple[int, int]]:
-        """Return what our reader gets."""
+        """Return the messages of our reader."""
         found = []
         with rmq_spark.open_reader(str(self.store)) as reader:
             for queue in reader.queues(TOPIC):
@@ -85,7 +85,7 @@ class Shared:
         return found
 
     def pulled(self, **given: str) -> list[tuple[int, int]]:
-        """Return what our consumer that pulls gets, pull by pull."""
+        """Return the messages of our pull consumer, pull by pull."""
         found = []
         with rmq_spark.open_consumer(str(self.store), columns=["queueOffset"]) as consumer:
             consumer.subscribe(TOPIC, **given)
@@ -168,7 +168,7 @@ def test_random_sql92_expressions_give_what_a_real_consumer_gets(shared: Shared)
             continue
         try:
             ours = shared.read(sql92=text)
-        except rmq_spark.OptionError:  # what stands behind the longest valid beginning, which they ignore
+        except rmq_spark.OptionError:  # RocketMQ ignores the text after the longest valid beginning
             continue
         assert shared.theirs("SQL92", text) == ours, text
         tried, seen = tried + 1, seen + len(ours)

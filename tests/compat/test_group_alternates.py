@@ -1,4 +1,4 @@
-"""A real consumer and our query in one consumer group, in turn: each goes on where the other stopped."""
+"""A real consumer and our query alternate in one consumer group: each resumes where the other stopped."""
 
 import base64
 import logging
@@ -26,20 +26,20 @@ pytestmark = [pytest.mark.compat, pytest.mark.spark]
 
 GROUP = "alternating"
 READ = {"subscribe": TOPIC, "columns": "body", "consumerGroup": GROUP}
-# Each round: how the consumer reads, how its broker ends, in which checkpoint our query goes on, and its options. Where
-# a checkpoint is kept the consumer has gone on since, and the group says where.
+# Each round: how the consumer reads, how its broker ends, the checkpoint of our query, and its options. If the
+# checkpoint is an old one, the consumer has read more since; the group's offset decides then.
 ROUNDS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ("push", "stop", "first", {"startingOffsets": "group", "commitOffsets": "required"}),
     ("pull", "kill", "second", {"startingOffsets": "group", "maxOffsetsPerTrigger": "5"}),
     ("push", "stop", "second", {"startingOffsets": "group", "onOffsetConflict": "group"}),
 )
 CONF = our_stores.broker_conf() | {"flushConsumerOffsetInterval": 200}  # of ms, once it has lived for ten seconds
-COUNT = 9  # messages that come before each of them reads, spread over all queues
+COUNT = 9  # messages sent before each of them reads, spread over all queues
 LIMIT_SECONDS = 60
 
 
 class Shared:
-    """A store, what was sent to it, and what was delivered to whom."""
+    """A store, the messages sent to it, and the messages delivered to each consumer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class Shared:
             writer.create_topic(TOPIC, QUEUES)
 
     def we_send(self, name: str) -> None:
-        """Append by ourselves, while no broker is there."""
+        """Append with our writer, while no broker runs."""
         with our_stores.open_small(self.path) as writer:
             for number in range(COUNT):
                 self.sent.append(f"{name} {number}")
@@ -64,12 +64,12 @@ class Shared:
         await_units(self.path, TOPIC, before + COUNT)
 
     def waiting(self) -> list[str]:
-        """Return what nobody was delivered yet."""
+        """Return the messages that were not delivered yet."""
         known = {text for _, text in self.delivered}
         return [text for text in self.sent if text not in known]
 
     def offsets(self) -> dict[int, int]:
-        """Return where the group stands, as our side reads it."""
+        """Return the group's offsets, as our side reads them."""
         return rmq_spark.group_offsets(str(self.path), GROUP).get(TOPIC, {})
 
     def ends(self) -> dict[int, int]:
@@ -77,7 +77,7 @@ class Shared:
         return queue_ends(self.path, TOPIC)
 
     def consume(self, client: Client, how: str) -> None:
-        """Have the real consumer take what waits, and commit it."""
+        """Have the real consumer read and commit the waiting messages."""
         wanted = self.waiting()
         if how == "push":
             lines = client(
@@ -97,7 +97,7 @@ def text_of(line: Mapping[str, Any]) -> str:
 
 
 def their_offsets(client: Client) -> dict[int, int]:
-    """Return where the group stands, as a broker says."""
+    """Return the group's offsets, as a broker reports them."""
     lines = client("offsets", topic=TOPIC, group=GROUP)
     return {line["queueId"]: line["committed"] for line in lines if line["event"] == "group"}
 
@@ -105,7 +105,7 @@ def their_offsets(client: Client) -> dict[int, int]:
 def start(
     spark: "SparkSession", shared: Shared, checkpoint: Path, options: Mapping[str, str], name: str
 ) -> "StreamingQuery":
-    """Start our query; what its batches hold is noted as delivered to `name`."""
+    """Start our query; messages of its batches are noted as delivered to `name`."""
 
     def note(batch: "DataFrame", _: int) -> None:
         shared.delivered += [(name, bytes(row.body).decode()) for row in batch.collect()]
@@ -115,7 +115,7 @@ def start(
 
 
 def await_offsets(shared: Shared, wanted: Mapping[int, int]) -> None:
-    """Wait until the group stands there: brokers and Spark's listeners write offsets by and by."""
+    """Wait until the group has the wanted offsets: brokers and Spark's listeners write them with a delay."""
     give_up = time.monotonic() + LIMIT_SECONDS
     while shared.offsets() != wanted and time.monotonic() < give_up:
         time.sleep(0.05)
@@ -166,7 +166,7 @@ def test_beside_a_broker_our_query_reads_on_and_leaves_the_offsets_to_the_broker
     query = start(spark, shared, tmp_path / "checkpoint", {"startingOffsets": "group"}, "ours")
     try:
         query.processAllAvailable()
-        await_offsets(shared, first)  # by the idle trigger behind the batch
+        await_offsets(shared, first)  # published by the idle trigger after the batch
         with Broker(java, shared.path, **CONF) as broker, Client(broker) as client:
             stood = their_offsets(client)
             assert stood == shared.offsets()
@@ -197,7 +197,7 @@ def test_beside_a_broker_our_query_reads_on_and_leaves_the_offsets_to_the_broker
 
 
 def count_warnings(shared: Shared, client: Client, caplog: pytest.LogCaptureFixture) -> int:
-    """Return how often a reader in this process, where its log is to be had, warns in some triggers beside a broker."""
+    """Return how often a reader warns in three triggers beside a broker. It runs in this process, which has its log."""
     # In a group of its own: it is a member for as long as this process lives.
     options = READ | {"path": str(shared.path), "startingOffsets": "group", "consumerGroup": "warned"}
     source = RmqDataSource(options)

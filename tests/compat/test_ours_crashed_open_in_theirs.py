@@ -1,6 +1,6 @@
-"""RocketMQ's store classes open what a dead writer of ours left: nothing that was acknowledged is lost or there twice.
+"""RocketMQ's store classes open stores of our crashed writers: no acknowledged message is lost or duplicated.
 
-Afterwards we open what they left, append, and they open that: nothing is to be recovered any more.
+Afterwards we open their store and append, and they open it again: nothing is left to recover.
 """
 
 import json
@@ -19,14 +19,14 @@ import pytest
 from compat_kit import our_stores
 from compat_kit.rocketmq import Line, Request, Verifier
 from compat_kit.rows import Rows, differences, our_rows, their_rows
+from support.encoded_samples import encode_samples
 
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.disk_effects import Write
-from rmq_spark.store.testing.encoded_samples import encode_samples
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 pytestmark = pytest.mark.compat
@@ -53,7 +53,7 @@ class Crashed:
 
 
 def numbered(rows: Rows) -> tuple[dict[tuple[str, int, int], int], list[str]]:
-    """Return the number of every message by its place, and what is wrong with places and numbers."""
+    """Return the number of every message by its position, and errors of positions and numbers."""
     found, wrong = {}, []
     for queue, messages in rows.items():
         offsets = [row["queueOffset"] for row in messages]
@@ -63,14 +63,14 @@ def numbered(rows: Rows) -> tuple[dict[tuple[str, int, int], int], list[str]]:
             found[(queue.topic, queue.queue_id, row["queueOffset"])] = int(row["keys"].split(" ")[0][1:])
     twice = sorted(number for number in set(found.values()) if list(found.values()).count(number) > 1)
     if twice:
-        wrong.append(f"messages {twice} are there twice")
+        wrong.append(f"messages {twice} are stored twice")
     return found, wrong
 
 
 def missing(promised: Promised, rows: Rows) -> list[str]:
-    """Return what of the promised messages is not where it was, and what else is wrong."""
+    """Return errors: promised messages that are not at their positions, and others."""
     if not any(rows.values()):
-        return [f"nothing is there of {len(promised)}"] if promised else []
+        return [f"none of {len(promised)} messages exists"] if promised else []
     found, wrong = numbered({queue: messages for queue, messages in rows.items() if messages})
     lost = {place: number for place, number in promised.items() if found.get(place) != number}
     return wrong + ([f"lost {len(lost)} of {len(promised)}: {dict(list(lost.items())[:4])}"] if lost else [])
@@ -103,7 +103,7 @@ def requests(crashed: list[Crashed]) -> Iterator[Request]:
 
 
 def read(one: Crashed) -> Rows:
-    """Return what our reader sees; nothing, and a note, if that is damage."""
+    """Return the rows of our reader; none, and a note, for damage."""
     try:
         return our_rows(one.store)
     except RmqError as error:
@@ -112,7 +112,7 @@ def read(one: Crashed) -> Rows:
 
 
 def append_some(one: Crashed) -> None:
-    """Append to every queue, close, and add where the messages went to what is promised."""
+    """Append to every queue, close, and add the positions of the messages to the promised ones."""
     number = 1_000_000
     try:
         with our_stores.open_small(one.store, sizes=one.sizes) as writer:
@@ -139,17 +139,17 @@ APPENDER = """
 import json, sys
 from pathlib import Path
 from random import Random
-from rmq_spark.store.commit.outbox import OutboxSettings
-from rmq_spark.store.commit.message_store import MessageStore
+from rmq_spark.store.transaction.sink import RecordBuilderSettings
+from rmq_spark.store.client.producer import Producer
 
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.format.index_file import IndexShape
 import pyarrow as pa
 
 path, first, queues = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 sizes, random = FileSizes(4096, 500, 460, IndexShape(50, 1000)), Random(first)
-store = MessageStore(path, WriterSettings(sizes=sizes), OutboxSettings(sizes=sizes), "async")
+store = Producer(path, WriterSettings(sizes=sizes), RecordBuilderSettings(sizes=sizes), "async")
 for topic, count in queues.items():
     store.create_topic(topic, count)
 while True:
@@ -167,7 +167,7 @@ while True:
 
 
 def append_until_killed(store: Path, first: int, random: Random) -> Promised:
-    """Run a process that appends, kill it in the middle, and return what it had acknowledged."""
+    """Run a process that appends, kill it, and return the messages that it had acknowledged."""
     process = subprocess.Popen(
         [sys.executable, "-c", APPENDER, str(store), str(first), json.dumps(QUEUES)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -188,7 +188,7 @@ def append_until_killed(store: Path, first: int, random: Random) -> Promised:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Promised]]:
-    """One store, killed over and over: what it was after each time, and what had been acknowledged."""
+    """One store whose writers are killed repeatedly: its state after each kill, and the acknowledged messages."""
     folder, random = tmp_path_factory.mktemp("killed"), Random(9)
     store, promised = folder / "store", {}
     found: list[tuple[Path, Promised]] = []
@@ -217,13 +217,13 @@ def test_a_killed_writer_loses_nothing(
 
 @dataclass
 class Life:
-    """What a writer did on a disk that remembers: how many messages were appended and settled at which effect."""
+    """A writer's life on a CrashDisk: how many messages were appended and acknowledged at which effect."""
 
     disk: CrashDisk
     promises: list[tuple[int, Promised, Promised]] = field(default_factory=lambda: [(0, {}, {})])
 
     def at(self, point: int, *, is_power_cut: bool) -> Promised:
-        """Return what had been promised when the effects before `point` had happened."""
+        """Return the messages that were promised before effect `point`."""
         _, appended, settled = [promise for promise in self.promises if promise[0] <= point][-1]
         return dict(settled if is_power_cut else appended)
 
@@ -233,7 +233,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
     """A store of several segments, queue files and index files, settled now and then."""
     root = tmp_path_factory.mktemp("life")
     found, random, number = Life(CrashDisk(root)), Random(11), 0
-    # Steps of a second and a half: checkpoints lie some messages back, and recovery begins behind the first segment.
+    # Steps of a second and a half: checkpoints lag some messages, and recovery begins after the first segment.
     ticks = count(1_700_000_000_000, 1500)
     store = StoreWriter(
         str(root / "s"), found.disk, WriterSettings(sizes=SIZES), lambda: next(ticks), lambda seconds: None
@@ -281,14 +281,14 @@ def images(life: Life, folder: Path, random: Random) -> list[Crashed]:
             place = folder / f"{point}-{at}"
             place.mkdir(parents=True)
             image.write_to(place)
-            if (place / "s" / "commitlog").is_dir():  # else there is no store yet
+            if (place / "s" / "commitlog").is_dir():  # otherwise the store does not exist yet
                 promised = life.at(point, is_power_cut=is_power_cut)
                 found.append(Crashed(str(image), place / "s", SIZES, promised, is_power_cut))
     return found
 
 
 def has_empty_last_file(store: Path) -> bool:
-    """Say whether the last file of some queue got its name and none of its units."""
+    """Return whether the last file of some queue has its name but no entries."""
     queues = (queue for topic in (store / "consumequeue").iterdir() for queue in topic.iterdir())
     return any(not any(sorted(queue.iterdir())[-1].read_bytes()[:20]) for queue in queues if any(queue.iterdir()))
 

@@ -1,4 +1,4 @@
-"""RocketMQ's store classes open what we wrote: no recovery, every message, every column, every look-up."""
+"""RocketMQ's store classes open our stores: no recovery, every message, every column, every look-up."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from compat_kit.rocketmq import Line, Request, Verifier
 from compat_kit.rows import bound_differences, count, differences, our_bounds, our_rows, their_rows
 
 import rmq_spark
-from rmq_spark.store import CommitKey, CommitOptions, OutboxSettings, SinkSettings, TaskStage, commit_sink
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store import CommitKey, CommitOptions, RecordBuilderSettings, SinkSettings, TaskStage, commit_sink
+from rmq_spark.store.model import QueueKey
 
 pytestmark = pytest.mark.compat
 
@@ -36,7 +36,7 @@ def synced(store: Path) -> dict[str, object]:
 
 
 def of_default_sizes(store: Path) -> dict[str, object]:
-    """What `rmq_spark.open_store` makes: segments of 1 GiB, index files of 400 MB, all holes; one message at a time."""
+    """A store of `rmq_spark.open_store` with default sizes: sparse segments and index files; single sends."""
     with rmq_spark.open_store(str(store), queues=2) as writer:
         for number in range(20):
             writer.send("plain", f"hello {number}", tags="t", keys=f"k{number} all", properties={"p": "v"})
@@ -45,7 +45,7 @@ def of_default_sizes(store: Path) -> dict[str, object]:
 
 
 def expired(store: Path) -> dict[str, object]:
-    """The oldest segments, queue files and index files are gone."""
+    """A store whose oldest segments, queue files and index files expired."""
     our_stores.fill(store, seed=3)
     with our_stores.open_small(store) as writer:
         gone = writer.expire(max_bytes=600_000)
@@ -56,7 +56,7 @@ def expired(store: Path) -> dict[str, object]:
 
 
 def in_turns(store: Path) -> dict[str, object]:
-    """Two writers take turns, message by message."""
+    """Two writers alternate, message by message."""
     random = Random(4)
     with our_stores.open_small(store) as one, our_stores.open_small(store, compression="zstd") as other:
         for topic, queues in our_stores.TOPICS.items():
@@ -67,8 +67,8 @@ def in_turns(store: Path) -> dict[str, object]:
 
 
 def committed(store: Path) -> dict[str, object]:
-    """Batches of a sink, a staged file that nobody committed, and a ledger."""
-    outbox = OutboxSettings(sizes=our_stores.SMALL)
+    """Batches of a sink, an uncommitted staged file, and a ledger."""
+    outbox = RecordBuilderSettings(sizes=our_stores.SMALL)
     settings = SinkSettings(str(store), outbox, CommitOptions(chunk_bytes=100_000))
     random = Random(5)
     for batch_id in range(3):
@@ -85,7 +85,7 @@ def committed(store: Path) -> dict[str, object]:
 
 
 def light_and_empty(store: Path) -> dict[str, object]:
-    """Topics without a message, and a queue that nobody wrote to."""
+    """Topics without a message, and an empty queue."""
     with our_stores.open_small(store) as writer:
         writer.create_topic("nothing", 3)
         writer.create_topic("little", 8)
@@ -97,7 +97,7 @@ KINDS = (closed, synced, of_default_sizes, expired, in_turns, committed, light_a
 
 
 def problems_of(store: Path, report: Line) -> list[str]:
-    """Return how the store is not whole, or what the store classes see otherwise than our reader."""
+    """Return faults of the store, and differences between the store classes and our reader."""
     found = report["recovered"]
     lines = []
     if found["abortFile"] or found["truncated"] or found["maxPhyOffset"] != found["endOnDisk"]:
@@ -150,7 +150,7 @@ def test_keys_are_found_within_times_in_index_files_that_roll_over(
 def test_a_long_topic_is_read_by_5(
     tmp_path: Path, verifiers: Callable[[str], Verifier], copied: Callable[[Path], Path]
 ) -> None:
-    """Its records are of version 2, which 4.9 does not know."""
+    """Its records have version 2, which 4.9 does not support."""
     store, topic = tmp_path / "store", "%RETRY%" + "g" * 193
     with our_stores.open_small(store) as writer:
         writer.send(topic, b"x", tags="t", keys="k", queue_id=0)

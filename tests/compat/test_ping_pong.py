@@ -17,8 +17,8 @@ pytestmark = pytest.mark.compat
 
 # How each round ends: the broker stops in order or dies, then our process closes the store or dies.
 ENDS = (("stop", "close"), ("kill", "kill"), ("stop", "kill"), ("kill", "close"), ("kill", "kill"))
-# After a crash IndexService#load removes the index files that are newer than the checkpoint says, and without this
-# CommitLog#recoverAbnormally makes keys anew only from the last segment or two: the others are lost to everybody.
+# After a crash IndexService#load removes the index files that are newer than the checkpoint. Without this
+# option CommitLog#recoverAbnormally rebuilds keys only from the last segment or two; all others are lost.
 CONF = our_stores.broker_conf() | {"messageIndexSafe": True}
 SENT_BY_BROKER = 40  # in a round; of ours a few hundred
 CALLS = 12
@@ -44,13 +44,13 @@ def we_write(store: Path, name: str, notes: Notes, end: str) -> None:
 
 
 def side_files(store: Path) -> dict[str, bytes]:
-    """Return what stands in our own folder."""
+    """Return the contents of our own files, in rmq/."""
     return {str(path.relative_to(store)): path.read_bytes() for path in (store / "rmq").rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
 def played(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Notes, Client]]:
-    """The store after five rounds with a last broker at work on it, and what was acknowledged."""
+    """The store after five rounds, with a last broker that uses it, and the acknowledged messages."""
     store, notes = tmp_path_factory.mktemp(f"ping-pong-{java.version}") / "store", Notes()
     with our_stores.open_small(store) as writer:
         writer.create_topic(TOPIC, QUEUES)
@@ -67,7 +67,7 @@ def played(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         assert notes.problems(store) == [], f"round {number}, after us"
     with Broker(java, store, **CONF) as broker, Client(broker) as client:
         yield store, notes, client
-        client.program.kill()  # nobody looks at what these leave, and to stop takes them ten seconds
+        client.program.kill()  # their stores are not used again, and a clean stop takes ten seconds
         broker.kill()
 
 

@@ -1,4 +1,4 @@
-"""SQL92: the real filter module parses the same expressions as ours, and says the same of every message."""
+"""SQL92: the real filter module and ours accept the same expressions, with the same result for every message."""
 
 import json
 import math
@@ -10,20 +10,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from compat_kit.build import VERSIONS, UnavailableError, class_path, java_program
+from support.sql92_rows import EvaluationError, evaluate_row
+from support.sql92_samples import ODD_TEXTS, Sql92Samples
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.filter.sql92_columns import Rows, evaluate_columns
-from rmq_spark.store.filter.sql92_numbers import read_double
+from rmq_spark.store.filter.sql92_filter import Rows, evaluate_columns
+from rmq_spark.store.filter.sql92_lexer import read_double
 from rmq_spark.store.filter.sql92_parser import parse_sql92
-from rmq_spark.store.filter.sql92_rows import EvaluationError, evaluate_row
-from rmq_spark.store.testing.sql92_samples import ODD_TEXTS, Sql92Samples
 
 pytestmark = pytest.mark.compat
 
 Message = dict[str, str]
 NAMES = ("a", "b", "c", "_d$1")
 EXPRESSIONS = 6000
-ROUND = 100  # so many expressions are tried on the same messages
+ROUND = 100  # expressions that are tried on the same messages
 ONLY_IN_5 = re.compile("contains|startswith|endswith", re.IGNORECASE)  # in 4.9 a name like any other
 
 
@@ -49,7 +49,7 @@ def ask(version: str, requests: list[dict[str, object]], folder: Path) -> Iterat
 
 
 def of_ours(text: str, messages: list[Message], columns: Rows) -> str:
-    """Return the same line as the real module: of both evaluators, if they say the same."""
+    """Return the same line as the real module, from both evaluators if they agree."""
     try:
         tree = parse_sql92(text, strict_end=False)
     except OptionError:

@@ -1,7 +1,7 @@
-"""A broker starts while a process of ours appends, and one of ours begins while a broker starts.
+"""A broker starts while our process appends, and our process starts while a broker starts.
 
-A broker opens its lock file, loads the store, and locks the file only then. Who comes first has the store: a broker
-waits before it loads while a section of ours is open, and we refuse from when it began to load.
+A broker opens its lock file, loads the store, and locks the file only then. The first one owns the store: a broker
+delays loading while a section of ours is open, and we refuse as soon as it has begun to load.
 """
 
 import threading
@@ -15,12 +15,12 @@ from compat_kit import our_stores
 from compat_kit.rocketmq import Broker, Client, Java
 from compat_kit.rows import differences, our_rows, their_rows
 from compat_kit.writers import QUEUES, TOPIC, Notes, Writer
+from support.encoded_samples import encode_samples
 
 import rmq_spark
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.testing.encoded_samples import encode_samples
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 pytestmark = pytest.mark.compat
@@ -35,7 +35,7 @@ class Meeting:
     notes: Notes = field(default_factory=Notes)
 
     def go_on_and_check(self) -> None:
-        """Have the broker append; see that all is there, once, in order, by its pull consumer and by our reader."""
+        """Have the broker append; check that its pull consumer and our reader get all messages once and in order."""
         with Client(self.broker) as client:
             for number in range(2 * QUEUES):
                 (sent,) = client("produce", topic=TOPIC, text=f"broker {number}", queueId=number % QUEUES)
@@ -78,7 +78,7 @@ def test_a_broker_waits_while_a_section_of_ours_is_open(meeting: Meeting) -> Non
     starting = threading.Thread(target=meeting.broker.start)
     with writer.section() as section:
         starting.start()
-        while not is_waited_for(meeting.store / "lock"):
+        while not broker_is_waiting(meeting.store / "lock"):
             assert starting.is_alive()
             time.sleep(0.01)
         offsets = section.append(encode_samples([SampleMessage(TOPIC, 1, b"meanwhile")])).queue_offsets.tolist()
@@ -87,8 +87,8 @@ def test_a_broker_waits_while_a_section_of_ours_is_open(meeting: Meeting) -> Non
     meeting.go_on_and_check()
 
 
-def is_waited_for(path: Path) -> bool:
-    """Say whether somebody waits for the lease on the file to be given up."""
+def broker_is_waiting(path: Path) -> bool:
+    """Return whether a process waits for the release of the lease on the file."""
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return any(line[1:3] == ["LEASE", "BREAKING"] and line[5].endswith(f":{path.stat().st_ino}") for line in locks)
 

@@ -1,6 +1,6 @@
-"""A real broker writes all kinds of records; we read them: it lives, was killed, closed in order, trimmed its log.
+"""A real broker writes all kinds of records; we read them while it runs, and after a kill, a close and retention.
 
-Row by row and column by column ours are compared with what its pull consumer and its store classes see.
+Our rows are compared, column by column, with those of its pull consumer and its store classes.
 """
 
 from pathlib import Path
@@ -45,13 +45,13 @@ def as_far_as(rows: Rows, other: Rows) -> Rows:
 
 
 def check_live(live: Live) -> None:
-    """Assert that a reader that followed the broker saw just what consumers could pull."""
+    """Assert that a reader that followed the broker got exactly the messages that consumers could pull."""
     assert live.problems == []
     assert live.looks > 3
     ours = {queue: rows for queue, rows in live.ours.items() if queue in live.later}
     assert differences(ours, as_far_as(live.later, ours)) == []
     assert differences(as_far_as(ours, live.earlier), live.earlier) == []
-    assert newest(live.earlier) < newest(live.ours) < newest(live.later), "it went on writing meanwhile"
+    assert newest(live.earlier) < newest(live.ours) < newest(live.later), "the broker kept writing meanwhile"
 
 
 def look_up_differences(store: Path, report: Line) -> list[str]:
@@ -63,7 +63,7 @@ def look_up_differences(store: Path, report: Line) -> list[str]:
 
 
 def opened_by_them(store: Path, copy: Path, verifier: Verifier, **conf: object) -> Line:
-    """Return what the store classes see in a copy of the store."""
+    """Return the rows of the store classes for a copy of the store."""
     (report,) = verifier.verify([Request(copy_of(store, copy), {**TOLD, **conf}, times=8, keys=300)])
     return report
 
@@ -78,7 +78,7 @@ def test_we_read_what_a_killed_broker_left(lives: Lives, verifier: Verifier, tmp
     report = opened_by_them(store, tmp_path / "theirs", verifier, **EXTENDED)
     assert report["recovered"]["abortFile"]
     theirs, ours = their_rows(report["messages"]), our_rows(store)
-    # What was not dispatched yet has no unit: recovery gives it one.
+    # Undispatched messages have no entry; recovery writes one.
     assert differences(ours, up_to(theirs, newest(ours))) == []
     assert look_up_differences(tmp_path / "theirs", report) == []
     copy = copy_of(store, tmp_path / "ours")

@@ -1,4 +1,4 @@
-"""Messages that wait for a time, in one store under our ticks and a real broker in turn: each comes once, not early."""
+"""Timer messages in one store, under our ticks and a real broker alternately: each arrives once, not early."""
 
 import time
 from collections import Counter
@@ -10,15 +10,15 @@ from compat_kit import our_stores
 from compat_kit.rocketmq import Broker, Client, Java
 
 import rmq_spark
-from rmq_spark.store.delivery.ticker import Ticker
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.format.timer_log import TIMER_FILE_BYTES
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.format.timer import TIMER_FILE_BYTES
 
 pytestmark = pytest.mark.compat
 
 TOPIC, QUEUES = "timed", 3
 CONF = our_stores.broker_conf() | {"timerWheelEnable": True, "mappedFileSizeTimerLog": TIMER_FILE_BYTES}
-STEP_MS, BURST = 200, 8  # so many messages every so often: whoever dies does so in the middle of a second's
+STEP_MS, BURST = 200, 8  # BURST messages every STEP_MS: each crash falls among the messages of one second
 now_ms = wall_clock_ms
 
 
@@ -27,7 +27,7 @@ def wait_until(moment_ms: int) -> None:
 
 
 class Shared:
-    """A store, and what is to come when in it."""
+    """A store, and the due time of each message."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,9 +56,9 @@ class Shared:
             client("produce", topic=TOPIC, text=text, queueId=number % QUEUES, deliverTimeMs=moment)
 
     def we_tick_until(self, moment_ms: int) -> int:
-        """Deliver what is due, by ourselves; return how many messages."""
+        """Deliver due messages with our scheduler; return their number."""
         count = 0
-        with Ticker(str(self.path)) as ticker:
+        with DeliveryScheduler(str(self.path)) as ticker:
             while True:
                 tick = ticker.tick(now_ms())
                 assert tick.problem is None
@@ -68,7 +68,7 @@ class Shared:
                 time.sleep(0.1)
 
     def delivered(self) -> list[tuple[str, int]]:
-        """Return text and store time (ms) of what was delivered."""
+        """Return text and store time (ms) of the delivered messages."""
         found = []
         with rmq_spark.open_reader(str(self.path)) as reader:
             reader.refresh()
@@ -83,7 +83,7 @@ class Shared:
         return found
 
     def check(self, until_ms: int) -> None:
-        """What was due by then came once and not too early; nothing else came."""
+        """Assert that the messages due by `until_ms` arrived once and not early, and no others."""
         found = self.delivered()
         counts = Counter(text for text, _ in found)
         assert [text for text, count in counts.items() if count > 1] == []

@@ -26,7 +26,7 @@ COLUMNS = ["commitLogOffset", "physicalTopic", "queueId", "queueOffset", "recons
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What of a message's copy does not depend on when and by whom it was made."""
+    """The fields of a message's copy that do not depend on its time or its writer."""
 
     topic: str
     queue_id: int

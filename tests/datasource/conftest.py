@@ -1,4 +1,4 @@
-"""Stores that grow while a test looks, and a query that does with our stream reader what Spark does."""
+"""Stores that grow during a test, and a query that drives our stream reader like Spark."""
 
 import json
 import pickle
@@ -8,13 +8,12 @@ from random import Random
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadLimit
+from support.appender import Appender, AppenderSettings
+from support.appender_log import AppenderLog
 
 from rmq_spark.datasource.offsets import StreamOffset, decode_offset
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.store.testing.appender import Appender, AppenderSettings
-from rmq_spark.store.testing.appender_log import AppenderLog
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -26,7 +25,7 @@ Rows = list[tuple[int, int]]  # queue id and queue offset of each
 
 
 class GrowingStore:
-    """A store with a living writer: the body of a message says topic, queue and queue offset."""
+    """A store with a live writer: the body of a message is its topic, queue and queue offset."""
 
     def __init__(self, folder: Path, queues: int) -> None:
         self.path = folder / "growing"
@@ -37,7 +36,7 @@ class GrowingStore:
         self._next: dict[tuple[str, int], int] = {}
 
     def append(self, topic: str, queue_id: int = 0, count: int = 1, size: int = 0, **fields: str) -> None:
-        """Append messages to one queue; `size` pads the body to so many bytes."""
+        """Append messages to one queue; `size` pads the body to that number of bytes."""
         first = self._next.get((topic, queue_id), 0)
         offsets = range(first, first + count)
         bodies = [f"{topic}/{queue_id}/{offset}".encode().ljust(size, b".") for offset in offsets]
@@ -50,7 +49,7 @@ class GrowingStore:
         oldest.unlink()
 
     def close(self) -> None:
-        """Let go of the store as a process that is killed does."""
+        """Release the store like a process that is killed."""
         self._appender.drop()
         self._history.close()
 
@@ -90,7 +89,7 @@ def write_store() -> Callable[..., Path]:
 
 
 class Clock:
-    """A clock that stands still until somebody sets it, in ms since the epoch."""
+    """A clock that only the test sets, in ms since the epoch."""
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -100,7 +99,7 @@ class Clock:
 
 
 class Query:
-    """What Spark does with a stream: offsets go through JSON text, and a batch ends before the next is planned."""
+    """A query driven as by Spark: offsets go through JSON text, and a batch ends before the next is planned."""
 
     def __init__(
         self,
@@ -159,5 +158,5 @@ class Query:
 
 @pytest.fixture
 def query_on() -> type[Query]:
-    """`query_on(path, **options)`: one run of a stream over a store, of the topic orders if nothing else is said."""
+    """`query_on(path, **options)`: one run of a stream over a store, by default of the topic orders."""
     return Query

@@ -9,7 +9,7 @@ def twice(group: str, client_id: str, queues: Sequence[object], client_ids: Sequ
 
 
 def all_but_one(group: str, client_id: str, queues: Sequence[object], client_ids: Sequence[str]) -> list[object]:
-    """Give nobody the last queue."""
+    """Leave the last queue without an owner."""
     return list(queues[:-1])
 
 

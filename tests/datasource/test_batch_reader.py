@@ -19,12 +19,11 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from rmq_spark.datasource import selection
+from rmq_spark.datasource import key_selection as selection
 from rmq_spark.datasource.batch_reader import RmqBatchReader
+from rmq_spark.datasource.key_selection import join_ranges
 from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.selection import join_ranges
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.store import SearchAnswer, Span, StoreReader
 from rmq_spark.store.errors import (
     DataLossError,
@@ -34,9 +33,9 @@ from rmq_spark.store.errors import (
     StoreChangedError,
     StorePathError,
 )
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 FIRST_MS = 1_600_000_000_000
 
@@ -321,5 +320,5 @@ def test_messages_that_were_found_twice_are_read_once() -> None:
     orders, others = QueueKey("orders", 0), QueueKey("orders", 1)
     found = [QueueRange(others, 0, 9), QueueRange(orders, 4, 5), QueueRange(orders, 3, 8), QueueRange(orders, 3, 4)]
     assert join_ranges(found) == [QueueRange(orders, 3, 8), QueueRange(others, 0, 9)], (
-        "those of a batch lie in its range"
+        "offsets within a batch are part of its range"
     )

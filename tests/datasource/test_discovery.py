@@ -1,4 +1,4 @@
-"""Spark finds format("rmq") by itself, and the file by which it does so can hurt nobody else."""
+"""Spark finds format("rmq") automatically, and the file for that does not affect other programs."""
 
 import os
 import pickle
@@ -17,7 +17,7 @@ SHIM = ROOT / "pyspark_rmq.py"
 def run_python(
     *arguments: str | Path, cwd: Path, path: str | Path = "", **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter elsewhere, with nothing of ours on sys.path but what `path` names."""
+    """Run this interpreter in another folder, with only `path` of our code on sys.path."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -31,13 +31,14 @@ def run_python(
 def installed_path() -> str:
     """Return what PYTHONPATH must name for Spark to list pyspark_rmq: nothing, if it is a wheel.
 
-    An editable install works by an import hook, which lists no modules; the checkout itself does.
+    An editable install uses an import hook, which does not list modules; the checkout itself does.
     """
     import pyspark_rmq
 
     return "" if "site-packages" in pyspark_rmq.__file__ else str(ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_session_that_nobody_told_of_it_reads_and_may_register_it_later(golden: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""Filters through real Spark: batch and stream give what matches and no more, and streams go on behind the rest."""
+"""Filters through real Spark: batch and stream return only matches, and streams advance past the rest."""
 
 import json
 from pathlib import Path
@@ -45,6 +45,7 @@ def numbers(topic: str, *tags: str) -> set[tuple[str, int]]:
     return {(topic, number) for number in range(MESSAGES) if tag_of(number) in tags}
 
 
+@pytest.mark.slow
 def test_a_batch_query_gives_what_matches(spark: "SparkSession", path: str) -> None:
     def load(**given: str) -> "DataFrame":
         options = {"subscribe": "orders,payments", "columns": "topic,body"} | given
@@ -61,6 +62,7 @@ def test_a_batch_query_gives_what_matches(spark: "SparkSession", path: str) -> N
         load(sql92="amount >")
 
 
+@pytest.mark.slow
 def test_a_stream_gives_what_matches_and_its_progress_counts_the_rest(
     spark: "SparkSession", path: str, tmp_path: Path
 ) -> None:
@@ -91,7 +93,7 @@ def test_a_stream_gives_what_matches_and_its_progress_counts_the_rest(
     of_orders = {("orders", str(number)) for _, number in numbers("orders", "A")}
     retried = {("%RETRY%billing", f"again {n}") for n in range(3)}
     assert set().union(*found) == of_orders | retried, "what failed is not filtered again"
-    # Nothing that matches: the query goes on behind it all the same, with an empty batch.
+    # No message matches: the query still advances past them, with an empty batch.
     found.clear()
     with rmq_spark.open_store(path) as store:
         for number in range(4):

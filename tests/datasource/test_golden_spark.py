@@ -51,7 +51,7 @@ def place(row: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def rows_of(frame: "DataFrame") -> list[dict[str, Any]]:
-    """Return the rows as the expected ones are written: times in ms, so that no time zone has a say."""
+    """Return the rows like the expected ones: times in ms, independent of time zones."""
     for name in ("bornTimestamp", "storeTimestamp"):
         frame = frame.withColumn(name, F.unix_millis(name))
     return [{**row.asDict(), "body": bytes(row["body"])} for row in frame.collect()]
@@ -63,6 +63,7 @@ def test_a_batch_query_gives_every_column_of_every_row(spark: "SparkSession", st
     assert sorted(rows, key=place) == expected_rows(store)
 
 
+@pytest.mark.slow
 def test_a_stream_that_dies_and_starts_again_gives_every_row_once(
     spark: "SparkSession", store: Path, tmp_path: Path
 ) -> None:
@@ -72,7 +73,7 @@ def test_a_stream_that_dies_and_starts_again_gives_every_row_once(
 
     def start(dies_at: int | None) -> None:
         def keep(frame: "DataFrame", batch_id: int) -> None:
-            batches[batch_id] = rows_of(frame)  # a batch that comes again takes the place of the first
+            batches[batch_id] = rows_of(frame)  # a repeated batch replaces the first
             if batch_id == dies_at:
                 raise RuntimeError("the sink dies")
 

@@ -1,4 +1,4 @@
-"""Where a group begins in a topic is settled once, by its first member; what comes later is read from its begin."""
+"""The start of a group in a topic is fixed once, by its first member; later queues are read from their begin."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store import GroupTerms, QueryGroup
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store import GroupSession, GroupTerms
+from rmq_spark.store.model import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
 SHARED = GROUP | {"assignment": "shared"}
@@ -18,11 +18,11 @@ SHARED = GROUP | {"assignment": "shared"}
 @pytest.fixture(autouse=True)
 def _no_queue_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
     """More was appended since each queue's first message than 40 % of the machine's memory."""
-    monkeypatch.setattr("rmq_spark.store.group.beginnings.memory_bytes", lambda: 1)
+    monkeypatch.setattr("rmq_spark.store.group.start_offsets.memory_bytes", lambda: 1)
 
 
 class Store:
-    """A store of the topic orders, of two queues; the second is there from `raise_queues` on."""
+    """A store of the topic orders; `raise_queues` adds its second queue."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,8 +96,8 @@ def test_a_begin_is_settled_once_and_not_where_nothing_is_to_be_published(store,
     store.append(0, 3)
     queues = {QueueKey("orders", 0): 2, QueueKey("orders", 1): 0}
     for commit, expected in (("off", {}), ("auto", {0: 2, 1: 0})):
-        group = QueryGroup(str(store.path), GroupTerms("billing", commit=commit))
-        group.step(list(queues), {}, None)
+        group = GroupSession(str(store.path), GroupTerms("billing", commit=commit))
+        group.rebalance(list(queues), {}, None)
         assert group.begin(queues) == queues
         assert store.offsets() == expected
         assert group.begin(dict.fromkeys(queues, 3)) == ({queue: 3 for queue in queues} if commit == "off" else queues)
@@ -107,7 +107,7 @@ def test_a_begin_is_settled_once_and_not_where_nothing_is_to_be_published(store,
 
 def test_a_batch_query_reads_a_queue_that_came_later_from_its_begin_too(store, start) -> None:
     from rmq_spark.datasource.batch_reader import RmqBatchReader
-    from rmq_spark.datasource.options import parse_options
+    from rmq_spark.datasource.read_options import parse_options
 
     store.append(0, 3)
     start(store.path, **SHARED).drain()

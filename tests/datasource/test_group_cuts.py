@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.group_share import GroupShare
+from rmq_spark.datasource.group_planner import GroupPlanner
 from rmq_spark.datasource.offsets import StreamOffset
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.store_view import StoreView
-from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.datasource.read_options import parse_options
+from rmq_spark.datasource.source_view import StoreView
+from rmq_spark.store import GroupSession, GroupTerms
 from rmq_spark.store.errors import DataLossError
-from rmq_spark.store.units import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueBounds, QueueKey
 
 CopyStore = Callable[[Path, Path], Path]
 GROUP = {"consumerGroup": "billing"}
@@ -135,7 +135,7 @@ def test_a_group_that_stands_beyond_the_end_is_a_loss_that_names_it(store, join,
         join(**MODES[mode]).plan()
     said = str(caught.value)
     assert "queue orders/0: 16 messages, queue offsets [25, 41)" in said
-    assert "the consumer group billing stands at 41, and the queue ends at 25 now" in said
+    assert "the consumer group billing is at 41, and the queue ends at 25 now" in said
     assert "rmq_spark.reset_offsets" in said
     assert store.group_offset() == 41
     rmq_spark.reset_offsets(store.path, "billing", {"orders": {0: 20}})
@@ -152,7 +152,7 @@ def test_who_accepts_it_goes_on_at_the_end_and_the_group_with_it(
         query = join(**MODES[mode], **CARELESS)
         query.trigger()
     assert "skipped, failOnDataLoss=false: 16 messages of queue orders/0" in caplog.text
-    assert "the consumer group billing stands at 41" in caplog.text
+    assert "the consumer group billing is at 41" in caplog.text
     assert query.offset().lost == {QUEUE: 16}
     assert store.group_offset() == 25
     store.append(3)
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_is_to_follow_a_group_beyond_the_end_is_told_of_the_gr
     query.drain()
     store.restore()
     store.set_group(41)
-    with pytest.raises(DataLossError, match="the consumer group billing stands at 41, and the queue ends at 25"):
+    with pytest.raises(DataLossError, match="the consumer group billing is at 41, and the queue ends at 25"):
         join(query.committed, **follows).plan()
     careless = join(query.committed, **follows, **CARELESS)
     assert careless.trigger() == []
@@ -177,14 +177,14 @@ def test_a_checkpoint_that_is_to_follow_a_group_beyond_the_end_is_told_of_the_gr
 def test_what_lies_beyond_the_end_is_not_published_for_a_queue_that_is_let_go(store: RestoredStore) -> None:
     options = parse_options({"path": str(store.path), "subscribe": "orders"} | MODES["shared"], 0)
     assert options.group is not None
-    share = GroupShare(options, options.group, StoreView(options))
+    share = GroupPlanner(options, options.group, StoreView(options))
     bounds = {QUEUE: QueueBounds(0, 41), QueueKey("orders", 1): QueueBounds(0, 41)}
-    share.look(StreamOffset({}, {}), bounds)
+    share.refresh(StreamOffset({}, {}), bounds)
     share.note_answered()
-    others = [QueryGroup(str(store.path), GroupTerms("billing", "shared", "avg", str(options.subscription)))]
+    others = [GroupSession(str(store.path), GroupTerms("billing", "shared", "avg", str(options.subscription)))]
     others[0].join()
     after = StreamOffset(dict.fromkeys(bounds, 41), {}, group="billing")
-    kept = share.look(after, dict.fromkeys(bounds, QueueBounds(0, 25))).owned
+    kept = share.refresh(after, dict.fromkeys(bounds, QueueBounds(0, 25))).owned
     assert kept is not None
     assert len(kept) == 1, "the other one was let go"
     assert rmq_spark.group_offsets(store.path, "billing") == {"orders": {0: 10}}

@@ -1,4 +1,4 @@
-"""Queues that a query of a group knows and that are gone: they are missed, in a group as without one."""
+"""Lost queues of a query of a group are reported, as without a group."""
 
 import json
 import shutil
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.store import GroupSession, GroupTerms
 from rmq_spark.store.errors import DataLossError, OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 SUBSCRIBED = {"subscribePattern": "orders|payments"}
 KINDS = [
@@ -88,8 +88,8 @@ def test_a_queue_of_another_member_that_vanished_is_a_loss_to_who_had_it_before(
     mine = start(store, query.committed, **SUBSCRIBED, **KINDS[2], allocateStrategy='config:{"orders": [0]}')
     subscribed = 'subscribePattern="orders|payments" with %RETRY%billing'
     terms = GroupTerms("billing", "shared", payments["allocateStrategy"], subscribed)
-    other = QueryGroup(str(store), terms)
-    other.step([QueueKey("payments", 0)], {}, None)
+    other = GroupSession(str(store), terms)
+    other.rebalance([QueueKey("payments", 0)], {}, None)
     mine.drain()
     assert mine.offset().positions == {QueueKey("orders", 0): 2, QueueKey("payments", 0): 2}, "frozen"
     remove_payments(store)

@@ -1,4 +1,4 @@
-"""How far behind a query of a group says it is: in its own queues, after what it has planned."""
+"""Lag that a query of a group reports: of its own queues, after the messages that it has planned."""
 
 import time
 
@@ -29,7 +29,7 @@ def test_messages_bytes_and_time_behind_are_those_of_the_lag_table(path, query_o
     query = query_on(path, **ALONE, maxOffsetsPerQueue="1", now_ms=time.time_ns() // 1_000_000 + 5_000)  # noqa: TID251
     query.trigger()
     query.trigger()
-    table = rmq_spark.group_lag(path, "billing", now_ms=query.clock.now_ms).to_pylist()  # a batch behind the plan
+    table = rmq_spark.group_lag(path, "billing", now_ms=query.clock.now_ms).to_pylist()  # lags the plan by one batch
     mark = mark_of(query)
     assert (mark["lagMessages"], mark["lagBytes"] * 2) == (2, sum(row["lagBytes"] for row in table))
     assert mark["secondsBehind"] <= max(row["secondsBehind"] for row in table)
@@ -65,7 +65,7 @@ def test_a_query_that_starts_again_and_finds_nothing_says_how_far_behind_it_is(p
 
 
 def test_where_many_queues_are_behind_only_messages_are_counted(path, query_on, monkeypatch) -> None:
-    monkeypatch.setattr("rmq_spark.datasource.group_mark._MEASURED_QUEUES", 1)
+    monkeypatch.setattr("rmq_spark.datasource.group_planner._MEASURED_QUEUES", 1)
     query = query_on(path, **ALONE, maxOffsetsPerQueue="1")
     query.trigger()
     assert mark_of(query)["lagMessages"] == 4

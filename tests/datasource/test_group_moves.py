@@ -1,4 +1,4 @@
-"""Resets of queues that are another member's just then: they hold whoever gets the queue, and are read by one."""
+"""Resets of queues that change members meanwhile: they apply to the new owner, and are read by one member."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ SHARED = {"consumerGroup": "billing", "assignment": "shared", "groupFallback": "
 
 
 class Pair:
-    """Two queries that share a topic of two queues, each having one. Which one a query has, chance says."""
+    """Two queries that share a topic of two queues; each owns one, at random."""
 
     def __init__(self, query_on: Callable[..., Any], path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Pair:
         rmq_spark.reset_offsets(self.path, "billing", {"orders": {self.its.queue_id: offset}})
 
     def offset(self) -> int:
-        """Return where the group stands in the second query's queue."""
+        """Return the group's offset in the second query's queue."""
         return rmq_spark.group_offsets(self.path, "billing")["orders"][self.its.queue_id]
 
     def rows(self, *offsets: int) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""Options of a consumer group against each other and the rest: what goes together, and in which kind of query."""
+"""group_options: which options of a consumer group go together, and in which kind of query."""
 
 import pytest
 
-from rmq_spark.datasource.options import ReadOptions, parse_options
+from rmq_spark.datasource.read_options import ReadOptions, parse_options
 from rmq_spark.store.errors import OptionError
 
 GROUP = {"consumerGroup": "billing"}
@@ -21,22 +21,22 @@ def parse(given: dict[str, str]) -> ReadOptions:
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        (SHARED | {"onOffsetConflict": "fail"}, "onOffsetConflict=fail is for a query that is alone"),
-        (SHARED | {"onOffsetConflict": "group"}, "onOffsetConflict=group is for a query that is alone"),
+        (SHARED | {"onOffsetConflict": "fail"}, "onOffsetConflict=fail has no effect with assignment=shared"),
+        (SHARED | {"onOffsetConflict": "group"}, "onOffsetConflict=group has no effect with assignment=shared"),
         (GROUP | {"allocateStrategy": "circle"}, "Add assignment=shared, or leave allocateStrategy out"),
-        (GROUP | {"groupFallback": "earliest"}, "That takes startingOffsets=group"),
-        (GROUP | {"groupFallback": "earliest", "startingOffsets": "latest"}, "That takes startingOffsets=group"),
-        (GROUP | BY_TIME, "That takes startingOffsets=group"),
+        (GROUP | {"groupFallback": "earliest"}, "Add startingOffsets=group"),
+        (GROUP | {"groupFallback": "earliest", "startingOffsets": "latest"}, "Add startingOffsets=group"),
+        (GROUP | BY_TIME, "Add startingOffsets=group"),
         (GROUP | AT_GROUP | TIME, TOGETHER),
         (
             GROUP | AT_GROUP | {"groupFallback": "timestamp"},
             TOGETHER,
         ),
         (LOUD | AT_GROUP, "with messageModel=broadcasting a group has no offsets"),
-        (LOUD | {"groupFallback": "earliest"}, "groupFallback=earliest is for topics in which a group has no"),
-        (LOUD | {"commitOffsets": "required"}, "messageModel=broadcasting publishes no offsets"),
+        (LOUD | {"groupFallback": "earliest"}, "groupFallback=earliest has no effect in a query that"),
+        (LOUD | {"commitOffsets": "required"}, "messageModel=broadcasting: found commitOffsets=required"),
         (SHARED | {"messageModel": "broadcasting"}, "Keep one of them"),
-        (SHARED | {"commitOffsets": "off"}, "Accepted with it: auto, required"),
+        (SHARED | {"commitOffsets": "off"}, "expected auto or required"),
         (AT_GROUP, "Add consumerGroup=name"),
         ({"orderly": "true"}, "Add consumerGroup=name"),
         (GROUP | {"orderly": "true", "minPartitions": "2"}, "minPartitions splits queues"),
@@ -62,7 +62,7 @@ def parse(given: dict[str, str]) -> ReadOptions:
         ),
     ],
 )
-def test_what_would_change_nothing_or_contradicts_is_refused_with_what_to_do(given, part) -> None:
+def test_build_group_options_refuses_options_without_effect_or_in_contradiction(given, part) -> None:
     with pytest.raises(OptionError) as caught:
         parse(given)
     assert part in str(caught.value)
@@ -72,7 +72,7 @@ def test_what_would_change_nothing_or_contradicts_is_refused_with_what_to_do(giv
     "name", ["nonsense", "consistentHash:0", "machineRoom:", "config:[1]", "no_such_module:f", "os.path:no_such_name"]
 )
 @pytest.mark.parametrize("given", [SHARED, SHARED | {"orderly": "true"}])
-def test_a_strategy_that_is_none_is_refused_before_a_store_is_looked_at(given, name) -> None:
+def test_allocateStrategy_is_refused_before_a_store_is_read(given, name) -> None:
     with pytest.raises(OptionError, match="accepted are avg") as caught:
         parse(given | {"allocateStrategy": name})
     assert repr(name) in str(caught.value)
@@ -92,39 +92,45 @@ def test_a_strategy_that_is_none_is_refused_before_a_store_is_looked_at(given, n
         LOUD | {"onOffsetConflict": "checkpoint", "groupFallback": "latest", "orderly": "false"},
     ],
 )
-def test_what_goes_together_in_a_stream_is_accepted(given) -> None:
+def test_check_stream_accepts_options_that_go_together(given) -> None:
     parse(given).check_stream()
 
 
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        (SHARED | {"startingOffsets": "earliest"}, "with assignment=shared a query begins in each queue where"),
+        (
+            SHARED | {"startingOffsets": "earliest"},
+            "with assignment=shared a query begins in each queue at the group's offset",
+        ),
         (SHARED | {"startingOffsets": '{"orders": {"0": 1}}'}, "with assignment=shared a query begins in each queue"),
         (SHARED | TIME, TOGETHER),
         (SHARED | {"groupFallback": "timestamp"}, TOGETHER),
     ],
 )
-def test_a_start_of_its_own_is_refused_to_a_stream_that_shares_queues(given, part) -> None:
+def test_check_stream_refuses_startingOffsets_beside_shared_queues(given, part) -> None:
     with pytest.raises(OptionError) as caught:
         parse(given).check_stream()
     assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("start", [{}, {"startingOffsets": "earliest"}, TIME])
-def test_in_a_batch_query_sharing_has_no_say_in_where_it_begins(start) -> None:
+def test_check_batch_ignores_assignment_shared_for_the_start(start) -> None:
     options = parse(SHARED | start)
     options.check_batch()
     assert not options.names_group_as_start
     assert parse(SHARED | AT_GROUP).names_group_as_start
 
 
-def test_a_batch_query_that_does_not_begin_at_the_group_is_refused_a_fallback() -> None:
-    with pytest.raises(OptionError, match=r"groupFallback=earliest .* takes startingOffsets=group \(a batch query"):
+def test_check_batch_refuses_groupFallback_unless_it_begins_at_the_group() -> None:
+    with pytest.raises(
+        OptionError,
+        match=r"groupFallback=earliest .* Add startingOffsets=group \(assignment=shared has no effect in a batch",
+    ):
         parse(SHARED | {"groupFallback": "earliest"}).check_batch()
     parse(SHARED | AT_GROUP | {"groupFallback": "earliest"}).check_batch()
 
 
-def test_topics_in_another_order_are_the_same_subscription() -> None:
+def test_subscription_is_the_same_for_topics_in_another_order() -> None:
     texts = {str(parse({"subscribe": names}).subscription) for names in ("orders,payments", "payments, orders")}
     assert texts == {'subscribe="orders,payments"'}

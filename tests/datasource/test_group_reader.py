@@ -1,4 +1,4 @@
-"""The stream's reader as a member of a consumer group: what it publishes, where it begins, whose queues it reads."""
+"""The stream reader as a member of a consumer group: published offsets, start offsets and owned queues."""
 
 import errno
 import json
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.errors import GroupConflictError, LockTimeoutError, OptionError, StoreError
-from rmq_spark.store.group import query_group
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.group import group_session as query_group
+from rmq_spark.store.model import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
 SHARED = GROUP | {"assignment": "shared", "groupFallback": "earliest"}
 
 
 class OurStore:
-    """A store that a program of ours appends to: nobody holds it between two appends."""
+    """A store to which our program appends; it is not locked between two appends."""
 
     def __init__(self, path: Path, queues: int) -> None:
         self.path = path
@@ -143,7 +143,7 @@ def test_a_restart_goes_on_from_its_checkpoint_whatever_the_group_says(store, jo
     with caplog.at_level(logging.WARNING):
         again = join(store.path, **GROUP, checkpoint=query.committed)
         assert again.drain() == [[(0, 2)]]
-    assert "stands at 3 in queue orders/0" in caplog.text
+    assert "is at 3 in queue orders/0" in caplog.text
     assert offsets(store) == {0: 3, 1: 0}
 
 
@@ -170,7 +170,7 @@ def test_a_restart_fails_if_asked_where_the_group_is_ahead(store, join) -> None:
     query.trigger()
     leave(query)
     set_behind_the_back(store, 3)
-    with pytest.raises(GroupConflictError, match="stands at 3 in queue orders/0, and this query's checkpoint at 2"):
+    with pytest.raises(GroupConflictError, match="is at 3 in queue orders/0, and this query's checkpoint at 2"):
         join(store.path, **GROUP, checkpoint=query.committed, onOffsetConflict="fail").trigger()
 
 
@@ -219,7 +219,7 @@ def test_a_reset_counts_whatever_is_said_of_offsets_that_differ(store, join, cap
     rmq_spark.reset_offsets(store.path, "billing", {"orders": {0: 2}}, None)
     again = join(store.path, **GROUP, checkpoint=query.committed, onOffsetConflict=conflict)
     assert [batch for batch in again.drain() if batch] == [[(0, 2)]]
-    assert "stands at" not in caplog.text
+    assert "is at" not in caplog.text
 
 
 def test_two_queries_share_the_queues_and_hand_them_over(grow, query_on, join) -> None:
@@ -229,7 +229,7 @@ def test_two_queries_share_the_queues_and_hand_them_over(grow, query_on, join) -
     first = join(store.path, **SHARED)
     assert len([row for batch in first.drain() for row in batch]) == 8
     second = join(store.path, **SHARED)
-    assert second.drain() == [[]]  # all queues are still the first one's
+    assert second.drain() == [[]]  # the first query still owns all queues
     for queue_id in range(4):
         store.append("orders", queue_id, 1)
     seen = [sorted(row for query in pair for batch in query.drain() for row in batch)
@@ -346,7 +346,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store, join, caplog
     monkeypatch.setattr("rmq_spark.store.group.membership.Membership.join", refuse)
     with caplog.at_level(logging.WARNING):
         assert join(store.path, **GROUP, startingOffsets="earliest").drain() == [[(0, 0), (0, 1), (0, 2)]]
-    assert caplog.text.count("no member of the consumer group billing") == 1
+    assert caplog.text.count("does not join the consumer group billing") == 1
     assert join(store.path, **GROUP, startingOffsets="earliest", orderly="true").drain() == [[(0, 0), (0, 1), (0, 2)]]
     with pytest.raises(StorePathError):
         join(store.path, **GROUP, commitOffsets="required").trigger()

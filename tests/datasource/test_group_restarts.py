@@ -1,4 +1,4 @@
-"""What a query of a group takes from its checkpoint when it starts again, and what from the group."""
+"""Restarts of a query of a group: offsets from its checkpoint, and offsets from the group."""
 
 import json
 import logging
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.store import GroupSession, GroupTerms
 from rmq_spark.store.errors import GroupConflictError
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.resets import read_resets
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
 EARLIEST = GROUP | {"startingOffsets": "earliest"}
@@ -60,13 +60,13 @@ class Life:
         path.write_text(json.dumps({"offsetTable": {"orders@billing": {"0": offset}}}))
 
     def offset(self) -> int | None:
-        """Return where the group stands."""
+        """Return the offsets of the group."""
         return rmq_spark.group_offsets(self.path, "billing").get("orders", {}).get(0)
 
 
 @pytest.fixture
 def live(query_on, tmp_path: Path) -> Iterator[Callable[[int], Life]]:
-    """A function that makes a life with so many messages in its store."""
+    """A function that makes a life with the given number of messages in its store."""
     lives: list[Life] = []
 
     def make(count: int) -> Life:
@@ -113,6 +113,7 @@ def test_a_run_outside_of_the_group_keeps_in_mind_which_resets_were_applied(live
     assert flat(again.drain()) == [2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [SHARED, GROUP | {"onOffsetConflict": "group"}, GROUP | {"onOffsetConflict": "fail"}]
 )
@@ -123,7 +124,7 @@ def test_a_reset_that_another_has_applied_is_not_applied_again_by_who_comes_back
     first.drain()
     life.end()
     life.reset(0)
-    life.set_behind_the_back(stands)  # how far another has gone since
+    life.set_behind_the_back(stands)  # the offset of another query since
     again = life.start(first.committed, **options)
     end = again.plan()
     assert life.offset() == stands, "the group is not set back"
@@ -139,7 +140,7 @@ def test_the_checkpoint_wins_over_who_went_on_after_a_reset_too(live, caplog) ->
     life.set_behind_the_back(2)
     with caplog.at_level(logging.WARNING):
         assert flat(life.start(first.committed, **GROUP).drain()) == [1, 2]
-    assert "stands at 2 in queue orders/0, and was sent to 1 after this checkpoint" in caplog.text
+    assert "is at 2 in queue orders/0, and was reset to 1 after this checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize("target", [1, 6])
@@ -181,9 +182,9 @@ def test_a_queue_that_was_claimed_for_a_repeated_batch_and_is_let_go_takes_the_g
 ) -> None:
     life = live(1)
     life.set_behind_the_back(30)
-    group = QueryGroup(str(life.path), GroupTerms("billing", "shared"))
-    group.step([QUEUE], {}, None)
-    assert group.step([], {QUEUE: finished}, 0).lost == (QUEUE,)
+    group = GroupSession(str(life.path), GroupTerms("billing", "shared"))
+    group.rebalance([QUEUE], {}, None)
+    assert group.rebalance([], {QUEUE: finished}, 0).lost == (QUEUE,)
     assert life.offset() == stands
     group.leave({})
 
@@ -193,8 +194,8 @@ def test_where_a_run_had_a_queue_before_the_group_counts_be_it_further_back(live
     query = life.start(**SHARED)
     query.drain()
     query.reader._group.query._membership.lease._lock.release()  # taken for dead
-    other = QueryGroup(str(life.path), GroupTerms("billing", "shared", subscription='subscribe="orders"'))
-    assert other.step([QUEUE], {}, None).gained == (QUEUE,)
+    other = GroupSession(str(life.path), GroupTerms("billing", "shared", subscription='subscribe="orders"'))
+    assert other.rebalance([QUEUE], {}, None).gained == (QUEUE,)
     other.publish({QUEUE: 4})  # the store was cut, and written to again
     other.leave({})
     assert flat(query.drain()) == [4, 5, 6, 7, 8, 9]
@@ -207,7 +208,7 @@ def test_a_checkpoint_that_is_ahead_of_its_shared_group_is_gone_on_from_with_a_w
     life.set_behind_the_back(1)
     with caplog.at_level(logging.WARNING):
         assert flat(life.start(first.committed, **SHARED).drain()) == []
-    assert "stands at 1 in queue orders/0, and this query's checkpoint at 3: it goes on from its" in caplog.text
+    assert "is at 1 in queue orders/0, and this query's checkpoint at 3: it resumes at its" in caplog.text
 
 
 def test_the_same_move_back_by_two_runs_is_made_twice(live) -> None:
@@ -224,7 +225,7 @@ def test_the_same_move_back_by_two_runs_is_made_twice(live) -> None:
 
 @pytest.fixture
 def two_topics(live) -> tuple[Life, str]:
-    """A life with a topic that came after the checkpoint, five messages long; the group stands at its fourth one."""
+    """A life with a topic of five messages that is newer than the checkpoint; the group is at its fourth one."""
     life = live(3)
     query = life.start(**EARLIEST, subscribePattern="orders.*")
     query.drain()
@@ -245,13 +246,13 @@ def test_a_queue_that_only_the_group_knows_goes_on_as_the_conflict_is_settled(
     query = life.start(checkpoint, **GROUP, subscribePattern="orders.*", onOffsetConflict=conflict)
     with caplog.at_level(logging.WARNING):
         assert flat(query.drain()) == rows
-    assert ("stands at 4 in queue orders2/0, and this query's checkpoint at 0" in caplog.text) == (len(rows) > 1)
+    assert ("is at 4 in queue orders2/0, and this query's checkpoint at 0" in caplog.text) == (len(rows) > 1)
 
 
 def test_a_queue_that_only_the_group_knows_fails_a_query_that_is_to_fail(two_topics) -> None:
     life, checkpoint = two_topics
     query = life.start(checkpoint, **GROUP, subscribePattern="orders.*", onOffsetConflict="fail")
-    with pytest.raises(GroupConflictError, match="stands at 4 in queue orders2/0"):
+    with pytest.raises(GroupConflictError, match="is at 4 in queue orders2/0"):
         query.plan()
 
 
@@ -269,6 +270,6 @@ def test_a_query_that_begins_behind_what_its_group_has_not_read_says_so(live, ca
     life.set_behind_the_back(stands)
     with caplog.at_level(logging.WARNING):
         life.start(**GROUP, **options).drain()
-    told = "the consumer group billing stands at 1 in queue orders/0, and this query begins at 3"
+    told = "the consumer group billing is at 1 in queue orders/0, and this query begins at 3"
     assert caplog.text.count(told) == is_told
-    assert ("startingOffsets=group begins where the group stands" in caplog.text) == is_told
+    assert ("startingOffsets=group begins at the group's offsets" in caplog.text) == is_told

@@ -1,4 +1,4 @@
-"""Queries of a consumer group through real Spark: what they publish, where they go on, and how they get on together."""
+"""Queries of a consumer group through real Spark: published offsets, restarts, and several at once."""
 
 import json
 import time
@@ -95,7 +95,7 @@ def groups(spark: "SparkSession", tmp_path: Path) -> Iterator[Groups]:
 
 
 def wait_until(holds: Callable[[], object], query: "StreamingQuery | None" = None) -> None:
-    """Wait until something holds; raise what a query died of meanwhile."""
+    """Wait until a condition holds; raise the error of a query that failed meanwhile."""
     until = time.monotonic() + WITHIN_S
     while not holds():
         assert time.monotonic() < until, "does not come true"
@@ -107,6 +107,7 @@ def queue(number: int, begin: int, end: int) -> list[tuple[int, int]]:
     return [(number, offset) for offset in range(begin, end)]
 
 
+@pytest.mark.slow
 def test_after_available_now_the_group_stands_where_the_snapshot_ended(groups: Groups) -> None:
     sink = Sink()
     sink.during = lambda batch_id: groups.append(1, 2) if batch_id == 0 else None
@@ -154,7 +155,7 @@ def test_without_a_listener_a_query_that_is_stopped_leaves_its_group_one_batch_b
     query = groups.start(sink, BUSY, spark=bare, **given)
     wait_until(lambda: len(seen) >= 4, query)
     query.stop()
-    # What stands in the checkpoint as done is at most one batch further than the group.
+    # The finished batches of the checkpoint are at most one batch ahead of the group.
     checkpoint = groups._folder / "checkpoint-a"
     done = max(int(file.name) for file in (checkpoint / "commits").glob("[0-9]*"))
     ends = [json.loads((checkpoint / "offsets" / str(n)).read_text().splitlines()[-1]) for n in (done - 1, done)]
@@ -163,6 +164,7 @@ def test_without_a_listener_a_query_that_is_stopped_leaves_its_group_one_batch_b
     assert [offsets for offsets, _ in seen][:2] == [{}, {0: 2, 1: 0}]
 
 
+@pytest.mark.slow
 def test_without_its_checkpoint_a_query_goes_on_where_its_group_stands(groups: Groups) -> None:
     first, second = Sink(), Sink()
     groups.run(first, **GROUP, startingOffsets="group")
@@ -191,6 +193,7 @@ def test_a_running_query_goes_where_its_group_is_reset_to(groups: Groups) -> Non
     wait_until(lambda: groups.offsets() == {0: 3, 1: 0}, query)
 
 
+@pytest.mark.slow
 def test_a_second_query_of_a_group_is_refused_by_name_and_takes_over_when_the_first_is_stopped(groups: Groups) -> None:
     first, second = Sink(), Sink()
     query = groups.start(first, BUSY, name="one", queryName="one", **GROUP, startingOffsets="earliest")
@@ -205,6 +208,7 @@ def test_a_second_query_of_a_group_is_refused_by_name_and_takes_over_when_the_fi
     assert (first.rows, second.rows) == (queue(0, 0, 3), queue(0, 3, 4))
 
 
+@pytest.mark.slow
 def test_two_queries_of_one_session_share_a_group(groups: Groups) -> None:
     sinks = Sink(), Sink()
     queries = [groups.start(sink, BUSY, name=f"q{number}", **SHARED) for number, sink in enumerate(sinks)]
@@ -224,11 +228,12 @@ def test_two_queries_of_one_session_share_a_group(groups: Groups) -> None:
     assert sorted(rows) == queue(0, 0, appended[0]) + queue(1, 0, appended[1])
 
 
+@pytest.mark.slow
 def test_listeners_hear_how_far_a_group_is_behind(groups: Groups, spark: "SparkSession") -> None:
     heard: list[tuple[str, pa.Table]] = []
     listener = rmq_spark.GroupLagListener(lambda group, table: heard.append((group, table)))
     spark.streams.addListener(listener)
-    own = {"consumerGroup": "listened-to"}  # progress of queries of earlier tests may still be on its way
+    own = {"consumerGroup": "listened-to"}  # progress events of earlier tests may still arrive
     try:
         query = groups.run(Sink(), **own, startingOffsets="earliest", maxOffsetsPerTrigger="2")
         wait_until(lambda: [group for group, _ in heard].count(own["consumerGroup"]) >= 2)
@@ -254,6 +259,7 @@ def take_away(groups: Groups) -> None:
     path.write_text(json.dumps(claims))
 
 
+@pytest.mark.slow
 def test_a_task_reads_a_queue_only_while_it_is_the_querys(groups: Groups) -> None:
     sink = Sink()
     given = GROUP | {"startingOffsets": "earliest"}
@@ -276,6 +282,7 @@ def test_a_trigger_that_waits_is_woken_by_a_message(groups: Groups) -> None:
     wait_until(lambda: sink.rows == [*queue(0, 0, 3), (1, 0)])
 
 
+@pytest.mark.slow
 def test_a_query_can_be_stopped_while_its_trigger_waits(groups: Groups) -> None:
     sink, second = Sink(), Sink()
     wait_s = 2 * WITHIN_S

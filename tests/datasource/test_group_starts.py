@@ -1,4 +1,4 @@
-"""Where queries begin whose group has no offset, in queues that are too old to be read from their first message."""
+"""Start offsets of queries whose group has no offset, in queues that are too old for a start at offset 0."""
 
 import json
 import time
@@ -10,12 +10,11 @@ import pytest
 
 import rmq_spark
 from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.partition import RmqPartition
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.store import open_reader
 from rmq_spark.store.errors import DataLossError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
 MODES = {"all": GROUP | {"startingOffsets": "group"}, "shared": GROUP | {"assignment": "shared"}}
@@ -62,8 +61,8 @@ class OldStore:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OldStore:
-    """Its queue is no young one: the machine has so little memory that the first message lies far back."""
-    monkeypatch.setattr("rmq_spark.store.group.beginnings.memory_bytes", lambda: 1)
+    """Its queue is too old for a start at 0: with so little memory the first message counts as on disk."""
+    monkeypatch.setattr("rmq_spark.store.group.start_offsets.memory_bytes", lambda: 1)
     return OldStore(tmp_path / "store")
 
 
@@ -110,6 +109,6 @@ def test_a_batch_query_begins_at_the_group_by_the_word_alone(store) -> None:
 
 def test_a_batch_query_of_a_group_that_stands_beyond_the_end_is_told_of_the_group(store) -> None:
     store.set_group(12)
-    with pytest.raises(DataLossError, match="the consumer group billing stands at 12, and the queue ends at 10 now"):
+    with pytest.raises(DataLossError, match="the consumer group billing is at 12, and the queue ends at 10 now"):
         store.read(startingOffsets="group")
     assert store.read(startingOffsets="group", failOnDataLoss="false") == []

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import DiskFullError, LockTimeoutError, StoreError, StorePathError
-from rmq_spark.store.group import group_paths
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group import group_files as group_paths
+from rmq_spark.store.group.group_files import GroupPaths
 
 GROUP = {"consumerGroup": "billing"}
 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be published is tried again by the next trigger, be it idle."""
-    monkeypatch.setattr("rmq_spark.store.group.query_group._RETRY_S", 0.0)
+    """The next trigger, even an idle one, retries an offset that could not be published."""
+    monkeypatch.setattr("rmq_spark.store.group.group_session._RETRY_S", 0.0)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_query_that_cannot_join_for_now_reads_and_is_a_member_later(store, que
     query = query_on(store, **GROUP, startingOffsets="earliest", maxOffsetsPerTrigger="2", orderly="true")
     with caplog.at_level(logging.WARNING):
         assert query.drain() == [[(0, 0), (0, 1)], [(0, 2)]]
-    assert caplog.text.count("no member of the consumer group billing") == 1
+    assert caplog.text.count("does not join the consumer group billing") == 1
     assert query.reader._group.query.is_outside
     fail(0)
     query.plan()
@@ -131,7 +131,7 @@ def test_a_claim_that_cannot_be_written_is_made_later(store, query_on, monkeypat
 def test_a_group_whose_turn_is_not_to_be_had_is_read_all_the_same(store, query_on, caplog, monkeypatch) -> None:
     query = query_on(store, **GROUP, startingOffsets="earliest", maxOffsetsPerTrigger="1")
     query.trigger()
-    monkeypatch.setattr(query.reader._group.query._membership.turn, "_timeout_ms", 1)
+    monkeypatch.setattr(query.reader._group.query._membership.lock, "_timeout_ms", 1)
     turn = FileLock(GroupPaths(str(store), "billing").turn)
     assert turn.try_take()
     with caplog.at_level(logging.WARNING):
@@ -159,7 +159,7 @@ def test_who_must_publish_fails(store, query_on, fail, monkeypatch, given) -> No
     turn = FileLock(GroupPaths(str(store), "billing").turn)
     assert turn.try_take()
     late = query_on(store, **options)
-    late.reader._group.query._membership.turn._timeout_ms = 1
+    late.reader._group.query._membership.lock._timeout_ms = 1
     with pytest.raises(LockTimeoutError, match="locked"):
         late.trigger()
     turn.release()
@@ -197,4 +197,4 @@ def test_offsets_that_a_broker_took_back_when_it_ended_are_published_by_the_next
     query.plan()
     after = (store / "config" / "consumerOffset.json").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns), "once, not at every trigger"
-    assert not query.reader._group.has_news()
+    assert not query.reader._group.has_changed()

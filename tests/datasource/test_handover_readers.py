@@ -1,4 +1,4 @@
-"""A member that starts no trigger hands its queues over: from which offset, and which messages come twice."""
+"""Handover by a member that starts no trigger: offsets, and messages that are delivered twice."""
 
 import json
 import time
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store.commit.keys import CommitKey
 from rmq_spark.store.errors import GroupConflictError
 from rmq_spark.store.group.claims import read_claims
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.handover import LOOK_EVERY_S
-from rmq_spark.store.group.suspended import Suspension, write_outcomes
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.group.resets import Suspension, write_outcomes
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.transaction.ledger import CommitKey
 
 SHARED = {"consumerGroup": "billing", "assignment": "shared", "groupFallback": "earliest"}
 QUEUES, MESSAGES = 4, 5  # of each queue
@@ -27,7 +27,7 @@ Row = tuple[int, int]
 
 
 class Crew:
-    """Queries of one group, and what each of them has read."""
+    """Queries of one group, and the messages that each has read."""
 
     def __init__(self, query_on: Callable[..., Any], path: Path) -> None:
         self.path, self._query_on = path, query_on
@@ -47,7 +47,7 @@ class Crew:
         return self.queries[-1]
 
     def start_batch(self, query: Any) -> str:
-        """Plan a batch, whose rows nobody has read yet; return its end."""
+        """Plan a batch without reading its rows; return its end."""
         end = query.plan()
         assert end != query.committed
         return end
@@ -59,7 +59,7 @@ class Crew:
         return rows
 
     def drain_until(self, query: Any, count: int) -> None:
-        """Have a query read until it owns so many queues, and has nothing left in them."""
+        """Have a query read until it owns `count` queues and has read all their messages."""
         until = time.monotonic() + LIMIT_S
         while len(self.owned(query)) != count:
             assert time.monotonic() < until, f"owns {self.owned(query)}"
@@ -82,7 +82,7 @@ class Crew:
         assert set(self.rows) == {(queue, offset) for queue in range(QUEUES) for offset in range(messages)}
 
     def rows_of(self, query: Any) -> list[Row]:
-        """Return what a query reads until it has nothing left."""
+        """Read to the end, and return the messages of the query."""
         return [row for rows in query.drain() for row in rows]
 
     def event(self, query: Any, end: str) -> Any:
@@ -92,7 +92,7 @@ class Crew:
         return SimpleNamespace(progress=progress)
 
     def report(self, query: Any, end: str) -> None:
-        """Tell the session's listener that the query's batch has ended, as Spark does."""
+        """Report the end of the query's batch to the session's listener, like Spark."""
         rmq_spark.GroupOffsetListener().onQueryProgress(self.event(query, end))
 
 
@@ -106,7 +106,7 @@ def crew(query_on: Callable[..., Any], tmp_path: Path) -> Iterator[Crew]:
 
 def test_handover_of_a_query_that_found_nothing_at_its_last_trigger_needs_no_further_trigger(crew: Crew) -> None:
     first = crew.join(handoverTimeout="1h")
-    crew.drain_until(first, 4)  # and from here on it starts no trigger
+    crew.drain_until(first, 4)  # afterwards it starts no trigger
     second = crew.join(handoverTimeout="1h")
     crew.drain_until(second, 2)
     assert crew.owned(first).isdisjoint(crew.owned(second))
@@ -213,7 +213,7 @@ def test_handover_to_a_member_that_dies_gives_the_queues_back_at_the_next_trigge
     second = crew.join()
     crew.drain_until(second, 2)
     crew.append()
-    second.plan()  # a batch that nobody finishes
+    second.plan()  # a batch that is never finished
     second.reader._group.query._membership.lease._lock.release()
     crew.drain_until(first, 4)
     crew.check_complete(2 * MESSAGES)

@@ -1,4 +1,4 @@
-"""What a listener's answers mean: RocketMQ's tables, with listeners and a clock that the test makes."""
+"""Results of listeners: RocketMQ's tables of outcomes, with fake listeners and a fake clock."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from rmq_spark.datasource.listening import (
+from rmq_spark.datasource.listener import (
     CONCURRENTLY,
     MAX_ERROR_CHARS,
     ORDERLY,
@@ -27,7 +27,7 @@ from rmq_spark.datasource.listening import (
     exhausted,
 )
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 ONE, OTHER = QueueKey("orders", 0), QueueKey("orders", 1)
 DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
@@ -48,7 +48,7 @@ def messages(count: int, queue: QueueKey = ONE, first: int = 0, times: Sequence[
 
 
 class Clock:
-    """Stands still, but for what a listener lets pass."""
+    """A clock that only listeners advance."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -350,7 +350,7 @@ def test_who_begins_before_a_stopped_queue_goes_on_gets_all_of_its_rows(
     history = History(3, {3: 2}, frozenset({2, 4}), counts_from_resume=is_continued)
     sent, outcomes = orderly(listen, messages(6 - begin, first=begin), {ONE: history})
     assert (seen, sent) == (given, [])
-    assert len(outcomes) == 1, "the stopped queue goes on"
+    assert len(outcomes) == 1, "the suspended queue resumes"
 
 
 def test_a_batch_that_ends_before_the_place_of_rows_asked_for_again_forgets_all_but_the_place() -> None:

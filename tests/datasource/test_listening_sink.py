@@ -1,11 +1,11 @@
-"""What a task of an orderly listener is told of queues that were stopped before."""
+"""Suspended queues, as a task of an orderly listener gets them."""
 
 import pytest
 
-from rmq_spark.datasource.listening import History
-from rmq_spark.datasource.listening_sink import history_of
-from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.group.suspended import Suspension
+from rmq_spark.datasource.listener import History
+from rmq_spark.datasource.listener_sink import history_of
+from rmq_spark.store.group.resets import Suspension
+from rmq_spark.store.transaction.ledger import CommitKey
 
 STOPPED = Suspension(5, 0, {5: 2}, frozenset({2}), frozenset({4}), 3, "query", 7)
 

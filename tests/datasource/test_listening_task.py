@@ -1,4 +1,4 @@
-"""What a task makes of rows in Arrow: calls of the listener, and rows to send back that are the ones that came."""
+"""A listener task on Arrow rows: calls of the listener, and unchanged rows to send back."""
 
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_spark.datasource.listening import CONCURRENTLY, ORDERLY, ConsumeContext, History, ListenerTerms, QueueOutcome
-from rmq_spark.datasource.listening_task import PIECE_ROWS, ListenerTask
+from rmq_spark.datasource.listener import CONCURRENTLY, ORDERLY, ConsumeContext, History, ListenerTerms, QueueOutcome
+from rmq_spark.datasource.listener_task import PIECE_ROWS, ListenerTask
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 QUEUE = QueueKey("%RETRY%billing", 0)
@@ -179,7 +179,7 @@ def test_a_dead_letter_in_order_is_the_row_that_came() -> None:
 def test_rows_out_of_order_are_refused_in_order_only() -> None:
     both = rows(2, first=5), rows(1)
     assert run(failing(), *both)[1] == []
-    with pytest.raises(OptionError, match="%RETRY%billing/0 come out of order: 0 behind 6"):
+    with pytest.raises(OptionError, match="%RETRY%billing/0 come out of order: found 0 after 6"):
         run(lambda messages, context: "SUCCESS", *both, model=ORDERLY, max_reconsume_times=-1)
 
 
@@ -189,7 +189,7 @@ def test_a_row_without_its_place_is_no_message_of_the_source(name: str, model: s
     batch = rows(2)
     at = batch.schema.get_field_index(name)
     batch = batch.set_column(at, name, pa.array([batch[name][0].as_py(), None], batch[name].type))
-    with pytest.raises(OptionError, match=f"no {name}, so it is no message"):
+    with pytest.raises(OptionError, match=f"no {name}; expected a message of the source"):
         run(failing(), batch, model=model)
 
 

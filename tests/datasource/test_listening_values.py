@@ -1,4 +1,4 @@
-"""What a listener gets of a column: times in their zones, and no value that stops a query."""
+"""Values that a listener gets from columns: times in their zones; no value makes the query fail."""
 
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from rmq_spark.datasource.listening_values import values_of
+from rmq_spark.datasource.listener_task import values_of
 
 AT = datetime(2026, 7, 2, 3, 4, 5, 678_900, tzinfo=UTC)
 AT_US = 1_782_961_445_678_900

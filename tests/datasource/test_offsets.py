@@ -1,4 +1,4 @@
-"""The offset text: canonical, versioned, and never two texts for one thing."""
+"""offsets: the text of an offset is canonical and versioned."""
 
 import json
 import random
@@ -15,11 +15,11 @@ from rmq_spark.datasource.offsets import (
     encode_queues,
     initial_offset,
 )
-from rmq_spark.datasource.values import parse_positions
+from rmq_spark.datasource.option_parsers import parse_positions
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
-# No deadline: a busy machine is no bug. The same examples every time.
+# No deadline, as the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)
 
 GOLDEN = Path(__file__).parent / "golden_offsets"
@@ -33,13 +33,13 @@ offsets = st.builds(
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_version_1_wrote_is_read_and_written_again_to_the_letter(line) -> None:
+def test_decode_and_encode_offset_repeat_version_1_byte_for_byte(line) -> None:
     offset = decode_offset(json.loads(line))
     if line != json.dumps(initial_offset()):
         assert json.dumps(encode_offset(offset)) == line
 
 
-def test_the_golden_lines_mean_what_they_say() -> None:
+def test_decode_offset_reads_every_key_of_a_golden_line() -> None:
     offset = decode_offset(json.loads(LINES[5]))
     assert offset == StreamOffset(
         {QueueKey("orders", 0): 5, QueueKey("payments", 3): 4},
@@ -47,41 +47,41 @@ def test_the_golden_lines_mean_what_they_say() -> None:
         ending=True,
         ended=True,
         lost={QueueKey("orders", 0): 12},
-        turn=QueueKey("orders", 0),
+        cursor=QueueKey("orders", 0),
     )
 
 
-def test_the_initial_offset_is_constant_and_names_no_queue() -> None:
+def test_initial_offset_is_constant_and_has_no_queue() -> None:
     assert json.dumps(initial_offset()) == LINES[0]
     assert decode_offset(initial_offset()).is_initial()
 
 
 @usual
 @given(offsets)
-def test_an_offset_comes_back_and_is_never_the_initial_one(offset) -> None:
+def test_decode_offset_returns_what_was_encoded_and_never_the_initial_one(offset) -> None:
     encoded = encode_offset(offset)
     assert encoded != initial_offset()
     decoded = decode_offset(json.loads(json.dumps(encoded)))
     assert not decoded.is_initial()
     assert decoded.positions == offset.positions
     assert decoded.starts == (offset.starts or (None if offset.positions else {}))
-    assert (decoded.ending, decoded.ended, decoded.lost, decoded.turn) == (
+    assert (decoded.ending, decoded.ended, decoded.lost, decoded.cursor) == (
         offset.ending,
         offset.ended,
         offset.lost,
-        offset.turn,
+        offset.cursor,
     )
 
 
 @usual
 @given(numbers, st.randoms(use_true_random=False))
-def test_the_text_does_not_depend_on_the_order_in_which_queues_came(positions, shuffle: random.Random) -> None:
+def test_encode_offset_does_not_depend_on_the_order_of_queues(positions, shuffle: random.Random) -> None:
     shuffled = list(positions.items())
     shuffle.shuffle(shuffled)
     assert json.dumps(encode_offset(StreamOffset(positions))) == json.dumps(encode_offset(StreamOffset(dict(shuffled))))
 
 
-def test_queues_are_sorted_by_number_and_the_mark_is_last() -> None:
+def test_encode_offset_sorts_queues_by_number_and_puts_metadata_last() -> None:
     positions = {QueueKey("b", 10): 1, QueueKey("b", 9): 2, QueueKey("a", 0): 3, QueueKey("Z", 0): 4}
     assert json.dumps(encode_offset(StreamOffset(positions))) == (
         '{"Z": {"0": 4}, "a": {"0": 3}, "b": {"9": 2, "10": 1}, "@": {"v": 1}}'
@@ -90,18 +90,18 @@ def test_queues_are_sorted_by_number_and_the_mark_is_last() -> None:
 
 @usual
 @given(offsets)
-def test_an_offset_can_be_pasted_into_starting_offsets(offset) -> None:
+def test_encode_offset_is_valid_as_startingOffsets(offset) -> None:
     assert parse_positions(json.dumps(encode_offset(offset))).queues == offset.positions
 
 
-@pytest.mark.parametrize("mark", [{"v": 2}, {"v": "1"}, {}, None, 7])
-def test_another_version_is_refused_with_what_to_do(mark) -> None:
-    with pytest.raises(OptionError, match="this release reads version 1") as caught:
-        decode_offset({"orders": {"0": 1}, "@": mark})
+@pytest.mark.parametrize("metadata", [{"v": 2}, {"v": "1"}, {}, None, 7])
+def test_decode_offset_refuses_another_version_with_a_next_step(metadata) -> None:
+    with pytest.raises(OptionError, match="expected version 1") as caught:
+        decode_offset({"orders": {"0": 1}, "@": metadata})
     assert "checkpointLocation" in str(caught.value)
 
 
-def test_an_offset_without_mark_is_of_no_version() -> None:
+def test_decode_offset_refuses_an_offset_without_metadata() -> None:
     with pytest.raises(OptionError, match="version None"):
         decode_offset({"orders": {"0": 1}})
 
@@ -120,15 +120,15 @@ def test_an_offset_without_mark_is_of_no_version() -> None:
         None,
     ],
 )
-def test_an_offset_of_another_shape_is_refused(value) -> None:
-    with pytest.raises(OptionError, match="none of ours"):
+def test_decode_offset_refuses_another_shape(value) -> None:
+    with pytest.raises(OptionError, match="the checkpoint is not one of rmq: found"):
         decode_offset(value)
 
 
-def test_what_a_later_release_adds_to_version_1_is_passed_over() -> None:
+def test_decode_offset_ignores_keys_that_a_later_release_adds() -> None:
     assert decode_offset({"orders": {"0": 1}, "@": {"v": 1, "later": "g"}}).positions == {QueueKey("orders", 0): 1}
 
 
-def test_numbers_by_queue_are_nested_by_topic() -> None:
+def test_encode_queues_nests_queues_by_topic() -> None:
     assert encode_queues({QueueKey("a", 1): 2, QueueKey("a", 0): 1}) == {"a": {"0": 1, "1": 2}}
     assert encode_queues({}) == {}

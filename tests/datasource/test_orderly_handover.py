@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.listening import ListenerTerms
-from rmq_spark.datasource.listening_sink import ListenerJob
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.datasource.sink_options import SinkOptions
-from rmq_spark.datasource.sink_task import SinkTask
+from rmq_spark.datasource.listener import ListenerTerms
+from rmq_spark.datasource.listener_sink import ListenerJob
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.datasource.stream_reader import RmqStreamReader
+from rmq_spark.datasource.task_writer import SinkTask
+from rmq_spark.datasource.write_options import SinkOptions
 from rmq_spark.store import CommitKey
-from rmq_spark.store.group.suspended import Suspension, read_suspended, write_outcomes
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.group.resets import Suspension, read_suspended, write_outcomes
+from rmq_spark.store.model import QueueKey
 from tests.datasource.test_orderly_lives import COLUMNS
 
 QUEUES = 2

@@ -1,7 +1,7 @@
-"""Orderly and concurrent listeners that fail at random, in a query that dies at random: what is promised holds.
+"""Promises of orderly and concurrent listeners that fail at random, in a query that dies at random.
 
-No Spark: the stream's reader, the tasks and the commit are those of a query, and what Spark does between them is done
-here, with its order of things: a batch is planned, run and committed, or repeated from its begin after a death.
+Without Spark: the stream reader, the tasks and the commit are real, and this module does the work of Spark between
+them, in the same order: a batch is planned, run and committed, or repeated from its begin after a death.
 """
 
 import json
@@ -16,19 +16,18 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.listening import ListenerTerms
-from rmq_spark.datasource.listening_sink import ListenerJob
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.datasource.sink_options import SinkOptions
-from rmq_spark.datasource.sink_task import SinkTask
+from rmq_spark.datasource.listener import ListenerTerms
+from rmq_spark.datasource.listener_sink import ListenerJob
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.store import CommitKey, publish_last_offsets
-from rmq_spark.store.commit.intents import Intents
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.group.suspended import Suspension, read_suspended, write_outcomes
-from rmq_spark.store.log.section import Section
-from rmq_spark.store.units import QueueKey
+from rmq_spark.datasource.task_writer import SinkTask
+from rmq_spark.datasource.write_options import SinkOptions
+from rmq_spark.store import CommitKey, commit_final_offsets
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.group.resets import Suspension, read_suspended, write_outcomes
+from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.transaction.intents import Intents
 
 COLUMNS = ("topic", "physicalTopic", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "body")
 QUEUES = 3
@@ -36,7 +35,7 @@ MESSAGES = 8  # in each queue
 
 
 class DeathError(KeyboardInterrupt):
-    """The driver is killed, be it within the listener."""
+    """The driver is killed, possibly within the listener."""
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Life:
             raise DeathError
 
     def dead_letters(self) -> list[tuple[int, int]]:
-        """Return queue id and offset of the originals, as their keys tell."""
+        """Return queue id and offset of the originals, from their keys."""
         pairs = [key.split("-") for key in self.read_dead("keys")]
         return [(int(queue_id), int(offset)) for queue_id, offset in pairs]
 
@@ -125,7 +124,7 @@ class Life:
         self.reader = None
 
     def run(self, trigger_count: int) -> None:
-        """Run so many triggers, with deaths and restarts among them."""
+        """Run `trigger_count` triggers, with deaths and restarts among them."""
         for _ in range(trigger_count):
             try:
                 self.trigger(self.reader or self.start())
@@ -189,7 +188,7 @@ def make_life(path: Path, seed: int, **terms: Any) -> Life:
 def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
     """Lives that may also die in a commit: about the file of stopped queues, before an intent, and at each append."""
     lives: list[Life] = []
-    replace, append, write = Disk.replace, Section.append, Intents.write
+    replace, append, write = Disk.replace, WriteSession.append, Intents.write
 
     def dying_replace(self: Disk, path: str, data: bytes) -> None:
         if lives and path.endswith("suspended.json"):
@@ -199,22 +198,23 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
         else:
             replace(self, path, data)
 
-    def dying_append(self: Section, *given: Any, **more: Any) -> Any:
+    def dying_append(self: WriteSession, *given: Any, **more: Any) -> Any:
         if lives:
             lives[0].may_die()
         return append(self, *given, **more)
 
     def dying_write(self: Intents, intent: Any) -> None:
-        if lives:  # what is to be known of the batch is on disk by now, and nothing promises the batch
+        if lives:  # the state of the batch is on disk by now, and no intent promises the batch
             lives[0].may_die()
         write(self, intent)
 
     monkeypatch.setattr(Disk, "replace", dying_replace)
     monkeypatch.setattr(Intents, "write", dying_write)
-    monkeypatch.setattr(Section, "append", dying_append)
+    monkeypatch.setattr(WriteSession, "append", dying_append)
     return lives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "batch_size", "max_times", "group_stands_at"),
     [
@@ -247,7 +247,7 @@ def test_in_order_every_row_is_processed_or_a_dead_letter_and_none_before_the_on
     every = {(queue_id, offset) for queue_id in range(QUEUES) for offset in range(MESSAGES)}
     assert set(life.succeeded) | set(dead) == every
     assert {(0, 2), (1, 0), (1, 1), (2, 7)} <= set(dead)
-    assert set(life.dead_times()) == {max_times}, "as often as it was tried anew"
+    assert set(life.dead_times()) == {max_times}, "as often as it was retried"
     assert life.deaths
     published = rmq_spark.group_offsets(life.path, "g")["orders"]
     assert published == dict.fromkeys(range(QUEUES), MESSAGES)
@@ -330,7 +330,7 @@ def test_a_try_that_was_not_committed_is_not_published_when_its_query_ends(
     assert read_suspended(str(life.path), "g").queues[QueueKey("orders", 1)].dead == {0}
     assert life.dead_letters() == []
     ends = {QueueKey("orders", queue_id): MESSAGES for queue_id in range(QUEUES)}
-    assert not publish_last_offsets(life.path, "g", member, ends, 0)
+    assert not commit_final_offsets(life.path, "g", member, ends, 0)
     assert rmq_spark.group_offsets(life.path, "g") == {}
     life.stop()
     life.settle()
@@ -350,7 +350,7 @@ def test_what_a_try_that_died_had_promised_is_in_the_store_when_its_batch_ends(
         raise DeathError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Section, "append", die)
+        patch.setattr(WriteSession, "append", die)
         life.run(1)
     assert (life.batch_id, life.dead_letters()) == (0, [])
     failed = set(life.given)

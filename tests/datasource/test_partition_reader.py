@@ -8,15 +8,14 @@ import pytest
 from rmq_spark.datasource import partition_reader
 from rmq_spark.datasource.batch_reader import plan_partition
 from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.partition import Piece, RmqPartition
 from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.datasource.store_view import StoreView
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
+from rmq_spark.datasource.source_view import StoreView
 from rmq_spark.store.errors import DamageError, DataLossError, StoreChangedError
+from rmq_spark.store.model import QueueKey, RecordProof
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey, RecordProof
 
 QUEUE = QueueKey("orders", 0)
 SETTINGS = ReadSettings(("queueOffset",), False, 64 << 20, "auto", True)
@@ -26,7 +25,7 @@ LENIENT = ReadSettings(("queueOffset",), False, 64 << 20, "auto", False)
 def plan(path, *spans):
     """Plan the queue offsets [begin, end) of each span as one partition."""
     view = StoreView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
-    view.look()
+    view.refresh()
     try:
         return plan_partition(view, [QueueRange(QUEUE, begin, end) for begin, end in spans])
     finally:
@@ -76,14 +75,14 @@ def test_rows_of_a_piece_come_in_queue_order(tmp_path) -> None:
 
 def test_a_task_with_many_pieces_opens_the_store_once_and_closes_it(tmp_path, monkeypatch) -> None:
     path = build(tmp_path / "store", 40)
-    real, opened = partition_reader.open_reader, []
+    real, opened = partition_reader.StoreReader, []
 
     def open_and_count(path, **given):
         opened.append(real(path, **given))
         monkeypatch.setattr(opened[-1], "close", lambda: opened.append("closed"))
         return opened[-1]
 
-    monkeypatch.setattr(partition_reader, "open_reader", open_and_count)
+    monkeypatch.setattr(partition_reader, "StoreReader", open_and_count)
     assert offsets(plan(path, *((n, n + 1) for n in range(0, 40, 5)))) == list(range(0, 40, 5))
     assert opened[1:] == ["closed"]
 
@@ -149,7 +148,7 @@ def test_a_piece_of_which_nothing_is_left_is_skipped_whole(tmp_path) -> None:
 
 
 class Interrupted:
-    """A store whose read fails after some batches, as when a file goes away under it."""
+    """A store whose read fails after some batches, like after the deletion of a file."""
 
     def __init__(self, store, after, then):
         self._store, self._after, self._then = store, after, then
@@ -163,15 +162,15 @@ class Interrupted:
     def proof(self, queue, offset):
         return self._store.proof(queue, offset)
 
-    def read_on(self, queue, begin, end, columns, limits, wanted):
-        yield from self._store.read_on(queue, begin, min(end, begin + self._after), columns, limits, wanted)
+    def read_with_progress(self, queue, begin, end, columns, limits, wanted):
+        yield from self._store.read_with_progress(queue, begin, min(end, begin + self._after), columns, limits, wanted)
         self._then()
         raise StoreChangedError("a file vanished")
 
 
 def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_twice(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), (0, 40))
-    real, opened = partition_reader.open_reader, []
+    real, opened = partition_reader.StoreReader, []
 
     def open_once_interrupted(path, **given):
         store = real(path, **given)
@@ -180,7 +179,7 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
             return store
         return Interrupted(store, 2, oldest_segment(tmp_path / "store").unlink)
 
-    monkeypatch.setattr(partition_reader, "open_reader", open_once_interrupted)
+    monkeypatch.setattr(partition_reader, "StoreReader", open_once_interrupted)
     rows = offsets(partition, LENIENT)
     assert rows[:2] == [0, 1]
     assert rows[2:] == list(range(rows[2], 40))
@@ -189,26 +188,26 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
 
 def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), (0, 40))
-    real, opened = partition_reader.open_reader, []
+    real, opened = partition_reader.StoreReader, []
 
     def open_interrupted_twice(path, **given):
         opened.append(1)
         store = real(path, **given)
         return Interrupted(store, 3, lambda: None) if len(opened) < 3 else store
 
-    monkeypatch.setattr(partition_reader, "open_reader", open_interrupted_twice)
+    monkeypatch.setattr(partition_reader, "StoreReader", open_interrupted_twice)
     assert offsets(partition) == list(range(40))
 
 
 def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), (0, 40))
-    real, opened = partition_reader.open_reader, []
+    real, opened = partition_reader.StoreReader, []
 
     def open_interrupted(path, **given):
         opened.append(1)
         return Interrupted(real(path, **given), 0, lambda: None)
 
-    monkeypatch.setattr(partition_reader, "open_reader", open_interrupted)
+    monkeypatch.setattr(partition_reader, "StoreReader", open_interrupted)
     with pytest.raises(StoreChangedError, match="a file vanished"):
         offsets(partition, LENIENT)
     assert len(opened) == 2

@@ -1,4 +1,4 @@
-"""Where a query begins and ends, and what is gone: numbers in, offsets out."""
+"""planning: start offsets, end offsets and losses from bounds of queues."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.offsets import StreamOffset
-from rmq_spark.datasource.options import Limits
+from rmq_spark.datasource.option_parsers import EARLIEST, LATEST, Positions
 from rmq_spark.datasource.planning import (
     Loss,
     check_progress,
@@ -15,15 +15,15 @@ from rmq_spark.datasource.planning import (
     is_same,
     plan_batch,
     ranges_between,
-    refuse_losses,
-    refuse_unsubscribed,
+    require_no_losses,
+    require_subscribed,
     resolve_positions,
 )
-from rmq_spark.datasource.values import EARLIEST, LATEST, Positions
+from rmq_spark.datasource.read_options import Limits
 from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
-from rmq_spark.store.units import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueBounds, QueueKey
 
-# No deadline: a busy machine is no bug. The same examples every time.
+# No deadline, as the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)
 
 A0, A1, B0 = QueueKey("a", 0), QueueKey("a", 1), QueueKey("b", 0)
@@ -47,90 +47,90 @@ def resolve(wanted=None, by_time=None, default=LATEST, clip=False):
         (Positions(None, {A0: 10, A1: 5, B0: 7}), EARLIEST, (10, 5, 7)),
     ],
 )
-def test_a_named_queue_goes_before_the_word_and_that_before_the_default(wanted, default, positions) -> None:
+def test_resolve_positions_prefers_a_queue_to_the_word_and_the_word_to_the_default(wanted, default, positions) -> None:
     assert resolve(wanted, default=default) == (dict(zip((A0, A1, B0), positions, strict=True)), [])
 
 
-def test_a_time_goes_before_the_word() -> None:
+def test_resolve_positions_prefers_a_time_to_the_word() -> None:
     assert resolve(Positions(EARLIEST), {A1: 9})[0] == {A0: 0, A1: 9, B0: 7}
 
 
-def test_an_offset_that_retention_deleted_is_a_loss_and_the_first_one_left_is_taken() -> None:
+def test_resolve_positions_reports_an_expired_offset_as_a_loss_and_takes_the_minimum() -> None:
     positions, losses = resolve(Positions(None, {A1: 2}))
     assert positions[A1] == 5
     assert [(loss.queue, loss.begin, loss.end) for loss in losses] == [(A1, 2, 5)]
 
 
-def test_an_offset_beyond_the_end_was_never_there() -> None:
-    with pytest.raises(OffsetRangeError, match=r"queue offsets \[0, 10\), asked for was the offset 11\n") as caught:
+def test_resolve_positions_refuses_an_offset_beyond_the_end_unless_it_clips() -> None:
+    with pytest.raises(OffsetRangeError, match=r"queue offsets \[0, 10\), not offset 11\.\n") as caught:
         resolve(Positions(None, {A0: 11}))
-    assert "startingOffsets names that offset" in caught.value.__notes__[0]
+    assert "The offset is from startingOffsets" in caught.value.__notes__[0]
     assert "failOnDataLoss=false" in caught.value.__notes__[0]
     assert resolve(Positions(None, {A0: 11}), clip=True) == ({A0: 10, A1: 20, B0: 7}, [])
 
 
-def test_a_named_queue_that_is_not_there_is_an_error_that_lists_the_others() -> None:
-    with pytest.raises(NotFoundError, match=r'names the queue a/7.*Queues of topic "a": 0, 1\.'):
+def test_resolve_positions_refuses_a_missing_queue_and_lists_the_others() -> None:
+    with pytest.raises(NotFoundError, match=r'the queue a/7 is not in the store.*Queues of topic "a": 0, 1\.'):
         resolve(Positions(None, {QueueKey("a", 7): 1}))
-    with pytest.raises(NotFoundError, match='There is no topic "c"'):
+    with pytest.raises(NotFoundError, match='The topic "c" does not exist'):
         resolve(Positions(None, {QueueKey("c", 7): 1}))
 
 
-def test_a_queue_goes_on_where_it_stood_and_a_new_one_begins_at_its_earliest() -> None:
+def test_check_progress_resumes_known_queues_and_begins_new_ones_at_their_minimum() -> None:
     progress = check_progress(StreamOffset({A0: 3}), BOUNDS, {})
     assert progress.begins == {A0: 3, A1: 5, B0: 7}
     assert progress.starts == {A1: 5, B0: 7}
     assert progress.losses == []
 
 
-def test_the_first_batch_begins_where_the_start_was_resolved() -> None:
+def test_check_progress_begins_the_first_batch_at_the_resolved_starts() -> None:
     progress = check_progress(StreamOffset({}), BOUNDS, {A0: 10, A1: 12})
     assert progress.begins == progress.starts == {A0: 10, A1: 12, B0: 7}
 
 
-def test_retention_that_overtook_a_queue_is_a_loss() -> None:
+def test_check_progress_reports_expired_messages_as_a_loss() -> None:
     progress = check_progress(StreamOffset({A0: 3, A1: 2, B0: 7}), BOUNDS, {})
     assert progress.begins[A1] == 5
     assert [(loss.queue, loss.begin, loss.end) for loss in progress.losses] == [(A1, 2, 5)]
     assert "now begins at 5" in progress.losses[0].why
 
 
-def test_a_queue_that_ends_before_the_position_goes_on_at_its_end() -> None:
+def test_check_progress_resumes_at_the_end_of_a_truncated_queue() -> None:
     progress = check_progress(StreamOffset({A0: 15, A1: 6, B0: 7}), BOUNDS, {})
     assert progress.begins[A0] == 10
     assert [(loss.queue, loss.begin, loss.end) for loss in progress.losses] == [(A0, 10, 15)]
     assert "ends at 10" in progress.losses[0].why
 
 
-def test_a_queue_that_vanished_is_left_out() -> None:
+def test_check_progress_omits_a_queue_that_vanished() -> None:
     progress = check_progress(StreamOffset({A0: 0, QueueKey("c", 1): 4}), BOUNDS, {})
     assert QueueKey("c", 1) not in progress.begins
     assert [(str(loss.queue), loss.count) for loss in progress.losses] == [("c/1", 0)]
-    assert "no such queue any more" in progress.losses[0].why
+    assert "the queue does not exist any more" in progress.losses[0].why
 
 
-def test_a_queue_that_the_query_does_not_subscribe_to_any_more_is_no_loss_but_is_left_out() -> None:
+def test_check_progress_omits_an_unsubscribed_queue_without_a_loss() -> None:
     gone = QueueKey("c", 1)
     progress = check_progress(StreamOffset({gone: 4}), BOUNDS, {}, {gone})
     assert progress.losses == []
     assert gone not in progress.begins
 
 
-def test_an_error_about_a_checkpoint_names_a_few_topics_and_queues() -> None:
-    refuse_unsubscribed((), "x")
+def test_require_subscribed_names_a_few_topics_and_queues() -> None:
+    require_subscribed((), "x")
     queues = [QueueKey(f"t{topic}", queue_id) for topic in range(7) for queue_id in range(20)]
     with pytest.raises(OptionError) as caught:
-        refuse_unsubscribed(queues, 'subscribe="orders"')
-    said = str(caught.value)
-    assert "t0 (queues 0, 1, 2, 3, 4, 5, 6, 7 …)" in said
-    assert "and 2 more topics" in said
-    assert "t5" not in said
+        require_subscribed(queues, 'subscribe="orders"')
+    message = str(caught.value)
+    assert "t0 (queues 0, 1, 2, 3, 4, 5, 6, 7 …)" in message
+    assert "and 2 more topics" in message
+    assert "t5" not in message
 
 
-def test_losses_are_refused_with_the_largest_and_how_many_more() -> None:
-    refuse_losses([])
+def test_require_no_losses_names_the_largest_and_counts_the_others() -> None:
+    require_no_losses([])
     with pytest.raises(DataLossError, match="and 1 more queues") as caught:
-        refuse_losses([Loss(A0, 0, 3, "why"), Loss(A1, 0, 5, "why")])
+        require_no_losses([Loss(A0, 0, 3, "why"), Loss(A1, 0, 5, "why")])
     assert (caught.value.topic, caught.value.queue_id, caught.value.begin, caught.value.end) == ("a", 1, 0, 5)
     assert "5 messages, queue offsets [0, 5)" in str(caught.value)
 
@@ -146,33 +146,33 @@ def plan(before, bounds, targets=None, **limits):
     return plan_batch(before, progress, targets, Limits(**limits), never, never)
 
 
-def test_a_batch_ends_at_the_targets() -> None:
+def test_plan_batch_ends_at_the_targets() -> None:
     after = plan(StreamOffset({A0: 3, A1: 6}), BOUNDS)
     assert after.positions == {A0: 10, A1: 20, B0: 7}
     assert after.starts == {}, "a queue without rows begins at its own position"
 
 
-def test_where_a_new_queue_began_is_kept_only_if_it_has_rows() -> None:
+def test_plan_batch_keeps_the_start_of_a_new_queue_only_if_it_has_rows() -> None:
     after = plan(StreamOffset({A0: 3}), BOUNDS, {A0: 10, A1: 20, B0: 7})
     assert after.starts == {A1: 5}
     assert ranges_between(StreamOffset({A0: 3}), after) == [QueueRange(A0, 3, 10), QueueRange(A1, 5, 20)]
-    waits = plan(StreamOffset({A0: 3}), BOUNDS, max_offsets=1)  # A1 and B0 have no turn
+    waits = plan(StreamOffset({A0: 3}), BOUNDS, max_offsets=1)  # A1 and B0 are not served
     assert waits.positions[A1] == 5
     assert waits.starts == {}
 
 
-def test_a_queue_without_target_or_with_one_behind_stays() -> None:
+def test_plan_batch_does_not_move_a_queue_without_a_target_ahead() -> None:
     after = plan(StreamOffset({A0: 3, A1: 6, B0: 7}), BOUNDS, {A0: 2})
     assert after.positions == {A0: 3, A1: 6, B0: 7}
 
 
-def test_losses_are_counted_on_and_on() -> None:
+def test_plan_batch_adds_to_the_counted_losses() -> None:
     before = StreamOffset({A0: 3, A1: 2, B0: 7}, lost={A1: 10, QueueKey("z", 0): 1})
     assert plan(before, BOUNDS).lost == {A1: 13, QueueKey("z", 0): 1}
 
 
-def test_what_did_not_move_is_the_same_whatever_its_starts_and_turn() -> None:
-    before = StreamOffset({A0: 10}, starts={A0: 0}, turn=A0)
+def test_is_same_ignores_starts_and_cursor() -> None:
+    before = StreamOffset({A0: 10}, starts={A0: 0}, cursor=A0)
     assert is_same(before, StreamOffset({A0: 10}))
     assert not is_same(before, StreamOffset({A0: 11}))
     assert not is_same(before, StreamOffset({A0: 10}, lost={A0: 1}))
@@ -181,13 +181,13 @@ def test_what_did_not_move_is_the_same_whatever_its_starts_and_turn() -> None:
     assert is_same(StreamOffset({}, starts={}), StreamOffset({}, starts={}))
 
 
-def test_a_batch_reads_from_one_offset_to_the_next() -> None:
+def test_ranges_between_are_those_from_one_offset_to_the_next() -> None:
     before = StreamOffset({A0: 3, B0: 9})
     after = StreamOffset({A0: 10, A1: 20, B0: 7}, starts={A1: 5})
     assert ranges_between(before, after) == [QueueRange(A0, 3, 10), QueueRange(A1, 5, 20)]
 
 
-def test_a_queue_that_neither_offset_gives_a_start_is_not_read() -> None:
+def test_ranges_between_omits_a_queue_without_a_start() -> None:
     assert ranges_between(StreamOffset({}), StreamOffset({A0: 10})) == []
 
 
@@ -202,13 +202,13 @@ def test_a_queue_that_neither_offset_gives_a_start_is_not_read() -> None:
         (1, 30, (5, 20), [(1, 5), (20, 30)]),
     ],
 )
-def test_a_range_is_clipped_to_what_is_there(begin, end, kept, lost) -> None:
+def test_clip_ranges_clips_to_the_bounds(begin, end, kept, lost) -> None:
     ranges, losses = clip_ranges([QueueRange(A1, begin, end)], BOUNDS)
     assert ranges == ([QueueRange(A1, *kept)] if kept else [])
     assert [(loss.begin, loss.end) for loss in losses] == lost
 
 
-def test_a_range_of_a_queue_that_vanished_is_all_lost() -> None:
+def test_clip_ranges_reports_all_of_a_vanished_queue_as_lost() -> None:
     gone = QueueKey("c", 0)
     assert clip_ranges([QueueRange(gone, 1, 4)], BOUNDS)[1][0].count == 3
 
@@ -219,8 +219,8 @@ def test_a_range_of_a_queue_that_vanished_is_all_lost() -> None:
     st.dictionaries(st.sampled_from([A0, A1, B0]), st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1),
     st.none() | st.integers(1, 40),
 )
-def test_batch_after_batch_reads_each_message_that_is_there_once(positions, spans, limit) -> None:
-    """From any offset to idle: the ranges of all batches join without gap or overlap, and it ends."""
+def test_plan_batch_and_clip_ranges_read_each_available_message_once(positions, spans, limit) -> None:
+    """From any offset until idle, the ranges of all batches join without gap or overlap."""
     bounds = {queue: QueueBounds(min(span), max(span)) for queue, span in sorted(spans.items())}
     before = StreamOffset(positions, starts={})
     read = {queue: [] for queue in bounds}
@@ -236,11 +236,11 @@ def test_batch_after_batch_reads_each_message_that_is_there_once(positions, span
             read[part.queue] += range(part.begin, part.end)
         before = after
     else:
-        pytest.fail("does not come to rest")
+        pytest.fail("is not idle after 200 batches")
     for queue, there in bounds.items():
         assert read[queue] == list(range(first[queue], there.max_offset))
 
 
-def test_new_messages_are_counted_up_to_the_targets() -> None:
+def test_count_new_counts_up_to_the_targets() -> None:
     progress = check_progress(StreamOffset({A0: 3}), BOUNDS, {})
     assert count_new(progress, {A0: 10, A1: 4}) == 7

@@ -1,4 +1,4 @@
-"""Conditions as Spark hands them over: what they leave to be read, which of them need not be asked again."""
+"""Conditions as Spark passes them: the rows that remain to be read, and conditions that Spark need not repeat."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -8,9 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.predicates import ALL, Predicate, complement, holds, intersect, offsets_where, times_where
-from rmq_spark.datasource.pushdown import MAX_LOOK_UPS, Pushdown, plan_pushdown
-from rmq_spark.store.units import QueueKey
+from rmq_spark.datasource.pushdown import (
+    ALL,
+    MAX_LOOK_UPS,
+    Predicate,
+    Pushdown,
+    complement,
+    holds,
+    intersect,
+    offsets_where,
+    plan_pushdown,
+    times_where,
+)
+from rmq_spark.store.model import QueueKey
 
 usual = settings(deadline=None, derandomize=True)
 

@@ -8,15 +8,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from support.index_twin import IndexKey, write_one_by_one
+from support.row_twin import walk_records
 
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.java import index_key_hash
-from rmq_spark.store.log.message_search import keys_of as keys_of_record
-from rmq_spark.store.testing.index_twin import IndexKey, write_one_by_one
-from rmq_spark.store.testing.row_twin import walk_records
+from rmq_spark.store.log.key_search import keys_of as keys_of_record
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ KEY = ("physicalTopic", "queueId", "queueOffset")
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two topics and a retry topic, with and without tags, keys and ids; times stand still, and step back a little."""
+    """Two topics and a retry topic, with and without tags, keys and ids; times are equal or step back a little."""
     random, path, messages, now_ms = Random(4), tmp_path_factory.mktemp("pushed") / "store", [], FIRST_MS
     for number in range(400):
         topic = random.choice(["orders", "orders", "payments", "%RETRY%g"])
@@ -140,6 +140,7 @@ def compare(spark: "SparkSession", path: Path, seeds: range) -> int:
     return told
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_with_pushdown_on_and_off(spark: "SparkSession", path: Path) -> None:
     assert compare(spark, path, range(10)) > 2
 

@@ -7,19 +7,17 @@ from random import Random
 
 import pytest
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
+from support.index_twin import IndexKey, write_one_by_one
+from support.row_twin import walk_records
 
 from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.options import parse_options
 from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.settings import ReadSettings
-from rmq_spark.store.format.batch_body import Item, encode_items
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
+from rmq_spark.store.format.consume_queue_entry import QUEUE_UNIT, Item, encode_items
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.java import index_key_hash
-from rmq_spark.store.format.queue_unit import QUEUE_UNIT
-from rmq_spark.store.log.message_search import keys_of
-from rmq_spark.store.log.range_reader import RecordRun
-from rmq_spark.store.testing.index_twin import IndexKey, write_one_by_one
-from rmq_spark.store.testing.row_twin import walk_records
+from rmq_spark.store.log.key_search import keys_of
+from rmq_spark.store.log.queue_reader import RecordRun
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -63,7 +61,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_store(path, messages(), batch_topics=[BATCHES])
     for units in (path / "consumequeue" / WAITING / "2").iterdir():
         data = bytearray(units.read_bytes())
-        for at in range(0, len(data), QUEUE_UNIT.itemsize):  # where others have a hash stands when the message is due
+        for at in range(0, len(data), QUEUE_UNIT.itemsize):  # the due time is in place of a hash
             if any(data[at + 8 : at + 12]):
                 data[at + 12 : at + 20] = (1_700_000_000_000 + at).to_bytes(8, "big")
         units.write_bytes(data)
@@ -144,6 +142,7 @@ LOOK_UPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "passes"), OPTIONS, ids=["none", "tags", "sql92", "by topic"])
 @pytest.mark.parametrize(("look_up", "is_sought"), LOOK_UPS, ids=["all", "keys", "msgId"])
 def test_tags_of_conditions_filters_and_what_is_sought_must_all_hold(
@@ -177,7 +176,7 @@ def test_what_is_read_instead_of_a_bad_index_is_filtered_all_the_same(
             for filters, tags in [((), None), *TAG_CONDITIONS[:2]]:
                 expected = chosen(everything, tag_in(tags), passes, is_sought)
                 assert read(tmp_path / "store", COLUMNS, *filters, **options, **look_up) == expected
-    assert ("the key index does not tell of" in caplog.text) == (damage != "partial")
+    assert ("the key index does not cover" in caplog.text) == (damage != "partial")
 
 
 @pytest.mark.parametrize(

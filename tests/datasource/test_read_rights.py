@@ -1,4 +1,4 @@
-"""What RocketMQ refuses to consumers is refused to queries of a group, and read, with a word, by all others."""
+"""Topics that RocketMQ denies to consumers: refused to queries of a group, read by all others with a log line."""
 
 import json
 import logging
@@ -9,10 +9,9 @@ import pytest
 
 import rmq_spark
 from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.store.errors import NoPermissionError, NotFoundError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
 EARLIEST = {"startingOffsets": "earliest"}
@@ -160,7 +159,7 @@ def test_a_query_without_a_group_reads_all_and_says_so_once(store: Path, query_o
     query.drain()
     said = warnings(caplog)
     assert len(said) == 2
-    assert all("this query has no group, and does" in one for one in said)
+    assert all("This query has no group and reads it" in one for one in said)
     assert len(batch(store, subscribe="orders,payments")) == 4
 
 

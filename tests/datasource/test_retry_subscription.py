@@ -1,4 +1,4 @@
-"""A stream of a consumer group reads the group's retry topic: once it is there, and from where the group stands."""
+"""A stream of a consumer group reads the group's retry topic: once it exists, and from the group's offset."""
 
 import errno
 import json
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.options import parse_options
+from rmq_spark.datasource.read_options import parse_options
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 GROUP = {"consumerGroup": "billing"}
 OLD_MS = 1_000_000_000_000
@@ -184,9 +184,9 @@ def test_the_members_of_a_group_must_agree_on_it(
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(OptionError, match="subscribeRetry is about a consumer group"):
+    with pytest.raises(OptionError, match="subscribeRetry requires consumerGroup"):
         parse_options({"subscribeRetry": "true"}, 0)
-    with pytest.raises(OptionError, match="broadcasting has no retries"):
+    with pytest.raises(OptionError, match="broadcasting: found subscribeRetry=true"):
         parse_options({"subscribeRetry": "true", "messageModel": "broadcasting", **GROUP}, 0)
     assert parse_options({"subscribeRetry": "false", "messageModel": "broadcasting", **GROUP}, 0).retry_topic is None
 
@@ -217,7 +217,7 @@ def test_what_others_have_consumed_of_the_retry_topic_is_not_read_by_a_query_tha
         consumer.update_consume_offset(QueueKey(RETRY, 0), 2)
     again = start(sender.path, checkpoint=query.committed, onOffsetConflict="fail", **GROUP)
     assert again.drain() == [[(0, 2)]]
-    assert "stands at" not in caplog.text
+    assert "is at" not in caplog.text
 
 
 @pytest.mark.parametrize("fallback", ["latest", "earliest", "timestamp"])
@@ -225,7 +225,7 @@ def test_what_others_have_consumed_of_the_retry_topic_is_not_read_by_a_query_tha
 def test_where_a_group_begins_its_retry_topic_is_that_of_rocketmq(
     sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch, fallback: str, assignment: str
 ) -> None:
-    monkeypatch.setattr("rmq_spark.store.group.beginnings.is_young", lambda *_: False)
+    monkeypatch.setattr("rmq_spark.store.group.start_offsets.is_young", lambda *_: False)
     sender.send(RETRY, 3)
     options = {"groupFallback": fallback, "assignment": assignment}
     options |= {"startingTimestamp": str(OLD_MS)} if fallback == "timestamp" else {}
@@ -242,7 +242,7 @@ def test_where_a_group_begins_its_retry_topic_is_that_of_rocketmq(
 def test_a_retry_topic_that_comes_later_is_read_from_its_first_message_by_a_group_that_began_at_a_time(
     sender: Sender, start: Callable, monkeypatch: pytest.MonkeyPatch, assignment: str
 ) -> None:
-    monkeypatch.setattr("rmq_spark.store.group.beginnings.is_young", lambda *_: False)
+    monkeypatch.setattr("rmq_spark.store.group.start_offsets.is_young", lambda *_: False)
     options = {"groupFallback": "timestamp", "startingTimestamp": str(OLD_MS), "assignment": assignment}
     options |= {"startingOffsets": "group"} if assignment == "all" else {}
     query = start(sender.path, **options, **GROUP)

@@ -1,4 +1,4 @@
-"""Failed rows through real Spark: they go back once, come again under their own topic, and end as dead letters."""
+"""Failed rows through real Spark: sent back once, read again under their own topic, and dead letters in the end."""
 
 import time
 from collections import Counter
@@ -35,7 +35,7 @@ class Pipeline:
                 store.send("orders", f"{number}", queue_id=number % 2)
 
     def failed(self, rows: "DataFrame") -> "DataFrame":
-        """Return the rows that fail: those of even numbers."""
+        """Return the rows that fail: those with even numbers."""
         return rows.where("cast(cast(body as string) as int) % 2 = 0").selectExpr(*PLACE, "'boom' as error")
 
     def start(self, sink: "Callable[[DataFrame], Any]", **options: str) -> "StreamingQuery":
@@ -47,7 +47,7 @@ class Pipeline:
         return writer.trigger(availableNow=True).start()
 
     def send_back(self, **options: str) -> "StreamingQuery":
-        """Run a stream whose failed rows go back."""
+        """Run a stream that sends failed rows back."""
 
         def sink(frame: "DataFrame") -> Any:
             writer = (
@@ -96,6 +96,7 @@ def bodies(rows: list[dict[str, Any]]) -> Counter[bytes]:
     return Counter(row["body"] for row in rows)
 
 
+@pytest.mark.slow
 def test_failed_rows_of_a_stream_go_back_once_though_their_batch_is_run_again(pipeline: Pipeline) -> None:
     pipeline.send_back()
     waiting = [row for row in pipeline.rows("SCHEDULE_TOPIC_XXXX") if row["reconsumeTimes"] == 1]
@@ -103,13 +104,14 @@ def test_failed_rows_of_a_stream_go_back_once_though_their_batch_is_run_again(pi
     assert {dict(row["properties"])["CONSUME_ERROR"] for row in waiting} == {"boom"}
     pipeline.forget_commit()
     pipeline.send_back()
-    # Those that came again meanwhile may have failed again: each failure has one copy.
+    # Retried messages may have failed again: each failure has one copy.
     copies = Counter((row["body"], row["reconsumeTimes"]) for row in pipeline.rows("SCHEDULE_TOPIC_XXXX"))
     assert set(copies.values()) == {1}
     assert Counter(body for body, times in copies if times == 1) == EVEN
     assert not (pipeline.store / "abort").exists()
 
 
+@pytest.mark.slow
 def test_what_failed_comes_again_and_is_a_dead_letter_in_the_end(pipeline: Pipeline) -> None:
     give_up = time.monotonic() + WITHIN_S
     while bodies(pipeline.rows(f"%DLQ%{GROUP}")) != EVEN:
@@ -123,6 +125,7 @@ def test_what_failed_comes_again_and_is_a_dead_letter_in_the_end(pipeline: Pipel
     assert {row["reconsumeTimes"] for row in pipeline.rows(f"%DLQ%{GROUP}")} == {3}
 
 
+@pytest.mark.slow
 def test_a_batch_write_sends_back_each_time_and_once_with_a_transaction(pipeline: Pipeline) -> None:
     reader = pipeline.spark.read.format("rmq").options(subscribe="orders", columns=",".join([*PLACE, "body"]))
     failed = pipeline.failed(reader.load(str(pipeline.store)))
@@ -158,6 +161,7 @@ def test_a_row_that_was_never_in_the_store_fails_the_write_and_sends_nothing_bac
     assert not list((pipeline.store / "rmq" / "staging").glob("*/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "options", "why"),
     [
@@ -165,10 +169,10 @@ def test_a_row_that_was_never_in_the_store_fails_the_write_and_sends_nothing_bac
         ([*PLACE, "'x' as note"], {}, r'no column "note" to send back.*\.drop\("note"\)'),
         (["cast(commitLogOffset as string) as commitLogOffset", *PLACE[1:]], {}, "commitLogOffset is string, expected"),
         (PLACE, {"consumerGroup": "%RETRY%billing"}, "is the name of a topic of the group"),
-        (PLACE, {"topic": "payments"}, "topic means nothing with mode=sendBack"),
-        (PLACE, {"mode": "send"}, "consumerGroup is about messages that go back"),
-        (PLACE, {"mode": "back"}, "is none of: send, sendBack"),
-        (PLACE, {"maxReconsumeTimes": "-1"}, "is no whole number from 0"),
+        (PLACE, {"topic": "payments"}, "topic has no effect with mode=sendBack"),
+        (PLACE, {"mode": "send"}, "consumerGroup requires mode=sendBack"),
+        (PLACE, {"mode": "back"}, "expected one of: send, sendBack"),
+        (PLACE, {"maxReconsumeTimes": "-1"}, "expected an integer from 0 to"),
     ],
 )
 def test_what_cannot_be_sent_back_is_refused_before_a_task_runs(
@@ -182,7 +186,7 @@ def test_what_cannot_be_sent_back_is_refused_before_a_task_runs(
 
 
 def test_the_group_is_needed(pipeline: Pipeline) -> None:
-    from rmq_spark.datasource.sink_options import parse_sink_options
+    from rmq_spark.datasource.write_options import parse_sink_options
 
-    with pytest.raises(OptionError, match="needs consumerGroup"):
+    with pytest.raises(OptionError, match="requires consumerGroup"):
         parse_sink_options({"path": str(pipeline.store), "mode": "sendBack"})

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.file_lock import FileLock
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.disk.locks import FileLock
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -40,14 +40,14 @@ class Row:
 
 
 def read_table() -> list[Row]:
-    section = (ROOT / "docs" / "ERRORS.md").read_text().split("## What happens when writing")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "ERRORS.md").read_text().split("## Errors when writing")[1].split("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     quoted = re.compile(r"`([^`]+)`")
     return [Row(row[0].strip(), quoted.findall(row[2])[0], quoted.findall(row[3])) for row in rows[2:]]
 
 
 class Case:
-    """What a situation is made of: a Spark, a folder, and a store with some messages in it."""
+    """Fixtures of one situation: a Spark session, a folder, and a store with some messages."""
 
     def __init__(self, spark: "SparkSession", folder: Path) -> None:
         self.spark, self.folder, self.store = spark, folder, folder / "store"
@@ -106,7 +106,7 @@ class Case:
         return log, list(json.loads((self.store / "config" / "topics.json").read_text())["topicConfigTable"])
 
     def half_written(self) -> list[str]:
-        """Return what a write leaves behind that is neither done nor undone."""
+        """Return the files of a write that was neither finished nor undone."""
         side = self.store / "rmq"
         found = [*side.glob("staging/**/*.arrow"), *side.glob("intents/*"), *self.store.rglob("*.tmp")]
         found += [path for path in (self.store / "abort", side / "holder.json") if path.exists()]
@@ -192,7 +192,7 @@ def staged_file_gone(case: Case) -> None:
     staging = str(case.store / "rmq" / "staging")
 
     def take_away(row: tuple[str]) -> tuple[str]:
-        if row[0] == "1":  # the second task: it takes away what the first one staged
+        if row[0] == "1":  # the second task removes the staged file of the first one
             end = time.monotonic() + WITHIN_S
             while not (files := list(Path(staging).rglob("*.arrow"))) and time.monotonic() < end:
                 time.sleep(0.01)
@@ -275,27 +275,27 @@ def copy_with_offsets(case: Case) -> None:
 PROVOKE: dict[str, Callable[[Case], object]] = {
     "an unknown option": lambda case: case.write(compresion="zlib"),
     "an option of the source": lambda case: case.write(subscribe="orders"),
-    "failed messages of nobody": lambda case: case.write(topic=None, other={"mode": "sendBack"}),
-    "a value that is none of the words": lambda case: case.write(flush="fsync"),
+    "failed messages without a group": lambda case: case.write(topic=None, other={"mode": "sendBack"}),
+    "a value that is not accepted": lambda case: case.write(flush="fsync"),
     "no queues": lambda case: case.write(queues=0),
     "half a transaction": lambda case: case.write(txnAppId="copy"),
     "a transaction in a stream": stream_txn,
     "no path": lambda case: case.frame().write.format("rmq").mode("append").option("topic", "orders").save(),
-    "a path that is no local one": lambda case: case.write(path="s3://bucket/store"),
+    "a path that is not local": lambda case: case.write(path="s3://bucket/store"),
     "Spark's own save mode": lambda case: case.write(mode="errorifexists"),
     "overwriting": lambda case: case.write(mode="overwrite"),
     "a stream in complete mode": complete_mode,
     "no body": lambda case: case.write(case.frame(body=None, value="'x'").withColumnRenamed("value", "tags")),
     "a body under another name": lambda case: case.write(case.frame(body=None, value="'x'")),
     "no topic": lambda case: case.write(topic=None),
-    "columns that the store gives itself": copy_with_offsets,
+    "columns that the store assigns": copy_with_offsets,
     "a column that cannot be written": lambda case: case.write(case.frame(priority="3")),
     "a column of another type": lambda case: case.write(case.frame(queueId="7L")),
     "a body that is null": lambda case: case.write(case.frame(body="if(id = 0, null, 'x')")),
     "a topic that is null": lambda case: case.write(case.frame(topic="if(id = 0, null, 'x')"), topic=None),
     "a topic name that no broker takes": lambda case: case.write(case.frame(topic="'a/b'"), topic=None),
-    "a topic of RocketMQ's own": lambda case: case.write(topic="SCHEDULE_TOPIC_XXXX"),
-    "a topic that is not there": lambda case: case.write(topic="order", createTopic="false"),
+    "an internal topic of RocketMQ": lambda case: case.write(topic="SCHEDULE_TOPIC_XXXX"),
+    "a missing topic": lambda case: case.write(topic="order", createTopic="false"),
     "a topic without permission to write": no_write_permission,
     "a queue that the topic does not have": lambda case: case.write(case.frame(queueId="4")),
     "a time too far ahead": lambda case: case.write(
@@ -303,33 +303,31 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     ),
     "a time in a store for 4.9": time_in_a_store_for_4_9,
     "a property without a name": lambda case: case.write(case.frame(properties="map('', 'x')")),
-    "a property whose name would end in the middle": lambda case: case.write(
-        case.frame(properties="map('a\u0001b', 'x')")
-    ),
-    "a property that would end in the middle": lambda case: case.write(case.frame(properties="map('a', 'b\u0002c')")),
+    "a property name with a separator": lambda case: case.write(case.frame(properties="map('a\u0001b', 'x')")),
+    "a property value with a separator": lambda case: case.write(case.frame(properties="map('a', 'b\u0002c')")),
     "properties that are too long": lambda case: case.write(case.frame(properties="map('a', repeat('x', 40000))")),
     "a body that is too large": lambda case: case.write(case.frame(body="repeat('x', 4194305)")),
     "a message that no segment holds": lambda case: case.write(case.frame(body="repeat('x', 9000)")),
     "a path that is a file": lambda case: case.write(path=case.store / "checkpoint"),
-    "a folder that is no store": other_folder,
+    "a folder that is not a store": other_folder,
     "a store of DLedger": dledger,
-    "a store of a later version of ours": other_version,
-    "a path where no folder can be": lambda case: case.write(path="/proc/nothing/store"),
-    "a folder in which nothing may be made": lambda case: case.write(path="/sys/nothing"),
-    "a store that may not be written": read_only,
-    "no room on the disk": full_disk,
+    "a store of a later release": other_version,
+    "a path where no folder can be created": lambda case: case.write(path="/proc/nothing/store"),
+    "a folder without write permission": lambda case: case.write(path="/sys/nothing"),
+    "a read-only store": read_only,
+    "a full disk": full_disk,
     "a store that a broker holds": broker,
-    "a lock file that somebody has open": open_for_writing,
+    "a lock file that another process has open": open_for_writing,
     "a lock that is never released": never_released,
-    "a staged file that is gone": staged_file_gone,
+    "a missing staging file": staged_file_gone,
     "the same batch with other rows": other_rows,
     "a store from an older copy": restored,
     "the same transaction with other rows": txn_with_other_rows,
 }
 
-# What writes first what it should, and meets the error then.
+# Situations that first write successfully, and then fail.
 WRITTEN_BEFORE = {
-    "a store of a later version of ours",
+    "a store of a later release",
     "the same batch with other rows",
     "a store from an older copy",
     "the same transaction with other rows",
@@ -344,6 +342,7 @@ def test_the_table_and_this_test_name_the_same_situations() -> None:
     assert [row.situation for row in ROWS] == list(PROVOKE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)
 def test_a_bad_write_is_answered_as_the_table_says(row: Row, spark: "SparkSession", tmp_path: Path) -> None:
     message = provoke(row, Case(spark, tmp_path))

@@ -8,14 +8,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from support.appender import Appender
+from support.appender_log import AppenderLog
+from support.appender_settings import AppenderSettings
 
 import rmq_spark
-from rmq_spark.store import MessageStore, OutboxSettings
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store import Producer, RecordBuilderSettings
+from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import WriterSettings
-from rmq_spark.store.testing.appender import Appender
-from rmq_spark.store.testing.appender_log import AppenderLog
-from rmq_spark.store.testing.appender_settings import AppenderSettings
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LiveStream:
     def __init__(self, spark: "SparkSession", folder: Path) -> None:
         self.source, self.target, self.expected = folder / "source", folder / "target", list[str]()
         for path in (self.source, self.target):
-            with MessageStore(str(path), WriterSettings(sizes=SIZES), OutboxSettings(sizes=SIZES), "sync") as store:
+            with Producer(str(path), WriterSettings(sizes=SIZES), RecordBuilderSettings(sizes=SIZES), "sync") as store:
                 store.create_topic("orders", QUEUES)
         reader = spark.readStream.format("rmq").options(subscribe="orders", columns="topic,queueId,body")
         frame = reader.option("startingOffsets", "earliest").load(str(self.source))
@@ -103,6 +103,7 @@ def stream(spark: "SparkSession", tmp_path: Path) -> Iterator[LiveStream]:
     found.query.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", "leave"])
 @pytest.mark.parametrize("who", [another_process, broker])
 def test_what_others_append_between_two_commits_stays_and_is_there_once(

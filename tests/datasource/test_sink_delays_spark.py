@@ -1,4 +1,4 @@
-"""Rows with a delay level or a time, written by Spark: they wait where a broker lets them wait."""
+"""Rows with a delay level or a time, written by Spark: they wait in the same queues as under a broker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import rmq_spark
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

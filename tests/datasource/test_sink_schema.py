@@ -1,4 +1,4 @@
-"""Which columns can be written, and what a refusal tells the user to type."""
+"""Columns that can be written, and the calls that errors suggest."""
 
 import pytest
 
@@ -46,9 +46,9 @@ def test_the_columns_that_only_the_source_has_are_answered_with_the_drop_that_he
 @pytest.mark.parametrize("name", ["mode", "value", "error", "reconsumeCount"])
 def test_a_column_that_does_not_exist_is_answered_with_those_that_do(name) -> None:
     message = refusal(fields(body="string", **{name: "int"}))
-    assert f'there is no column "{name}" to write.' in message
+    assert f'there is no column "{name}" to write; expected' in message
     assert (
-        "Columns that can be written are: body, topic, tags, keys, properties, queueId, shardingKey, flag, delayLevel, "
+        "expected some of: body, topic, tags, keys, properties, queueId, shardingKey, flag, delayLevel, "
         "deliverTimestamp." in message
     )
     assert f'.drop("{name}")' in message
@@ -72,7 +72,7 @@ def test_the_one_column_that_could_be_the_body_is_told_to_be_renamed(name, spark
 def test_what_kafkas_source_gives_is_renamed_and_the_rest_left_out() -> None:
     kafka = fields(key="binary", value="binary", topic="string", partition="int", offset="bigint")
     assert refusal(kafka).endswith(
-        "Did you mean keys and body? Rename them, and leave out what is not to be written: "
+        "Did you mean keys and body? Rename them, and leave out the other columns: "
         '.withColumnRenamed("key", "keys").withColumnRenamed("value", "body").drop("partition", "offset").'
     )
 
@@ -80,7 +80,7 @@ def test_what_kafkas_source_gives_is_renamed_and_the_rest_left_out() -> None:
 def test_columns_of_which_none_could_be_the_body_are_not_told_to_be_left_out() -> None:
     for columns in (fields(value="int"), fields(first="string", second="string")):
         message = refusal(columns)
-        assert f"there is no column body, which every message has. Columns are: {columns[0].name}" in message
+        assert f"there is no column body, which every message needs. Columns are: {columns[0].name}" in message
         assert '.select(to_json(struct("*")).alias("body"))' in message
         assert ".drop(" not in message
 
@@ -90,7 +90,7 @@ def test_a_column_that_is_there_already_is_not_suggested() -> None:
 
 
 def test_a_column_twice_is_refused() -> None:
-    assert 'column "body" is there twice' in refusal([*fields(body="string"), *fields(body="string")])
+    assert 'column "body" exists twice' in refusal([*fields(body="string"), *fields(body="string")])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`df.write` through real Spark: what is written is read back, from which queue, and all of it or nothing."""
+"""`df.write` through real Spark: rows are read back, from their queues, and either all or none."""
 
 import json
 from collections import Counter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-# What a store gives a message by itself, so that a copy has another one.
+# Values that the store assigns, so they differ in a copy.
 GIVEN = ("queueOffset", "commitLogOffset", "bornTimestamp", "storeTimestamp", "reconsumeTimes", "msgId", "offsetMsgId")
 GIVEN += ("bornHost", "storeHost", "sysFlag", "physicalTopic")
 
@@ -32,7 +32,7 @@ def write(frame: "DataFrame", path: Path, **given: Any) -> None:
 
 
 def contents(frame: "DataFrame") -> list[dict[str, Any]]:
-    """Return the rows, in the order of their queues, without what a copy has anew."""
+    """Return the rows in the order of their queues, without the values that the store assigns."""
     rows = sorted(frame.collect(), key=lambda row: (row["topic"], row["queueId"], row["queueOffset"]))
     found = []
     for row in rows:
@@ -196,7 +196,7 @@ def test_a_task_that_fails_leaves_nothing_behind(spark: "SparkSession", tmp_path
     with pytest.raises(Exception, match=r"partition 1, row 9999.*body is null"):
         write(failing, store, topic="orders")
     assert read(spark, store).count() == 5
-    # A task that Spark ends because another failed may still have a file; the abort takes those that it knows.
+    # A task that Spark ends because another failed may still have a file; the abort removes only files that it knows.
     assert len(list((store / "rmq" / "staging").rglob("*.arrow"))) <= 1
     assert not list((store / "rmq" / "intents").glob("*.json"))
 

@@ -1,4 +1,4 @@
-"""`writeStream` and `foreachBatch` through real Spark: every batch once, whatever is run again."""
+"""`writeStream` and `foreachBatch` through real Spark: every batch once, also when Spark repeats work."""
 
 import json
 import shutil
@@ -88,6 +88,7 @@ def test_a_stream_from_store_to_store_copies_every_message_once(pipeline: Pipeli
     assert query.lastProgress["sink"]["numOutputRows"] == MESSAGES - LAST * ROWS_A_BATCH
 
 
+@pytest.mark.slow
 def test_a_batch_that_spark_runs_again_is_written_once(pipeline: Pipeline) -> None:
     pipeline.run()
     for _ in range(2):
@@ -98,6 +99,7 @@ def test_a_batch_that_spark_runs_again_is_written_once(pipeline: Pipeline) -> No
     assert not list((pipeline.store / "rmq" / "staging").iterdir())
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_after_a_restart(pipeline: Pipeline) -> None:
     pipeline.run()
     shutil.rmtree(pipeline.source)
@@ -110,12 +112,14 @@ def test_a_stream_goes_on_after_a_restart(pipeline: Pipeline) -> None:
     assert pipeline.ledger()["batchId"] == LAST + 3
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_is_a_new_query_that_writes_everything_again(pipeline: Pipeline, tmp_path: Path) -> None:
     pipeline.run()
     pipeline.run(tmp_path / "other-checkpoint")
     assert pipeline.bodies() == sorted(ALL * 2)
 
 
+@pytest.mark.slow
 def test_a_query_may_begin_to_write_to_a_store_at_any_batch(pipeline: Pipeline) -> None:
     pipeline.run()
     pipeline.forget_commit()
@@ -125,6 +129,7 @@ def test_a_query_may_begin_to_write_to_a_store_at_any_batch(pipeline: Pipeline) 
     assert pipeline.ledger()["batchId"] == LAST
 
 
+@pytest.mark.slow
 def test_another_batch_of_the_same_number_is_skipped_where_the_user_says_so(pipeline: Pipeline) -> None:
     pipeline.run()
     shutil.rmtree(pipeline.source)
@@ -137,6 +142,7 @@ def test_another_batch_of_the_same_number_is_skipped_where_the_user_says_so(pipe
     assert pipeline.bodies() == ALL
 
 
+@pytest.mark.slow
 def test_missing_batches_are_passed_over_where_the_user_says_so(pipeline: Pipeline) -> None:
     query = pipeline.run()
     (ledger,) = (pipeline.store / "rmq" / "ledger").iterdir()
@@ -149,6 +155,7 @@ def test_missing_batches_are_passed_over_where_the_user_says_so(pipeline: Pipeli
     assert pipeline.ledger()["batchId"] == LAST
 
 
+@pytest.mark.slow
 def test_in_foreach_batch_a_write_with_a_transaction_is_done_once_and_one_without_again(pipeline: Pipeline) -> None:
     dies = [True]
 
@@ -159,7 +166,7 @@ def test_in_foreach_batch_a_write_with_a_transaction_is_done_once_and_one_withou
         writer.save(str(pipeline.folder / "without"))
         if batch_id == 1 and dies:
             dies.clear()
-            raise RuntimeError("the batch dies behind its writes")
+            raise RuntimeError("the batch dies after its writes")
 
     with pytest.raises(Exception, match="the batch dies"):
         pipeline.run_each(write)
@@ -168,6 +175,7 @@ def test_in_foreach_batch_a_write_with_a_transaction_is_done_once_and_one_withou
     assert len(pipeline.bodies(pipeline.folder / "without")) == MESSAGES + ROWS_A_BATCH
 
 
+@pytest.mark.slow
 def test_two_streams_write_to_one_store_at_the_same_time(spark: "SparkSession", tmp_path: Path) -> None:
     pipeline = Pipeline(spark, tmp_path)
     queries = []

@@ -1,4 +1,4 @@
-"""What a task stages and what the driver makes of it, without Spark."""
+"""Staging in tasks and committing in the driver, without Spark."""
 
 import logging
 import pickle
@@ -8,15 +8,13 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from rmq_spark.datasource.batch_writer import RmqBatchWriter, write_key
-from rmq_spark.datasource.commit_message import StagedRows, staged_files, staged_keys
-from rmq_spark.datasource.sink_columns import PIECE_ROWS
-from rmq_spark.datasource.sink_commit import commit_files, discard_files, ensure_store
-from rmq_spark.datasource.sink_options import parse_sink_options
-from rmq_spark.datasource.sink_task import SinkTask, stage_rows
+from rmq_spark.datasource.sink_schema import PIECE_ROWS
+from rmq_spark.datasource.task_writer import SinkTask, StagedRows, stage_rows, staged_files, staged_keys
+from rmq_spark.datasource.write_options import parse_sink_options
+from rmq_spark.datasource.writer import RmqBatchWriter, commit_files, discard_files, ensure_store, write_key
 from rmq_spark.store import CommitKey, open_reader
 from rmq_spark.store.errors import NotFoundError, OptionError, StoreChangedError, StorePathError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 KEY = CommitKey("a-query", 0)
 TASK = SinkTask(3, 17, 0xABC)
@@ -169,7 +167,7 @@ def test_a_store_is_made_where_nothing_is_and_other_things_are_refused(tmp_path)
     with open_reader(str(tmp_path / "a" / "b" / "store")) as reader:
         assert reader.topics() == []
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(StorePathError, match="is no RocketMQ store"):
+    with pytest.raises(StorePathError, match="is not a RocketMQ store"):
         ensure_store(options(tmp_path))
     with pytest.raises(StorePathError):
         ensure_store(options(tmp_path / "notes.txt"))

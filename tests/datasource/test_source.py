@@ -1,4 +1,4 @@
-"""The source as Spark makes it, without a JVM: when errors come, what travels, what is imported."""
+"""The source as Spark creates it, without a JVM: time of errors, pickled objects, imports."""
 
 import pickle
 import subprocess
@@ -62,12 +62,12 @@ def test_options_of_a_load_are_refused_when_spark_makes_the_source() -> None:
 
 def test_options_that_may_be_a_writes_are_refused_by_whom_spark_asks_then() -> None:
     source = RmqDataSource({"path": "/x", "queuess": "8"})
-    with pytest.raises(OptionError, match="Accepted are: path, commitLogPath, subscribe"):
+    with pytest.raises(OptionError, match="Expected one of: path, commitLogPath, subscribe"):
         source.schema()
     with pytest.raises(OptionError, match=r"Did you mean queues\?"):
         source.writer(struct("body"), False)
     assert isinstance(source.streamReader(struct("body")), RefusedStream)
-    with pytest.raises(OptionError, match="Accepted are: path, commitLogPath, subscribe"):
+    with pytest.raises(OptionError, match="Expected one of: path, commitLogPath, subscribe"):
         RmqDataSource({"path": "/x", "queues": "8"}).reader(struct("body"))
 
 
@@ -86,10 +86,10 @@ def test_a_write_is_refused_before_anything_is_made(tmp_path) -> None:
     path = str(tmp_path / "store")
     body = struct("body")
     for given, schema, overwrite, message in (
-        ({"path": path}, body, False, "neither a column topic nor the option topic"),
+        ({"path": path}, body, False, "found neither a column topic nor the option topic"),
         ({"topic": "a"}, body, False, "path is required"),
         ({"path": path, "topic": "a"}, struct("topic"), False, "there is no column body"),
-        ({"path": path, "topic": "a"}, body, True, "nothing in it can be overwritten"),
+        ({"path": path, "topic": "a"}, body, True, "no message can be overwritten"),
         ({"path": path, "topic": "a", "subscribe": "a"}, body, False, "It is for reading"),
     ):
         source = RmqDataSource(given)
@@ -107,7 +107,7 @@ def test_a_writer_finds_a_store_or_makes_one(tmp_path) -> None:
         getattr(source, make)(struct("body"), False)
         getattr(source, make)(struct("body"), False)
         assert (tmp_path / make / "commitlog").is_dir()
-    with pytest.raises(StorePathError, match="is no RocketMQ store"):
+    with pytest.raises(StorePathError, match="is not a RocketMQ store"):
         RmqDataSource({"path": str(tmp_path), "topic": "a"}).writer(struct("body"), False)
 
 
@@ -123,15 +123,15 @@ def test_a_relative_path_of_a_write_is_made_absolute_where_the_source_is_made(mo
 def test_a_source_that_only_reads_loads_nothing_that_writes() -> None:
     code = (
         "import sys, rmq_spark.datasource.source as made; made.RmqDataSource({'path': '/x', 'subscribe': 'a'}); "
-        "print([name for name in sys.modules if name.startswith('rmq_spark.store.commit')])"
+        "print([name for name in sys.modules if name.startswith('rmq_spark.store.transaction')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.strip() == "[]", run.stderr
 
 
-def test_a_list_of_paths_that_is_none_is_refused_in_words() -> None:
+def test_paths_that_are_not_a_list_of_one_path_are_refused() -> None:
     for paths in ("x", "5", "[1]", "[" * 100_000):
-        with pytest.raises(OptionError, match="paths is what Spark calls the argument of load"):
+        with pytest.raises(OptionError, match="paths: expected the argument of load"):
             RmqDataSource({"paths": paths, "subscribe": "TopicA"}).schema()
 
 

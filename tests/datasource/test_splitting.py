@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmq_spark.datasource.key_selection import join_ranges
 from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.selection import join_ranges
 from rmq_spark.datasource.splitting import pack_ranges, split, split_ranges
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
-# No deadline: a busy machine is no bug. The same examples every time.
+# No deadline: the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)
 
 

@@ -1,4 +1,4 @@
-"""A query that takes part in a group delivers what waited in the store and is due; others deliver nothing."""
+"""A query with a consumer group delivers due messages of the store; other queries do not."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 GROUP = {"consumerGroup": "billing", "startingOffsets": "earliest"}
 
@@ -64,7 +63,7 @@ def test_a_query_that_is_no_member_of_a_group_delivers_nothing(start, path: Path
 
 
 class Waiting:
-    """A query that waits for 15 s, by clocks that go on in its naps only."""
+    """A query that waits for 15 s, by clocks that advance only while it sleeps."""
 
     def __init__(self, path: Path) -> None:
         self.begun_ms, self.napped_ms = wall_clock_ms(), 0.0
@@ -91,7 +90,7 @@ class Waiting:
 
 @pytest.fixture
 def waiting(path: Path) -> Iterator[Waiting]:
-    """A query that has read all that was there, or was due."""
+    """A query that has read all messages that were stored or due."""
     query = Waiting(path)
     assert query.trigger() == {"0": 2}
     yield query

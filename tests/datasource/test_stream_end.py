@@ -1,4 +1,4 @@
-"""Where a stream with endingOffsets or endingTimestamp ends, and how it says so."""
+"""End of a stream with endingOffsets or endingTimestamp, and how it reports it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_ending_latest_is_what_the_run_found_and_then_it_idles_and_says_so(store
     assert '"ending": true' in query.committed
     assert '"ended"' not in query.committed
     store.append("orders", 0, 5)
-    store.append("orders", 9, 5)  # a queue that is no part of it
+    store.append("orders", 9, 5)  # a queue that it does not read
     assert query.drain() == [[(0, 2)]]
     assert '"ending": true, "ended": true' in query.committed
 
@@ -48,14 +48,14 @@ def test_a_bound_that_is_behind_already_is_reported_by_one_empty_batch(store, qu
     assert '"ended"' not in unbounded.committed
 
 
-def test_a_bound_in_a_queue_that_is_not_there_is_an_error(store, query_on) -> None:
-    with pytest.raises(NotFoundError, match="endingOffsets names the queue orders/7"):
+def test_endingOffsets_of_a_missing_queue_are_an_error(store, query_on) -> None:
+    with pytest.raises(NotFoundError, match="endingOffsets: the queue orders/7 is not in the store"):
         query_on(store.path, endingOffsets='{"orders": {"7": 1}}').trigger()
 
 
 def test_an_ending_time_that_lies_behind_is_an_offset(tmp_path, query_on, write_store) -> None:
     path = write_store(tmp_path / "store", 10, first_ms=1_600_000_000_000)
-    for now_ms in (1_700_000_000_000, 1_500_000_000_000):  # a message tells, whatever the clock says
+    for now_ms in (1_700_000_000_000, 1_500_000_000_000):  # a message decides, not the clock
         query = query_on(path, now_ms=now_ms, startingOffsets="earliest", endingTimestamp="1600000000004")
         assert query.drain() == [[(0, 0), (0, 1), (0, 2), (0, 3)]]
         assert query.offset().ended
@@ -70,7 +70,7 @@ def test_an_ending_time_that_lies_ahead_ends_by_a_message_or_by_the_clock(grow, 
     assert not query.offset().ended
     query.clock.now_ms = until_ms
     store.append("payments", 0, 1)
-    assert query.trigger() is None  # a broker may still make visible what it stored in time
+    assert query.trigger() is None  # a broker may still dispatch messages that it stored in time
     query.clock.now_ms += 1_000
     assert query.trigger() == []
     assert query.offset().ended

@@ -1,4 +1,4 @@
-"""What a stream does when messages, queues or files are gone."""
+"""A stream when messages, queues or files are gone."""
 
 import json
 
@@ -13,7 +13,7 @@ from rmq_spark.store.errors import (
     OptionError,
     StoreChangedError,
 )
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 
 def test_retention_that_overtook_the_stream_is_data_loss(grow, query_on, caplog) -> None:
@@ -84,7 +84,7 @@ def test_a_topic_that_vanished_is_data_loss_or_is_left_out(tmp_path, query_on, w
     query = query_on(write_store(tmp_path / "one", 10), startingOffsets="earliest")
     query.drain()
     other = write_store(tmp_path / "other", 4, topic="payments")
-    with pytest.raises(DataLossError, match="no such queue any more"):
+    with pytest.raises(DataLossError, match="the queue does not exist any more"):
         query_on(other, checkpoint=query.committed).trigger()
     lenient = query_on(other, checkpoint=query.committed, failOnDataLoss="false", subscribe="orders,payments")
     assert lenient.drain() == [[(0, 0), (0, 1), (0, 2), (0, 3)]]
@@ -122,7 +122,7 @@ def test_what_a_first_look_without_a_checkpoint_missed_is_looked_for_again(
 
     def forgetful(self, catalog, known=()):
         looks.append(len(looks))
-        return real(self, catalog, known)[: 1 if looks[-1] == 0 else None]  # the first look misses queue 1
+        return real(self, catalog, known)[: 1 if looks[-1] == 0 else None]  # the first refresh misses queue 1
 
     monkeypatch.setattr(type(query.options.subscription), "find_queues", forgetful)
     again = query_on(store.path, checkpoint=checkpoint, available_now=first_call == "prepare")

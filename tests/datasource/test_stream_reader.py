@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from rmq_spark.datasource.stream_reader import RefusedStream
 from rmq_spark.store.errors import OptionError, StoreError
 
-ANY_LIMIT = ReadMaxRows(1)  # what Spark passes when there is a default limit; the options say what it is
+ANY_LIMIT = ReadMaxRows(1)  # as Spark passes it with a default limit, whose value is in the options
 
 
 def test_what_has_not_moved_is_the_same_object_so_the_same_text(store, query_on) -> None:
@@ -27,7 +27,7 @@ def test_an_idle_trigger_looks_at_no_queue(store, monkeypatch, query_on) -> None
     query = query_on(store.path, startingOffsets="earliest")
     query.drain()
     query.reader.reportLatestOffset()
-    for name in ("_plan", "_decode", "_look"):
+    for name in ("_plan", "_decode", "_refresh"):
         monkeypatch.setattr(query.reader, name, None)
     assert query.trigger() is None
     assert query.reader.reportLatestOffset() is query.reader.reportLatestOffset()

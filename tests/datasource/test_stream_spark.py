@@ -1,4 +1,4 @@
-"""Streams through real Spark: what its restarts, replays and triggers may do, and that no row is lost or doubled."""
+"""Streams through real Spark: restarts, replays and triggers; no row is lost or duplicated."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ WITHIN_S = 180
 
 
 class Sink:
-    """Keeps each batch's rows by its number, and dies at one, or calls something in one, if told so."""
+    """Keeps the rows of each batch by its number; can fail in a given batch, or call a function in it."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[tuple[int, int]]] = {}
@@ -81,6 +81,7 @@ def queue(number: int, begin: int, end: int) -> list[tuple[int, int]]:
     return [(number, offset) for offset in range(begin, end)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "rows"), [("earliest", queue(0, 0, 5)), ("latest", queue(0, 3, 5))])
 def test_a_first_batch_that_fails_begins_again_where_it_first_began(
     streams: Streams, grow: Grow, first: str, rows: list[tuple[int, int]]
@@ -96,6 +97,7 @@ def test_a_first_batch_that_fails_begins_again_where_it_first_began(
     assert streams.sink.rows == rows
 
 
+@pytest.mark.slow
 def test_an_idle_latest_query_that_ends_before_its_first_row_loses_nothing(streams: Streams, grow: Grow) -> None:
     store = grow()
     store.append("orders", 0, 3)
@@ -109,6 +111,7 @@ def test_an_idle_latest_query_that_ends_before_its_first_row_loses_nothing(strea
     assert streams.sink.rows == queue(0, 3, 5)
 
 
+@pytest.mark.slow
 def test_a_committed_checkpoint_goes_on_where_it_stood(streams: Streams, grow: Grow) -> None:
     store = grow(queues=2)
     store.append("orders", 0, 3)
@@ -118,6 +121,7 @@ def test_a_committed_checkpoint_goes_on_where_it_stood(streams: Streams, grow: G
     assert streams.sink.batches == {0: queue(0, 0, 3), 1: queue(1, 0, 2)}
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_comes_again_with_the_same_rows(streams: Streams, grow: Grow) -> None:
     store = grow()
     store.append("orders", 0, 6)
@@ -128,14 +132,14 @@ def test_a_batch_that_failed_comes_again_with_the_same_rows(streams: Streams, gr
     store.append("orders", 0, 1)
     streams.sink.dies_at = None
     streams.sink.batches.clear()
-    streams.run(store.path, startingOffsets="earliest")  # no limit any more, yet the planned batch stays
+    streams.run(store.path, startingOffsets="earliest")  # without a limit, but the planned batch does not change
     assert streams.sink.batches == {1: queue(0, 2, 4), 2: queue(0, 4, 7)}
 
 
 def test_an_idle_query_plans_no_empty_batches(streams: Streams, grow: Grow) -> None:
     store = grow(queues=3)
     store.append("orders", 0, 3)
-    streams.sink.dies_at = 3  # so that endless empty batches come to an end
+    streams.sink.dies_at = 3  # ends an endless sequence of empty batches
     query = streams.start(store.path, {"processingTime": "10 milliseconds"}, startingOffsets="earliest")
     for _ in range(5):
         query.processAllAvailable()  # each sees at least one more trigger
@@ -145,6 +149,7 @@ def test_an_idle_query_plans_no_empty_batches(streams: Streams, grow: Grow) -> N
     assert list(streams.sink.batches) == [0]
 
 
+@pytest.mark.slow
 def test_available_now_ends_and_leaves_what_came_meanwhile_to_the_next_run(streams: Streams, grow: Grow) -> None:
     store = grow(queues=1)
     store.append("orders", 0, 4)
@@ -177,6 +182,7 @@ def test_a_queue_and_a_topic_that_appear_are_read_from_their_beginning(streams: 
     assert streams.sink.rows == queue(0, 0, 2) + queue(7, 0, 2)
 
 
+@pytest.mark.slow
 def test_retention_that_overtakes_fails_with_the_lost_range_or_counts_it(streams: Streams, grow: Grow) -> None:
     store = grow()
     store.append("orders", 0, 30, size=300)
@@ -215,6 +221,7 @@ def test_trigger_once_passes_over_the_limits(streams: Streams, grow: Grow) -> No
     assert streams.sink.batches == {0: queue(0, 0, 9)}
 
 
+@pytest.mark.slow
 def test_one_checkpoint_serves_different_triggers(streams: Streams, grow: Grow) -> None:
     store = grow()
     store.append("orders", 0, 3)
@@ -253,6 +260,7 @@ def test_what_progress_shows_can_be_pasted_into_starting_offsets(
     assert [row["queueOffset"] for row in reader.load(str(store.path)).collect()] == [3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending_before", [{}, {"endingOffsets": "latest"}])
 def test_stop_at_end_is_not_misled_by_a_batch_that_an_earlier_run_planned(
     streams: Streams, grow: Grow, ending_before: dict[str, str]

@@ -6,7 +6,7 @@ import pytest
 
 from rmq_spark.datasource.offsets import decode_offset, initial_offset
 from rmq_spark.store.errors import NotFoundError, OptionError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 
 def test_the_first_offset_is_constant_and_batch_0_fixes_the_start_even_if_it_is_empty(store, query_on) -> None:
@@ -86,7 +86,7 @@ def test_a_new_queue_and_a_new_topic_begin_at_their_earliest(grow, query_on) -> 
     assert query.committed == (
         '{"orders": {"0": 2}, "orders-eu": {"0": 2}, "@": {"v": 1, "start": {"orders-eu": {"0": 0}}}}'
     )
-    store.append("orders", 5, 1)  # a queue beyond what topics.json says, as after an update by an admin
+    store.append("orders", 5, 1)  # a queue beyond the number in topics.json, as after a change by an admin
     assert query.trigger() == [(5, 0)]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rmq_spark.datasource.subscription import Assignment, Pattern, Topics
 from rmq_spark.store.errors import NotFoundError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 
 class FakeCatalog:
@@ -68,7 +68,7 @@ def test_an_assignment_gives_just_its_queues() -> None:
 
 def test_an_assigned_queue_that_is_not_there_is_an_error_that_lists_those_there() -> None:
     wanted = Assignment((QueueKey("orders", 0), QueueKey("orders", 7)))
-    with pytest.raises(NotFoundError, match=r"no queue 7, which assign names. Its queues are: 0, 1\."):
+    with pytest.raises(NotFoundError, match=r"no queue 7. Its queues are: 0, 1\."):
         wanted.find_queues(CATALOG)
     assert wanted.find_queues(CATALOG, {QueueKey("orders", 7)}) == [QueueKey("orders", 0)]
 

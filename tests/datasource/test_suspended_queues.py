@@ -1,4 +1,4 @@
-"""Queues that an orderly listener stopped, as a stream plans them: they go back, and wait, and others go on."""
+"""Suspended queues of an orderly listener in the plans of a stream: they go back and wait; the others continue."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.suspension import Held, Hold, held_queues
-from rmq_spark.store import publish_last_offsets
-from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.group.suspended import Suspension, read_suspended, write_outcomes
-from rmq_spark.store.units import QueueKey
+from rmq_spark.datasource.batch_assignment import Held, Hold, held_queues
+from rmq_spark.store import commit_final_offsets
+from rmq_spark.store.group.resets import Suspension, read_suspended, write_outcomes
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.transaction.ledger import CommitKey
 
 ONE, OTHER = QueueKey("orders", 0), QueueKey("orders", 1)
 GROUP = {"consumerGroup": "billing", "orderly": "true"}
@@ -171,13 +171,13 @@ def test_a_stopped_queue_is_no_conflict_of_a_query_that_starts_again(
 ) -> None:
     query = orders.query()
     query.trigger()
-    query.trigger()  # nothing new; but all that was read is published
+    query.trigger()  # no new message, but the offsets of all rows read are published
     orders.append(1)
     query.trigger()
     orders.stop(4)
     again = orders.query(query.committed, onOffsetConflict=conflict)
     assert rows(0, 4)[0] in again.trigger()
-    assert "stands at" not in caplog.text
+    assert "is at" not in caplog.text
 
 
 def test_queues_that_another_group_stopped_before_a_query_joined_it_are_no_business_of_its_checkpoint(
@@ -231,9 +231,9 @@ def test_what_a_query_finished_last_ends_where_its_queue_was_stopped(orders: Sto
     orders.stop(1)
     member, ends = query.reader._group.query.member_id, {ONE: 4, OTHER: 4}
     batch = CommitKey("query", orders.batch_id)
-    assert publish_last_offsets(orders.path, "billing", member, ends, 0, 0, batch)
+    assert commit_final_offsets(orders.path, "billing", member, ends, 0, 0, batch)
     assert orders.offsets() == {0: 1, 1: 4}
-    assert publish_last_offsets(orders.path, "billing", member, ends, 0, 1, batch), "it went back, and came there again"
+    assert commit_final_offsets(orders.path, "billing", member, ends, 0, 1, batch), "it went back, and came there again"
     assert orders.offsets() == {0: 4, 1: 4}
 
 
@@ -247,9 +247,9 @@ def test_what_a_batch_says_of_a_queue_that_was_not_committed_is_not_published(
     orders.stop(1)
     query.trigger()
     assert orders.offsets() == {0: 1, 1: 4}
-    orders.stop(resume)  # the row before is a dead letter, says a batch that raised before it was in the store
+    orders.stop(resume)  # a failed batch recorded the previous row as a dead letter before it was stored
     member = query.reader._group.query.member_id
-    publish_last_offsets(orders.path, "billing", member, {ONE: 4, OTHER: 4}, 0, 1, batch)
+    commit_final_offsets(orders.path, "billing", member, {ONE: 4, OTHER: 4}, 0, 1, batch)
     assert orders.offsets() == {0: 1, 1: 4}
 
 
@@ -298,7 +298,7 @@ def test_a_queue_goes_back_though_the_group_stood_further_before(
     again = orders.query(**off)
     assert again.trigger() == rows(0, *range(5)) + rows(1, *range(5))
     orders.stop(1)
-    if checkpoint_is_kept:  # the driver dies before it says how far it is
+    if checkpoint_is_kept:  # the driver dies before it reports its progress
         again = orders.query(again.committed, **off)
     assert again.trigger() == rows(0, *range(1, 5))
     assert again.trigger() is None

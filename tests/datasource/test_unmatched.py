@@ -1,4 +1,4 @@
-"""What a query warns of when it begins: a pattern without a topic, a filter without a message; and what that costs."""
+"""Warnings at the start of a query: a pattern without a topic, a filter without a match; cost of the check."""
 
 import logging
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.options import parse_options
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadSettings, parse_options
 from rmq_spark.datasource.unmatched import SAMPLED_MESSAGES, SAMPLED_QUEUES
-from rmq_spark.store.log.queues import ConsumeQueue
+from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -58,7 +57,7 @@ def test_a_pattern_that_matches_no_topic_names_what_was_meant(store: Path, warn:
     [said] = warn(store, subscribePattern="pay*")
     assert 'subscribePattern="pay*" matches no topic. Did you mean "pay.*", which matches payments?' in said
     [said] = warn(store, subscribePattern="order|invoices")
-    assert "Did you mean orders? Topics there: empty, orders, payments." in said
+    assert "Did you mean orders? Topics: empty, orders, payments." in said
     assert warn(store, subscribePattern="order.*|invoices") == []
     assert warn(store, subscribePattern="emp.y") == []
 
@@ -66,7 +65,7 @@ def test_a_pattern_that_matches_no_topic_names_what_was_meant(store: Path, warn:
 def test_tags_that_no_message_has_are_named_with_the_nearest(store: Path, warn: Warn) -> None:
     [said] = warn(store, tags="Paid || shiped")
     assert 'tags="Paid || shiped" matches none of the 30 messages in orders.' in said
-    assert "Did you mean paid or shipped? Tags there: created, paid, shipped." in said
+    assert "Did you mean paid or shipped? Tags: created, paid, shipped." in said
     assert warn(store, tags="shiped || paid") == []
     assert warn(store, tags="*") == []
 
@@ -79,7 +78,7 @@ def test_a_filter_counts_as_matching_if_it_does_in_one_of_its_topics(store: Path
 
 def test_sql92_that_nothing_matches_names_the_nearest_property(store: Path, warn: Warn) -> None:
     [said] = warn(store, sql92="amonut > 1")
-    assert "matches none of the 30 messages in orders. Did you mean amount? Properties there: " in said
+    assert "matches none of the 30 messages in orders. Did you mean amount? Properties: " in said
     assert "region" in said
     [said] = warn(store, sql92="amount > 100")
     assert "Did you mean" not in said
@@ -90,6 +89,7 @@ def test_nothing_is_said_of_what_holds_no_messages(store: Path, warn: Warn) -> N
     assert warn(store, subscribe="empty", tags="paid") == []
 
 
+@pytest.mark.slow
 def test_in_a_large_queue_a_bounded_sample_is_asked_and_no_more(
     tmp_path: Path, warn: Warn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_in_a_large_queue_a_bounded_sample_is_asked_and_no_more(
     real = ConsumeQueue.read
     [said] = warn(tmp_path / "store", tags="rare")
     most = SAMPLED_QUEUES * SAMPLED_MESSAGES * 2
-    assert f"matches none of the {most} messages looked at, of {queues * per_queue}, in orders" in said
+    assert f"matches none of the {most} sampled messages, of {queues * per_queue}, in orders" in said
     monkeypatch.setattr("rmq_spark.datasource.unmatched._warn", lambda *_: looked_at.append((-1, -1)))
     monkeypatch.setattr(
         ConsumeQueue, "read", lambda queue, begin, end: (looked_at.append((begin, end)), real(queue, begin, end))[1]

@@ -1,4 +1,4 @@
-"""What a trigger of a query with longPollingMs waits for, and what it does meanwhile."""
+"""Waiting triggers of a query with longPollingMs: events that end the wait, and work during it."""
 
 from collections.abc import Callable
 from typing import Any

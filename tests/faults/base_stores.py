@@ -13,19 +13,19 @@ import pyarrow.parquet as pq
 from rmq_spark.store import (
     CommitKey,
     CommitOptions,
-    MessageStore,
-    OutboxSettings,
+    DeliveryScheduler,
+    Producer,
+    RecordBuilderSettings,
     SinkSettings,
     StagedFile,
     TaskStage,
-    Ticker,
     commit_sink,
     open_consumer,
     open_store,
 )
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.log import queue_writer
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.log import consume_queue_writer as queue_writer
+from rmq_spark.store.log.segments import FileSizes
 
 SEGMENT_BYTES = 1 << 16
 QUEUES = 2
@@ -38,7 +38,7 @@ HOUR_MS = 3_600_000
 WAITING_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 
 
-def opened(store: str, **options: Any) -> MessageStore:
+def opened(store: str, **options: Any) -> Producer:
     """Open a store with small files."""
     options = {"message_delay_level": "1s 2s 3s", "queues": QUEUES} | options
     return open_store(store, segment_bytes=SEGMENT_BYTES, **options)
@@ -97,7 +97,7 @@ def waiting_by_timer(store: str) -> None:
 def waiting_in_the_wheel(store: str) -> None:
     """The same after a tick, which has put them into the timer wheel."""
     waiting_by_timer(store)
-    with Ticker(store) as ticker:
+    with DeliveryScheduler(store) as ticker:
         ticker.tick(wall_clock_ms())
 
 
@@ -107,16 +107,16 @@ def cut_commit(store: str) -> None:
     settings = sink_settings(store)
     key = CommitKey("q", 0)
     staged = stage(settings, key)
-    puts, put = 0, queue_writer.QueueWriter.put
+    puts, put = 0, queue_writer.ConsumeQueueWriter.put
 
-    def dying_put(self: queue_writer.QueueWriter, *arguments: Any) -> Any:
+    def dying_put(self: queue_writer.ConsumeQueueWriter, *arguments: Any) -> Any:
         nonlocal puts
         puts += 1
         if puts == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         return put(self, *arguments)
 
-    queue_writer.QueueWriter.put = dying_put  # type: ignore[method-assign]
+    queue_writer.ConsumeQueueWriter.put = dying_put  # type: ignore[method-assign]
     commit_sink(settings, key, staged)
 
 
@@ -161,8 +161,8 @@ def sink_settings(store: str, flush: str = "sync") -> SinkSettings:
     """Settings of a sink whose batch takes several appends."""
     return SinkSettings(
         store,
-        outbox=OutboxSettings(sizes=FileSizes(segment_bytes=SEGMENT_BYTES), queue_count=QUEUES),
-        commit=CommitOptions(flush=flush, chunk_bytes=1 << 14, turn_bytes=1 << 15),
+        record_builder=RecordBuilderSettings(sizes=FileSizes(segment_bytes=SEGMENT_BYTES), queue_count=QUEUES),
+        commit=CommitOptions(flush=flush, chunk_bytes=1 << 14, session_bytes=1 << 15),
     )
 
 

@@ -16,10 +16,10 @@ from operations import WRITING, MoreIsDueError, Operation, Rows, Session
 from reading_operations import READING, read_rows
 from shim import Hit, Shim
 from source_operations import PLANNING
+from support.forked import Ended, run_forked
 
 from rmq_spark.store.errors import RmqError
-from rmq_spark.store.testing.forked import Ended, run_forked
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 OPERATIONS = {operation.name: operation for operation in (*WRITING, *SHARING, *READING, *PLANNING)}
 CASE_S = 90  # ends a hang
@@ -39,7 +39,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Tried:
-    """What happened in a case.
+    """Outcome of a case.
 
     `answer` is what the operation returned although a call failed, `second_answer` what it returned afterwards.
     """

@@ -20,14 +20,14 @@ from base_stores import SINK_BODIES, SINK_FILES, SINK_ROWS, opened, sink_setting
 from rmq_spark.store import (
     CommitKey,
     CommitOptions,
+    DeliveryScheduler,
+    GroupSession,
     GroupTerms,
-    MessageStore,
-    QueryGroup,
+    Producer,
     SendBackSettings,
     SendBackTask,
     SendBackTerms,
     StoreReader,
-    Ticker,
     abort_sink,
     close,
     commit_copies,
@@ -42,10 +42,10 @@ from rmq_spark.store import (
     reset_offsets,
     serve_store,
 )
-from rmq_spark.store.delivery import serving
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.delivery import serve as serving
+from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import StoreError
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 Rows = Counter[tuple[str, str]]  # how often a store has a message, by topic and body
 SENT_AT_ONCE = 250
@@ -61,20 +61,20 @@ class MoreIsDueError(StoreError):
 
 @dataclass
 class Session:
-    """What one process keeps between the operation and its repetition."""
+    """State of one process between the operation and its repetition."""
 
     store: str
     folder: str  # for files beside the store
-    messages: MessageStore | None = None
-    ticker: Ticker | None = None
-    group: QueryGroup | None = None
-    other: QueryGroup | None = None  # a second member of the group
+    messages: Producer | None = None
+    ticker: DeliveryScheduler | None = None
+    group: GroupSession | None = None
+    other: GroupSession | None = None  # a second member of the group
     reader: Any = None  # of a streaming query
     planned: Any = None  # the end of the batch that it planned
     offsets: dict[QueueKey, int] = field(default_factory=dict)  # of the group's queues
     published: dict[QueueKey, int] = field(default_factory=dict)  # the last that were acknowledged
 
-    def writer(self, **options: Any) -> MessageStore:
+    def writer(self, **options: Any) -> Producer:
         """Return the open store; open it first if it is not."""
         if self.messages is None:
             self.messages = opened(self.store, **options)
@@ -234,7 +234,7 @@ def _recovered_and_sent(outcome: Outcome) -> Iterator[str]:
 
 
 def _tick(session: Session, number: int) -> None:
-    session.ticker = session.ticker or Ticker(session.store)
+    session.ticker = session.ticker or DeliveryScheduler(session.store)
     ticked = session.ticker.tick(wall_clock_ms())
     if ticked.problem:
         raise ticked.problem
@@ -252,7 +252,7 @@ def _ticked(outcome: Outcome) -> Iterator[str]:
 
 
 def _serve(session: Session, number: int) -> None:
-    """Serve for some ticks. What a tick could not deliver, the ticks after it must have delivered."""
+    """Serve for some ticks. Later ticks must deliver the messages that one tick could not deliver."""
     slept = 0
 
     def sleep(seconds: float) -> None:
@@ -266,7 +266,7 @@ def _serve(session: Session, number: int) -> None:
         raising_logged_errors(),
     ):
         serve_store(session.store, lambda: slept >= SERVED_SLEEPS)
-        with Ticker(session.store) as ticker:
+        with DeliveryScheduler(session.store) as ticker:
             left = ticker.tick(wall_clock_ms())
             assert not left.delivered, f"the server left {left.delivered} messages that were due"
 
@@ -341,9 +341,9 @@ def _import(session: Session, number: int) -> None:
 
 
 def _group_step(session: Session, number: int) -> None:
-    session.group = session.group or QueryGroup(session.store, GroupTerms("crew", "shared"))
+    session.group = session.group or GroupSession(session.store, GroupTerms("crew", "shared"))
     queues = [QueueKey("orders", queue_id) for queue_id in range(base_stores.QUEUES)]
-    step = session.group.step(queues, session.offsets, 0)
+    step = session.group.rebalance(queues, session.offsets, 0)
     session.offsets |= {queue: step.held.get(queue, 0) for queue in step.gained}
     session.group.settle()
     session.offsets = {queue: session.offsets[queue] + 1 for queue in step.owned}

@@ -1,15 +1,15 @@
-"""What must be true after a case. Each fault begins with a word for its kind, in capital letters.
+"""Assertions after a case. The text of each fault begins with a word for its kind, in capital letters.
 
 1. The error is one of ours (RAW) and names the path of the call that failed (UNNAMED).
 2. The same operation afterwards succeeds, in the same process (SECOND). If it reads, it answers as without a fault
    (AGAIN).
 3. An operation that reads answers as without a fault, or fails (SILENT). A check may report what it could not read,
-   and nothing else (FALSE-ALARM); so may a summary, as the problem of a queue.
-4. An operation that promises durability does not succeed when a sync failed (SWALLOWED), but for the sync of a file
-   that it writes again then.
-5. A reader reads the store then (UNREADABLE). After a close the store is closed and healthy (UNHEALTHY).
-6. No message that was there before is missing (GONE), none is doubled (DOUBLE), and what the operation promises is
-   kept: its own judge says so. No promise of a commit is left open (INTENTS).
+   but no other fault (FALSE-ALARM); so may a summary, as the problem of a queue.
+4. An operation that promises durability does not succeed when a sync failed (SWALLOWED), unless it writes the file
+   again then.
+5. A reader can read the store (UNREADABLE). After a close the store is closed and healthy (UNHEALTHY).
+6. No earlier message is missing (GONE), none is duplicated (DOUBLE), and the operation's own judge finds its promise
+   kept. No intent of a commit is left open (INTENTS).
 """
 
 import os
@@ -27,6 +27,7 @@ from shim import Effect, Hit
 from rmq_spark.store import check, close
 
 _SYSTEM_TOPICS = (*base_stores.WAITING_TOPICS, "%DLQ%")  # a topic of messages that wait; dead letters may be doubled
+_TOPICS_FILE = "topics.json"  # every operation that sends writes it again after a failed sync: `Disk.make_durable`
 _TEXT_CHARS = 600
 
 
@@ -44,7 +45,7 @@ def ending_faults(operation: Operation, kind: FaultKind, plain: Plain, tried: Tr
     if second.how == "ok" and operation.reads and tried.second_answer != plain.answer:
         yield f"AGAIN {difference(plain.answer, tried.second_answer)}"
     is_sync = kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync")
-    is_repeated = os.path.basename(tried.hit.path) == operation.rewritten
+    is_repeated = os.path.basename(tried.hit.path) in (operation.rewritten, _TOPICS_FILE)
     if first.how == "ok" and is_sync and operation.is_durable and not is_repeated:
         yield f"SWALLOWED {tried.hit}: the operation returned"
 

@@ -18,7 +18,7 @@ from rmq_spark.store import (
     open_reader,
     pending_transactions,
 )
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 FINDINGS = "findings"  # of an answer of `check`
 

@@ -4,10 +4,10 @@
     python tests/faults/run.py --case read:eio:17
 
 Each case runs in a process of its own (cases.py) and is judged (oracle.py). The seed shuffles them;
-calls come first that are unlike all calls before them. The search ends when all were tried, or a number of them
-(`--sample`), or when the time is over. Prints a line for each fault, with what
-repeats the case, and the totals. Stores of the first cases that failed stay in the folder. Exits with 1 after a fault,
-with 2 if no C compiler is there to build the shim.
+calls that differ from all earlier calls come first. The search ends when all were tried, or a number of them
+(`--sample`), or when the time is over. Prints a line for each fault, with the options that repeat the case, and the
+totals. Stores of the first cases that failed stay in the folder. Exits with 1 after a fault, with 2 without a C
+compiler for the shim.
 """
 
 import argparse
@@ -24,15 +24,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
+
 import base_stores
 from cases import OPERATIONS, Bases, CaseRunner, Plain, numbers_of
 from fault_kinds import FAULT_KINDS
 from oracle import judge
 from reading_operations import read_rows
 from shim import FOLDER_VARIABLE, SOURCE
+from support.preload import NoCompilerError, compile_preload, preloaded
 
 from rmq_spark.store import check
-from rmq_spark.store.testing.preload import NoCompilerError, compile_preload, preloaded
 
 KEPT_STORES = 10
 LEAST_SHARE = 0.3  # of the time, for cases
@@ -63,7 +65,7 @@ class FaultSearch:
         return sorted(random.sample(list(self.cases), len(self.cases)), key=lambda case: min(self.cases[case], 2))
 
     def sample(self, random: Random, count: int) -> list[Case]:
-        """Choose cases so that each operation and each kind has its share: one of each pair in turn."""
+        """Choose cases round-robin by operation, with a random kind of each."""
         pairs: dict[tuple[str, str], list[Case]] = {}
         for case in reversed(self.shuffled(random)):
             pairs.setdefault(case[:2], []).append(case)
@@ -112,10 +114,10 @@ class FaultSearch:
 
 def warm_up(store: Path) -> None:
     """Import what operations use before the first fork: else each case spends most of its time with imports."""
-    delivery, explore = ("delivery.ticker", "delivery.timer_store"), ("explore.repairing", "explore.summary_reader")
-    for module in (*delivery, *explore, "group.last_words"):
+    delivery, explore = ("delivery.scheduler", "delivery.timer"), ("tools.repair", "view.explorer")
+    for module in (*delivery, *explore, "group.final_commit"):
         importlib.import_module(f"rmq_spark.store.{module}")
-    importlib.import_module("rmq_spark.datasource.group_share")
+    importlib.import_module("rmq_spark.datasource.group_planner")
     base_stores.settled(str(store))
     read_rows(str(store))
     check(store)

@@ -29,7 +29,7 @@ class Calls(enum.IntFlag):
 
 
 class Effect(enum.IntEnum):
-    """What happens to the chosen call, as shim.c numbers it."""
+    """Effect on the chosen call, numbered as in shim.c."""
 
     FAIL = 0
     CUT_SHORT = 1

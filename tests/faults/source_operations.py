@@ -1,6 +1,6 @@
-"""What Spark asks of the data source, in the driver and in tasks, as it is tried with faults: see `operations.py`.
+"""Calls of the data source by Spark, in the driver and in tasks, to try with faults: see `operations.py`.
 
-Each plans and reads what it planned; its answer is the rows, however the plan cuts them into partitions.
+Each operation plans and reads its plan; its answer is the rows, independent of the plan's partitions.
 """
 
 import json
@@ -12,10 +12,9 @@ import base_stores
 from operations import Operation, Rows, Session
 
 from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.options import ReadOptions, parse_options
-from rmq_spark.datasource.settings import ReadSettings
+from rmq_spark.datasource.read_options import ReadOptions, ReadSettings, parse_options
 from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 _COLUMNS = ("topic", "body")
 _EARLIEST = {"startingOffsets": "earliest"}
@@ -48,7 +47,7 @@ def _read_batch(**given: str) -> Callable[[Session, int], Rows]:
 
 
 def _read_stream(*, is_available_now: bool = False, **given: str) -> Callable[[Session, int], Rows]:
-    """Plan and read the first micro-batch. What was planned is not planned again: Spark has it in its checkpoint."""
+    """Plan and read the first micro-batch. A plan is not repeated: Spark has it in its checkpoint."""
 
     def act(session: Session, number: int) -> Rows:
         session.reader = session.reader or RmqStreamReader(*_options(session, given), wall_clock_ms)

@@ -31,6 +31,7 @@ def run_search(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return done
 
 
+@pytest.mark.slow
 def test_a_sample_of_failed_calls_loses_and_hides_nothing(tmp_path: Path) -> None:
     seed = os.environ.get("FAULTS_SEED", "0")
     done = run_search(tmp_path, "--sample", str(SAMPLE), "--seed", seed)

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-
-from rmq_spark.store.testing.forked import Ended, run_forked
-from rmq_spark.store.testing.preload import NoCompilerError, compile_preload
+from support.forked import Ended, run_forked
+from support.preload import NoCompilerError, compile_preload
 
 
 def fail() -> None:

@@ -1,22 +1,22 @@
-"""What a RocketMQ store holds, decoded without a line of this project: the truth for its tests.
+"""Independent decoder of a RocketMQ store, without code of this project: the truth for its tests.
 
-It imports the standard library alone (pyarrow's codec only where a body is ZSTD, which Python 3.11
-cannot unpack), reads one message at a time and checks whatever can be checked. Slow, and meant to
-be: nothing here may be shared with the code that it judges.
+It imports only the standard library (pyarrow's codec only where a body is ZSTD, which Python 3.11
+cannot decompress), decodes one message at a time and checks every field that has a redundancy. It is
+slow on purpose: it must not share code with the engine that it judges.
 
-    python tests/golden/decode_store.py --write         # the files in expected/ anew
-    python tests/golden/decode_store.py STORE           # one store, to look at
+    python tests/golden/decode_store.py --write         # rewrite the files in expected/
+    python tests/golden/decode_store.py STORE           # print one store
 
-What it believes:
+Its rules:
 
-- The log ends before the first place that holds no whole record: walked from the first segment;
+- The log ends at the first position without a complete record, walking from the first segment:
   magic, recomputed length, PHYSICALOFFSET and body CRC must all be right; a BLANK leads to the next
-  segment. Stale records behind that place do not exist (RocketMQ truncates by moving a number).
-- A unit is a message only if the record that it points to lies before the log's end and has the
-  unit's size and the queue's topic, queue id and queue offset. The first that fails ends its queue.
+  segment. Stale records after the end do not count (RocketMQ truncates by moving a number).
+- A unit is a message only if it refers to a record below the log's end that has the unit's size and
+  the queue's topic, queue id and queue offset. The first other unit ends its queue.
 - A queue begins at its first unit that points into the log (ConsumeQueue#correctMinOffset, 5.3);
-  the fill before a queue that was created in the middle (0, 0x7FFFFFFF, 0) is no message.
-- Rows are what a 5.3 pull consumer gets (MessageDecoder#decode and #decodeMessage, PullAPIWrapper
+  the fill before a queue that was created in the middle (0, 0x7FFFFFFF, 0) does not count.
+- Rows are those of a 5.3 pull consumer (MessageDecoder#decode and #decodeMessage, PullAPIWrapper
   #processPullResult), without MIN_OFFSET and MAX_OFFSET, which depend on the moment of the pull.
   README.md lists, for the rows of an inner batch, which field comes from where.
 """
@@ -233,7 +233,7 @@ def is_fill(unit: Unit) -> bool:
 
 
 def believed(unit: Unit, log: Log, topic: str, queue_id: int) -> Record | None:
-    """The record that a unit points to, if it is the one that the unit says."""
+    """The record that a unit points to, if its size, topic and queue agree with the unit."""
     record = log.records.get(unit.physical_offset)
     if record is None or (record.topic, record.queue_id) != (topic, queue_id):
         return None
@@ -485,7 +485,7 @@ def render(decoded: dict) -> str:
 
 
 def expected_of(name: str) -> dict:
-    """What expected/<name>.json holds, computed from the store."""
+    """The contents of expected/<name>.json, computed from the store."""
     decoded = decode_store(HERE / name)
     return digest(decoded) if name in DIGESTED else decoded
 
@@ -493,7 +493,7 @@ def expected_of(name: str) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("store", nargs="?", type=Path, help="a store to print, as JSON")
-    parser.add_argument("--write", action="store_true", help="write expected/ anew")
+    parser.add_argument("--write", action="store_true", help="rewrite expected/")
     options = parser.parse_args()
     if options.write:
         for name in (*STORES, *STORES_OF_BROKERS, *DIGESTED):

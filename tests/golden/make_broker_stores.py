@@ -29,7 +29,7 @@ SKUS = [f"SKU-{n}" for n in range(100, 160)]
 
 
 def order_messages(numbers: range, rng: random.Random) -> list[dict[str, Any]]:
-    """What happens to a small shop's orders, interleaved; each order's events in their order."""
+    """Events of a small shop's orders, interleaved; each order's events in their order."""
     waiting, sent = [], []
     for number in numbers:
         fate = rng.random()

@@ -1,9 +1,9 @@
 """A module's source -> its mutants: one for each byte order, width and place of a field, for each write and each read.
 
-Everything is found in the syntax tree: dtypes are lists of (name, format), a field is written or read where its name
-stands as a subscript or an argument, where a loop goes over the names of a dtype, in calls of `struct`, and where the
-arguments of a dataclass, the pieces of a record or the elements of a result are put together. Whatever stands there
-is replaced by `wrong(...)` of it, or by the neighbour's name. Writers and readers are changed apart from each other.
+All mutants come from the syntax tree. Dtypes are lists of (name, format). A field is written or read where its name is
+a subscript or an argument, in loops over the names of a dtype, in calls of `struct`, and where the arguments of a
+dataclass, the pieces of a record or the elements of a result are put together. The expression there is replaced by
+`wrong(...)` of it, or by its neighbour's name. Writers and readers are changed separately.
 """
 
 import ast
@@ -20,8 +20,8 @@ _HELPERS = (
 _ORDER = re.compile(r">(?:[bBhHiIqQ]+|[iu][248])")
 _OTHER_WIDTH = {"i2": "i4", "i4": "i8", "i8": "i4", "u4": "u2", "h": "i", "b": "h", "i": "h", "q": "i"}
 _JSON_NAME = re.compile(r"[a-z]+[A-Z]\w*")
-_ANSWERS = re.compile(r".*(Fault|Error)|Torn|NoUnit")  # their arguments are words for people
-_FLAGS = r".*\[\"sys_flag\"\]"  # of these single bits are looked at, and one more changes the wrong ones
+_ANSWERS = re.compile(r".*(Fault|Error)|Torn|NoEntry")  # their arguments are texts of errors
+_FLAGS = r".*\[\"sys_flag\"\]"  # code tests single bits of these, and adding one would change other bits
 _LISTS = {"pieces", "parts", "columns"}
 
 Layouts = dict[str, list[tuple[str, str]]]  # dtype -> its fields: name, format
@@ -29,7 +29,7 @@ Layouts = dict[str, list[tuple[str, str]]]  # dtype -> its fields: name, format
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one module. `name` tells it from all others of the module, and holds no line number."""
+    """One change of one module. `name` is unique in the module and has no line number."""
 
     kind: str
     name: str

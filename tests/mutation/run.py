@@ -1,10 +1,10 @@
-"""Alters every field that the formats write and read, one at a time, and says which alteration no test notices.
+"""Alters every field that the formats write and read, one at a time, and reports alterations that no test notices.
 
     python tests/mutation/run.py [--list] [word ...]
 
-Words choose mutants by their module or name. A copy of the tree is altered, never the tree. For each mutant the tests
-of its module run until one fails; FORMAT.md's test is not among them, so that bytes and not tables have to notice.
-Exits with 1 if a mutant survives that `equivalents.py` does not explain, or if one dies that is explained there.
+Words choose mutants by their module or name. Only a copy of the tree is altered. For each mutant the tests of
+its module run until one fails. The test of FORMAT.md is not among them: tests of bytes must notice the mutant. Exits
+with 1 if a mutant survives that `equivalents.py` does not list, or if a listed one is killed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-# Imported once here: every mutant's run is a fork of this process, which saves most of its second of start-up.
+# Imported once here: each mutant's run is a fork of this process, which saves most of the start-up time.
 import hypothesis
 import numpy  # noqa: F401
 import pyarrow.compute  # noqa: F401
@@ -31,74 +31,77 @@ from wrong_values import NO_WRONG_VALUE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COPIED = ["rmq_spark", "store", "datasource", "tests", "docs", "setup.cfg", "pyspark_rmq.py"]
-TIME_LIMIT_S = 600  # of one mutant, on a busy machine: a hang is noticed too
+TIME_LIMIT_S = 600  # of one mutant, on a busy machine; ends a hang
 PYTEST = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "not spark and not torture"]
 # hypothesis is imported before pytest can rewrite its assertions, which does no harm.
 PYTEST += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 KINDS = ["byte order", "width", "place", "name", "constant", "write", "read"]
 
 _RECORDS = [
-    "format/test_record.py",
-    "format/test_encoding.py",
+    "store/format/test_record.py",
+    "store/format/test_encoding.py",
     "store/test_golden_reader.py",
     "store/test_equal_records.py",
-    "format/test_encoding_twin.py",
+    "store/format/test_encoding_twin.py",
     "store/test_decoder_twin.py",
-    "store/test_byte_limits.py",
+    "store/log/test_byte_limits.py",
 ]
 _INDEX = [
-    "format/test_index_file.py",
-    "store/test_key_index.py",
-    "store/test_lookup.py",
+    "store/format/test_index_file.py",
+    "store/log/test_key_index.py",
+    "store/log/test_lookup.py",
     "store/test_golden_reader.py",
-    "store/test_key_index_crashes.py",
+    "store/log/test_key_index_crashes.py",
 ]
 _PROPERTIES = [
-    "format/test_outgoing_properties.py",
-    "format/test_encoding.py",
+    "store/format/test_outgoing_properties.py",
+    "store/format/test_encoding.py",
     "store/test_golden_reader.py",
     "store/test_equal_records.py",
     "store/test_decoder_twin.py",
-    "format/test_encoding_twin.py",
+    "store/format/test_encoding_twin.py",
 ]
 _QUEUES = [
-    "format/test_queue_unit.py",
-    "format/test_batch_unit.py",
+    "store/format/test_queue_unit.py",
+    "store/format/test_batch_unit.py",
     "store/test_golden_reader.py",
-    "store/test_store_writer.py",
-    "store/test_queues.py",
-    "store/test_queue_faults.py",
-    "store/test_recovery.py",
+    "store/log/test_store_writer.py",
+    "store/log/test_queues.py",
+    "store/log/test_queue_faults.py",
+    "store/log/test_recovery.py",
 ]
-# What is altered, and the tests that have to notice: those that mostly do so first, and quickly, come first.
+# Altered module -> tests that must notice, those first that usually notice soonest.
 TARGETS = {
     "store/format/record.py": _RECORDS,
-    "store/format/heads.py": _RECORDS,
-    "store/format/record_cut.py": _RECORDS,
-    "store/format/record_join.py": _RECORDS,
-    "store/format/encoding.py": _RECORDS,
+    "store/format/record_headers.py": _RECORDS,
     "store/format/rows.py": _RECORDS,
+    "store/format/message_encoder.py": _RECORDS,
     "store/format/columns.py": _RECORDS[2:],
-    "store/format/java.py": ["format/test_java_hashes.py", *_RECORDS],
-    "store/log/section.py": ["store/test_store_writer.py", "store/test_written_store.py", "store/test_placement.py"],
-    "store/format/batch_body.py": ["format/test_batch_body.py", *_RECORDS],
+    "store/format/java.py": ["store/format/test_java_hashes.py", *_RECORDS],
+    "store/log/write_session.py": [
+        "store/log/test_store_writer.py",
+        "store/test_written_store.py",
+        "store/log/test_placement.py",
+    ],
+    "store/format/consume_queue_entry.py": [
+        "store/format/test_batch_body.py",
+        *_RECORDS,
+        *_QUEUES,
+        "store/format/test_unit_ext.py",
+    ],
     "store/format/properties.py": _PROPERTIES,
-    "store/format/shaped_properties.py": _PROPERTIES,
-    "store/format/outgoing_properties.py": _PROPERTIES,
-    "store/format/queue_unit.py": _QUEUES,
-    "store/format/batch_unit.py": _QUEUES,
-    "store/format/unit_ext.py": ["format/test_unit_ext.py"],
-    "store/log/queues.py": _QUEUES,
+    "store/format/property_encoder.py": _PROPERTIES,
+    "store/log/consume_queue.py": _QUEUES,
     "store/format/index_file.py": _INDEX,
     "store/format/index_keys.py": _INDEX,
-    "store/log/index_slots.py": _INDEX,
-    "store/format/checkpoint.py": ["format/test_checkpoint_file.py"],
-    "store/format/config_json.py": ["format/test_config_json.py", "format/test_fastjson.py"],
-    "store/format/watermark.py": [
-        "format/test_watermark.py",
-        "store/test_recovery.py",
-        "store/test_idle_reader.py",
-        "store/test_store_writer.py",
+    "store/log/key_index_slots.py": _INDEX,
+    "store/format/checkpoint.py": ["store/format/test_checkpoint_file.py"],
+    "store/format/config_json.py": ["store/format/test_config_json.py", "store/format/test_fastjson.py"],
+    "store/format/own_files.py": [
+        "store/format/test_watermark.py",
+        "store/log/test_recovery.py",
+        "store/log/test_idle_reader.py",
+        "store/log/test_store_writer.py",
     ],
 }
 
@@ -117,10 +120,10 @@ class AlteredTree:
         shutil.copy2(ROOT / "tests" / "mutation" / "wrong_values.py", folder)
 
     def verdict(self, module: str, mutant: Mutant, tests: list[str]) -> str:
-        """Return what becomes of a mutant: killed, timed out, survived, or that it cannot be."""
+        """Return the verdict on a mutant: killed, timed out, survived, or no value."""
         path = self.folder / module
         original = path.read_bytes()
-        # A stale one would be taken for the mutant's: it is known by size and by seconds only.
+        # Python compares only size and seconds, so it could take a stale file for the mutant's.
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()
         path.write_text(mutant.source)

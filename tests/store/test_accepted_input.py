@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import rmq_spark
 from rmq_spark import DamageError, OptionError
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format.config_json import TopicConfig, TopicsFile, encode_topics_file
-from rmq_spark.store.log.topic_writer import TopicWriter
-from rmq_spark.store.log.topics import MAX_QUEUES
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.log.topics import MAX_QUEUES, TopicWriter
+from rmq_spark.store.model import QueueKey
 
 INVALID_UTF8 = b"\xc3("
 COLUMNS_READ = ["body", "tags", "keys", "properties"]
@@ -192,7 +191,7 @@ def test_import_parquet_refuses_a_queueId_that_no_topic_has(store: Path, tmp_pat
     "held", ['{"queues": {"orders": 1099511627776}}', '{"queues": {"orders": "many"}}', '{"queues": 5}', "[" * 200_000]
 )
 def test_import_parquet_refuses_counts_in_a_file_that_no_export_wrote(store: Path, tmp_path: Path, held: str) -> None:
-    from rmq_spark.store.explore.parquet_export import METADATA
+    from rmq_spark.store.tools.parquet_file import METADATA
 
     table = pa.table({"topic": ["orders"], "body": [b"a"]}).replace_schema_metadata({METADATA: held.encode()})
     pq.write_table(table, tmp_path / "f.parquet")

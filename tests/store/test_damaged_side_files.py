@@ -8,23 +8,20 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.store.commit.intents import Intents
-from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.ledger import Ledger
-from rmq_spark.store.commit.staged_file import StagedFile
-from rmq_spark.store.commit.staging import check_staged
-from rmq_spark.store.delivery.sent_rows import SentRows
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.delivery.send_back_ledger import SendBackLedger
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.group.claims import NO_CLAIMS, read_claims
-from rmq_spark.store.group.group_config import read_group_config
-from rmq_spark.store.group.member_file import read_member
+from rmq_spark.store.group.member_lease import read_member
 from rmq_spark.store.group.offset_file import read_group_offsets
-from rmq_spark.store.group.resets import NO_RESETS, read_resets
-from rmq_spark.store.group.suspended import NOTHING_SUSPENDED, read_suspended
+from rmq_spark.store.group.read_rights import read_group_config
+from rmq_spark.store.group.resets import NO_RESETS, NOTHING_SUSPENDED, read_resets, read_suspended
 from rmq_spark.store.log.delay_offsets import DelayOffsetFile
-from rmq_spark.store.log.settings_file import read_settings
+from rmq_spark.store.log.store_state import read_settings
 from rmq_spark.store.log.topics import read_topics
+from rmq_spark.store.transaction.intents import Intents, StagedFile
+from rmq_spark.store.transaction.ledger import CommitKey, Ledger
+from rmq_spark.store.transaction.staging import check_staged
 
 GROUP = "rmq/groups/g"
 # File -> what reads it, and what the error advises.
@@ -35,7 +32,7 @@ FILES: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     f"{GROUP}/members/m.json": (
         lambda root: read_member(f"{root}/{GROUP}/members/m.json"),
-        "If its process lives it writes the file again within leaseHeartbeat (30 s unless it was set); if not, remove",
+        "A living member writes the file again within leaseHeartbeat (30 s by default). If the process has ended,",
     ),
     f"{GROUP}/resets.json": (
         lambda root: read_resets(f"{root}/{GROUP}/resets.json"),
@@ -47,11 +44,11 @@ FILES: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "rmq/intents/q.json": (
         lambda root: Intents(root, Disk()).read("q"),
-        "Restore the file from a copy, or take it away at that price.",
+        "Restore the file from a copy, or remove it and accept that.",
     ),
     "rmq/settings.json": (
         read_settings,
-        "Or remove it: the next write makes a new one, in which the store has another",
+        "or remove it. Without it the next write creates a new one",
     ),
     "config/topics.json": (lambda root: read_topics(root, lambda _: None), "Restore the file from a copy."),
     "config/consumerOffset.json": (
@@ -60,15 +57,15 @@ FILES: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     f"{GROUP}/suspended.json": (
         lambda root: read_suspended(root, "g"),
-        "Or stop the group's queries, remove the file, and reset the group to where it stands",
+        "Or stop the group's queries, remove the file, and reset the group to its offsets",
     ),
     "rmq/sentback/q.json": (
-        lambda root: SentRows(root, Disk(), CommitKey("q", 0)).known()[0] + 1 or None,
+        lambda root: SendBackLedger(root, Disk(), CommitKey("q", 0)).known()[0] + 1 or None,
         "Restore the file from a copy, or remove it at that price.",
     ),
     "config/delayOffset.json": (
         lambda root: DelayOffsetFile(root, Disk(), lambda: 0, lambda _: None).read(),
-        "Restore config/delayOffset.json from a copy, or remove it and its .bak at that price.",
+        "Restore config/delayOffset.json from a copy, or remove it and its .bak and accept the duplicates.",
     ),
     "config/subscriptionGroup.json": (
         lambda root: read_group_config(root, "g", lambda _: None),
@@ -87,7 +84,7 @@ def test_the_error_says_what_to_do_about_this_very_file(tmp_path: Path, name: st
         read(str(tmp_path))
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
         assert str(error).startswith(f"damaged store: {path}, position 0: ")
-        assert advice in str(error).partition("The damage was left as it is. ")[2]
+        assert advice in str(error).partition("The damage was not repaired. ")[2]
         assert "startingOffsets" not in str(error), "that is for what holds messages"
     path.unlink()
     assert read(str(tmp_path)) in (None, {}, NO_CLAIMS, NO_RESETS, NOTHING_SUSPENDED), (
@@ -125,14 +122,14 @@ def test_so_does_that_of_a_staged_file(tmp_path: Path) -> None:
     file = StagedFile("q/a.arrow", 1, 1, 1, 1, {}, 1)
     (tmp_path / "rmq/staging/q").mkdir(parents=True)
     (tmp_path / "rmq/staging" / file.name).write_bytes(b"?")
-    with pytest.raises(DamageError, match="When the query writes the batch again it stages its rows anew"):
+    with pytest.raises(DamageError, match="When the query writes the batch again it stages its rows again"):
         check_staged(str(tmp_path), file)
 
 
 def test_what_holds_messages_may_be_read_around() -> None:
     error = DamageError("a record", "commitlog/0", 7, 1, 2)
     assert str(pickle.loads(pickle.dumps(error))).endswith(
-        "commitlog/0, position 7: a record: expected 1, found 2. The damage was left as it is. Read around the place "
+        "commitlog/0, position 7: a record: expected 1, found 2. The damage was not repaired. Read around the position "
         "with startingOffsets and endingOffsets, or restore the file from a copy."
     )
 
@@ -145,7 +142,7 @@ def test_settings_that_are_removed_are_made_again_with_another_id(tmp_path: Path
     before = read_settings(path)
     settings = Path(path, "rmq/settings.json")
     settings.write_bytes(b"{")
-    with pytest.raises(DamageError, match="Or remove it"):
+    with pytest.raises(DamageError, match="or remove it"):
         rmq_spark.open_store(path)
     settings.unlink()
     with rmq_spark.open_store(path) as store:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.arrow_rows import Row, arrow_rows
+from support.row_twin import slow_rows
 
 from rmq_spark.store import COLUMNS, StoreReader, open_reader
-from rmq_spark.store.testing.arrow_rows import Row, arrow_rows
-from rmq_spark.store.testing.row_twin import slow_rows
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.testing.strategies import inner_batches, messages
-from rmq_spark.store.units import QueueKey
 
 NAMES = list(COLUMNS)
 BATCH_TOPIC = "batches"
@@ -77,6 +77,7 @@ def hold_against_each_other(data: st.DataObject, content: list[SampleMessage]) -
                     assert_same(reader, queue, begin, end, columns, rows)
 
 
+@pytest.mark.slow
 @usual
 @given(st.data(), contents())
 def test_fast_and_slow_give_the_same_rows(data: st.DataObject, content: list[SampleMessage]) -> None:
@@ -90,6 +91,7 @@ def test_fast_and_slow_give_the_same_rows_of_many_more(data: st.DataObject, cont
     hold_against_each_other(data, content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(parent=usual, max_examples=8)
 @given(st.lists(st.one_of(messages("t", 0), messages("t", 0)), min_size=1, max_size=12))

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.arrow_rows import arrow_rows
+from support.row_twin import slow_rows
 
 from rmq_spark.store import COLUMNS, StoreReader, open_reader
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.body_codec import Compression, compress_body
 from rmq_spark.store.format.java import Host
-from rmq_spark.store.testing.arrow_rows import arrow_rows
-from rmq_spark.store.testing.row_twin import slow_rows
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 QUEUE = QueueKey("topic", 0)
 COUNT = 100

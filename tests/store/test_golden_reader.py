@@ -12,7 +12,7 @@ import pytest
 
 from rmq_spark.store import COLUMNS, StoreReader, open_reader
 from rmq_spark.store.format.record import INNER_BATCH
-from rmq_spark.store.units import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueBounds, QueueKey
 
 STORES = [
     "basic",

@@ -15,11 +15,10 @@ import pytest
 import rmq_spark
 from rmq_spark import OptionError, RmqError
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.file_lock import BrokerLock, FileLock
-from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.disk.locks import BrokerLock, FileLock, is_locked, is_open_to_write
 from rmq_spark.store.errors import StorePathError
-from rmq_spark.store.format.side_json import parse_json
+from rmq_spark.store.format.side_file import parse_json
 
 HANG_S = 10
 CONTENTS = {"a deep list": b"[" * 200_000, "true": b"true"}
@@ -139,6 +138,7 @@ def outcomes(path: Path, what: str) -> Iterator[str]:
             yield f"{what}: {name} raises {type(error).__name__}: {error}"[:300]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", CONTENTS)
 def test_no_content_of_a_side_file_escapes_as_another_error(
     grown: Path, tmp_path: Path, copy_store: Callable[[Path, Path], Path], content: str

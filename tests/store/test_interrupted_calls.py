@@ -1,4 +1,4 @@
-"""KeyboardInterrupt wherever CPython may raise it in a call: no lock stays held, and the same object can go on.
+"""KeyboardInterrupt wherever CPython may raise it in a call: no lock stays held, and the same object is usable.
 
 The exception is kept, as a notebook keeps its last one: its traceback keeps every frame, and all that frames refer to.
 """
@@ -18,12 +18,12 @@ import pyarrow.parquet
 import pytest
 
 import rmq_spark
-from rmq_spark.store.delivery.ticker import Ticker
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.lock_probe import is_locked, is_open_to_write
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
+from rmq_spark.store.disk.locks import is_locked, is_open_to_write
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 # A file that is dropped without being closed warns; here an interrupt has kept it from that.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -118,7 +118,7 @@ def _making(root: Path) -> Iterator[Call]:
 
 
 def _ticking(root: Path) -> Iterator[Call]:
-    ticker, store = Ticker(str(root)), rmq_spark.open_store(root)
+    ticker, store = DeliveryScheduler(str(root)), rmq_spark.open_store(root)
     now_ms = time.time_ns() // 1_000_000  # noqa: TID251
     while True:
         store.send("orders", "later", delay_level=1)
@@ -191,6 +191,7 @@ def _locks_left(root: Path, name: str, sample: int | None) -> tuple[Counter[str]
     return left, len(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_interrupted_calls_leave_no_lock(root: Path, name: str) -> None:
     left, count = _locks_left(root, name, PLACES)

@@ -1,9 +1,10 @@
-"""Damaged stores: whatever happens to the bytes, a reader gives the right rows or an error with evidence.
+"""Damaged stores: for any damage a reader gives the right rows, or an error that describes it.
 
-Each seed damages one of the golden stores in one way (`store.testing.mutations`) and reads all of it. A case is good if
+Each seed damages one of the golden stores in one way (`tests/support/mutations.py`) and reads all of it. A
+case is good if
 
-1. nothing but an RmqError came out, within 5 seconds of work and a bounded address space;
-2. the judge (`store.testing.mutation_judge`) finds every row right, and none missing without an error or an excuse;
+1. it ends normally or with an RmqError, within 5 seconds of work and a bounded address space;
+2. the judge (`tests/support/mutation_judge.py`) finds every row right, and each missing one explained;
 3. damage to files that rows do not come from (index, timer, lock ...) changes nothing.
 
 `python tests/store/test_mutations.py --seed 7` shows one case. Failures print their seed. `--from 7 --search 300`
@@ -27,15 +28,16 @@ from pathlib import Path
 from random import Random
 from types import FrameType, ModuleType
 
-import pytest
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
 
-from rmq_spark.store.testing.mutation_judge import Judge, read_all, search_faults
-from rmq_spark.store.testing.mutations import MutableStore
-from rmq_spark.store.testing.plain_truth import Truth
+import pytest
+from support.mutation_judge import Judge, read_all, search_faults
+from support.mutations import MutableStore
+from support.plain_truth import Truth
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 CASE_SECONDS = 5  # of this process's time: the machine may be busy with others
-WAIT_SECONDS = 120  # for what costs none
+WAIT_SECONDS = 120  # for waits without work of this process
 WORKERS = 2
 ADDRESS_SPACE_BYTES = 1 << 30  # beyond what a worker has after it read every store once
 WEIGHTS = {"demo": 0.3}  # the larger ones more seldom
@@ -130,7 +132,7 @@ def work(folder: Path, seeds: range, seconds: float = math.inf) -> None:
     warnings.simplefilter("error")
     cases = Cases(folder)
     for name in STORES:
-        read_all(GOLDEN / name, "mmap")  # imports, caches and pools are there before memory is counted
+        read_all(GOLDEN / name, "mmap")  # fills imports, caches and pools before memory is counted
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE_BYTES, -1))
     until = time.monotonic() + seconds
@@ -226,6 +228,7 @@ def contents_of(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_stores_are_read_right_or_refused() -> None:
     count, faults = run_workers(range(1_000))
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:20]])
@@ -248,7 +251,7 @@ def main() -> None:
     parser.add_argument("--to", type=int, dest="stop", default=0)
     parser.add_argument("--step", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of the cases from --from to --to")
-    parser.add_argument("--search", type=float, help="try the cases from --from on, for so many seconds")
+    parser.add_argument("--search", type=float, help="seconds; try the cases beginning with --from")
     options = parser.parse_args()
     if options.search:
         sys.exit(search(options.start, options.search))

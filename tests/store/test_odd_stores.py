@@ -7,19 +7,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from support.encoded_samples import encode_samples
 
 from rmq_spark.store import open_reader, open_store
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreError
-from rmq_spark.store.format.batch_body import Item, encode_items
 from rmq_spark.store.format.config_json import decode_topics_file
+from rmq_spark.store.format.consume_queue_entry import Item, encode_items
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import FIRST_STORE_MS, build_store
-from rmq_spark.store.units import QueueKey
 
 SIZES = FileSizes(4096, 1000, 50 * 46, IndexShape(20, 60))
 
@@ -98,7 +98,7 @@ def test_a_reader_beside_goes_on_when_retention_takes_files_of_a_queue_that_rest
 
 
 def test_units_that_a_power_cut_lost_in_the_middle_of_a_queue_are_made_anew(tmp_path: Path) -> None:
-    """A broker's own recovery would end the queue at the hole, and append behind it."""
+    """A broker's own recovery would end the queue at the hole, and append there."""
     root = tmp_path / "s"
     messages = [SampleMessage("T", 0, b"%03d" % number) for number in range(40)]
     build_store(root, messages, segment_bytes=1 << 16, queue_file_bytes=1000, abort=True)

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 from rmq_spark.store import COLUMNS, open_reader
-from rmq_spark.store.format.batch_body import Item, encode_items
+from rmq_spark.store.format.consume_queue_entry import Item, encode_items
+from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store, build_uniform_store
-from rmq_spark.store.units import QueueBounds, QueueKey
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ import pytest
 from rmq_spark.store import check, open_reader, open_store, plan_repair
 from rmq_spark.store.errors import RmqError, StoreError, StorePathError
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.lost_queues import find_lost_queues, newest_unit
-from rmq_spark.store.log.queue_registry import read_registry
+from rmq_spark.store.log.queue_registry import find_lost_queues, newest_unit, read_registry
 from rmq_spark.store.log.topics import TopicTable
+from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueBounds, QueueKey
 
 ERRORS = [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.ENOMEM, errno.ELOOP, errno.EINTR]
 ROWS = 40
@@ -45,6 +44,7 @@ def read_all(store: Path, read_mode: str) -> list[bytes]:
     return sorted(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_mode", ["mmap", "pread"])
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_a_read_gives_every_row_or_an_error_that_names_the_file(
@@ -59,6 +59,7 @@ def test_a_read_gives_every_row_or_an_error_that_names_the_file(
             assert outcome == whole, hit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
 def test_a_check_of_a_damaged_store_never_calls_it_healthy(store: Path, each_failure: EachFailure, error: int) -> None:
     (unit,) = (store / "consumequeue/orders/0").glob("0" * 20)

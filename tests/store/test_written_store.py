@@ -1,4 +1,4 @@
-"""What programs send comes out as they sent it: to a decoder that shares nothing with us, and copied again."""
+"""Messages read back as sent: by a decoder that shares no code with us, and after a copy to another store."""
 
 import base64
 import importlib.util
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmq_spark import NotFoundError, OptionError, StoreError, close, open_reader, open_store
-from rmq_spark.store.units import QueueBounds
+from rmq_spark.store.model import QueueBounds
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=12)
 VALUES = NAMES
@@ -180,10 +180,10 @@ def test_closing_a_path_leaves_it_in_order_and_makes_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"queues": 0}, "queues=0 is no whole number from 1 to 65536"),
-        ({"queues": "4"}, "queues='4' is no whole number"),
-        ({"segment_bytes": 0}, "segment_bytes=0 is no whole number from 1024 to 2147483647"),
-        ({"lock_timeout_ms": "60s"}, "lock_timeout_ms='60s' is no whole number"),
+        ({"queues": 0}, "queues=0 must be an integer from 1 to 65536"),
+        ({"queues": "4"}, "queues='4' must be an integer"),
+        ({"segment_bytes": 0}, "segment_bytes=0 must be an integer from 1024 to 2147483647"),
+        ({"lock_timeout_ms": "60s"}, "lock_timeout_ms='60s' must be an integer"),
         ({"compression": "gzip"}, "compression='gzip' is none of: none, zlib, lz4, zstd"),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_bad_argument_is_refused_before_a_folder_is_made(tmp_path: Path, argum
 @pytest.mark.parametrize("limit", ["1h", -1, 1.5])
 def test_a_retention_that_is_no_number_is_refused(tmp_path: Path, limit: Any) -> None:
     with open_store(str(tmp_path / "s"), compression="none") as store:
-        with pytest.raises(OptionError, match=r"max_age_ms=.* is no whole number from 0 on. Times are ms"):
+        with pytest.raises(OptionError, match=r"max_age_ms=.* must be an integer ≥ 0. Times are ms"):
             store.set_retention(max_age_ms=limit)
         with pytest.raises(OptionError, match="max_bytes="):
             store.expire(max_bytes=limit)

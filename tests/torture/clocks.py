@@ -3,15 +3,15 @@
     python tests/torture/clocks.py [--seconds 60] [--seed 7] [--case 3]
 
 A case: a store with messages; a process whose clock is in 1970, in 2106, 30 days ahead or a day back does some random
-things to it; then processes with the right clock go on. Then
+things to it; then processes with the right clock continue. Then
 
 1. no process ended with an error that is not one of ours;
 2. every message that was acknowledged is stored once, and the check finds no damage;
-3. a delayed message of a right clock is delivered soon after its time; or the check names the clock, and is delivered
-   after a repair;
+3. a delayed message of a right clock is delivered soon after its time; or the check reports the clock, and the
+   message is delivered after a repair;
 4. none of the delayed messages is lost: it waits, or was delivered.
 
-Exits with 1 after a fault, with 2 if no C compiler is there to build the shim.
+Exits with 1 after a fault, with 2 without a C compiler for the shim.
 """
 
 import argparse
@@ -29,12 +29,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
+
+from support.preload import NoCompilerError, compile_preload, preloaded
+
 import rmq_spark
-from rmq_spark.store import StoreReader, Ticker
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store import DeliveryScheduler, StoreReader
+from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import RmqError
-from rmq_spark.store.testing.preload import NoCompilerError, compile_preload, preloaded
-from rmq_spark.store.units import is_in_another_unit
+from rmq_spark.store.model import is_in_another_unit
 
 SOURCE = Path(__file__).resolve().parent / "wall_clock.c"
 SHIFT_VARIABLE = "WALL_CLOCK_SHIFT_S"
@@ -82,7 +85,7 @@ def send_with_time(store: str, name: str) -> None:
 def tick(store: str, name: str) -> None:
     """Deliver what is due for some seconds, or until nothing waits."""
     until = time.monotonic() + TICKS_S
-    with Ticker(store) as ticker:
+    with DeliveryScheduler(store) as ticker:
         while time.monotonic() < until:
             ticked = ticker.tick(wall_clock_ms())
             if ticked.problem:
@@ -132,14 +135,14 @@ class ClockCase:
             self._do(deed, clock)
         for deed in ("send", *DELAYS, "tick"):
             self._do(deed)
-        rows, report = self._look()
+        rows, report = self._refresh()
         late = {name for name in self._delayed if not rows["late", name]}
         if late and not any("clock" in str(one) for one in report.findings):
             self.faults.append(f"STUCK {sorted(late)} are not delivered, and the check does not name the clock")
         elif late:
             rmq_spark.repair(rmq_spark.plan_repair(self.store))
             self._do("tick")
-            rows, report = self._look()
+            rows, report = self._refresh()
             late = {name for name in self._delayed if not rows["late", name]}
             self.faults += [f"STUCK after a repair: {sorted(late)}"] if late else []
         self._judge(rows, report)
@@ -169,7 +172,7 @@ class ClockCase:
         elif deed in DELAYS:
             (self._delayed_wrongly if clock else self._delayed).add(name)
 
-    def _look(self) -> tuple[Counter[tuple[str, str]], Any]:
+    def _refresh(self) -> tuple[Counter[tuple[str, str]], Any]:
         rows: Counter[tuple[str, str]] = Counter()
         with StoreReader(self.store) as reader:
             reader.refresh()

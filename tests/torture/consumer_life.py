@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rmq_spark
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 GROUP = "crew"
 

@@ -1,6 +1,6 @@
-"""What the workers of a kill round do to one store: every deed once, at random, with notes in the worker's ledger.
+"""Deeds of the workers of a kill round on one store: each one at random, with notes in the worker's ledger.
 
-A deed gets a `Worker`. A deed that must not run twice at a time, as one query does not, holds a lock of the books.
+A deed gets a `Worker`. A deed that must not run twice at a time, such as one query, holds a lock of the books.
 """
 
 import contextlib
@@ -21,10 +21,11 @@ from ledger import Ledger
 from rmq_spark.store import (
     CommitKey,
     CommitOptions,
+    DeliveryScheduler,
+    GroupSession,
     GroupTerms,
-    MessageStore,
-    OutboxSettings,
-    QueryGroup,
+    Producer,
+    RecordBuilderSettings,
     SendBackSettings,
     SendBackTask,
     SendBackTerms,
@@ -32,7 +33,6 @@ from rmq_spark.store import (
     StagedFile,
     StoreReader,
     TaskStage,
-    Ticker,
     check,
     close,
     commit_copies,
@@ -46,10 +46,10 @@ from rmq_spark.store import (
     republish_dead_letters,
     reset_offsets,
 )
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import BatchConflictError, NotFoundError, OptionError, StoreChangedError, StorePathError
-from rmq_spark.store.log.file_sizes import FileSizes
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.log.segments import FileSizes
+from rmq_spark.store.model import QueueKey
 
 SEGMENT_BYTES = 1 << 18
 KEPT_BYTES = 40 * SEGMENT_BYTES  # by retention
@@ -66,7 +66,7 @@ class Worker:
         self.ledger = Ledger(books, f"{seed}-{os.getpid()}")
         self._lock_timeout_ms = lock_timeout_ms
 
-    def open(self, flush: str = "async") -> MessageStore:
+    def open(self, flush: str = "async") -> Producer:
         """Open the store for writing."""
         return open_store(
             self.store,
@@ -145,7 +145,7 @@ def send_delayed(worker: Worker) -> None:
 
 def tick(worker: Worker) -> None:
     """Deliver what is due, some times."""
-    with Ticker(worker.store) as ticker:
+    with DeliveryScheduler(worker.store) as ticker:
         for _ in range(worker.random.randint(1, 20)):
             ticker.tick(wall_clock_ms())
             time.sleep(worker.random.random() * 0.01)
@@ -176,8 +176,8 @@ def _sink_batch(worker: Worker, query: str, batch: int) -> None:
     files, rows = random.randint(1, 3), random.choice([0, 1, 5, 40, 400])
     settings = SinkSettings(
         worker.store,
-        outbox=OutboxSettings(sizes=FileSizes(segment_bytes=SEGMENT_BYTES)),
-        commit=CommitOptions(flush=random.choice(["sync", "async"]), chunk_bytes=1 << 14, turn_bytes=1 << 15),
+        record_builder=RecordBuilderSettings(sizes=FileSizes(segment_bytes=SEGMENT_BYTES)),
+        commit=CommitOptions(flush=random.choice(["sync", "async"]), chunk_bytes=1 << 14, session_bytes=1 << 15),
     )
     key = CommitKey(query, batch)
     worker.ledger.note("batch", query, batch, files * rows)
@@ -233,11 +233,11 @@ def repair_store(worker: Worker) -> None:
 def join_group(worker: Worker) -> None:
     """Be a member of a shared group for some steps."""
     terms = GroupTerms("crew", "shared", lease_timeout_ms=5000, lease_heartbeat_ms=1000)
-    group = QueryGroup(worker.store, terms)
+    group = GroupSession(worker.store, terms)
     queues = _queues_of_orders(worker)
     offsets: dict[QueueKey, int] = {}
     for _ in range(worker.random.randint(1, 6) if queues else 0):
-        step = group.step(queues, offsets, 0)
+        step = group.rebalance(queues, offsets, 0)
         offsets |= {queue: step.held.get(queue, 0) for queue in step.gained}
         group.settle()
         with StoreReader(worker.store) as reader:

@@ -42,7 +42,7 @@ def main(master: str, source: str, store: str, orders: str) -> None:
 
 
 def wait_for(order: Path) -> str:
-    """Return what the file holds, once it is there."""
+    """Wait until the file exists, and return its contents."""
     while not order.exists():
         time.sleep(0.01)
     return order.read_text()

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import rmq_spark
 from rmq_spark.store.group.claims import read_claims
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 
 if TYPE_CHECKING:
     from tests.torture.conftest import Life
@@ -43,7 +43,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case: the seconds until the second member had the queues, and the rows that each one delivered.
+    """Outcome of a case: the seconds until the second member had the queues, and the rows that each one delivered.
 
     `taken` are the queues that the second member got from the first one.
     """
@@ -125,7 +125,7 @@ class Relay:
         return time.monotonic() - begun
 
     def wait_until_owned(self, name: str, count: int) -> float:
-        """Wait until a driver's query owns so many queues; return for how many seconds."""
+        """Wait until a driver's query owns `count` queues; return the seconds waited."""
         return self.wait(lambda: len(self.owned(name)) == count)
 
     def delivered(self, name: str) -> list[Row]:
@@ -135,7 +135,7 @@ class Relay:
         return [(int(queue_id), int(offset)) for queue_id, offset in map(str.split, lines)]
 
     def wait_until_noted(self, name: str, count: int) -> None:
-        """Wait until a driver has delivered so many messages."""
+        """Wait until a driver has delivered `count` messages."""
         self.wait(lambda: len(self.delivered(name)) >= count)
 
     def wait_until_published(self) -> None:
@@ -192,7 +192,7 @@ def killed(start: "Callable[..., Life]", folder: Path, times: Times) -> Outcome:
 
 
 def stopped_process(start: "Callable[..., Life]", folder: Path, times: Times) -> Outcome:
-    """Stop (SIGSTOP) all processes of the first of two members in its batch; let them go on afterwards."""
+    """Stop (SIGSTOP) all processes of the first of two members in its batch; resume them afterwards."""
     relay = _two_with_one_in_a_batch(start, folder, times)
     taken, pids = relay.owned("first"), relay.lives["first"].members()
     for pid in pids:

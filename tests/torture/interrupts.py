@@ -26,14 +26,20 @@ from random import Random
 from types import CodeType, FrameType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
+
+from support.forked import run_forked
+
 import rmq_spark
-from rmq_spark.store import CommitKey, CommitOptions, MessageStore, SinkSettings, TaskStage, Ticker, commit_sink
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.testing.forked import run_forked
+from rmq_spark.store import CommitKey, CommitOptions, DeliveryScheduler, Producer, SinkSettings, TaskStage, commit_sink
+from rmq_spark.store.disk.clock import wall_clock_ms
 
 LOOKS_FOR_SIGNALS = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}
 # Locks are taken and released there; elsewhere an interrupt only unwinds.
-FILES = ("store_lock.py", "file_lock.py", "store_writer.py", "section.py", "lease.py", "ticker.py", "contextlib.py")
+FILES = (
+    *("store_lock.py", "locks.py", "store_writer.py", "write_session.py", "member_lease.py", "scheduler.py"),
+    "contextlib.py",
+)
 LOCK_TIMEOUT_MS = 700
 LEAST_PLACES = 20  # however long the places take to count
 CASE_S = 60
@@ -77,7 +83,7 @@ class Interrupts:
         self._store = str(folder / "store")
         with rmq_spark.open_store(self._store) as messages:
             messages.send("orders", "first", queue_id=0)
-        self.operations: dict[str, Callable[[MessageStore], object]] = {
+        self.operations: dict[str, Callable[[Producer], object]] = {
             "send": lambda messages: messages.send("orders", "x", queue_id=0),
             "tick": self._tick,
             "sink": self._sink,
@@ -128,11 +134,11 @@ class Interrupts:
             faults.append(f"the same process cannot write: {type(error).__name__}: {error}")
         return [f"{operation}:{at} at {place}: {fault}" for fault in faults]
 
-    def _tick(self, messages: MessageStore) -> None:
-        with Ticker(self._store) as ticker:
+    def _tick(self, messages: Producer) -> None:
+        with DeliveryScheduler(self._store) as ticker:
             ticker.tick(wall_clock_ms())
 
-    def _sink(self, messages: MessageStore) -> None:
+    def _sink(self, messages: Producer) -> None:
         settings = SinkSettings(self._store, commit=CommitOptions(flush="async"))
         key = CommitKey(f"query{os.getpid()}.{next(self._batch)}", 0)
         commit_sink(settings, key, [TaskStage(settings, key, "0").finish()])

@@ -1,7 +1,7 @@
-"""Hold a store against the ledgers of the workers that wrote to it.
+"""Judge of a store: compares it with the ledgers of the workers that wrote to it.
 
-- A message that was acknowledged is in its topic once, unless retention deleted it (its offset is before the log).
-- A batch of a sink is there as a whole, once; a batch that was not acknowledged may be missing.
+- An acknowledged message is in its topic once, unless retention deleted it (its offset is below the log's begin).
+- A batch of a sink is stored completely, once; a batch that was not acknowledged may be missing.
 - A delayed message is delivered at most once, and not before its time; after a tick for all of them, once.
 - A topic, an import and a group's offset that were acknowledged stay.
 """
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a store holds."""
+    """The contents of a store."""
 
     rows: list[Stored]
     log_begin: int
@@ -97,7 +97,7 @@ def close_and_look(store: str) -> Seen:
 
 
 class Judge:
-    """Judges one store after each burst of kills. It remembers what was there once: retention may delete that."""
+    """Judges one store after each burst of kills. It remembers messages seen once: retention may delete them."""
 
     def __init__(self) -> None:
         self._seen_once: set[object] = set()

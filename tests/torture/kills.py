@@ -3,10 +3,10 @@
     python tests/torture/kills.py [--seconds 300] [--seed 7] [--stops] [--folder F]
 
 A round has a store of its own and some bursts of kills. After each burst all workers are dead: the store is read as it
-is, closed, checked, and held against the workers' ledgers (kill_judge.py). With `--stops` workers are also stopped for
-up to seconds (SIGSTOP, SIGCONT) while others go on, and wait less long for the store. Folders of rounds with a fault
-stay; `--round N` with the same seed repeats a round's deeds, and the moments of its kills as far as a machine repeats
-itself. Exits with 1 after a fault.
+is, closed, checked, and compared with the workers' ledgers (kill_judge.py). With `--stops` workers are also stopped
+for up to seconds (SIGSTOP, SIGCONT) while others continue, and wait less long for the store. Folders of rounds with a
+fault stay. `--round N` with the same seed repeats a round's deeds, and the moments of its kills as far as the machine
+allows. Exits with 1 after a fault.
 """
 
 import argparse
@@ -25,16 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
+
 from deeds import WEIGHTS, Worker, check_store, read, send, sink
 from kill_judge import Judge, Seen, close_and_look, look
 from ledger import Facts, read_facts
+from support.forked import run_forked
 
-from rmq_spark.store import Ticker
-from rmq_spark.store.delivery import timer_store  # noqa: F401  loaded before the first fork
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store import DeliveryScheduler
+from rmq_spark.store.delivery import timer as timer_store  # noqa: F401  loaded before the first fork
+from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import RmqError
-from rmq_spark.store.explore import repairing  # noqa: F401
-from rmq_spark.store.testing.forked import run_forked
+from rmq_spark.store.tools import repair as repairing  # noqa: F401
 
 WORKERS = 6
 KILLS_A_BURST = 60
@@ -60,7 +62,7 @@ class Burst:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, until: float) -> None:
-        """Keep the workers busy, and kill so many of them; leave none."""
+        """Keep the workers busy, kill a number of them at random moments, and in the end all."""
         for _ in range(WORKERS):
             self._start()
         mean_s = self.random.choice([0.004, 0.02, 0.08])
@@ -183,7 +185,7 @@ class KillRound:
 
 def tick_until_nothing_is_due(store: str) -> None:
     """Deliver all delayed messages; wait for those whose time has not come."""
-    with Ticker(store) as ticker:
+    with DeliveryScheduler(store) as ticker:
         while True:
             ticked = ticker.tick(wall_clock_ms() + 10)
             if ticked.problem:

@@ -1,4 +1,4 @@
-"""What workers noted of their own deeds, apart from the store: what was begun, and what the store acknowledged.
+"""Ledger of a worker, outside of the store: the deeds that it began, and those that the store acknowledged.
 
 Each fact is one line of JSON, appended by one write() to a file of the worker. A line that a death cut off is ignored.
 """

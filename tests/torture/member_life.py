@@ -2,9 +2,9 @@
 
     python member_life.py MASTER STORE NOTES CHECKPOINT STOP ROWS_A_BATCH
 
-Prints "ready" when it has a session, and begins when the file NOTES is there. To that it adds a line
-"<batch> <queue id> <queue offset>" for each message, in the order in which the batch has them. Prints "started", and
-"stopped" when it has stopped its query, because a file STOP has appeared.
+Prints "ready" when it has a session, and begins when the file NOTES exists. It appends to NOTES a line
+"<batch> <queue id> <queue offset>" for each message, in the order of the batch. Prints "started", and "stopped" when it
+has stopped its query because the file STOP exists.
 """
 
 import sys
@@ -44,7 +44,7 @@ def main(master: str, store: str, notes: str, checkpoint: str, stop: str, rows_a
         reader = spark.readStream.format("rmq").options(subscribe="orders", columns="queueId,queueOffset")
         reader = reader.options(consumerGroup=GROUP, assignment="shared", groupFallback="earliest")
         reader = reader.options(maxOffsetsPerTrigger=rows_a_batch, longPollingMs="1s")
-        # Longer than any test waits: who takes over a dead one's queues has not waited for its lease to run out.
+        # Longer than any test waits, so a takeover of a dead member's queues never waits for its lease to expire.
         reader = reader.options(leaseTimeout=LEASE_TIMEOUT)
         writer = reader.load(store).writeStream.foreachBatch(note)
         query = writer.option("checkpointLocation", checkpoint).start()

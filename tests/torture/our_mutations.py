@@ -3,16 +3,15 @@
     python tests/torture/our_mutations.py [--seconds 60] [--seed 7] [--case 3]
 
 The store has all kinds of files: log, queues, index, config, timer, and those in rmq/. A case damages one to three of
-them (`store.testing.mutations`), the kinds in turn equally often, and does some operations in a process of its own,
-with a limit of memory and time. Then
+them (`tests/support/mutations.py`), all kinds equally often, and runs some operations in a process of its own, with
+limits of memory and time. Then
 
 1. each operation ended with an answer or with one of our errors;
-2. where only files were damaged that rows do not come from, the rows are the same, or there is an error;
-3. what was sent and acknowledged after the damage can be read, or reading gives an error;
-4. after a repair that ended well the check finds nothing more to repair.
+2. if only files were damaged that rows do not come from, the rows are the same, or there is an error;
+3. messages that were acknowledged after the damage can be read, or reading gives an error;
+4. after a successful repair the check finds nothing more to repair.
 
-What readers make of damaged logs and queues is judged row by row in tests/store/test_mutations.py. Exits with 1 after
-a fault.
+tests/store/test_mutations.py judges rows of damaged logs and queues one by one. Exits with 1 after a fault.
 """
 
 import argparse
@@ -32,32 +31,34 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
+
 import pyarrow as pa
+from support.forked import run_forked
+from support.mutations import MutableStore
 
 import rmq_spark
 from rmq_spark.store import (
     CommitKey,
     CommitOptions,
+    DeliveryScheduler,
+    GroupSession,
     GroupTerms,
-    OutboxSettings,
-    QueryGroup,
+    RecordBuilderSettings,
     SinkSettings,
     StoreReader,
     TaskStage,
-    Ticker,
     commit_sink,
 )
-from rmq_spark.store.disk.chance import wall_clock_ms
+from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import RmqError
-from rmq_spark.store.explore.repair_plan import LEAVE
-from rmq_spark.store.log.file_sizes import FileSizes
-from rmq_spark.store.testing.forked import run_forked
-from rmq_spark.store.testing.mutations import MutableStore
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.log.segments import FileSizes
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.tools.finding import Action
 
 CASE_S = 60  # ends a hang
 ADDRESS_SPACE_BYTES = 4 << 30  # beyond what the process has
-# Rows come from these; damage there may change them. `rmq/watermark` says which units are to be trusted.
+# Rows come from these; damage there may change them. `rmq/watermark` records which entries are valid.
 SOURCES = ("commitlog", "consumequeue/", "config/topics.json", "checkpoint", "abort", "rmq/watermark")
 Rows = Counter[tuple[str, int, int, str]]
 
@@ -71,11 +72,11 @@ def build(store: str, is_closed: bool) -> None:
             messages.send("late", f"level{number}", delay_level=3)
             messages.send("late", f"timer{number}", deliver_at_ms=wall_clock_ms() + 3_600_000 + number)
         messages.set_retention(max_bytes=1 << 40)
-    with Ticker(store) as ticker:
+    with DeliveryScheduler(store) as ticker:
         ticker.tick(wall_clock_ms())
     settings = SinkSettings(
         store,
-        outbox=OutboxSettings(sizes=FileSizes(segment_bytes=1 << 16), queue_count=2),
+        record_builder=RecordBuilderSettings(sizes=FileSizes(segment_bytes=1 << 16), queue_count=2),
         commit=CommitOptions(flush="async"),
     )
     for batch in range(2):
@@ -90,8 +91,8 @@ def build(store: str, is_closed: bool) -> None:
         consumer.update_consume_offset(consumer.queues("orders")[0], 5)
         consumer.commit()
     queues = [QueueKey("orders", 0), QueueKey("orders", 1)]
-    group = QueryGroup(store, GroupTerms("crew", "shared"))
-    group.step(queues, {}, 0)
+    group = GroupSession(store, GroupTerms("crew", "shared"))
+    group.rebalance(queues, {}, 0)
     group.settle()
     group.publish(dict.fromkeys(queues, 3))
     rmq_spark.reset_offsets(store, "puller", "earliest", topics="orders")
@@ -121,7 +122,7 @@ def send(store: str) -> None:
 
 def tick(store: str) -> None:
     """Deliver what is due."""
-    with Ticker(store) as ticker:
+    with DeliveryScheduler(store) as ticker:
         problem = ticker.tick(wall_clock_ms()).problem
         if problem:
             raise problem
@@ -220,7 +221,7 @@ class Mutations:
                 faults += [
                     f"REPAIRABLE after a repair: {one}"
                     for one in answer.findings
-                    if one.severity == "repairable" and one.action != LEAVE
+                    if one.severity == "repairable" and one.action != Action.LEAVE
                 ]
         return faults
 

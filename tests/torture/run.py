@@ -43,7 +43,7 @@ GRACE_S = 180  # beside: then it is ended
 ENDS_WITHIN_S = 60
 OVERRUN_S = 300  # of the whole command, with ENDS_WITHIN_S
 START_S = 20  # of a stage, before its first case
-HANG_TIMES = 3  # a test that runs for so many times its minutes hangs
+HANG_TIMES = 3  # a test that runs for that many times its minutes hangs
 SHOWN_FAULTS = 10
 MISSING = 2  # the exit status of a stage that misses something on this machine
 
@@ -196,7 +196,7 @@ def run_stage(stage: Stage, seed: int, seconds: float, limit_s: float, folder: P
 
 
 def limit_of(seconds: float) -> float:
-    """Return after how many seconds a stage is ended that was given so many."""
+    """Return the seconds after which a stage is ended that was given `seconds`."""
     return seconds * GRACE + GRACE_S
 
 

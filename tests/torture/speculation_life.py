@@ -3,7 +3,7 @@
     python speculation_life.py MASTER STORE NOTES WRITES [OPTION=VALUE …]
 
 Every write has four tasks of 50 rows. In each write the first attempt of one task fails, and that of another one waits
-until Spark has started a second one, beside which it goes on then. The folder NOTES has a file
+until Spark has started a second one; then both run. The folder NOTES has a file
 `<write>-<partition>-<attempt>` for each attempt. Prints "done" when everything was written.
 """
 
@@ -42,7 +42,7 @@ def stumbling(notes: Path, write: int) -> Callable[[Iterator[int]], Iterator[tup
 
 
 def main(master: str, store: str, notes: str, writes: str, *options: str) -> None:
-    """Write so many times."""
+    """Run `writes` writes."""
     conf = {
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",

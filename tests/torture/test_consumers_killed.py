@@ -54,7 +54,7 @@ def read_keys(path: Path, topic: str) -> list[str]:
 
 
 class Note(NamedTuple):
-    """What a listener noted of a row: "given" or "done", and when."""
+    """A note of a listener on a row: "given" or "done", and when."""
 
     word: str
     queue_id: int
@@ -97,7 +97,7 @@ def check_retries(retries: list[dict[str, Any]]) -> None:
 
 
 def run_consumers(start: Start, folder: Path, seed: int, model: str, messages: int, kills: int) -> None:
-    """Kill the driver so many times, and let the last one come to an end."""
+    """Kill the driver `kills` times, and let the last one finish."""
     random, path = Random(seed), folder / "store"
     keys = feed(path, messages)
     notes, stop = folder / "notes", folder / "stop"

@@ -1,9 +1,9 @@
 """A group whose only query is stopped and killed again and again: nothing is lost, and its offsets never run ahead.
 
-Each run of the query goes on with the checkpoint of the run before, or with a new one from where the group stands. The
-sink is a store: with the checkpoint kept every message comes out once; with a new one what the group was behind comes
-again, and that is one batch at most. The group's offsets and what the sink holds are compared all the time: what the
-group says is finished is there, and what is there is at most one batch more.
+Each run of the query continues with the previous checkpoint, or with a new one from the group's offsets. The sink is a
+store. With the old checkpoint every message arrives once; with a new one the messages above the group's offsets arrive
+again, at most one batch. The group's offsets and the sink are compared all the time: the sink has all messages below
+the offsets, and at most one batch more.
 """
 
 import os
@@ -120,17 +120,17 @@ class Lives:
     def let_run(self, when: str) -> None:
         """Look at the group until it is time to end the run: at a random moment, or soon after a batch of it."""
         ends = time.monotonic() + self.random.uniform(0, ENDED_WITHIN_S)
-        before, most = self.look(when), time.monotonic() + ENDS_WITHIN_S
+        before, most = self.refresh(when), time.monotonic() + ENDS_WITHIN_S
         if self.random.random() < 0.7:
-            while self.look(when) == before:
+            while self.refresh(when) == before:
                 assert time.monotonic() < most, f"no batch {when}: {self.text()}"
                 time.sleep(0.01)  # the driver needs the processor, too
             ends = time.monotonic() + self.random.uniform(0, 0.5)
         while (left := ends - time.monotonic()) > 0:
-            self.look(when)
+            self.refresh(when)
             time.sleep(min(self.random.uniform(0, 0.3), left))
 
-    def look(self, when: str) -> int:
+    def refresh(self, when: str) -> int:
         """Compare the group with the sink; return how many different messages that has.
 
         Whatever happens between two looks makes neither comparison wrong.
@@ -167,7 +167,7 @@ class Lives:
 
 
 def held(copies: dict[int, Counter[int]]) -> dict[int, int]:
-    """Return up to which offset all is there, by queue."""
+    """Return by queue the offset below which no message is missing."""
     ends = {}
     for queue_id, counter in copies.items():
         ends[queue_id] = next(offset for offset in range(len(counter) + 1) if offset not in counter)
@@ -187,12 +187,12 @@ def run_lives(start: Start, folder: Path, seed: int, *, deaths: int, stops_a_lif
             lives.let_run(f"in run {number} of life {death}")
             if number <= stops_a_life:
                 lives.stop(number)
-                lives.look(f"after stop {number} of life {death}")
+                lives.refresh(f"after stop {number} of life {death}")
         print(f"seed {seed}: kill {death} of {lives.kill()}")
-        lives.look(f"after kill {death}")
+        lives.refresh(f"after kill {death}")
         if random.random() < 0.5:
             lives.life.end()  # else the next run begins while processes of this one may still be at work
-            lives.look(f"after end {death}")
+            lives.refresh(f"after end {death}")
     lives.finish()
 
 

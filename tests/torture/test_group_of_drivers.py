@@ -14,7 +14,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store.group.claims import read_claims
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 
 if TYPE_CHECKING:
     from tests.torture.conftest import Life
@@ -73,7 +73,7 @@ class Crew:
         return f"seed {self.seed}, {name}\n{self.lives[name].log.read_text(errors='replace')}"
 
     def feed(self, until: int) -> None:
-        """Append messages until there are so many."""
+        """Append messages until their number is `until`."""
         while (total := sum(self.fed.values())) < until:
             queue_ids = self.random.choices(list(self.fed), k=min(ROWS_AT_ONCE, until - total))
             rows = {"body": pa.array([b"x"] * len(queue_ids), pa.binary()), "queueId": pa.array(queue_ids, pa.int32())}
@@ -93,7 +93,7 @@ class Crew:
         self.fed |= dict.fromkeys(range(QUEUES, MORE_QUEUES), 0)
 
     def owners(self) -> dict[int, str]:
-        """Return by queue the driver that owns it now, "" where it is nobody's or that of one that is not there."""
+        """Return by queue the driver that owns it now, "" without an owner and for an unknown driver."""
         drivers = {str(pid): name for name, life in self.lives.items() for pid in life.members()}
         claims = read_claims(self.claims).queues
         pids = {queue.queue_id: claim.owner.partition("@")[2].partition("#")[0] for queue, claim in claims.items()}
@@ -108,7 +108,7 @@ class Crew:
         return (time.monotonic() - begun) * 1000
 
     def wait_until_published(self, name: str) -> None:
-        """Wait until the group stands at the end of all queues."""
+        """Wait until the group's offsets are the ends of all queues."""
         until = time.monotonic() + ENDS_WITHIN_S
         while (at := rmq_spark.group_offsets(self.path, GROUP).get("orders")) != self.fed:
             assert time.monotonic() < until, f"{at}, {self.fed}, {self.text(name)}"

@@ -91,7 +91,7 @@ def kill_somehow(life: "Life", random: Random) -> str:
 
 
 def run_lives(start: Start, folder: Path, seed: int, kills: int) -> None:
-    """Let a pipeline be killed so many times, then come to its end; look at what it wrote."""
+    """Kill a pipeline `kills` times, let it finish, and check the messages that it wrote."""
     random = Random(seed)
     source, store, checkpoint = folder / "source", folder / "store", folder / "checkpoint"
     fed, killed = 40 * kills, 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmq_spark
-from rmq_spark.store import GroupTerms, QueryGroup
+from rmq_spark.store import GroupSession, GroupTerms
 from rmq_spark.store.errors import GroupConflictError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def test_a_query_whose_java_was_killed_while_it_waits_leaves_its_group(
         messages.send("orders", "x")
     life = start("waiting_life.py", "local[1]", str(store), str(tmp_path / "checkpoint"), f"{WAIT_S}s")
     assert life.wait_for("waits", STARTS_WITHIN_S), life.log.read_text()
-    follower = QueryGroup(str(store), GroupTerms(GROUP))
+    follower = GroupSession(str(store), GroupTerms(GROUP))
     with pytest.raises(GroupConflictError, match='query "the one that waits"'):
         follower.join()
     life.kill(life.members("java"))
@@ -40,7 +40,7 @@ def test_a_query_whose_java_was_killed_while_it_waits_leaves_its_group(
     follower.leave({})
 
 
-def joins(query: QueryGroup) -> bool:
+def joins(query: GroupSession) -> bool:
     """Say whether a query has become a member; it waits for a while for one that is in the way."""
     try:
         query.join()

@@ -114,6 +114,7 @@ def test_who_ends_when_told_is_told_from_who_does_not(
     assert not run.end(child(waits.format("signal.signal(signal.SIGINT, signal.SIG_IGN)")))
 
 
+@pytest.mark.slow
 def test_a_stage_that_does_not_end_is_cut_short_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nprint('2 passed', flush=True)\n{}"
     waits = stage(program.format("time.sleep(600)"), PASSED, is_cut=True)
@@ -149,7 +150,7 @@ def test_all_stages_are_over_five_minutes_after_the_limit_and_each_gets_a_share(
 
 
 def test_the_first_short_test_runs_although_the_time_is_over() -> None:
-    file = "tests/store/commit/test_commit_races.py"
+    file = "tests/store/transaction/test_commit_races.py"
     options = ("-q", "-m", "torture", "-p", "no:cacheprovider", "--torture-seconds", "0", "--torture-least", "1")
     command = [sys.executable, "-P", "-m", "pytest", *options, file]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)

@@ -1,13 +1,13 @@
-"""A real RocketMQ for tests, and what tests ask of it. `conftest.py` makes it importable under this name.
+"""A real RocketMQ for tests, with helpers. `conftest.py` makes the kit importable under this name.
 
 build.py     jars and classes of one version, made at first use
 network.py   a network in which RocketMQ starts
 rocketmq.py  a broker, a client and the store classes as objects
-rows.py      messages as rows that can be compared, whoever read them
+rows.py      messages as rows that can be compared, from any reader
 lookups.py   look-ups by key, id and time that can be compared
 our_stores.py  stores that we write
 kinds.py     every kind of record that a broker and its client write
 their_lives.py  a broker that writes them all, and its store in every state
 coverage_table.py  how many messages of each kind were compared
-damages.py   what may happen to a store's files
+damages.py   damage to a store's files
 """

@@ -1,4 +1,4 @@
-"""What Java needs to run a RocketMQ: its jars from Maven, our programs compiled against them; made once, then kept."""
+"""Class path of a RocketMQ: its jars from Maven and our programs, compiled once and cached."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ SOURCES = Path(__file__).resolve().parent.parent / "java"
 
 
 class UnavailableError(Exception):
-    """There is no RocketMQ to test with; the text says what is missing and how to get it."""
+    """RocketMQ is not available for the tests; the text says what is missing and how to get it."""
 
 
 def java_program(name: str) -> str:
@@ -28,7 +28,7 @@ def java_program(name: str) -> str:
 
 
 def class_path(version: str) -> str:
-    """Return the class path of a version with our programs on it, built if it is not there yet.
+    """Return the class path of a version with our programs on it, built on first use.
 
     Raises UnavailableError where Java or Maven is missing or Maven cannot get the jars.
     """
@@ -63,7 +63,7 @@ def _run(command: list[str], what: str) -> None:
 
 
 def _cache(kind: str, version: str, *inputs: Path) -> Path:
-    """Return the folder for what is made from these files: another one as soon as one of them changes."""
+    """Return the folder for the output of these files; its name changes with their contents."""
     digest = hashlib.sha256()
     for path in inputs:
         digest.update(path.name.encode() + path.read_bytes())
@@ -82,6 +82,6 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
             try:
                 made.rename(folder)
             except OSError:
-                if not folder.is_dir():  # else another run was first
+                if not folder.is_dir():  # otherwise another run was first
                     raise
     return folder

@@ -20,6 +20,19 @@ def note(version: str, state: str, rows: Rows, extended: set[int]) -> list[str]:
     return [name for name, kind in KINDS.items() if not counts[name] and kind.why_not(version) is None]
 
 
+def encode_counts() -> list[tuple[str, str, dict[str, int]]]:
+    """Return the counts of this process in types that another process can be sent."""
+    return [(version, state, counts) for (version, state), counts in _counts.items()]
+
+
+def add_counts(encoded: Iterable[tuple[str, str, dict[str, int]]]) -> None:
+    """Add the counts of another process."""
+    for version, state, found in encoded:
+        counts = _counts.setdefault((version, state), dict.fromkeys(KINDS, 0))
+        for kind, number in found.items():
+            counts[kind] += number
+
+
 def table_lines() -> Iterable[str]:
     """Yield the lines of the table, none if nothing was compared."""
     if not _counts:

@@ -1,4 +1,4 @@
-"""Damage to a store of one topic: what may happen to files behind a broker's back, done byte by byte."""
+"""Damage to a store of one topic, as it may happen to files while no broker runs, done byte by byte."""
 
 import shutil
 import struct
@@ -15,14 +15,14 @@ _FUTURE_MS = 4_000_000_000_000
 
 @dataclass
 class Store:
-    """A store's folder, and where its records lie: (physical offset, size), in order."""
+    """A store's folder, and the positions of its records: (physical offset, size), in order."""
 
     path: Path
     records: list[tuple[int, int]]
 
     @classmethod
     def of(cls, path: Path) -> "Store":
-        """Look at a store whose log is whole."""
+        """Read the records of an undamaged store."""
         records = []
         for segment in sorted((path / "commitlog").iterdir()):
             content, position = segment.read_bytes(), 0
@@ -61,7 +61,7 @@ class Store:
         return (self.path / "commitlog" / name).read_bytes()[at : at + size]
 
     def flip(self, place: int) -> None:
-        """Turn one bit."""
+        """Flip one bit."""
         self.write(place, bytes([self.read(place, 1)[0] ^ 0x10]))
 
     def in_last_segment(self) -> tuple[int, int]:
@@ -142,7 +142,7 @@ def last_segment_missing(store: Store) -> None:
 
 
 def foreign_record_behind_the_end(store: Store) -> None:
-    """The first record once more, as it stood: it says that it is elsewhere."""
+    """A copy of the first record, with its old physical offset."""
     store.write(store.end, store.read(*store.records[0]))
 
 
@@ -156,7 +156,7 @@ def _stale_record(store: Store) -> tuple[bytes, int]:
 
 
 def stale_record_behind_the_end(store: Store) -> None:
-    """A whole one in its place, ten minutes older than the one before it: what a truncation leaves."""
+    """A complete record at its own physical offset, ten minutes older than the previous one, as after a truncation."""
     store.write(store.end, _stale_record(store)[0])
 
 
@@ -169,7 +169,7 @@ def stale_record_and_unit_behind_the_end(store: Store) -> None:
 
 
 def half_written_unit(store: Store) -> None:
-    """The last record's: its place is there, size and tags code are not."""
+    """The entry of the last record has its physical offset, but zeros for size and tags code."""
     path, position = store.last_unit()
     put(path, position + 8, bytes(12))
 
@@ -179,7 +179,7 @@ def last_unit_gone(store: Store) -> None:
 
 
 def unit_behind_the_end(store: Store) -> None:
-    """One more unit, of a record that is not there."""
+    """One more entry, whose record does not exist."""
     path, position = store.last_unit()
     put(path, position + 20, struct.pack(">qiq", store.end + 4000, 300, 0))
 
@@ -193,7 +193,7 @@ def all_queues_missing(store: Store) -> None:
 
 
 def index_from_the_future(store: Store) -> None:
-    """A file of next century, whose last message lies far behind the end."""
+    """An index file of the next century, whose last message is far beyond the end of the log."""
     newest = max((store.path / "index").iterdir())
     later = newest.with_name("21001231235959000")
     shutil.copy2(newest, later)

@@ -1,4 +1,4 @@
-"""What a broker was sent, once it has units: it answers a send before it has dispatched the message."""
+"""Wait until a broker has dispatched messages: it acknowledges a send earlier than that."""
 
 import time
 from pathlib import Path
@@ -9,17 +9,17 @@ LIMIT_SECONDS = 60
 
 
 def queue_ends(store: Path, topic: str) -> dict[int, int]:
-    """Return where the queues of a topic end, as our reader sees them now."""
+    """Return the max offsets of the queues of a topic, as our reader sees them now."""
     with rmq_spark.open_reader(str(store)) as reader:
         reader.refresh()
         return {queue.queue_id: reader.bounds(queue).max_offset for queue in reader.queues(topic)}
 
 
 def await_units(store: Path, topic: str, count: int) -> None:
-    """Wait until the queues of a topic have so many units in all.
+    """Wait until the queues of a topic have `count` entries in all.
 
     Raises:
-        AssertionError: they do not, after a minute, or have more.
+        AssertionError: they have fewer after a minute, or more.
     """
     give_up = time.monotonic() + LIMIT_SECONDS
     while (found := sum(queue_ends(store, topic).values())) < count and time.monotonic() < give_up:

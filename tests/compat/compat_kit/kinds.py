@@ -1,7 +1,7 @@
-"""Every kind of record that a broker and its Java client write, each in topics of its own, and which kind a row is of.
+"""All kinds of records that a broker and its Java client write, each in its own topics, and the kind of a row.
 
-A kind's topic is `kind-` and its name; what a broker makes of a message on its way (half, delayed, returned, dead)
-carries that topic in its properties. Hosts, the property CRC and extended units depend on the broker's life instead.
+A kind's topic is `kind-` and its name; derived messages of a broker (half, delayed, retried, dead) have that topic in
+their properties. Hosts, the property CRC and extended units depend on the broker's life instead.
 """
 
 import base64
@@ -57,7 +57,7 @@ _BY_TOPIC = {topic_of(name): name for name in _NAMES}
 
 
 def kinds_of(row: Mapping[str, Any], extended: bool) -> list[str]:
-    """Return of which kinds a row is, none for what RocketMQ writes for itself. `extended`: so is its unit."""
+    """Return the kinds of a row, none for internal messages of RocketMQ. `extended`: its entry is extended."""
     properties = row["properties"]
     candidates = (properties.get("RETRY_TOPIC"), properties.get("REAL_TOPIC"), row["physicalTopic"])
     found = [_BY_TOPIC[topic] for topic in candidates if topic in _BY_TOPIC][:1]
@@ -72,12 +72,12 @@ def create_topics(client: Client, version: str) -> None:
         if kind.why_not(version) is None:
             batch = {"attributes": {"+queue.type": "BatchCQ"}} if kind.name == "inner batch" else {}
             client("create-topic", topic=topic_of(kind.name), queues=QUEUES, **batch)
-    for group in (PATIENT, STRICT):  # else a consumer learns of them half a minute later
+    for group in (PATIENT, STRICT):  # otherwise a consumer notices them half a minute later
         client("create-topic", topic=f"%RETRY%{group}", queues=1)
 
 
 def write_round(client: Client, version: str, seed: int) -> list[Line]:
-    """Write messages of every kind but those that a consumer must return; what is delayed comes a second later."""
+    """Write messages of every kind except those that a consumer must send back; delayed ones arrive a second later."""
     random, sent = Random(seed), []
 
     def send(kind: str, **fields: object) -> None:
@@ -119,7 +119,7 @@ def write_bodies(send: Any, version: str, random: Random) -> None:
 
 
 def write_later(send: Any) -> None:
-    """Write what the broker stores under another topic first."""
+    """Write messages that the broker first stores under another topic."""
     for number in range(4):
         send("delayed by level", text=f"{number}", delayLevel=1 + number, keys=f"d{number}")
         send("delayed by time", text=f"{number}", delayTimeMs=1500, keys=f"d{number}")

@@ -1,4 +1,4 @@
-"""Look-ups by key, id and time, asked of our reader as RocketMQ's store classes or a broker were asked."""
+"""Look-ups by key, id and time: our reader against RocketMQ's store classes or a broker."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,16 +9,16 @@ import rmq_spark
 from compat_kit.rocketmq import Client, Java
 from compat_kit.rows import Row, Rows, differences, our_bounds, their_rows
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 _MOST_HITS = 64  # that a store gives for one key, the newest ones: maxMsgsNumBatch
 
 
 def key_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return for which keys our reader finds other messages than the store classes did, a line each.
+    """Return a line for each key for which our reader and the store classes find different messages.
 
-    Theirs know what their index has, and a crash may have left a hole in it, or retention its first records. So what is
-    theirs must be ours, and what is ours alone must be all that a look at every message of the topic finds.
+    The store classes use only their index, which may lack keys after a crash or have expired ones. So our reader must
+    find all messages that they find, and if it finds more, these must be all messages of a scan of the topic.
     """
     lines = []
     with rmq_spark.open_reader(str(store)) as reader:
@@ -31,7 +31,7 @@ def key_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[s
 
 
 def _seen(reader: StoreReader, topic: str, key: str) -> set[int]:
-    """Return the places of the topic's messages that have the key or the id, by a look at each of them."""
+    """Return the physical offsets of the topic's messages with the key or the id, by a scan of the topic."""
     places = set()
     for queue in reader.queues(topic):
         bounds = reader.bounds(queue)
@@ -45,11 +45,12 @@ def _seen(reader: StoreReader, topic: str, key: str) -> set[int]:
 
 
 def range_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return for which keys and ranges of time our reader finds other messages than the store classes did.
+    """Return a line for each key and time range for which our reader and the store classes find different messages.
 
-    Theirs go by whole seconds since the begin of an index file, which they add to another begin for a file's first
-    key (IndexFile#selectPhyOffset). So what is theirs and was stored in the range must be ours, and what is ours and
-    not of the range's first second must be theirs, but for one message in each index file.
+    RocketMQ compares whole seconds since the begin of an index file, and uses another begin for the first key of a
+    file (IndexFile#selectPhyOffset). So our reader must find each message that RocketMQ finds and that was stored in
+    the range. RocketMQ must find each message that our reader finds, except those of the range's first second, and
+    one message in each index file.
     """
     lines, index_files = [], len(list((store / "index").iterdir()))
     with rmq_spark.open_reader(str(store)) as reader:
@@ -73,7 +74,7 @@ def range_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list
 
 
 def time_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return for which times our reader finds another queue offset than the store classes did, a line each.
+    """Return a line for each time for which our reader and the store classes find different queue offsets.
 
     5.x is asked for LOWER and UPPER, 4.9 for the nearest in the file of the queue that it chooses by its mtime.
     """
@@ -93,7 +94,7 @@ def time_differences(store: Path, answers: Iterable[Mapping[str, Any]]) -> list[
 
 
 def _is_odd(reader: StoreReader, queue: QueueKey, time_ms: int, rule: str) -> bool:
-    """Say whether 5.3.3 answers oddly for a batch queue: behind its last unit, and UPPER between two times."""
+    """Say whether 5.3.3 answers oddly for a batch queue: after its last entry, and UPPER between two times."""
     first_at, end = reader.offset_at_time(queue, time_ms), reader.bounds(queue).max_offset
     if rule == "lower":
         return first_at == end
@@ -101,10 +102,10 @@ def _is_odd(reader: StoreReader, queue: QueueKey, time_ms: int, rule: str) -> bo
 
 
 def broker_differences(store: Path, client: Client, rows: Rows, java: Java) -> list[str]:
-    """Return where a running broker answers otherwise than our reader, a line each: bounds, and look-ups of messages.
+    """Return a line for each different answer of a running broker and our reader: bounds, and look-ups of messages.
 
     Of every queue some messages are looked up, by key, by UNIQ_KEY, by offset id and by time. The broker may append
-    messages of its own between two questions, so where answers differ both are asked again.
+    internal messages between two requests, so different answers are requested again.
     """
     lines = []
     # It copies half messages of which it hears nothing, over and over.
@@ -119,7 +120,7 @@ def broker_differences(store: Path, client: Client, rows: Rows, java: Java) -> l
 
 
 def _settled(compare: Callable[[], list[str]]) -> list[str]:
-    """Return the differences that are still there when all is asked for the fourth time, none if there were none."""
+    """Return the differences that remain after four attempts."""
     for _ in range(3):
         if not compare():
             return []
@@ -141,9 +142,9 @@ def _broker_differences_of(reader: StoreReader, client: Client, queue: QueueKey,
     lines = []
     reader.refresh()
     (by_place,) = client("find", topic=queue.topic, physicalOffset=place)
-    # Messages of an inner batch have ids and keys that no index knows: we read their queues, a broker finds none.
+    # No index has the ids and keys of messages of an inner batch: we read their queues, a broker finds none.
     is_part = "INNER_NUM" in by_place["properties"]
-    if not is_part:  # else it is a whole batch
+    if not is_part:  # otherwise it is a complete batch
         lines += differences({queue: [row]}, their_rows([by_place]))
     if (queue, row["queueOffset"]) not in reader.find_message_id(row["offsetMsgId"], [queue.topic]):
         lines.append(f"{here}: not found by {row['offsetMsgId']}")

@@ -1,5 +1,5 @@
-"""A network in which RocketMQ starts: it looks for an address of its own, and with a loopback interface alone
-MixAll#localhost calls itself until the stack ends (4.9, 5.3)."""
+"""A network in which RocketMQ starts: it looks for its own address, and with only a loopback interface
+MixAll#localhost recurses until the stack overflows (4.9, 5.3)."""
 
 import subprocess
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from compat_kit.build import UnavailableError, class_path, java_program
 
-ADDRESS = "192.0.2.10"  # of a range kept for documentation: nobody answers there
+ADDRESS = "192.0.2.10"  # of a range reserved for documentation: no machine has it
 _HAND_OUT = f"ip link set lo up && ip address add {ADDRESS}/32 dev lo && echo ready && exec cat"
 
 
 class Network:
-    """Where programs are run: this machine's network if RocketMQ starts in it, else a namespace with one address more.
+    """The network for programs: this machine's if RocketMQ starts in it, otherwise a namespace with one more address.
 
-    `prefix` goes before every command, so that all of them see the same network. Close it.
+    Put `prefix` in front of every command, so that all share the network. Close it in the end.
     """
 
     def __init__(self, version: str, home: Path) -> None:
@@ -34,7 +34,7 @@ class Network:
         raise UnavailableError("RocketMQ does not start; " + "; ".join(tried))
 
     def close(self) -> None:
-        """Let the namespace go, if there is one."""
+        """Close the namespace, if one was created."""
         if self._holder is not None:
             self._holder.communicate()  # the end of its input ends it
             self._holder = None

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_spark.store import MESSAGE_COLUMNS, MessageStore
-from rmq_spark.store.commit.outbox import OutboxSettings
+from rmq_spark.store import MESSAGE_COLUMNS, Producer
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.file_sizes import FileSizes
+from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import WriterSettings
+from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 SMALL = FileSizes(256 << 10, 100 * 20, 10 * 46, IndexShape(100, 400))
 TOPICS = {"orders": 4, "p": 1, "many-queues_%x|y": 8, "t" * 127: 2, "plain": 3}
@@ -20,12 +20,12 @@ _ODD = "naïve 中文 \U0001f680 \t\n\r \x00\x03\x7f '\"\\{}=;,#|&"
 
 
 def index_conf(sizes: FileSizes) -> dict[str, object]:
-    """Return what a broker has to be told of a store with such index files."""
+    """Return the configuration of a broker for a store with such index files."""
     return {"maxHashSlotNum": sizes.index.slot_count, "maxIndexNum": sizes.index.unit_count}
 
 
 def broker_conf(sizes: FileSizes = SMALL) -> dict[str, object]:
-    """Return what a broker has to be told to work on a store with such files; without the timer wheel's 38 MB."""
+    """Return the configuration of a broker for a store with such files; without the timer wheel's 38 MB."""
     return index_conf(sizes) | {
         "mappedFileSizeCommitLog": sizes.segment_bytes,
         "mappedFileSizeConsumeQueue": sizes.queue_file_bytes,
@@ -36,14 +36,14 @@ def broker_conf(sizes: FileSizes = SMALL) -> dict[str, object]:
 
 def open_small(
     path: Path, *, flush: str = "async", sizes: FileSizes = SMALL, lock_timeout_ms: int = 60_000, **outbox: Any
-) -> MessageStore:
+) -> Producer:
     """Open a store to append, as `rmq_spark.open_store` does, with files of these sizes if it makes any."""
     settings = WriterSettings("compat tests", lock_timeout_ms, sizes=sizes)
-    return MessageStore(str(path), settings, OutboxSettings(sizes=sizes, **outbox), flush)
+    return Producer(str(path), settings, RecordBuilderSettings(sizes=sizes, **outbox), flush)
 
 
 def message(number: int, random: Random) -> dict[str, Any]:
-    """Return a message of any sort; its number stands in front of its body, but for empty ones."""
+    """Return a message of any sort; its body begins with its number, unless it is empty."""
     topic = random.choice(list(TOPICS))
     size = random.choice((0, 1, 20, 200, 200, 200, 3000, 5000)) if number % 50 else 100_000
     text = random.choice(("abc ", "xyz " * 50, "")) * size
@@ -79,7 +79,7 @@ def table(messages: Iterable[dict[str, Any]]) -> pa.Table:
         "queueId": pa.int32(),
         "flag": pa.int32(),
     }
-    assert set(types) <= set(MESSAGE_COLUMNS)  # those of messages that wait are for other tests
+    assert set(types) <= set(MESSAGE_COLUMNS)  # other tests cover waiting messages
     return pa.Table.from_pylist(list(messages), schema=pa.schema(list(types.items())))
 
 

@@ -59,7 +59,7 @@ class Java:
 
 
 class Program:
-    """A running program: lines go in, lines come out."""
+    """A running program that exchanges lines."""
 
     def __init__(self, command: list[str], home: Path) -> None:
         self.home = home
@@ -84,7 +84,7 @@ class Program:
         return dict(json.loads(line))
 
     def end(self) -> None:
-        """Close its input and wait until it is over: what it does then is to stop in order."""
+        """Close its input, on which it shuts down cleanly, and wait for its end."""
         if self.process.poll() is None:
             self.process.communicate()
 
@@ -126,7 +126,7 @@ class Broker:
         self.pid = loaded["pid"]
 
     def serve(self) -> None:
-        """Let one that was loaded go on; wait until it serves. Raises RuntimeError with its answer if it does not."""
+        """Resume a broker that was loaded; wait until it serves. Raises RuntimeError with its answer if it does not."""
         self.program.write({"op": "serve"})
         self._await_ready()
 
@@ -143,12 +143,12 @@ class Broker:
         self.namesrv, self.pid = ready["namesrv"], ready["pid"]
 
     def expire(self) -> int:
-        """Have it delete what its conf calls old; return where its log begins, a physical offset."""
+        """Have it delete expired files; return the physical offset at which its log begins."""
         self.program.write({"op": "expire"})
         return int(self.program.read()["minPhyOffset"])
 
     def stop(self) -> None:
-        """Stop in order: every file is closed and `abort` is gone."""
+        """Shut down cleanly: every file is closed, and `abort` is removed."""
         self.program.end()
 
     def kill(self) -> None:
@@ -176,7 +176,7 @@ class Client:
             self.program.kill()
 
     def __call__(self, op: str, **fields: object) -> list[Line]:
-        """Return the lines that the operation printed, but the last one if that only says done.
+        """Return the lines that the operation printed, without the final "done".
 
         Raises RuntimeError with the exception that the client threw.
         """
@@ -191,10 +191,10 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A store that the real store classes are to open, which changes it: give them a copy.
+    """A store for the real store classes, which change it: give them a copy.
 
-    `conf` has what files do not say: index shapes. `times` and `keys`: about how many of the times of a queue and of
-    the keys in the store are looked up; keys also by each of the `ranges` of store times, in ms, both ends in them.
+    `conf` has the values that are not in the files: index shapes. `times` and `keys`: about how many of the times of a
+    queue and of the keys in the store are looked up; keys also by each of the `ranges` of store times, in ms.
     """
 
     store: Path
@@ -217,7 +217,7 @@ class Verifier:
             self._program.end()
 
     def verify(self, requests: Iterable[Request]) -> list[Line]:
-        """Return what the store classes saw in each store, in order. Raises RuntimeError if one does not open."""
+        """Return the output of the store classes for each store, in order. Raises RuntimeError if one does not open."""
         reports = self.try_verify(requests)
         failed = [f"{one['store']}: {one['why']}" for one in reports if one["event"] == "failed"]
         if failed:
@@ -225,7 +225,7 @@ class Verifier:
         return reports
 
     def try_verify(self, requests: Iterable[Request]) -> list[Line]:
-        """Return the same with a line that says why, event `failed`, for each store that does not open."""
+        """Return the same, with a line of event `failed` and the reason for each store that does not open."""
         if self._program is None:
             self._program = self.java.start("verify", [])
         waiting = list(requests)

@@ -1,8 +1,8 @@
-"""Messages as rows that can be compared, whoever read them: our reader, RocketMQ's store classes, its client.
+"""Messages as rows that can be compared: from our reader, RocketMQ's store classes, and its client.
 
-A row has every column of ours. A body is its SHA-1 and length, so that rows stay small; times are ms; an IPv6
-address is written as Python does. What depends on the moment of consuming (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME)
-is left out.
+A row has all of our columns. A body is its SHA-1 and length, so that rows stay small; times are ms; an IPv6 address is
+formatted as by Python. Properties that depend on the moment of consuming (MIN_OFFSET, MAX_OFFSET, CONSUME_START_TIME)
+are left out.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import rmq_spark
 from rmq_spark.store.format.body_codec import COMPRESSION_TYPE_MASK
 from rmq_spark.store.format.record import COMPRESSED
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 
 Row = dict[str, Any]
 Rows = dict[QueueKey, list[Row]]
@@ -36,7 +36,7 @@ def our_rows(store: Path) -> Rows:
 
 
 def follow(reader: StoreReader, found: Rows) -> None:
-    """Add to the rows that a reader has found what came since, bodies checked against their CRC."""
+    """Add new rows of a reader to its earlier rows; bodies are checked against their CRC."""
     reader.refresh()
     for topic in reader.topics():
         for queue in reader.queues(topic):
@@ -76,10 +76,10 @@ def their_rows(messages: Iterable[Mapping[str, Any]]) -> Rows:
 
 
 def bound_differences(ours: Mapping[QueueKey, tuple[int, int]], theirs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return where queues begin or end elsewhere than RocketMQ's store classes said, a line each.
+    """Return a line for each queue whose bounds differ from those of RocketMQ's store classes.
 
-    A queue without a message is as good as none. 4.9 leaves the begin of a queue all of whose messages expired at 0,
-    and then finds units there that speak of no record (ConsumeQueue#correctMinOffset).
+    A queue without messages equals a missing one. 4.9 leaves the min offset of a fully expired queue at 0, and then
+    finds entries there without a record (ConsumeQueue#correctMinOffset).
     """
     lines, found = [], {QueueKey(queue["topic"], queue["queueId"]): queue for queue in theirs}
     for key in sorted({*ours, *found}):
@@ -91,7 +91,7 @@ def bound_differences(ours: Mapping[QueueKey, tuple[int, int]], theirs: Iterable
 
 
 def differences(ours: Rows, theirs: Rows) -> list[str]:
-    """Return what differs, a line each: queues, offsets, columns. An empty queue is as good as none."""
+    """Return a line for each difference: queues, offsets, columns. An empty queue equals a missing one."""
     lines = []
     for queue in sorted({*ours, *theirs}):
         one, other = ours.get(queue, []), theirs.get(queue, [])

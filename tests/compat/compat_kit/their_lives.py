@@ -20,8 +20,8 @@ from compat_kit.our_stores import broker_conf
 from compat_kit.rocketmq import Broker, Client, Java
 from compat_kit.rows import Rows, follow, their_rows
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.file_sizes import FileSizes
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.log.segments import FileSizes
+from rmq_spark.store.model import QueueKey
 
 SIZES = FileSizes(5 << 20, 2000, 460, IndexShape(1000, 4000))  # a message of 4 MiB fits into a segment
 CONF: dict[str, object] = broker_conf(SIZES) | {
@@ -32,23 +32,23 @@ CONF: dict[str, object] = broker_conf(SIZES) | {
     "fileReservedTime": 1,
     "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
 }
-EXTENDED: dict[str, object] = {  # 4.9 passes over what it does not know
+EXTENDED: dict[str, object] = {  # 4.9 ignores unknown options
     "enabledAppendPropCRC": True,
     "enableConsumeQueueExt": True,
     "enableCalcFilterBitMap": True,
     "mappedFileSizeConsumeQueueExt": 1 << 16,
 }
-TOLD = {name: CONF[name] for name in ("maxHashSlotNum", "maxIndexNum", "messageDelayLevel")}  # no file says so
+TOLD = {name: CONF[name] for name in ("maxHashSlotNum", "maxIndexNum", "messageDelayLevel")}  # not stored in any file
 _OLDEST_ADDRESS = -(1 << 31) - 1  # a tags code up to it is the address of an extension
 _UNIT = np.dtype([("place", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
 @dataclass
 class Live:
-    """What our reader and the real client saw of a store while the broker ran.
+    """Messages that our reader and the real client read from a store while the broker ran.
 
-    `ours` came from one reader that followed the broker from its start; `earlier` was pulled before its last look,
-    `later` after it. `problems`: what broke the follower, and look-ups that the broker answers otherwise.
+    `ours` came from one reader that followed the broker from its start; `earlier` was pulled before its last refresh,
+    `later` after it. `problems`: errors of the follower, and look-ups that the broker answers differently.
     """
 
     ours: Rows
@@ -60,7 +60,7 @@ class Live:
 
 
 class Lives:
-    """A broker's lives in a folder. Each state is made when it is asked for, after those before it."""
+    """A broker's lives in a folder. Each state is built on first use, after the earlier ones."""
 
     def __init__(self, java: Java, folder: Path) -> None:
         self.java, self.folder, self.store = java, folder, folder / "store"
@@ -86,7 +86,7 @@ class Lives:
 
     @cached_property
     def second(self) -> Live:
-        """A life on 127.0.0.1 that recovers, goes on, and stops in order."""
+        """A life on 127.0.0.1 that recovers, continues, and ends with a clean shutdown."""
         assert self.killed
         broker = Broker(self.java, self.store, **CONF)
         with self._born(broker) as client, Follower(self.store) as follower:
@@ -103,7 +103,7 @@ class Lives:
 
     @cached_property
     def trimmed(self) -> tuple[Path, Rows]:
-        """The store after a third life deleted the oldest segments and was killed, and what it served before."""
+        """The store after a third life that deleted the oldest segments and was killed, and the rows that it served."""
         store = copy_of(self.clean, self.folder / "trimmed")
         os.utime(min((store / "commitlog").iterdir()), (1, 1))
         broker = Broker(self.java, store, **CONF)
@@ -134,10 +134,10 @@ class Lives:
         kinds.write_returned(client)
         kinds.write_round(client, version, seed + 1)
         client("keep-producing", topic=kinds.topic_of("plain"), pauseMs=2)
-        time.sleep(4)  # what is delayed, in doubt or on its way comes
+        time.sleep(4)  # delayed, undecided and undelivered messages arrive
         queues = list(follower.stop())
         earlier = pull_all(client, queues)
-        ours = follower.look()
+        ours = follower.refresh()
         later = pull_all(client, queues)
         client("stop-producing")
         pulled = {queue: rows for queue, rows in ours.items() if queue in later}
@@ -165,13 +165,13 @@ class Follower:
         self._reader.close()
 
     def stop(self) -> Rows:
-        """Follow no longer by itself; return what was seen."""
+        """Stop following in the background; return the rows read."""
         self._stopped.set()
         self._thread.join()
         return self.rows
 
-    def look(self) -> Rows:
-        """Look once more, when stopped; return all that was seen."""
+    def refresh(self) -> Rows:
+        """Refresh once more after the stop; return all rows read."""
         follow(self._reader, self.rows)
         return self.rows
 
@@ -186,9 +186,9 @@ class Follower:
 
 
 def pull_all(client: Client, queues: list[QueueKey]) -> Rows:
-    """Return what a pull consumer gets of these queues' topics.
+    """Return the messages that a pull consumer gets from these queues' topics.
 
-    Some topics of RocketMQ's own no name server knows: they are read by the store classes alone.
+    Some internal topics of RocketMQ are not at the name server: only the store classes read them.
     """
     topics = sorted({queue.topic for queue in queues if queue.topic != "BenchmarkTest"})  # empty, with 1024 queues
     lines = client("pull", topic=topics, group="compat_pull")
@@ -199,7 +199,7 @@ def pull_all(client: Client, queues: list[QueueKey]) -> Rows:
 
 
 def extended_places(store: Path) -> set[int]:
-    """Return the physical offsets of the messages whose units are extended."""
+    """Return the physical offsets of the messages whose entries are extended."""
     found: set[int] = set()
     for path in (store / "consumequeue").rglob("*"):
         if path.is_file():

@@ -43,7 +43,7 @@ while True:
 
 @dataclass
 class Notes:
-    """Which message stands where: by queue id and queue offset. Bodies are padded with blanks."""
+    """Texts of messages by queue id and queue offset. Bodies are padded with blanks."""
 
     places: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -53,11 +53,11 @@ class Notes:
         self.places[(queue_id, offset)] = text
 
     def ends(self) -> list[int]:
-        """Return the offset behind the last message noted, of every queue."""
+        """Return the offset after the last message noted, of every queue."""
         return [max((offset + 1 for queue, offset in self.places if queue == one), default=0) for one in range(QUEUES)]
 
     def problems(self, store: Path) -> list[str]:
-        """Return what of it our reader does not find where it should be, finds twice, or finds gaps between."""
+        """Return the acknowledged messages that our reader misses or finds twice, and gaps."""
         rows = {queue.queue_id: held for queue, held in our_rows(store).items() if queue.topic == TOPIC}
         lines, bodies = [], []
         for queue_id, held in rows.items():
@@ -65,7 +65,7 @@ class Notes:
                 lines.append(f"queue {queue_id} has gaps")
             bodies += [row["body"] for row in held]
         if len(set(bodies)) != len(bodies):
-            lines.append(f"{len(bodies) - len(set(bodies))} messages are there twice")
+            lines.append(f"{len(bodies) - len(set(bodies))} messages are stored twice")
         for (queue_id, offset), text in self.places.items():
             held = rows.get(queue_id, [])
             if offset >= len(held) or held[offset]["body"] not in (_digest(text), _digest(text.ljust(1500))):
@@ -78,7 +78,7 @@ def _digest(text: str) -> tuple[int, str]:
 
 
 class Writer:
-    """The process. Entered and left: left, it is killed if it still runs. `said` is what it was refused with."""
+    """The process, as a context: it is killed at the end if it still runs. `said` is the error that refused it."""
 
     def __init__(self, store: Path, name: str, notes: Notes, settle_every: int = 7) -> None:
         arguments = [str(store), TOPIC, str(QUEUES), name, str(settle_every)]
@@ -104,7 +104,7 @@ class Writer:
         self.kill()
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many calls were acknowledged, or it ended."""
+        """Wait until `count` calls were acknowledged, or the writer ended."""
         with self._moved:
             self._moved.wait_for(lambda: self.count >= count or not self._reading.is_alive(), 60)
 
@@ -124,7 +124,7 @@ class Writer:
         assert self._process.stdout
         with self._process.stdout as lines:
             for line in lines:
-                if line.endswith("\n"):  # else it was killed in the middle of it
+                if line.endswith("\n"):  # otherwise it was killed while writing it
                     self._take(json.loads(line))
         with self._moved:
             self._moved.notify_all()

@@ -1,4 +1,4 @@
-"""What tests of ticks share: a small store in which messages wait, a clock that stands still, tickers, what came."""
+"""Fixtures for delivery rounds: a small store in which messages wait, a clock, schedulers, delivered messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.encoded_samples import encode_samples
 
 from rmq_spark.store import open_reader
-from rmq_spark.store.commit.finishing import IntentFinisher
-from rmq_spark.store.commit.ledger import Ledger, LedgerRow
-from rmq_spark.store.delivery.due_source import QUERY_ID
-from rmq_spark.store.delivery.ticker import Tick, Ticker
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.delivery.delay_source import QUERY_ID
+from rmq_spark.store.delivery.scheduler import DeliveryRound, DeliveryScheduler
 from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format.config_json import decode_delay_offsets
-from rmq_spark.store.format.filenames import SCHEDULE_TOPIC
+from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
-from rmq_spark.store.log.file_sizes import FileSizes
-from rmq_spark.store.log.section import Section
+from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.testing.encoded_samples import encode_samples
+from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow
+from rmq_spark.store.transaction.roll_forward import IntentRollForward
 
 FIRST_MS = 1_700_000_000_000
 LEVELS = 18
@@ -30,13 +30,13 @@ SIZES = FileSizes(8192, 2000, 50 * 46, IndexShape(20, 200))
 
 
 class UnsyncedCalls(SystemCalls):
-    """System calls that wait for no disk."""
+    """System calls that do not wait for the disk."""
 
     def sync(self, descriptor: int) -> None:
         """Do nothing."""
 
     def sync_folder(self, path: str) -> None:
-        """Do nothing but see that it is there."""
+        """Only check that it exists."""
         assert Path(path).is_dir(), path
 
 
@@ -65,14 +65,14 @@ class Kit:
 
     def writer(self) -> StoreWriter:
         """Open the store as another process would."""
-        finisher = IntentFinisher(self.root, self.disk, self.clock)
+        finisher = IntentRollForward(self.root, self.disk, self.clock)
         return StoreWriter(self.root, self.disk, self.settings, self.clock, self._sleep, [finisher])
 
-    def ticker(self) -> Ticker:
+    def ticker(self) -> DeliveryScheduler:
         """Return a ticker of another process."""
-        return Ticker(self.root, self.settings, disk=self.disk, clock_ms=self.clock, sleep=self._sleep)
+        return DeliveryScheduler(self.root, self.settings, disk=self.disk, clock_ms=self.clock, sleep=self._sleep)
 
-    def tick(self, ticker: Ticker | None = None) -> Tick:
+    def tick(self, ticker: DeliveryScheduler | None = None) -> DeliveryRound:
         """Tick now, as a process of its own where no ticker is given."""
         return (ticker or self.ticker()).tick(self.now_ms)
 
@@ -81,7 +81,7 @@ class Kit:
         with self.writer() as writer, writer.section() as section:
             self.append(section, messages)
 
-    def append(self, section: Section, messages: Sequence[SampleMessage]) -> None:
+    def append(self, section: WriteSession, messages: Sequence[SampleMessage]) -> None:
         """Append messages in a section; what waits has a topic as a broker makes it."""
         section.ensure_topic(SCHEDULE_TOPIC, LEVELS)
         section.ensure_topic("T", 2)
@@ -121,7 +121,7 @@ class Kit:
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Kit:
-    """A store that is yet to be made."""
+    """A store that does not exist yet."""
     return Kit(str(tmp_path / "store"))
 
 

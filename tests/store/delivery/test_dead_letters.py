@@ -1,4 +1,4 @@
-"""Dead letters sent to their topics again: which, with what, and each once."""
+"""Republishing dead letters: which messages, with what contents, and each once."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ import pytest
 import rmq_spark
 from rmq_spark.store.delivery.dead_letters import Republished, republish_dead_letters
 from rmq_spark.store.errors import BatchConflictError, NotFoundError, OptionError
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 GROUP = "billing"
 DEAD = f"%DLQ%{GROUP}"
@@ -61,7 +61,7 @@ def bodies(path: Path, topic: str = "orders") -> list[int]:
     return [int(row["body"]) for row in republished(path, topic)]
 
 
-def test_dead_letters_are_consumed_anew_as_if_they_had_never_failed(path: Path) -> None:
+def test_republish_dead_letters_resets_all_that_failures_left(path: Path) -> None:
     assert republish_dead_letters(str(path), GROUP) == Republished(6, 0, 6)
     rows = republished(path)
     assert [int(row["body"]) for row in rows] == list(range(6))
@@ -81,7 +81,7 @@ def test_dead_letters_are_consumed_anew_as_if_they_had_never_failed(path: Path) 
     assert bodies(path, DEAD) == list(range(6)), "dead letters stay where they are"
 
 
-def test_a_second_call_goes_on_where_the_first_one_ended(path: Path) -> None:
+def test_republish_dead_letters_resumes_where_the_first_call_ended(path: Path) -> None:
     republish_dead_letters(str(path), GROUP)
     assert republish_dead_letters(str(path), GROUP) == Republished(0, 0, 6)
     with rmq_spark.open_store(path) as store:
@@ -104,13 +104,13 @@ def test_a_second_call_goes_on_where_the_first_one_ended(path: Path) -> None:
     ],
     ids=["expression", "arrow", "list", "numpy"],
 )
-def test_a_filter_chooses_and_what_it_passes_over_is_passed(path: Path, chosen: Any) -> None:
+def test_republish_dead_letters_filter_skips_for_ever(path: Path, chosen: Any) -> None:
     assert republish_dead_letters(str(path), GROUP, chosen) == Republished(3, 3, 6)
     assert bodies(path) == [0, 2, 4]
     assert republish_dead_letters(str(path), GROUP) == Republished(0, 0, 6)
 
 
-def test_every_name_has_its_own_progress_and_none_has_none(path: Path) -> None:
+def test_republish_dead_letters_progress_is_kept_by_name(path: Path) -> None:
     chosen = pc.field("tags") == "A"
     assert republish_dead_letters(str(path), GROUP, chosen, progress="of A").sent == 3
     assert republish_dead_letters(str(path), GROUP, chosen, progress="of A").sent == 0
@@ -121,7 +121,7 @@ def test_every_name_has_its_own_progress_and_none_has_none(path: Path) -> None:
     assert bodies(path) == [*range(6), 5, 5]
 
 
-def test_a_call_may_begin_elsewhere_and_send_elsewhere(path: Path) -> None:
+def test_republish_dead_letters_begin_and_topic(path: Path) -> None:
     with rmq_spark.open_store(path) as store:
         store.create_topic("second", 1)
     assert republish_dead_letters(str(path), GROUP, topic="second", begin=4) == Republished(2, 0, 6)
@@ -129,7 +129,7 @@ def test_a_call_may_begin_elsewhere_and_send_elsewhere(path: Path) -> None:
     assert republish_dead_letters(str(path), GROUP, begin=0) == Republished(6, 0, 6)
 
 
-def test_messages_with_a_sharding_key_go_to_the_queue_of_their_key(tmp_path: Path) -> None:
+def test_republish_dead_letters_routes_by_sharding_key(tmp_path: Path) -> None:
     letters = [dead_letter(number, __SHARDINGKEY="s") for number in range(4)]
     build_store(tmp_path / "store", letters, empty_topics={"orders": 3})
     republish_dead_letters(str(tmp_path / "store"), GROUP)
@@ -137,13 +137,19 @@ def test_messages_with_a_sharding_key_go_to_the_queue_of_their_key(tmp_path: Pat
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """End the process here."""
 
 
 @pytest.mark.parametrize(
-    "where", ["rmq_spark.store.log.section.Section.append", "rmq_spark.store.commit.finishing.Roller.conclude"]
+    "where",
+    [
+        "rmq_spark.store.log.write_session.WriteSession.append",
+        "rmq_spark.store.transaction.roll_forward.BatchRollForward.conclude",
+    ],
 )
-def test_who_dies_on_the_way_leaves_each_sent_once(path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_republish_dead_letters_sends_once_after_a_crash(
+    path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     def die(*_: object, **__: object) -> None:
         raise Died
 
@@ -155,7 +161,7 @@ def test_who_dies_on_the_way_leaves_each_sent_once(path: Path, monkeypatch: pyte
     assert bodies(path) == list(range(6))
 
 
-def test_two_calls_at_once_send_each_once(path: Path) -> None:
+def test_republish_dead_letters_sends_once_in_concurrent_calls(path: Path) -> None:
     def meanwhile(batch: pa.RecordBatch) -> list[bool]:
         republish_dead_letters(str(path), GROUP, pc.field("tags") == "A")
         return [True] * len(batch)
@@ -165,14 +171,14 @@ def test_two_calls_at_once_send_each_once(path: Path) -> None:
     assert bodies(path) == [0, 2, 4]
 
 
-def test_what_cannot_be_sent_is_refused_by_its_place(tmp_path: Path, path: Path) -> None:
+def test_republish_dead_letters_refuses_bad_input(tmp_path: Path, path: Path) -> None:
     gone = tmp_path / "gone"
     build_store(gone, [dead_letter(0), dead_letter(1)])
-    with pytest.raises(NotFoundError, match='came from topic "orders", which is not in the store'):
+    with pytest.raises(NotFoundError, match='came from topic "orders", which does not exist'):
         republish_dead_letters(str(gone), GROUP)
     unnamed = tmp_path / "unnamed"
     build_store(unnamed, [dead_letter(0), SampleMessage(DEAD, 0, b"1")], empty_topics={"orders": 1})
-    with pytest.raises(OptionError, match=r"queue offset 1 of %DLQ%billing/0 does not say which topic"):
+    with pytest.raises(OptionError, match=r"queue offset 1 of %DLQ%billing/0 has no property RETRY_TOPIC"):
         republish_dead_letters(str(unnamed), GROUP)
     assert republish_dead_letters(str(unnamed), GROUP, topic="orders").sent == 2
     with pytest.raises(OptionError, match="1 values of type bool for 6 dead letters"):
@@ -190,11 +196,11 @@ def test_what_cannot_be_sent_is_refused_by_its_place(tmp_path: Path, path: Path)
     assert bodies(path) == []
 
 
-def test_a_group_without_dead_letters_has_none_to_send(path: Path) -> None:
+def test_republish_dead_letters_of_a_group_without_any(path: Path) -> None:
     assert republish_dead_letters(str(path), "other") == Republished(0, 0, 0)
 
 
-def test_a_puller_sends_back_what_it_pulled_and_pulls_it_again(tmp_path: Path) -> None:
+def test_pull_consumer_sends_back_and_pulls_again(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with rmq_spark.open_store(path, message_delay_level="0s 0s 0s") as store:
         store.create_topic("orders", 1)
@@ -207,5 +213,5 @@ def test_a_puller_sends_back_what_it_pulled_and_pulls_it_again(tmp_path: Path) -
         again = consumer.pull(QueueKey(f"%RETRY%{GROUP}", 0), 0).messages
         assert (again["topic"].to_pylist(), again["reconsumeTimes"].to_pylist()) == (["orders"], [1])
         assert consumer.send_back(again, delay_level=-1)["topic"].to_pylist() == [DEAD]
-    with rmq_spark.open_consumer(path) as nobody, pytest.raises(OptionError, match="retries are a group's"):
+    with rmq_spark.open_consumer(path) as nobody, pytest.raises(OptionError, match="retries need a consumer group"):
         nobody.send_back(found)

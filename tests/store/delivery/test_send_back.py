@@ -1,4 +1,4 @@
-"""Failed messages sent back: copies as the twin makes them one by one, and what is refused."""
+"""Send back: copies agree with the twin, which makes them one by one; invalid rows are refused."""
 
 import json
 from collections.abc import Callable
@@ -10,31 +10,31 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.retry_twin import copy_one
 
 import rmq_spark
-from rmq_spark.store.commit.outbox import OutboxSettings
-from rmq_spark.store.delivery.message_store import MessageStore
+from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.delivery.send_back import SendBacks, SendBackTerms
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError, StorePathError
-from rmq_spark.store.format.batch_body import Item, encode_items
+from rmq_spark.store.format.consume_queue_entry import Item, encode_items
 from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.properties import parse
 from rmq_spark.store.format.record import COMPRESSED, Record, decode_record, encode_record
 from rmq_spark.store.log.store_writer import WriterSettings
-from rmq_spark.store.testing.retry_twin import copy_one
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.testing.strategies import messages
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 GROUP = "billing"
 PLACE = ["commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes"]
 SEGMENT_BYTES = 1 << 16
 
 
-def open_store(path: Path) -> MessageStore:
+def open_store(path: Path) -> Producer:
     """Open a store to send back, as the door does."""
-    return MessageStore(str(path), WriterSettings(), OutboxSettings(), "async")
+    return Producer(str(path), WriterSettings(), RecordBuilderSettings(), "async")
 
 
 def rows_of(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -80,7 +80,7 @@ DRAWN = st.lists(st.tuples(messages("orders", 0), LEVELS, ERRORS, st.integers(0,
 
 @settings(max_examples=60, deadline=None)
 @given(DRAWN)
-def test_copies_are_what_a_broker_makes_of_one_message_after_the_other(
+def test_send_back_copies_agree_with_the_twin(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[SampleMessage, int, str | None, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "store"
@@ -113,13 +113,13 @@ def store_of(tmp_path: Path) -> Callable[..., Path]:
 
 
 def write_group(path: Path, **fields: int) -> None:
-    """Have a broker's configuration know the group."""
+    """Write the group into a broker's configuration."""
     (path / "config").mkdir(exist_ok=True)
     table = {"subscriptionGroupTable": {GROUP: {"groupName": GROUP, **fields}}}
     (path / "config" / "subscriptionGroup.json").write_text(json.dumps(table))
 
 
-def test_a_message_that_fails_again_and_again_keeps_its_trail_and_ends_as_a_dead_letter(tmp_path: Path) -> None:
+def test_send_back_keeps_the_trail_up_to_the_dead_letter(tmp_path: Path) -> None:
     path = tmp_path / "store"
     message = SampleMessage(
         "orders", 1, b"x", tags="A", properties={"UNIQ_KEY": "ID", "DELAY": "2", "REAL_TOPIC": "old"}
@@ -140,7 +140,7 @@ def test_a_message_that_fails_again_and_again_keeps_its_trail_and_ends_as_a_dead
             assert trail["ORIGIN_MESSAGE_ID"] == origin
             assert trail["DELAY"] == str(2 + failures)
             assert (trail["REAL_TOPIC"], trail["REAL_QID"], trail["WAIT"]) == (f"%RETRY%{GROUP}", "0", "false")
-            # What a tick would do: the same message, in the group's retry topic.
+            # As a delivery round does: the same message, in the group's retry topic.
             properties = {**trail}
             build_store(
                 tmp_path / f"delivered-{failures}",
@@ -154,7 +154,7 @@ def test_a_message_that_fails_again_and_again_keeps_its_trail_and_ends_as_a_dead
             copy = records_at(tmp_path / f"delivered-{failures}", sent["commitLogOffset"].to_pylist())[0]
             assert parse(copy.properties)["ORIGIN_MESSAGE_ID"] == origin
             if failures < 3:
-                # The next round goes on from the copy.
+                # The next round continues from the copy.
                 build_path = tmp_path / f"round-{failures}"
                 build_store(
                     build_path,
@@ -172,7 +172,7 @@ def test_a_message_that_fails_again_and_again_keeps_its_trail_and_ends_as_a_dead
                 assert parse(copy.properties)["DELAY"] == "0"
 
 
-def test_topics_are_made_as_the_group_asks(store_of: Callable[..., Path]) -> None:
+def test_send_back_creates_topics_as_configured(store_of: Callable[..., Path]) -> None:
     path = store_of(*(SampleMessage("orders", 0, b"x") for _ in range(6)))
     write_group(path, retryQueueNums=3, retryMaxTimes=2)
     rows = rows_of(path)
@@ -187,7 +187,7 @@ def test_topics_are_made_as_the_group_asks(store_of: Callable[..., Path]) -> Non
     assert sorted(parse(copy.properties)["REAL_QID"] for copy in copies) == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_the_groups_own_limit_counts_where_none_is_given(store_of: Callable[..., Path]) -> None:
+def test_send_back_uses_the_groups_limit_by_default(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("orders", 0, b"x", reconsume_times=2))
     write_group(path, retryMaxTimes=2)
     rows = rows_of(path)
@@ -197,14 +197,14 @@ def test_the_groups_own_limit_counts_where_none_is_given(store_of: Callable[...,
         assert store.send_back(rows, "other")["topic"].to_pylist() == ["%RETRY%other"]
 
 
-def test_a_group_without_retry_queues_is_an_error_and_nothing_is_dropped(store_of: Callable[..., Path]) -> None:
+def test_send_back_refuses_a_group_without_retry_queues(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("orders", 0, b"x"))
     write_group(path, retryQueueNums=0)
     with open_store(path) as store, pytest.raises(OptionError, match=r"retryQueueNums=0.* drop the message"):
         store.send_back(rows_of(path), GROUP)
 
 
-def test_what_is_known_of_groups_survives_a_half_written_file(store_of: Callable[..., Path]) -> None:
+def test_send_back_reads_group_configuration_from_bak(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("orders", 0, b"x"))
     write_group(path, retryQueueNums=0)
     file = path / "config" / "subscriptionGroup.json"
@@ -219,7 +219,7 @@ def test_what_is_known_of_groups_survives_a_half_written_file(store_of: Callable
 
 
 @pytest.mark.parametrize("name", ["%RETRY%billing", "%DLQ%billing", "a b", "", "DEFAULT_CONSUMER", "CID_RMQ_SYS_TRANS"])
-def test_a_name_that_is_no_groups_is_refused(store_of: Callable[..., Path], name: str) -> None:
+def test_send_back_refuses_invalid_group_names(store_of: Callable[..., Path], name: str) -> None:
     path = store_of(SampleMessage("orders", 0, b"x"))
     with open_store(path) as store, pytest.raises(OptionError):
         store.send_back(rows_of(path), name)
@@ -234,19 +234,19 @@ def change(rows: pa.Table, name: str, value: object) -> pa.Table:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("queueId", 1, "queueId is not its own"),
-        ("queueOffset", 1, "queueOffset is not its own"),
-        ("reconsumeTimes", 1, "reconsumeTimes is not its own"),
-        ("physicalTopic", "payments", "topic is not its own"),
-        ("commitLogOffset", 1, "no message begins there"),
-        ("commitLogOffset", 10**12, "no message begins there"),
-        ("commitLogOffset", SEGMENT_BYTES - 1, "no message begins there"),
+        ("queueId", 1, "has another queueId"),
+        ("queueOffset", 1, "has another queueOffset"),
+        ("reconsumeTimes", 1, "has another reconsumeTimes"),
+        ("physicalTopic", "payments", "has another topic"),
+        ("commitLogOffset", 1, "no message begins at its physical offset"),
+        ("commitLogOffset", 10**12, "no message begins at its physical offset"),
+        ("commitLogOffset", SEGMENT_BYTES - 1, "no message begins at its physical offset"),
         ("commitLogOffset", -1, "its commitLogOffset is -1"),
         ("commitLogOffset", None, "its commitLogOffset is null"),
         ("physicalTopic", None, "its physicalTopic is null"),
     ],
 )
-def test_a_row_that_was_never_in_the_store_is_refused(
+def test_send_back_refuses_rows_that_were_never_in_the_store(
     store_of: Callable[..., Path], name: str, value: object, why: str
 ) -> None:
     path = store_of(SampleMessage("orders", 0, b"x"), SampleMessage("orders", 0, b"y"))
@@ -260,7 +260,7 @@ def test_a_row_that_was_never_in_the_store_is_refused(
     assert rows_of(path)["physicalTopic"].unique().to_pylist() == ["orders"], "nothing was sent back"
 
 
-def test_a_stale_record_behind_the_logs_end_is_no_message(store_of: Callable[..., Path]) -> None:
+def test_send_back_refuses_a_stale_record_beyond_the_logs_end(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("orders", 0, b"x"), SampleMessage("orders", 0, b"y"))
     rows = rows_of(path)
     (record,) = records_at(path, [rows["commitLogOffset"][1].as_py()])
@@ -274,7 +274,7 @@ def test_a_stale_record_behind_the_logs_end_is_no_message(store_of: Callable[...
         list(sending.prepare(rows.combine_chunks().to_batches()[0]))
 
 
-def test_rows_without_their_place_are_told_which_columns_are_missing(store_of: Callable[..., Path]) -> None:
+def test_send_back_reports_missing_columns(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("orders", 0, b"x"))
     with open_store(path) as store:
         with pytest.raises(OptionError, match=r"without commitLogOffset, queueOffset, physicalTopic \(or topic\)"):
@@ -290,7 +290,7 @@ def test_rows_without_their_place_are_told_which_columns_are_missing(store_of: C
         assert len(store.send_back([], GROUP)) == 0
 
 
-def test_rows_may_be_dicts_with_the_topic_that_a_consumer_sees(store_of: Callable[..., Path]) -> None:
+def test_send_back_accepts_dicts_with_the_consumers_topic(store_of: Callable[..., Path]) -> None:
     retried = SampleMessage(f"%RETRY%{GROUP}", 0, b"y", properties={"RETRY_TOPIC": "orders"}, reconsume_times=1)
     path = store_of(SampleMessage("orders", 0, b"x"), retried)
     names = ["commitLogOffset", "topic", "queueId", "queueOffset", "reconsumeTimes"]
@@ -298,11 +298,11 @@ def test_rows_may_be_dicts_with_the_topic_that_a_consumer_sees(store_of: Callabl
     with open_store(path) as store:
         assert sorted(store.send_back(rows, GROUP)["delayLevel"].to_pylist()) == [3, 4]
         rows[0]["topic"] = "payments"
-        with pytest.raises(OptionError, match="topic is not its own"):
+        with pytest.raises(OptionError, match="has another topic"):
             store.send_back(rows[:1], GROUP)
 
 
-def test_an_original_that_has_expired_is_an_error_or_sent_from_its_row(tmp_path: Path) -> None:
+def test_send_back_expired_original(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent_first = SampleMessage(
         "orders", 0, b"first", tags="A", keys="k", flag=7,
@@ -346,7 +346,7 @@ def test_an_original_that_has_expired_is_an_error_or_sent_from_its_row(tmp_path:
     assert sent["delayLevel"].to_pylist() == [3, 3, 3]
 
 
-def test_one_message_of_a_record_with_several_goes_back_from_its_row(store_of: Callable[..., Path]) -> None:
+def test_send_back_resends_one_message_of_an_inner_batch(store_of: Callable[..., Path]) -> None:
     items = encode_items([Item(0, b"one", b"UNIQ_KEY\x01a\x02"), Item(0, b"two", b"UNIQ_KEY\x01b\x02")])
     properties = {"INNER_NUM": "2", "INNER_BASE": "0"}
     path = store_of(SampleMessage("orders", 0, items, message_count=2, properties=properties), batch_topics={"orders"})
@@ -362,7 +362,7 @@ def test_one_message_of_a_record_with_several_goes_back_from_its_row(store_of: C
     assert not copy.sys_flag
 
 
-def test_hosts_of_ipv6_and_compressed_bodies_stay_as_they_are(store_of: Callable[..., Path]) -> None:
+def test_send_back_keeps_ipv6_hosts_and_compressed_bodies(store_of: Callable[..., Path]) -> None:
     v6 = Host("2001:db8::7", 10911)
     path = store_of(
         SampleMessage("orders", 0, b"no zlib", sys_flag=COMPRESSED, store_host=v6),
@@ -381,7 +381,7 @@ def test_hosts_of_ipv6_and_compressed_bodies_stay_as_they_are(store_of: Callable
         assert parse(copy.properties)["ORIGIN_MESSAGE_ID"] == message_id
 
 
-def test_an_error_is_cut_where_the_properties_leave_no_room(store_of: Callable[..., Path]) -> None:
+def test_send_back_truncates_errors_to_the_room_in_properties(store_of: Callable[..., Path]) -> None:
     path = store_of(
         SampleMessage("orders", 0, b"x", properties={"big": "x" * 32_000}),
         SampleMessage("orders", 0, b"x", properties={"big": "x" * 32_700}),
@@ -392,13 +392,11 @@ def test_an_error_is_cut_where_the_properties_leave_no_room(store_of: Callable[.
         (copy,) = records_at(path, sent["commitLogOffset"].to_pylist())
         assert 32_766 <= len(copy.properties) <= 32_767
         assert parse(copy.properties)["CONSUME_ERROR"].strip("ü") == ""
-        with pytest.raises(OptionError, match=r"row 0: its properties take .* room for 32767"):
+        with pytest.raises(OptionError, match=r"row 0: properties take .* expected at most 32767"):
             store.send_back(rows.slice(1, 1), GROUP)
 
 
-def test_originals_come_in_pieces_that_fit_into_memory(
-    store_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_back_reads_originals_in_pieces(store_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq_spark.store.delivery.send_back.PIECE_BYTES", 2000)
     path = store_of(*(SampleMessage("orders", number % 3, bytes(number * 100)) for number in range(12)))
     rows = rows_of(path)
@@ -408,18 +406,18 @@ def test_originals_come_in_pieces_that_fit_into_memory(
     assert len(pieces) > 3
 
 
-def test_a_path_without_a_store_holds_no_message_that_failed(tmp_path: Path) -> None:
+def test_send_back_refuses_a_path_without_a_store(tmp_path: Path) -> None:
     with pytest.raises(StorePathError):
         SendBacks(str(tmp_path / "nothing"), SendBackTerms(GROUP))
 
 
-def test_rocketmqs_own_topics_are_consumed_by_no_group(store_of: Callable[..., Path]) -> None:
+def test_send_back_refuses_rocketmqs_own_topics(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("SCHEDULE_TOPIC_XXXX", 2, b"x", properties={"DELAY": "3"}))
     with open_store(path) as store, pytest.raises(OptionError, match="RocketMQ's own"):
         store.send_back(rows_of(path), GROUP)
 
 
-def test_copies_are_found_by_their_keys_and_have_the_tags_of_the_original(store_of: Callable[..., Path]) -> None:
+def test_send_back_keeps_keys_and_tags(store_of: Callable[..., Path]) -> None:
     path = store_of(SampleMessage("orders", 0, b"x", tags="A", keys="k1 k2"))
     with open_store(path) as store:
         store.send_back(rows_of(path), GROUP, -1)
@@ -428,7 +426,7 @@ def test_copies_are_found_by_their_keys_and_have_the_tags_of_the_original(store_
         assert reader.find_key(f"%DLQ%{GROUP}", "k2") == [(QueueKey(f"%DLQ%{GROUP}", 0), 0)]
 
 
-def test_a_level_goes_before_a_wish_for_a_time_and_a_checksum_of_other_bytes_is_left_out(
+def test_send_back_drops_timer_properties_and_checksum(
     store_of: Callable[..., Path],
 ) -> None:
     wishes = {"TIMER_DELIVER_MS": "1", "TIMER_DELAY_SEC": "2", "TIMER_DELAY_MS": "3", "TIMER_OUT_MS": "4"}

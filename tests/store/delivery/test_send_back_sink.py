@@ -1,4 +1,4 @@
-"""The sink of failed rows: what a query's batch sends back once, whatever is run again, and with which rows."""
+"""The sink of failed rows: each row of a batch is sent back once, however often the batch is run."""
 
 import json
 from collections import Counter
@@ -9,13 +9,10 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
-from rmq_spark.store.commit.commits import CommitOptions
-from rmq_spark.store.commit.intents import Intent, Intents
-from rmq_spark.store.commit.keys import CommitKey
-from rmq_spark.store.commit.outbox import OutboxSettings
+from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.delivery.failed_rows import COPY_TIMES
-from rmq_spark.store.delivery.message_store import MessageStore
 from rmq_spark.store.delivery.send_back import SendBackTerms
+from rmq_spark.store.delivery.send_back_ledger import SendBackLedger
 from rmq_spark.store.delivery.send_back_sink import (
     SendBackSettings,
     SendBackTask,
@@ -24,8 +21,7 @@ from rmq_spark.store.delivery.send_back_sink import (
     check_send_back_sink,
     commit_copies,
 )
-from rmq_spark.store.delivery.sent_rows import SentRows
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import (
     BatchConflictError,
     DamageError,
@@ -37,6 +33,10 @@ from rmq_spark.store.errors import (
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
+from rmq_spark.store.transaction.commit import CommitOptions
+from rmq_spark.store.transaction.intents import Intent, Intents
+from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 GROUP = "billing"
 PLACE = ["commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes"]
@@ -44,7 +44,7 @@ ROWS = 9
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """End the process here."""
 
 
 def die(*_: object, **__: object) -> None:
@@ -53,8 +53,8 @@ def die(*_: object, **__: object) -> None:
 
 DEATHS = {
     "announced": ("rmq_spark.store.delivery.send_back_sink.commit_staged", die),
-    "promised": ("rmq_spark.store.log.section.Section.append", die),
-    "appended": ("rmq_spark.store.commit.finishing.Roller.conclude", die),
+    "promised": ("rmq_spark.store.log.write_session.WriteSession.append", die),
+    "appended": ("rmq_spark.store.transaction.roll_forward.BatchRollForward.conclude", die),
 }
 
 
@@ -112,7 +112,7 @@ def once(*numbers: int) -> Counter[int]:
     return Counter(numbers)
 
 
-def test_a_batch_sends_its_rows_back_once_however_often_it_is_run(query: Query) -> None:
+def test_commit_copies_sends_a_repeated_batch_back_once(query: Query) -> None:
     assert query.run(0, [0, 1], [2]) == 3
     assert query.run(0, [0, 1], [2]) == 0
     assert query.run(0, [2], [1, 0]) == 0
@@ -123,7 +123,7 @@ def test_a_batch_sends_its_rows_back_once_however_often_it_is_run(query: Query) 
     assert not (query.path / "abort").exists()
 
 
-def test_rows_that_fail_only_when_a_batch_is_run_again_go_back_then_and_the_others_not_again(query: Query) -> None:
+def test_commit_copies_sends_new_failures_of_a_repeated_batch(query: Query) -> None:
     query.run(0, [0, 1])
     assert query.run(0, [1, 2]) == 1
     assert query.run(0, [0, 1, 2, 3]) == 1
@@ -132,14 +132,14 @@ def test_rows_that_fail_only_when_a_batch_is_run_again_go_back_then_and_the_othe
     assert query.sent() == once(0, 1, 2, 3, 4)
 
 
-def test_the_same_row_may_fail_in_a_later_batch_and_in_another_query(query: Query) -> None:
+def test_commit_copies_same_row_in_later_batch_and_other_query(query: Query) -> None:
     query.run(0, [0])
     query.run(1, [0])
     query.run(0, [0], query="other")
     assert query.sent() == Counter({0: 3})
 
 
-def test_a_message_that_stands_in_a_batch_more_than_once_goes_back_once(query: Query) -> None:
+def test_commit_copies_sends_duplicate_rows_back_once(query: Query) -> None:
     assert query.run(0, [0, 0, 1], [1, 2, 0, 2], [3], [1]) == 4
     assert query.run(0, [3, 3], [3, 4], [4]) == 1
     assert query.run(0, [0, 1, 2], [2, 3, 4]) == 0
@@ -148,7 +148,7 @@ def test_a_message_that_stands_in_a_batch_more_than_once_goes_back_once(query: Q
     assert not list((query.path / "rmq" / "staging").iterdir())
 
 
-def test_a_task_that_gets_a_message_in_two_batches_of_rows_sends_it_back_once(query: Query) -> None:
+def test_send_back_task_duplicates_in_two_batches_of_rows(query: Query) -> None:
     staged = []
     for numbers in ([[7, 3, 5], [5, 3, 8, 8]], [[8, 7], [6]]):
         query.attempts += 1
@@ -161,7 +161,7 @@ def test_a_task_that_gets_a_message_in_two_batches_of_rows_sends_it_back_once(qu
 
 
 @pytest.mark.parametrize("where", ["announced", "promised", "appended"])
-def test_who_dies_at_a_batch_with_doubles_leaves_none_of_them(
+def test_commit_copies_leaves_no_duplicates_after_a_crash(
     query: Query, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     staged = query.stage(0, [0, 1], [1, 2], [2])
@@ -175,7 +175,7 @@ def test_who_dies_at_a_batch_with_doubles_leaves_none_of_them(
     assert not list((query.path / "rmq" / "staging").iterdir())
 
 
-def test_a_row_may_say_how_often_its_message_was_tried(query: Query) -> None:
+def test_copy_times_set_reconsume_times(query: Query) -> None:
     times = pa.array([7, None], pa.int32())
     given = query.rows.slice(0, 2)
     task = SendBackTask(query.settings(), CommitKey("q", 0), "1")
@@ -193,15 +193,15 @@ def test_a_row_may_say_how_often_its_message_was_tried(query: Query) -> None:
         assert batch["reconsumeTimes"].to_pylist() == [7, 1]
 
 
-def test_a_write_of_its_own_sends_back_each_time(query: Query) -> None:
+def test_commit_copies_without_batch_id_sends_back_each_time(query: Query) -> None:
     assert query.run(None, [0, 1], query="one") == 2
     assert query.run(None, [0, 1], query="two") == 2
     assert not (query.path / "rmq" / "sentback").exists()
 
 
-def test_a_batch_that_is_run_again_comes_to_its_end_though_its_originals_have_expired(query: Query) -> None:
+def test_commit_copies_completes_a_repeated_batch_with_expired_originals(query: Query) -> None:
     query.run(0, [0, 1])
-    with MessageStore(str(query.path), WriterSettings(), OutboxSettings(), "async") as store:
+    with Producer(str(query.path), WriterSettings(), RecordBuilderSettings(), "async") as store:
         for _ in range(4):
             store.send("orders", bytes(30_000))
     (query.path / "commitlog" / f"{0:020d}").unlink()
@@ -210,7 +210,7 @@ def test_a_batch_that_is_run_again_comes_to_its_end_though_its_originals_have_ex
         query.run(0, [0, 1, 2])
 
 
-def test_batches_without_failures_count_too(query: Query) -> None:
+def test_commit_copies_counts_batches_without_failures(query: Query) -> None:
     assert query.run(0, [], []) == 0
     assert query.run(1, [0]) == 1
     assert query.run(2, []) == 0
@@ -218,7 +218,7 @@ def test_batches_without_failures_count_too(query: Query) -> None:
     assert query.sent() == once(0, 1)
 
 
-def test_a_batch_that_is_older_or_too_new_is_an_error_or_what_the_user_says(query: Query) -> None:
+def test_commit_copies_refuses_older_and_too_new_batches(query: Query) -> None:
     query.run(5, [0])
     with pytest.raises(BatchConflictError, match="batches are written once and in order"):
         query.run(4, [1])
@@ -229,7 +229,7 @@ def test_a_batch_that_is_older_or_too_new_is_an_error_or_what_the_user_says(quer
     assert query.sent() == once(0, 1)
 
 
-def test_a_transaction_may_leave_numbers_out_and_is_passed_where_a_later_one_is_there(query: Query) -> None:
+def test_commit_copies_transaction_may_skip_numbers(query: Query) -> None:
     assert query.run(5, [0], query="txn:app", is_transaction=True) == 1
     assert query.run(9, [1], query="txn:app", is_transaction=True) == 1
     assert query.run(9, [1], query="txn:app", is_transaction=True) == 0
@@ -238,9 +238,7 @@ def test_a_transaction_may_leave_numbers_out_and_is_passed_where_a_later_one_is_
 
 
 @pytest.mark.parametrize("where", ["announced", "promised", "appended"])
-def test_who_dies_in_a_commit_leaves_all_of_it_or_nothing(
-    query: Query, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_commit_copies_is_atomic_after_a_crash(query: Query, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     query.run(0, [0])
 
     staged = query.stage(0, [0, 1], [2])
@@ -252,9 +250,7 @@ def test_who_dies_in_a_commit_leaves_all_of_it_or_nothing(
     assert query.sent() == once(0, 1, 2, 3)
 
 
-def test_what_was_announced_for_the_next_batch_and_never_came_forgets_nothing_of_the_last(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_back_ledger_announce_keeps_the_last_commit(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     query.run(0, [0, 1])
     staged = query.stage(1, [2])
 
@@ -266,10 +262,10 @@ def test_what_was_announced_for_the_next_batch_and_never_came_forgets_nothing_of
     assert query.sent() == once(0, 1, 3)
 
 
-def test_two_drivers_at_one_batch_send_no_row_back_twice(query: Query) -> None:
+def test_commit_copies_two_drivers_send_no_row_twice(query: Query) -> None:
     first, second = query.stage(0, [0, 1]), query.stage(0, [1, 2])
     assert commit_copies(query.settings(), CommitKey("q", 0), first).rows == 2
-    with pytest.raises(BatchConflictError, match="another process did so while its tasks ran"):
+    with pytest.raises(BatchConflictError, match="another process sent it back while its tasks ran"):
         commit_copies(query.settings(), CommitKey("q", 0), second)
     abort_copies(query.settings(), CommitKey("q", 0), second)
     assert query.run(0, [1, 2]) == 1
@@ -277,9 +273,7 @@ def test_two_drivers_at_one_batch_send_no_row_back_twice(query: Query) -> None:
     assert not list((query.path / "rmq" / "staging").iterdir())
 
 
-def test_a_task_that_looks_while_another_driver_commits_knows_its_rows_or_none_of_it(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_back_ledger_read_during_a_commit(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     first, read = query.stage(0, [0, 1]), Intents.read
 
     def commit_first(self: Intents, query_id: str) -> Intent | None:
@@ -293,17 +287,17 @@ def test_a_task_that_looks_while_another_driver_commits_knows_its_rows_or_none_o
     assert query.sent() == once(0, 1, 2)
 
 
-def test_a_commit_that_is_under_way_is_waited_for(query: Query) -> None:
+def test_commit_copies_waits_for_a_running_commit(query: Query) -> None:
     staged = query.stage(0, [0])
-    lock = SentRows(str(query.path), Disk(), CommitKey("q", 0)).lock()
+    lock = SendBackLedger(str(query.path), Disk(), CommitKey("q", 0)).lock()
     assert lock.try_take()
-    with pytest.raises(LockTimeoutError, match="another process has been at it"):
+    with pytest.raises(LockTimeoutError, match="another process has held the query's lock"):
         commit_copies(query.settings(), CommitKey("q", 0), staged)
     lock.release()
     assert commit_copies(query.settings(), CommitKey("q", 0), staged).rows == 1
 
 
-def test_a_file_that_is_no_list_of_rows_is_damage(query: Query) -> None:
+def test_send_back_ledger_reports_a_corrupt_file(query: Query) -> None:
     query.run(0, [0])
     (file,) = (query.path / "rmq" / "sentback").glob("*.json")
     fields = json.loads(file.read_text())
@@ -313,7 +307,7 @@ def test_a_file_that_is_no_list_of_rows_is_damage(query: Query) -> None:
         query.run(0, [0])
 
 
-def test_a_task_that_fails_takes_its_file_away_and_names_the_row(query: Query) -> None:
+def test_send_back_task_discard_removes_its_file(query: Query) -> None:
     task = SendBackTask(query.settings(), CommitKey("q", 0), "1")
     task.write(query.rows)
     wrong = query.rows.set_column(0, "commitLogOffset", pa.array([1] * ROWS))
@@ -323,7 +317,7 @@ def test_a_task_that_fails_takes_its_file_away_and_names_the_row(query: Query) -
     assert not list((query.path / "rmq" / "staging").iterdir())
 
 
-def test_the_plan_is_refused_before_any_task_runs(query: Query, tmp_path: Path) -> None:
+def test_check_send_back_sink_refuses_before_any_task_runs(query: Query, tmp_path: Path) -> None:
     assert check_send_back_sink(query.settings()) is None, "nobody of us has written yet"
     table = {"subscriptionGroupTable": {GROUP: {"groupName": GROUP, "retryQueueNums": 0}}}
     (query.path / "config" / "subscriptionGroup.json").write_text(json.dumps(table))

@@ -1,32 +1,26 @@
-"""The loop of `rmq serve`, with a clock, a sleep and a ticker that the test makes."""
+"""The loop of `rmq serve`, with a clock, a sleep and a scheduler of the test."""
 
 import logging
 from dataclasses import dataclass, field
 
 import pytest
 
-from rmq_spark.store.delivery.serving import Served, serve
-from rmq_spark.store.errors import DiskFullError, RmqError, StoreError
-
-
-@dataclass
-class Tick:
-    delivered: int = 0
-    next_due_ms: int | None = None
-    problem: RmqError | None = None
+from rmq_spark.store.delivery.scheduler import DeliveryRound as Round
+from rmq_spark.store.delivery.serve import Served, serve
+from rmq_spark.store.errors import DiskFullError, StoreError
 
 
 @dataclass
 class Bench:
-    """Answers ticks in turn, the last one again and again; stands in for the clock, and for who says stop."""
+    """Returns the results of rounds in order, the last one repeatedly. Also the clock and the stop condition."""
 
-    answers: list[Tick | Exception]
+    answers: list[Round | Exception]
     stops_at_ms: int
     now: int = 1_000
     tick_ms: int = 0
     ticked: list[int] = field(default_factory=list)
 
-    def tick(self, now_ms: int) -> Tick:
+    def tick(self, now_ms: int) -> Round:
         self.ticked.append(now_ms)
         self.now += self.tick_ms
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -41,82 +35,100 @@ class Bench:
         return serve(self, lambda: self.now, self.sleep, lambda: self.now >= self.stops_at_ms)
 
 
-def test_while_nothing_waits_it_looks_ten_times_a_second() -> None:
-    bench = Bench([Tick()], stops_at_ms=1_400)
+def test_serve_runs_ten_rounds_a_second_while_nothing_waits() -> None:
+    bench = Bench([Round()], stops_at_ms=1_400)
     assert bench.run() == Served()
     assert bench.ticked == [1_000, 1_100, 1_200, 1_300]
 
 
-def test_it_sleeps_until_the_next_message_is_due_but_never_longer_than_it_looks() -> None:
-    bench = Bench([Tick(0, 1_030), Tick(1, 1_200), Tick(0, 1_200), Tick(1, None), Tick()], stops_at_ms=1_350)
+def test_serve_sleeps_until_the_next_message_is_due() -> None:
+    bench = Bench(
+        [
+            Round(0, 1_030),
+            Round(1, 1_200),
+            Round(0, 1_200),
+            Round(1, None),
+            Round(),
+        ],
+        stops_at_ms=1_350,
+    )
     served = bench.run()
     assert bench.ticked == [1_000, 1_030, 1_130, 1_200, 1_300]
     assert served == Served(messages=2, ticks=2)
 
 
-def test_where_more_is_due_it_goes_on_at_once() -> None:
-    bench = Bench([Tick(5, 1_000), Tick(5, 1_000), Tick()], stops_at_ms=1_100)
+def test_serve_does_not_sleep_while_more_is_due() -> None:
+    bench = Bench([Round(5, 1_000), Round(5, 1_000), Round()], stops_at_ms=1_100)
     assert bench.run().messages == 10
     assert bench.ticked == [1_000, 1_000, 1_000]
 
 
-def test_lateness_counts_from_when_the_first_message_was_due_to_when_all_were_there() -> None:
-    bench = Bench([Tick(0, 1_050), Tick(3, None), Tick()], stops_at_ms=1_200, tick_ms=20)
+def test_serve_latest_ms_counts_from_the_first_due_message() -> None:
+    bench = Bench([Round(0, 1_050), Round(3, None), Round()], stops_at_ms=1_200, tick_ms=20)
     assert bench.run().latest_ms == 20
 
 
 @pytest.mark.parametrize(
     ("answers", "line"),
     [
-        ([Tick(0, 1_050), Tick(3, None), Tick()], "delivered 3 messages, the last within 20 ms of its time"),
-        ([Tick(3, None), Tick()], "delivered 3 messages; some may have been due before"),
-        ([Tick(0, 1_000), Tick(3, None), Tick()], "delivered 3 messages; some may have been due before"),
-        ([Tick(0, 1_050), Tick(0, 1_070), Tick(3, None), Tick()], "delivered 3 messages, the last within 40 ms"),
+        (
+            [Round(0, 1_050), Round(3, None), Round()],
+            "delivered 3 messages, the last one at most 20 ms late",
+        ),
+        ([Round(3, None), Round()], "delivered 3 messages; some may have been due earlier"),
+        (
+            [Round(0, 1_000), Round(3, None), Round()],
+            "delivered 3 messages; some may have been due earlier",
+        ),
+        (
+            [Round(0, 1_050), Round(0, 1_070), Round(3, None), Round()],
+            "delivered 3 messages, the last one at most 40 ms late",
+        ),
     ],
 )
-def test_how_late_messages_are_is_said_where_it_was_known_when_they_are_due(
-    answers: list[Tick | Exception], line: str, caplog: pytest.LogCaptureFixture
+def test_serve_logs_lateness_if_it_is_known(
+    answers: list[Round | Exception], line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rmq_spark")
     Bench(answers, stops_at_ms=1_200, tick_ms=20).run()
     assert line in caplog.text
 
 
-def test_a_tick_that_runs_is_finished_and_none_begun_after_the_word_to_stop() -> None:
-    bench = Bench([Tick(4, 1_000)], stops_at_ms=1_001, tick_ms=10)
+def test_serve_finishes_the_round_and_begins_no_other_after_stop() -> None:
+    bench = Bench([Round(4, 1_000)], stops_at_ms=1_001, tick_ms=10)
     assert bench.run().messages == 4
     assert bench.ticked == [1_000]
 
 
-def test_a_tick_that_could_not_deliver_is_tried_again_a_second_later() -> None:
-    bench = Bench([Tick(2, 1_000, DiskFullError("no room")), Tick(1, None), Tick()], stops_at_ms=2_200)
+def test_serve_retries_a_problem_after_a_second() -> None:
+    bench = Bench([Round(2, 1_000, DiskFullError("no room")), Round(1, None), Round()], stops_at_ms=2_200)
     assert bench.run() == Served(messages=3, ticks=2, problems=1, latest_ms=1_000)
     assert bench.ticked == [1_000, 2_000, 2_100]
 
 
-def test_what_is_due_earlier_does_not_wait_for_that_second() -> None:
+def test_serve_delivers_earlier_messages_before_the_retry() -> None:
     problem = StoreError("broken")
-    bench = Bench([Tick(0, 1_250, problem), Tick(1, 1_250, problem), Tick()], stops_at_ms=2_200)
+    bench = Bench([Round(0, 1_250, problem), Round(1, 1_250, problem), Round()], stops_at_ms=2_200)
     bench.run()
     assert bench.ticked[:2] == [1_000, 1_250]
 
 
-def test_it_stops_within_a_look_while_it_waits_after_a_problem() -> None:
-    bench = Bench([Tick(problem=StoreError("broken"))], stops_at_ms=1_250)
+def test_serve_stops_while_it_waits_after_a_problem() -> None:
+    bench = Bench([Round(problem=StoreError("broken"))], stops_at_ms=1_250)
     bench.run()
     assert bench.now == 1_300
 
 
-def test_what_was_delivered_is_logged_once_a_second_at_most_and_the_rest_at_the_end(
+def test_serve_logs_once_a_second_and_at_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "rmq_spark")
-    bench = Bench([Tick(1, None)], stops_at_ms=3_250)
+    bench = Bench([Round(1, None)], stops_at_ms=3_250)
     assert bench.run().messages == 23
     counts = [int(record.args[0]) for record in caplog.records if isinstance(record.args, tuple)]  # type: ignore[call-overload]
     assert counts == [1, 10, 10, 2]
 
 
-def test_a_bug_is_no_error_of_the_store() -> None:
+def test_serve_raises_errors_of_other_kinds() -> None:
     with pytest.raises(ZeroDivisionError):
         Bench([ZeroDivisionError()], stops_at_ms=2_000).run()

@@ -1,4 +1,4 @@
-"""What a broker leaves of its timer, stopped or killed, is delivered by our ticks: nothing again, nothing lost."""
+"""The timer after a broker was stopped or killed: every message is delivered, none twice."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,22 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.timer_rig import SECOND, START_MS, TimerRig, properties_of, waiting
 
 from rmq_spark.store.delivery import timer_files
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog, TimerWheel
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError
-from rmq_spark.store.format.timer_log import TIMER_UNIT_BYTES
-from rmq_spark.store.format.timer_wheel import TIMER_SLOT, slot_numbers
+from rmq_spark.store.format.timer import TIMER_SLOT, TIMER_UNIT_BYTES, slot_numbers
 from rmq_spark.store.testing.sample_message import SampleMessage
-from rmq_spark.store.testing.timer_rig import SECOND, START_MS, TimerRig, properties_of, waiting
 
 UNITS = 436
 
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight units and a filler to a file of the timer log."""
+    """Eight entries and a filler in each file of the timer log."""
     monkeypatch.setattr(timer_files, "TIMER_FILE_BYTES", UNITS)
 
 
@@ -33,13 +32,13 @@ def rig(tmp_path: Path) -> Iterator[TimerRig]:
 
 
 def left_by_a_broker(rig: TimerRig, **changed: int) -> None:
-    """Have the check be as a broker writes it: another version, and what `changed` says."""
+    """Write the check as a broker does: with another version, and the `changed` fields."""
     file = TimerCheckFile(str(rig.root), rig.disk)
     check = file.read()
     assert check is not None
     broker = {"version_timestamp": rig.clock.now_ms, "version_counter": check.version_counter + 3}
     file.write(replace(check, **{**broker, **changed}))
-    rig.note.clear()  # it says less than the check, or nothing
+    rig.note.clear()  # it is older than the check, or empty
     rig.reopen()
 
 
@@ -65,7 +64,7 @@ def taken(rig: TimerRig, messages: list[SampleMessage]) -> None:
     rig.prepare()
 
 
-def test_what_a_killed_broker_delivered_and_did_not_note_is_not_delivered_again(rig: TimerRig) -> None:
+def test_timer_does_not_redeliver_what_a_killed_broker_delivered(rig: TimerRig) -> None:
     messages = sent(10)
     taken(rig, messages)
     rig.clock.now_ms += 5 * SECOND
@@ -76,7 +75,7 @@ def test_what_a_killed_broker_delivered_and_did_not_note_is_not_delivered_again(
     assert rig.delivered() == [0, 1, 2, 3, 99, 4, 5, 6, 7, 8, 9]
 
 
-def test_an_equal_message_before_the_original_is_no_delivery_of_it(rig: TimerRig) -> None:
+def test_timer_ignores_an_equal_message_before_the_original(rig: TimerRig) -> None:
     messages = sent(3)
     rig.clock.now_ms += 30 * SECOND
     rig.append(copy_of(messages[0]))
@@ -86,7 +85,7 @@ def test_an_equal_message_before_the_original_is_no_delivery_of_it(rig: TimerRig
     assert rig.delivered() == [0, 0, 1, 2]
 
 
-def test_what_a_broker_rolled_before_it_died_is_not_rolled_again(rig: TimerRig) -> None:
+def test_timer_does_not_roll_again_what_a_broker_rolled(rig: TimerRig) -> None:
     message = waiting(1, START_MS + 200_000 * SECOND)
     taken(rig, [message])
     rig.clock.now_ms += 90_000 * SECOND
@@ -100,7 +99,7 @@ def test_what_a_broker_rolled_before_it_died_is_not_rolled_again(rig: TimerRig) 
     assert [properties_of(record)["TIMER_ROLL_TIMES"] for record in rig.records()] == ["1"]
 
 
-def test_units_that_the_wheel_does_not_name_yet_are_found_in_the_log(rig: TimerRig) -> None:
+def test_timer_finds_entries_that_the_wheel_lacks(rig: TimerRig) -> None:
     taken(rig, sent(5))
     check = TimerCheckFile(str(rig.root), rig.disk).read()
     wheel = TimerWheel(str(rig.root), rig.disk)
@@ -115,7 +114,7 @@ def test_units_that_the_wheel_does_not_name_yet_are_found_in_the_log(rig: TimerR
     assert sum(len(units) for _, units in TimerLog(str(rig.root), Disk()).scan(0)) == 20
 
 
-def test_overdue_messages_for_which_a_broker_wrote_no_unit_come_once(rig: TimerRig) -> None:
+def test_timer_delivers_overdue_messages_without_entries_once(rig: TimerRig) -> None:
     early = sent(3, 60)
     taken(rig, early)
     rig.clock.now_ms += 10 * SECOND
@@ -129,7 +128,7 @@ def test_overdue_messages_for_which_a_broker_wrote_no_unit_come_once(rig: TimerR
 
 
 @pytest.mark.parametrize("lost", ["timerwheel", "config/timercheck", "timerlog", "all", "rmq/delivery/timer.json"])
-def test_files_of_the_timer_that_are_gone_are_made_anew_and_nothing_comes_twice(rig: TimerRig, lost: str) -> None:
+def test_timer_rebuilds_missing_files(rig: TimerRig, lost: str) -> None:
     taken(rig, [*sent(4, 2), *(waiting(number, START_MS + 30 * SECOND) for number in range(4, 20))])
     rig.clock.now_ms += 3 * SECOND
     rig.tick()
@@ -145,7 +144,7 @@ def test_files_of_the_timer_that_are_gone_are_made_anew_and_nothing_comes_twice(
     assert sorted(rig.delivered()) == list(range(20))
 
 
-def test_slots_that_name_units_behind_the_end_of_the_log_are_mended(rig: TimerRig) -> None:
+def test_timer_repairs_slots_beyond_the_logs_end(rig: TimerRig) -> None:
     taken(rig, sent(6))
     log, wheel = TimerLog(str(rig.root), rig.disk), TimerWheel(str(rig.root), rig.disk)
     log.clear_from(3 * TIMER_UNIT_BYTES)  # as a power cut may, under a disk that lies
@@ -156,10 +155,10 @@ def test_slots_that_name_units_behind_the_end_of_the_log_are_mended(rig: TimerRi
     rig.clock.now_ms += 9 * SECOND
     rig.tick()
     assert rig.delivered() == list(range(6))
-    assert rig.timer.look(rig.clock.now_ms, rig.note).next_due_ms is None
+    assert rig.timer.refresh(rig.clock.now_ms, rig.note).next_due_ms is None
 
 
-def test_what_stands_torn_behind_the_end_is_taken_from_the_queue_again(rig: TimerRig) -> None:
+def test_timer_takes_a_torn_entrys_message_again(rig: TimerRig) -> None:
     taken(rig, sent(3))
     path = next((rig.root / "timerlog").iterdir())
     data = bytearray(path.read_bytes())
@@ -175,8 +174,8 @@ def test_what_stands_torn_behind_the_end_is_taken_from_the_queue_again(rig: Time
     assert rig.delivered() == list(range(5))
 
 
-def test_a_wheel_of_another_length_is_damage_and_says_so(rig: TimerRig) -> None:
+def test_timer_wheel_of_another_length_is_damage(rig: TimerRig) -> None:
     taken(rig, sent(3))
     (rig.root / "timerwheel").write_bytes(b"\0" * 100)
-    with pytest.raises(DamageError, match="made anew"):
+    with pytest.raises(DamageError, match="rebuilt from the timer log"):
         rig.tick()

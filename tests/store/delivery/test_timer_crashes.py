@@ -1,7 +1,7 @@
-"""Ticks over the timer that die at any system call: every message that is due comes once, none is lost.
+"""Rounds of the timer that die at any system call: each due message is delivered once.
 
 Messages are taken from the queue, delivered in several commits, some in parts of a second, and the check is written.
-Each state that a crash could have left is ticked on by another process.
+Another process continues from each state that a crash could have left.
 """
 
 import shutil
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.timer_rig import SECOND, waiting
 
-from rmq_spark.store.delivery import timer_files, timer_store
-from rmq_spark.store.delivery.ticker import Ticker
+from rmq_spark.store.delivery import timer as timer_store
+from rmq_spark.store.delivery import timer_files
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.format import timer_wheel
-from rmq_spark.store.format.filenames import TIMER_TOPIC
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.format import timer as timer_wheel
+from rmq_spark.store.format.file_names import TIMER_TOPIC
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.crash_image import Image
-from rmq_spark.store.testing.timer_rig import SECOND, waiting
 
 if TYPE_CHECKING:
     from tests.store.delivery.conftest import Kit
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 MakeKit = Callable[..., "Kit"]
 ANOTHER_BOOT = "another boot"
 SLOTS = 1024
-EARLY = [0, 1]  # delivered before the tick that dies
+EARLY = [0, 1]  # delivered before the round that dies
 TAKEN = [2, 3, 4]  # in the timer log before it
 NEW = [5, 6, 7, 8, 9, 10, 11, 12]  # taken by it; five of them in one second
 PENDING = [13, 14]
@@ -38,7 +39,7 @@ LATER = [21, 22, 23]
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the wheel and the files of the timer log be small: all of it is copied for each crash."""
+    """Make wheel and timer log small, since they are copied for each crash."""
     monkeypatch.setattr(timer_files, "TIMER_FILE_BYTES", 436)
     for module in (timer_wheel, timer_files, timer_store):
         monkeypatch.setattr(module, "SLOT_COUNT", SLOTS)
@@ -47,7 +48,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Life:
-    """What happened on the disk: the tick took place in the effects [begun, done)."""
+    """The recorded effects on the disk; those of the round are [begun, done)."""
 
     kit: "Kit"
     disk: CrashDisk
@@ -61,8 +62,8 @@ def put(kit: "Kit", begin_ms: int, numbers: Sequence[int], seconds: Sequence[int
     kit.settle()
 
 
-def small(ticker: Ticker) -> Ticker:
-    """Return the ticker, made to need several commits."""
+def small(ticker: DeliveryScheduler) -> DeliveryScheduler:
+    """Return the scheduler, limited so that it needs several commits."""
     ticker.commit_messages = 3
     return ticker
 
@@ -91,7 +92,7 @@ def live(make_kit: MakeKit, root: Path) -> Life:
 
 
 def check(kit: "Kit", *, comes_by: bool) -> None:
-    """Tick on, and compare what is there with what must be."""
+    """Run more rounds, and compare the messages with the expected ones."""
     if comes_by:
         kit.settle()
     came = [int(name) for name in kit.messages().get(0, [])]
@@ -139,12 +140,13 @@ def crash(make_kit: MakeKit, tmp_path: Path, seed: int, every: int, subset_count
     return check_images(make_kit, life, tmp_path / "image", points, seed, subset_count)
 
 
-def test_a_tick_over_the_timer_that_dies_somewhere(make_kit: MakeKit, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_timer_tick_that_dies_at_some_effects(make_kit: MakeKit, tmp_path: Path) -> None:
     assert crash(make_kit, tmp_path, 3, 30) > 20
 
 
 def check_without_power(kit: "Kit", start: int) -> None:
-    """Send other messages of the same size behind what is left, due later, and see that each comes in its time."""
+    """Send other messages of the same size after what is left, due later, and check that each is delivered in time."""
     kit.settle()
     left = [int(name) for name in kit.messages(TIMER_TOPIC).get(0, [])]
     put(kit, start, LATER, [60] * len(LATER))
@@ -155,9 +157,7 @@ def check_without_power(kit: "Kit", start: int) -> None:
     assert kit.tick().delivered == 0
 
 
-def test_messages_that_a_power_cut_took_leave_no_units_to_those_that_lie_there_next(
-    make_kit: MakeKit, tmp_path: Path
-) -> None:
+def test_timer_entries_do_not_outlive_their_messages(make_kit: MakeKit, tmp_path: Path) -> None:
     root = tmp_path / "live"
     root.mkdir()
     disk = CrashDisk(root)
@@ -184,13 +184,13 @@ def test_messages_that_a_power_cut_took_leave_no_units_to_those_that_lie_there_n
 
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tick_over_the_timer_that_dies_anywhere(make_kit: MakeKit, tmp_path: Path, seed: int) -> None:
+def test_timer_tick_that_dies_at_any_effect(make_kit: MakeKit, tmp_path: Path, seed: int) -> None:
     print(f"{crash(make_kit, tmp_path, seed, 8, 2)} images")
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("after", range(3, 120, 9))
-def test_who_goes_on_with_the_timer_may_die_too(make_kit: MakeKit, tmp_path: Path, after: int) -> None:
+def test_timer_tick_that_continues_may_die_too(make_kit: MakeKit, tmp_path: Path, after: int) -> None:
     kit, disk = prepared(make_kit, tmp_path / "live")
     disk.die_at(disk.effect_count + after)
     with pytest.raises(ProcessDeathError):
@@ -204,7 +204,7 @@ def test_who_goes_on_with_the_timer_may_die_too(make_kit: MakeKit, tmp_path: Pat
 
 
 def fail_syncs(make_kit: MakeKit, tmp_path: Path, failing: range) -> int:
-    """Fail one sync of a tick, tick again with another ticker, and cut the power; return how many failed."""
+    """Fail one sync of a round, run another process's round, and cut the power; return how many syncs failed."""
     failures = 0
     for number in failing:
         kit, disk = prepared(make_kit, tmp_path / f"live{number}")
@@ -218,7 +218,7 @@ def fail_syncs(make_kit: MakeKit, tmp_path: Path, failing: range) -> int:
             kit.tick(small(kit.ticker()))
         kit.settle()
         images = list(disk.images(disk.effect_count, number, subset_count=1))
-        # Nobody syncs the mark. With it what is before the position that the check names is not looked at again.
+        # timer.json is never synced. With it the log before the position in the check is not read again.
         mark = "store/rmq/delivery/timer.json"
         kept = {mark: images[0].contents[mark]}
         images += [Image(f"{image}, with the mark", {**image.contents, **kept}) for image in images[1:]]
@@ -235,12 +235,11 @@ def fail_syncs(make_kit: MakeKit, tmp_path: Path, failing: range) -> int:
     return failures
 
 
-def test_a_tick_whose_sync_failed_once_loses_and_doubles_nothing_after_a_power_cut(
-    make_kit: MakeKit, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_timer_tick_after_a_failed_sync(make_kit: MakeKit, tmp_path: Path) -> None:
     assert fail_syncs(make_kit, tmp_path, range(0, 100, 5)) > 3
 
 
 @pytest.mark.torture
-def test_any_sync_of_a_tick_may_fail(make_kit: MakeKit, tmp_path: Path) -> None:
+def test_timer_tick_after_any_failed_sync(make_kit: MakeKit, tmp_path: Path) -> None:
     assert fail_syncs(make_kit, tmp_path, range(100)) > 20

@@ -1,4 +1,4 @@
-"""The option `allocateStrategy` names a strategy, and no member reads by an answer that loses or doubles a queue."""
+"""The option `allocateStrategy`: its values, and the checks of a strategy's results."""
 
 import sys
 import types
@@ -16,7 +16,6 @@ from rmq_spark.store.group.allocation import (
     check_allocation,
     find_strategy,
 )
-from rmq_spark.store.group.message_queue import MessageQueue
 from rmq_spark.store.group.strategies import (
     Average,
     Circle,
@@ -26,6 +25,7 @@ from rmq_spark.store.group.strategies import (
     MachineRoomNearby,
     Strategy,
 )
+from rmq_spark.store.model import MessageQueue
 
 
 def queues_of(topic: str, count: int) -> list[MessageQueue]:
@@ -54,7 +54,7 @@ def names(queues: Sequence[MessageQueue]) -> str:
         ('config:{"t": []}', Config(())),
     ],
 )
-def test_the_option_names_a_strategy(text: str, strategy: Strategy) -> None:
+def test_find_strategy_returns_the_strategy_of_the_option(text: str, strategy: Strategy) -> None:
     found = find_strategy(text, "b")
     if isinstance(strategy, MachineRoomNearby):
         assert isinstance(found, MachineRoomNearby)
@@ -75,33 +75,33 @@ def test_the_option_names_a_strategy(text: str, strategy: Strategy) -> None:
         ("consistentHash:" + "9" * 5000, "virtual nodes are a number"),
         ("consistentHash:many", "virtual nodes are a number"),
         ("consistentHash:²", "virtual nodes are a number"),
-        ("machineRoom", "no room is named"),
-        ("machineRoom: , ", "no room is named"),
+        ("machineRoom", "found an empty list of rooms"),
+        ("machineRoom: , ", "found an empty list of rooms"),
         ("machineRoomNearby:machineRoom:r", "the strategy within a room is avg, circle or consistentHash"),
         ("machineRoomNearby:machineRoomNearby", "the strategy within a room"),
-        ("config", "the queues are no JSON"),
-        ("config:{", "the queues are no JSON"),
-        ("config:" + "[" * 100_000, "the queues are no JSON"),
+        ("config", "the queues are not valid JSON"),
+        ("config:{", "the queues are not valid JSON"),
+        ("config:" + "[" * 100_000, "the queues are not valid JSON"),
         ("config:[]", "the queues are a JSON object"),
         ("config:{}", "the queues are a JSON object"),
         ("config:[1]", "the queues are a JSON object"),
         ("config:7", "the queues are a JSON object"),
-        ('config:{"t": 1}', "for 't' there is 1"),
-        ('config:{"t": {"u": [1]}}', "for 't' there is"),
-        ('config:{"t": [true]}', r"for 't' there is \[True\]"),
-        ('config:{"t": [-1]}', "for 't' there is"),
-        ('config:{"t": [1.0]}', "for 't' there is"),
-        ('config:{"t": [1, 1]}', "a queue is named twice"),
-        ('config:{"t": [1], "t": [1]}', "a queue is named twice"),
+        ('config:{"t": 1}', "found 1 for 't'"),
+        ('config:{"t": {"u": [1]}}', "found .* for 't'"),
+        ('config:{"t": [true]}', r"found \[True\] for 't'"),
+        ('config:{"t": [-1]}', "found .* for 't'"),
+        ('config:{"t": [1.0]}', "found .* for 't'"),
+        ('config:{"t": [1, 1]}', "found a queue twice"),
+        ('config:{"t": [1], "t": [1]}', "found a queue twice"),
         ("no_such_module:name", "ModuleNotFoundError"),
         ("math:no_such_name", "AttributeError"),
-        ("math:pi", "found 3.14.*, which is no function"),
-        ("decimal:Decimal", "which is no function"),
+        ("math:pi", "found 3.14.*, which is not a function"),
+        ("decimal:Decimal", "which is not a function"),
         (":name", "importable"),
         ("..:name", "importable"),
     ],
 )
-def test_any_other_text_is_refused_with_what_is_accepted(text: str, why: str) -> None:
+def test_find_strategy_lists_the_accepted_values(text: str, why: str) -> None:
     with pytest.raises(OptionError, match=why) as caught:
         find_strategy(text, "b")
     assert ACCEPTED_STRATEGIES in str(caught.value)
@@ -115,7 +115,7 @@ def users_module() -> Iterator[types.ModuleType]:
     del sys.modules[module.__name__]
 
 
-def test_a_users_callable_is_found_by_its_import_path_and_asked(users_module: types.ModuleType) -> None:
+def test_find_strategy_imports_a_callable(users_module: types.ModuleType) -> None:
     def backwards(group: str, client: str, queues: list[MessageQueue], clients: list[str]) -> list[MessageQueue]:
         assert group == "g"
         return queues[::-1][clients.index(client) :: len(clients)]
@@ -126,7 +126,7 @@ def test_a_users_callable_is_found_by_its_import_path_and_asked(users_module: ty
     assert names(allocate(strategy, "g", "c1", queues_of("t", 3), ["c2", "c1"])) == "t/0 t/2"
 
 
-def test_a_module_that_fails_when_it_is_imported_is_named() -> None:
+def test_find_strategy_names_a_module_that_fails_to_import() -> None:
     class Finder:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "a_broken_module":
@@ -141,14 +141,14 @@ def test_a_module_that_fails_when_it_is_imported_is_named() -> None:
         sys.meta_path.remove(finder)  # type: ignore[arg-type]
 
 
-def test_each_topic_is_shared_by_itself() -> None:
+def test_allocate_shares_each_topic_separately() -> None:
     queues = [*queues_of("t", 3), *queues_of("a", 3)]
     assert names(allocate(Average(), "g", "c0", queues, ["c0", "c1"])) == "a/0 a/1 t/0 t/1"
     assert names(allocate(Average(), "g", "c1", queues, ["c0", "c1"])) == "a/2 t/2"
 
 
 @given(st.permutations(range(7)), st.permutations(["c0", "c1", "c10"]), st.sampled_from([Average(), Circle()]))
-def test_a_share_does_not_hang_on_the_order_in_which_queues_and_members_are_found(
+def test_allocate_does_not_depend_on_the_order_of_its_arguments(
     order: list[int], clients: list[str], strategy: Strategy
 ) -> None:
     queues = queues_of("t", 7)
@@ -158,23 +158,23 @@ def test_a_share_does_not_hang_on_the_order_in_which_queues_and_members_are_foun
     )
 
 
-def test_without_queues_there_is_no_share() -> None:
+def test_allocate_returns_nothing_without_queues() -> None:
     assert allocate(Average(), "g", "c0", [], ["c0"]) == []
 
 
-def test_a_client_that_is_no_member_has_no_share() -> None:
+def test_allocate_returns_nothing_for_a_client_that_is_not_a_member() -> None:
     everything = Imported("m:f", lambda _group, client, queues, clients: queues if client == clients[0] else [])
     for strategy in (Average(), everything):
         assert allocate(strategy, "g", "c9", queues_of("t", 2), ["c0"]) == []
 
 
-def test_config_gives_each_topics_queues_once() -> None:
+def test_allocate_by_config_returns_each_queue_once() -> None:
     told = Config((*queues_of("t", 1), *queues_of("u", 2)))
     assert names(allocate(told, "g", "c0", [*queues_of("t", 2), *queues_of("u", 2)], ["c0"])) == "t/0 u/0 u/1"
 
 
-def test_config_must_not_list_a_queue_that_is_not_there() -> None:
-    with pytest.raises(OptionError, match=r"CONFIG of group 'g' lists what is not there: t/1, t/2\. There are.* t/0 "):
+def test_allocate_by_config_refuses_unknown_queues() -> None:
+    with pytest.raises(OptionError, match=r"CONFIG of group 'g' lists unknown queues: t/1, t/2\. There are.* t/0 "):
         allocate(Config(tuple(queues_of("t", 3))), "g", "c0", queues_of("t", 1), ["c0"])
 
 
@@ -188,10 +188,10 @@ CLIENTS = ["c0", "c1"]
         ({"c0": None, "c1": None}, r"gave 3 queue\(s\) to nobody: t/0, t/1, t/2"),
         ({"c0": [0, 1], "c1": [1, 2]}, "gave a queue twice, to members 'c0' and 'c1': t/1"),
         ({"c0": [0, 1, 0], "c1": [2]}, "gave a queue twice, to 'c0': t/0"),
-        ({"c0": [0, 1, 2], "c1": [3]}, "gave member 'c1' a queue that is not there: t/3"),
+        ({"c0": [0, 1, 2], "c1": [3]}, "gave member 'c1' an unknown queue: t/3"),
     ],
 )
-def test_a_callable_that_loses_or_doubles_a_queue_is_refused_whoever_asks(
+def test_allocate_refuses_a_callable_that_loses_or_duplicates_a_queue(
     shares: dict[str, list[int] | None], why: str
 ) -> None:
     def share(_group: str, client: str, *_: object) -> list[MessageQueue] | None:
@@ -205,24 +205,24 @@ def test_a_callable_that_loses_or_doubles_a_queue_is_refused_whoever_asks(
         assert "the queues t/0, t/1, t/2 and the members c0, c1" in str(caught.value)
 
 
-def test_an_error_lists_the_first_of_many_queues() -> None:
+def test_allocate_lists_the_first_queues_in_an_error() -> None:
     with pytest.raises(OptionError, match=r"t/8, t/9 and 990 more\. There are"):
         allocate(Imported("m:none", lambda *_: []), "g", "c0", queues_of("t", 1000), ["c0"])
 
 
 @pytest.mark.parametrize("answer", [["t/0"], [("t", "b", 0)], "ab", [None]])
-def test_a_callable_must_return_queues(answer: object) -> None:
-    with pytest.raises(OptionError, match=r"m:f gave member 'c0' of group 'g' .*, which is no queue"):
+def test_allocate_refuses_a_callable_that_returns_other_items(answer: object) -> None:
+    with pytest.raises(OptionError, match=r"m:f gave member 'c0' of group 'g' .*; expected a MessageQueue"):
         allocate(Imported("m:f", lambda *_: answer), "g", "c0", queues_of("t", 1), ["c0"])
 
 
 @pytest.mark.parametrize("answer", [7, object()])
-def test_a_callable_must_return_a_list(answer: object) -> None:
+def test_allocate_refuses_a_callable_that_returns_no_list(answer: object) -> None:
     with pytest.raises(OptionError, match="m:f failed for member 'c0' of group 'g': TypeError"):
         allocate(Imported("m:f", lambda *_: answer), "g", "c0", queues_of("t", 1), ["c0"])
 
 
-def test_what_a_callable_raises_is_named() -> None:
+def test_allocate_names_the_error_of_a_callable() -> None:
     def share(*_: object) -> list[MessageQueue]:
         raise KeyError("room")
 
@@ -231,7 +231,7 @@ def test_what_a_callable_raises_is_named() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_a_callable_cannot_spoil_the_lists_of_other_members() -> None:
+def test_allocate_gives_each_call_its_own_lists() -> None:
     def greedy(_group: str, _client: str, queues: list[MessageQueue], clients: list[str]) -> list[MessageQueue]:
         clients.clear()
         return [queues.pop()] if len(queues) == 1 else []
@@ -241,11 +241,11 @@ def test_a_callable_cannot_spoil_the_lists_of_other_members() -> None:
 
 
 @pytest.mark.parametrize("strategy", [Average(), Circle(), ConsistentHash(), MachineRoomNearby()])
-def test_rocketmqs_strategies_pass_the_check(strategy: Strategy) -> None:
+def test_check_allocation_accepts_rocketmqs_strategies(strategy: Strategy) -> None:
     shares = check_allocation(strategy, "g", queues_of("t", 20), ["c0", "c1", "c2"])
     assert sorted(queue.queue_id for share in shares.values() for queue in share) == list(range(20))
 
 
-def test_rooms_that_leave_queues_out_do_not_pass_the_check() -> None:
+def test_check_allocation_refuses_rooms_that_omit_queues() -> None:
     with pytest.raises(OptionError, match=r"MACHINE_ROOM of group 'g' gave 2 queue\(s\) to nobody"):
         check_allocation(MachineRoom(frozenset({"r"})), "g", queues_of("t", 2), ["c0"])

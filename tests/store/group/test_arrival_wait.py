@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq_spark.store.group.arrival_wait import MAX_NAP_MS, MAX_SLOW_NAP_MS, MIN_NAP_MS, nap_ms, wait_for_arrival
+from rmq_spark.store.group.pull_limits import MAX_NAP_MS, MAX_SLOW_NAP_MS, MIN_NAP_MS, nap_ms, wait_for_arrival
 
 
 class Clock:

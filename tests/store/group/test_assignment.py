@@ -1,4 +1,4 @@
-"""Queues go from member to member: nobody publishes for a queue that is another's, and no queue is forgotten."""
+"""The assignment of queues to members: only the owner commits, and no queue is lost."""
 
 import contextlib
 import json
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, GroupConflictError, StoreError
 from rmq_spark.store.group.assignment import Assignment, Rebalanced, check_epochs, lost_queues
 from rmq_spark.store.group.claims import read_claims
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.failing_disk import FailingDisk
-from rmq_spark.store.units import QueueKey
 
 Q = [QueueKey("T", number) for number in range(12)]
 
@@ -83,14 +83,14 @@ def bury(member: Assignment) -> None:
     os.remove(member._membership.paths.member_lock(member._membership.id))
 
 
-def test_a_query_alone_gets_everything_at_once(group: Group) -> None:
+def test_rebalance_of_a_single_query_claims_all_queues(group: Group) -> None:
     one = group.member()
     assert one.rebalance(Q[:3], {}) == Rebalanced((*Q[:3],), gained=(*Q[:3],))
     assert one.rebalance(Q[:3], {}) == Rebalanced((*Q[:3],))
     assert one.epochs == dict.fromkeys(Q[:3], 1)
 
 
-def test_a_share_goes_over_with_what_was_finished_in_it(group: Group) -> None:
+def test_rebalance_hands_queues_over_with_their_offsets(group: Group) -> None:
     one, two = group.member(), None
     one.rebalance(Q[:4], {})
     two = group.member()
@@ -103,7 +103,7 @@ def test_a_share_goes_over_with_what_was_finished_in_it(group: Group) -> None:
     assert two.epochs == {Q[1]: 2, Q[3]: 2}
 
 
-def test_offsets_are_published_before_the_claim_is_let_go(group: Group) -> None:
+def test_rebalance_commits_offsets_before_it_releases_claims(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     two = group.member()
@@ -114,7 +114,7 @@ def test_offsets_are_published_before_the_claim_is_let_go(group: Group) -> None:
     assert two.rebalance(Q[:2], {}).owned == (Q[1],)
 
 
-def test_what_others_wrote_over_is_published_again_when_a_queue_is_let_go(group: Group) -> None:
+def test_rebalance_commits_overwritten_offsets_again(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     one.publish({Q[0]: 5, Q[1]: 7})
@@ -131,7 +131,7 @@ def test_what_others_wrote_over_is_published_again_when_a_queue_is_let_go(group:
     assert group.commits[1:] == [{Q[1]: 7}]
 
 
-def test_a_commit_that_fails_lets_nothing_go(group: Group) -> None:
+def test_rebalance_releases_nothing_after_a_failed_commit(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     two = group.member()
@@ -148,7 +148,7 @@ def test_a_commit_that_fails_lets_nothing_go(group: Group) -> None:
     assert group.offsets == {Q[1]: 5}
 
 
-def test_a_killed_members_queues_are_anothers_at_the_next_look_after_the_pause(group: Group) -> None:
+def test_rebalance_claims_queues_of_a_killed_member_after_the_probe_interval(group: Group) -> None:
     one, two = group.member(), group.member()
     one.rebalance(Q[:4], {})
     two.rebalance(Q[:4], {})
@@ -161,7 +161,7 @@ def test_a_killed_members_queues_are_anothers_at_the_next_look_after_the_pause(g
     assert two.rebalance(Q[:4], {}).gained == (Q[0], Q[2])
 
 
-def test_a_changed_number_of_queues_is_shared_anew(group: Group) -> None:
+def test_rebalance_follows_the_number_of_queues(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:8], {})
     assert one.rebalance(Q, {}).gained == (*Q[8:],)
@@ -171,7 +171,7 @@ def test_a_changed_number_of_queues_is_shared_anew(group: Group) -> None:
     assert one.epochs == {Q[0]: 1, Q[1]: 1, Q[2]: 2, Q[3]: 2}
 
 
-def test_publishing_does_not_hide_a_change_from_the_next_look(group: Group) -> None:
+def test_publish_does_not_hide_a_change_from_rebalance(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:4], {})
     two = group.member()
@@ -181,14 +181,14 @@ def test_publishing_does_not_hide_a_change_from_the_next_look(group: Group) -> N
     assert two.rebalance(Q[:4], {}).gained == (Q[1], Q[3])
 
 
-def test_topics_are_shared_each_by_itself(group: Group) -> None:
+def test_rebalance_shares_each_topic_separately(group: Group) -> None:
     one, two = group.member(), group.member()
     queues = [QueueKey(topic, 0) for topic in ("B", "A", "C")]
     assert two.rebalance(queues, {}).owned == ()
     assert one.rebalance(queues, {}).owned == tuple(sorted(queues))
 
 
-def test_who_was_taken_for_dead_publishes_nothing_of_what_others_took(group: Group) -> None:
+def test_publish_omits_queues_claimed_while_presumed_dead(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:4], {})
     two = group.member()
@@ -205,7 +205,7 @@ def test_who_was_taken_for_dead_publishes_nothing_of_what_others_took(group: Gro
     assert one.rebalance(Q[:4], {}).gained == (Q[0], Q[2])
 
 
-def test_a_queue_that_comes_back_within_one_look_is_gained_again(group: Group) -> None:
+def test_rebalance_gains_a_queue_again_that_was_lost_in_between(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     two = group.member()
@@ -217,7 +217,7 @@ def test_a_queue_that_comes_back_within_one_look_is_gained_again(group: Group) -
     assert one.publish({Q[0]: 78}) == ()
 
 
-def test_who_was_buried_but_robbed_of_nothing_goes_on_as_it_was(group: Group) -> None:
+def test_rebalance_after_a_removal_without_lost_queues_changes_nothing(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     bury(one)
@@ -226,7 +226,7 @@ def test_who_was_buried_but_robbed_of_nothing_goes_on_as_it_was(group: Group) ->
     assert one.epochs == {Q[0]: 1, Q[1]: 1}
 
 
-def test_a_query_that_reads_all_queues_raises_when_another_has_its_place(group: Group) -> None:
+def test_rebalance_raises_if_another_query_with_assignment_all_has_joined(group: Group) -> None:
     one = group.member("all")
     assert one.rebalance(Q[:4], {}).owned == (*Q[:4],)
     bury(one)
@@ -237,7 +237,7 @@ def test_a_query_that_reads_all_queues_raises_when_another_has_its_place(group: 
         one.rebalance(Q[:4], {})
 
 
-def test_a_lock_file_that_is_gone_is_noticed_and_made_again(group: Group) -> None:
+def test_rebalance_creates_a_missing_lock_file_again(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     os.remove(group.paths.member_lock(one._membership.id))
@@ -246,13 +246,13 @@ def test_a_lock_file_that_is_gone_is_noticed_and_made_again(group: Group) -> Non
     assert one.is_settled()
 
 
-def test_a_query_that_reads_all_queues_asks_no_strategy(group: Group) -> None:
+def test_rebalance_with_assignment_all_does_not_call_the_strategy(group: Group) -> None:
     one = group.member("all")
     one._share = lambda *_: {}
     assert one.rebalance(Q[:4], {}).owned == (*Q[:4],)
 
 
-def test_an_offset_is_written_again_when_another_had_the_queue_meanwhile(group: Group) -> None:
+def test_publish_writes_an_offset_again_after_another_owner(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:1], {})
     one.publish({Q[0]: 5})
@@ -265,7 +265,7 @@ def test_an_offset_is_written_again_when_another_had_the_queue_meanwhile(group: 
     assert group.commits == [{Q[0]: 5}, {Q[0]: 9}, {Q[0]: 5}]
 
 
-def test_a_task_of_an_earlier_claim_of_the_same_member_is_fenced_too(group: Group) -> None:
+def test_lost_queues_contains_earlier_claims_of_the_same_member(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:1], {})
     before = one.epochs
@@ -275,7 +275,7 @@ def test_a_task_of_an_earlier_claim_of_the_same_member_is_fenced_too(group: Grou
     assert lost_queues(group.paths.root, "g", one._membership.id, one.epochs) == ()
 
 
-def test_offsets_are_written_once(group: Group) -> None:
+def test_publish_writes_changed_offsets_only(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     one.publish({Q[0]: 5, Q[1]: 6})
@@ -285,7 +285,7 @@ def test_offsets_are_written_once(group: Group) -> None:
     assert group.commits == [{Q[0]: 5, Q[1]: 6}, {Q[1]: 7}, {Q[0]: 2}]
 
 
-def test_offsets_that_could_not_be_written_are_tried_again(group: Group) -> None:
+def test_publish_retries_offsets_that_were_not_written(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:1], {})
     group.is_writable = False
@@ -295,7 +295,7 @@ def test_offsets_that_could_not_be_written_are_tried_again(group: Group) -> None
     assert group.commits == [{Q[0]: 5}]
 
 
-def test_leaving_publishes_frees_the_queues_and_the_group(group: Group) -> None:
+def test_leave_commits_offsets_and_releases_queues(group: Group) -> None:
     one = group.member("all")
     one.rebalance(Q[:2], {})
     one.leave({Q[0]: 5, Q[1]: 6})
@@ -307,7 +307,7 @@ def test_leaving_publishes_frees_the_queues_and_the_group(group: Group) -> None:
     assert two.epochs == {Q[0]: 2, Q[1]: 2}
 
 
-def test_a_task_learns_that_its_queue_is_anothers(group: Group) -> None:
+def test_check_epochs_raises_if_another_member_owns_the_queue(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     me, held = one._membership.id, one.epochs
@@ -324,12 +324,12 @@ def test_a_task_learns_that_its_queue_is_anothers(group: Group) -> None:
         check_epochs(group.paths.root, "another group", me, held)
 
 
-def test_nothing_is_written_or_locked_while_nothing_changes(group: Group) -> None:
+def test_rebalance_without_changes_writes_and_locks_nothing(group: Group) -> None:
     calls = CountingCalls()
     one = group.member(disk=Disk(calls))
     one.rebalance(Q, {})
     before, stamp = calls.count, os.stat(group.paths.claims)
-    with one._membership.turn.hold():
+    with one._membership.lock.hold():
         for step in range(50):
             group.seconds = step
             assert one.is_settled()
@@ -339,7 +339,7 @@ def test_nothing_is_written_or_locked_while_nothing_changes(group: Group) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"v": 1, "change": 3}'])
-def test_damaged_claims_are_named_and_members_go_on_once_they_are_removed(group: Group, text: str) -> None:
+def test_rebalance_names_damaged_claims_and_works_after_their_removal(group: Group, text: str) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     Path(group.paths.claims).write_text(text)
@@ -372,7 +372,7 @@ def live_through_an_error(group: Group, disk: Disk) -> Assignment:
     return new
 
 
-def test_whatever_write_fails_the_next_look_puts_it_right(tmp_path: Path) -> None:
+def test_rebalance_recovers_from_any_failed_write(tmp_path: Path) -> None:
     for fail_at in count():
         group, disk = Group(tmp_path / str(fail_at)), FailingDisk(fail_at)
         new = live_through_an_error(group, disk)
@@ -383,7 +383,7 @@ def test_whatever_write_fails_the_next_look_puts_it_right(tmp_path: Path) -> Non
     assert fail_at > 10, "it was one write after the other that failed"
 
 
-def test_the_claims_file_is_small_and_readable(group: Group) -> None:
+def test_claims_file_has_owners_and_epochs(group: Group) -> None:
     one = group.member()
     one.rebalance(Q[:2], {})
     text = json.loads(Path(group.paths.claims).read_text())

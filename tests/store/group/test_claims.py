@@ -1,4 +1,4 @@
-"""Claims: how they change when members come and go, and their file."""
+"""Claims: how plans change them, and their file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.group.claims import (
     NO_CLAIMS,
@@ -22,8 +22,8 @@ from rmq_spark.store.group.claims import (
     read_claims_head,
     write_claims,
 )
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.crash_disk import CrashDisk
-from rmq_spark.store.units import QueueKey
 
 Q = [QueueKey("T", number) for number in range(12)]
 CLAIMS = Claims(
@@ -31,7 +31,7 @@ CLAIMS = Claims(
 )
 
 
-def test_what_nobody_owns_is_claimed_with_the_next_epoch() -> None:
+def test_plan_claims_claims_free_queues_with_the_next_epoch() -> None:
     held = {Q[0]: Claim(NOBODY, 4), Q[1]: Claim("dead", 2), Q[2]: Claim("b", 1)}
     plan = plan_claims(held, "a", {"a", "b"}, Q[:4])
     assert plan.gained == (Q[0], Q[1], Q[3])
@@ -41,7 +41,7 @@ def test_what_nobody_owns_is_claimed_with_the_next_epoch() -> None:
     assert held[Q[0]] == Claim(NOBODY, 4), "what was given stays as it is"
 
 
-def test_what_is_let_go_keeps_its_epoch() -> None:
+def test_plan_claims_keeps_the_epoch_of_a_released_queue() -> None:
     plan = plan_claims({Q[0]: Claim("a", 4), Q[1]: Claim("a", 2)}, "a", {"a"}, [Q[1]])
     assert plan.lost == (Q[0],)
     assert plan.gained == ()
@@ -80,9 +80,9 @@ class Group(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(chance=st.randoms(use_true_random=False))
     def ask(self, chance: Random) -> None:
-        self.step(chance.choice(sorted(self.live)))
+        self.rebalance(chance.choice(sorted(self.live)))
 
-    def step(self, me: str) -> None:
+    def rebalance(self, me: str) -> None:
         wanted = self.share(me)
         plan = plan_claims(self.claims, me, self.live, wanted)
         owned = self.believed[me]
@@ -118,7 +118,7 @@ class Group(RuleBasedStateMachine):
         """After all have asked once to let go and once to take, every queue is where it belongs."""
         for _ in range(2):
             for me in sorted(self.live):
-                self.step(me)
+                self.rebalance(me)
         for me in self.live:
             assert set(self.believed[me]) == self.share(me)
 
@@ -127,7 +127,7 @@ TestGroup = Group.TestCase
 TestGroup.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_claims_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_read_claims_returns_the_written_claims(tmp_path: Path) -> None:
     path = str(tmp_path / "claims.json")
     assert read_claims(path) == NO_CLAIMS
     assert read_claims_head(path) == b""
@@ -135,7 +135,7 @@ def test_claims_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_claims(path) == CLAIMS
 
 
-def test_the_head_differs_with_every_write_however_many_queues_there_are(tmp_path: Path) -> None:
+def test_read_claims_head_changes_with_every_write(tmp_path: Path) -> None:
     path, heads = str(tmp_path / "claims.json"), set()
     for change in range(1, 4):
         for by in ("h" * 250 + "@1#a", "h" * 250 + "@1#b"):
@@ -158,7 +158,7 @@ def test_the_head_differs_with_every_write_however_many_queues_there_are(tmp_pat
         (b'"T"', b'"T":'),
     ],
 )
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, old: bytes, new: bytes) -> None:
+def test_read_claims_names_a_damaged_file_and_the_next_step(tmp_path: Path, old: bytes, new: bytes) -> None:
     path = tmp_path / "claims.json"
     data = encode_claims(CLAIMS)
     assert old in data
@@ -169,7 +169,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, old: bytes, new
     assert "Stop the group's queries, remove the file and start them again" in str(caught.value)
 
 
-def test_a_crash_at_any_system_call_leaves_old_claims_or_new_ones(tmp_path: Path) -> None:
+def test_write_claims_leaves_old_or_new_claims_after_any_crash(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir()
     disk = CrashDisk(root)
@@ -190,7 +190,7 @@ def test_a_crash_at_any_system_call_leaves_old_claims_or_new_ones(tmp_path: Path
             found = read_claims(str(folder / "claims.json"))
             assert found in versions, image
             assert found.change >= promised.change, image
-            # A temporary file that a crash left is no obstacle to the next write.
+            # A temporary file that a crash left does not block the next write.
             write_claims(str(folder / "claims.json"), Disk(), versions[-1])
             seen.add(found.change)
     assert seen == {0, 1, 2, 3}

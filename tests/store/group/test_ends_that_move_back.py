@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreChangedError
-from rmq_spark.store.format.rebuild_note import Rebuild
+from rmq_spark.store.format.own_files import Rebuild
 from rmq_spark.store.format.record import Record
-from rmq_spark.store.group import admin, last_words
-from rmq_spark.store.group.last_words import publish_last_offsets
-from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
-from rmq_spark.store.group.seen_ends import SeenEnds, stamp_of_ends
+from rmq_spark.store.group import admin
+from rmq_spark.store.group import final_commit as last_words
+from rmq_spark.store.group.final_commit import commit_final_offsets
+from rmq_spark.store.group.group_session import GroupSession, GroupTerms
+from rmq_spark.store.group.offset_file import SeenEnds, stamp_of_ends
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.rebuilding import write_rebuild
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.log.rebuild import write_rebuild
+from rmq_spark.store.model import QueueKey
 
 A, B = QueueKey("orders", 0), QueueKey("orders", 1)
 
@@ -56,9 +57,9 @@ def offsets(store: Path) -> dict[int, int]:
 
 
 def test_query_publishes_the_end_of_a_queue_that_became_shorter(store: Path) -> None:
-    query = QueryGroup(str(store), GroupTerms("g"))
+    query = GroupSession(str(store), GroupTerms("g"))
     query.note_look(stamp_of_ends(str(store)))
-    query.step([A, B], {}, None)
+    query.rebalance([A, B], {}, None)
     query.publish({A: 4, B: 5})
     cut(store)
     query.publish({A: 10, B: 6})
@@ -70,18 +71,18 @@ def test_query_publishes_the_end_of_a_queue_that_became_shorter(store: Path) -> 
 
 
 def test_queue_that_is_let_go_is_published_within_its_end(store: Path) -> None:
-    query = QueryGroup(str(store), GroupTerms("g"))
+    query = GroupSession(str(store), GroupTerms("g"))
     query.note_look(stamp_of_ends(str(store)))
-    query.step([A, B], {}, None)
+    query.rebalance([A, B], {}, None)
     cut(store)
     query.leave({A: 10, B: 3})
     assert offsets(store) == {0: 6, 1: 3}
 
 
 def test_beginning_of_a_group_is_within_the_end(store: Path) -> None:
-    query = QueryGroup(str(store), GroupTerms("g"))
+    query = GroupSession(str(store), GroupTerms("g"))
     query.note_look(stamp_of_ends(str(store)))
-    query.step([A, B], {}, None)
+    query.rebalance([A, B], {}, None)
     cut(store)
     query.begin({A: 10, B: 10})
     assert offsets(store) == {0: 6, 1: 6}
@@ -105,8 +106,8 @@ def test_pull_consumer_commits_the_end_of_a_queue_that_became_shorter(
 
 
 def test_last_offsets_are_published_within_the_end(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = QueryGroup(str(store), GroupTerms("g"))
-    query.step([A, B], {}, None)
+    query = GroupSession(str(store), GroupTerms("g"))
+    query.rebalance([A, B], {}, None)
     reached = last_words._reached
 
     def look_and_cut(*given: object) -> object:
@@ -115,7 +116,7 @@ def test_last_offsets_are_published_within_the_end(store: Path, monkeypatch: pyt
         return found
 
     monkeypatch.setattr(last_words, "_reached", look_and_cut)
-    assert not publish_last_offsets(store, "g", query.member_id, {A: 10, B: 4}, 0)
+    assert not commit_final_offsets(store, "g", query.member_id, {A: 10, B: 4}, 0)
     assert offsets(store) == {0: 6, 1: 4}
     query.leave({})
 
@@ -152,5 +153,5 @@ def test_unchanged_store_is_not_looked_at(store: Path, monkeypatch: pytest.Monke
     stamp = stamp_of_ends(str(store))
     with rmq_spark.open_store(store) as messages:
         messages.send("orders", "more", queue_id=0)
-    monkeypatch.setattr("rmq_spark.store.group.seen_ends._end_of", lambda *_: pytest.fail("a queue is looked at"))
+    monkeypatch.setattr("rmq_spark.store.group.offset_file._end_of", lambda *_: pytest.fail("a queue is looked at"))
     assert SeenEnds(str(store), stamp).within({A: 11}) == {A: 11}

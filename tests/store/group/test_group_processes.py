@@ -1,7 +1,7 @@
-"""Real processes in one group. Each notes in a file what it takes and lets go, in the order in which it happened.
+"""Real processes in one group. Each notes in a file which queues it gains and releases, in order.
 
-A member notes what it has let go before it asks again, and what it gained after it has it. So what the notes say of two
-members at one moment is never more than what they had.
+A member notes a release before its next rebalance, and a gain after the rebalance that gave it. So at any moment the
+queues of two members, according to the notes, are a subset of the queues that they owned.
 """
 
 import json
@@ -17,21 +17,21 @@ from pathlib import Path
 import pytest
 
 from rmq_spark.store.group.claims import read_claims
-from rmq_spark.store.group.group_paths import GroupPaths
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.group.group_files import GroupPaths
+from rmq_spark.store.model import QueueKey
 
 LIMIT_SECONDS = 180  # ends a hang
 
 MEMBER = """
 import json, os, sys, time
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.group.allocation import allocate, find_strategy
 from rmq_spark.store.group.assignment import Assignment
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
-from rmq_spark.store.group.message_queue import MessageQueue
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import MessageQueue
+from rmq_spark.store.model import QueueKey
 
 root, name, strategy = sys.argv[1:]
 chosen = find_strategy(strategy)
@@ -110,7 +110,7 @@ class Group:
         (self.root / f"{name}.stop").write_text("x")
         assert self.running.pop(name).wait(LIMIT_SECONDS) == 0
 
-    def look(self) -> dict[str, list[int]]:
+    def refresh(self) -> dict[str, list[int]]:
         """Return each owner's queues by its name, after checking that no epoch ran back."""
         owners: dict[str, list[int]] = {}
         for queue, claim in read_claims(self.paths.claims).queues.items():
@@ -121,17 +121,17 @@ class Group:
         return owners
 
     def wait(self, counts: list[int]) -> float:
-        """Return after how many seconds the living members own all queues, so many each."""
+        """Wait until the living members own all queues, with these counts; return the seconds that it took."""
         begin = time.monotonic()
         while True:
-            owners = self.look()
+            owners = self.refresh()
             if sorted(len(queues) for queues in owners.values()) == counts and set(owners) == set(self.running):
                 return time.monotonic() - begin
             assert time.monotonic() - begin < LIMIT_SECONDS, owners
             time.sleep(0.002)
 
     def check_notes(self) -> None:
-        """See that no epoch was two members', and that everyone went on at or behind the last owner's begin."""
+        """Assert that each epoch had one owner, and that each owner began at or after its predecessor's begin."""
         owner_of: dict[tuple[str, int], str] = {}
         begins: dict[str, dict[int, int]] = {}
         for path in self.root.glob("*.notes"):
@@ -145,7 +145,7 @@ class Group:
                         assert name == path.stem, f"queue {queue_id}, epoch {epoch}: {name} and {path.stem}"
         for queue_id, of_epoch in begins.items():
             in_order = [begin for _, begin in sorted(of_epoch.items())]
-            assert in_order == sorted(in_order), f"queue {queue_id} went on behind what was published: {of_epoch}"
+            assert in_order == sorted(in_order), f"queue {queue_id} resumed below an earlier offset: {of_epoch}"
 
 
 @pytest.fixture
@@ -192,12 +192,12 @@ def be_random(group: Group, steps: int, seed: int) -> None:
             chance.choice(acts)()
             stopped += 1
         for _ in range(chance.randrange(40)):
-            group.look()
+            group.refresh()
             time.sleep(0.005)
     group.set_count(12)
     begin = time.monotonic()
-    while not set(group.look()) <= set(group.running) or sum(map(len, group.look().values())) != 12:
-        assert time.monotonic() - begin < LIMIT_SECONDS, group.look()
+    while not set(group.refresh()) <= set(group.running) or sum(map(len, group.refresh().values())) != 12:
+        assert time.monotonic() - begin < LIMIT_SECONDS, group.refresh()
         time.sleep(0.01)
     group.check_notes()
 

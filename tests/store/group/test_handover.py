@@ -1,4 +1,4 @@
-"""When a member gives queues up between two triggers: the decision by simulated clocks, and what it does to claims."""
+"""Handover between two triggers: its decisions by simulated clocks, and its effect on claims."""
 
 import contextlib
 import errno
@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.disk.lock_probe import is_locked
+from rmq_spark.store.disk.locks import is_locked
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.group.assignment import Rebalanced, check_epochs, lost_queues
 from rmq_spark.store.group.claims import NOBODY, Claim, read_claims
-from rmq_spark.store.group.finished_batch import read_finished_batch, write_finished_batch
+from rmq_spark.store.group.final_commit import commit_final_offsets
+from rmq_spark.store.group.group_files import read_finished_batch, write_finished_batch
+from rmq_spark.store.group.group_session import GroupSession, GroupTerms
 from rmq_spark.store.group.handover import LOOK_EVERY_S, Handover, HandoverTimer
-from rmq_spark.store.group.last_words import publish_last_offsets
-from rmq_spark.store.group.query_group import GroupTerms, QueryGroup
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.failing_disk import FailingDisk
-from rmq_spark.store.units import QueueKey
 from tests.store.group.test_assignment import Group, bury, die
 
 Q = [QueueKey("T", number) for number in range(4)]
@@ -80,80 +80,80 @@ def test_timer_begins_again_for_a_queue_that_was_its_own_meanwhile() -> None:
     assert timer.overdue(91.0) == [Q[0]]
 
 
-def test_look_releases_at_once_what_others_are_entitled_to_while_nothing_is_in_flight(group: Crew) -> None:
+def test_refresh_releases_queues_at_once_while_nothing_is_in_flight(group: Crew) -> None:
     one = Member(group)
     one.trigger(is_batch=False)
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     two = Member(group)
     assert two.trigger(is_batch=False).waiting == (Q[1], Q[3])
-    assert one.handover.look() == ((Q[1], Q[3]), ())
+    assert one.handover.refresh() == ((Q[1], Q[3]), ())
     claims = read_claims(group.paths.claims).queues
     assert [claims[queue] for queue in (Q[1], Q[3])] == [Claim(NOBODY, 1)] * 2, "the epochs stay"
     assert two.trigger(is_batch=False).gained == (Q[1], Q[3])
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     assert one.trigger(is_batch=False) == Rebalanced((Q[0], Q[2]), lost=(Q[1], Q[3]), taken=(Q[1], Q[3]))
     assert group.commits == [], "offsets are published by triggers and by the driver's listener"
 
 
-def test_look_knows_a_recorded_batch_from_the_one_in_flight(group: Crew) -> None:
+def test_refresh_distinguishes_recorded_batches_from_the_one_in_flight(group: Crew) -> None:
     one = Member(group)
     for number in (1, 2):
         one.trigger(is_batch=True)
         one.recorded = number - 1
     Member(group)
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     one.recorded = 2
-    assert one.handover.look() == ((Q[1], Q[3]), ())
+    assert one.handover.refresh() == ((Q[1], Q[3]), ())
 
 
-def test_look_fences_after_the_timeout_and_at_no_other_time(group: Crew) -> None:
+def test_refresh_fences_queues_only_after_the_timeout(group: Crew) -> None:
     one = Member(group)
     one.trigger(is_batch=True)
     held, me = one.assignment.epochs, one.assignment._membership.id
     group.seconds += 1_000  # the batch is an old one when the other member comes
     Member(group)
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     group.seconds += TIMEOUT_S - 0.1
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     check_epochs(group.paths.root, "g", me, held)
     group.seconds += 0.1
-    assert one.handover.look() == ((), (Q[1], Q[3]))
+    assert one.handover.refresh() == ((), (Q[1], Q[3]))
     assert lost_queues(group.paths.root, "g", me, held) == (Q[1], Q[3])
     claims = read_claims(group.paths.claims).queues
     assert [claims[queue] for queue in (Q[1], Q[3])] == [Claim(NOBODY, 2)] * 2, "the epochs count up"
     assert one.trigger(is_batch=True).taken == (Q[1], Q[3])
 
 
-def test_look_does_nothing_in_a_batch_whose_plan_failed_but_after_the_timeout(group: Crew) -> None:
+def test_refresh_waits_for_the_timeout_after_a_failed_plan(group: Crew) -> None:
     one = Member(group)
     one.trigger(is_batch=False)
     one.handover.begin()  # and no plan
     Member(group)
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     group.seconds += TIMEOUT_S
-    assert one.handover.look() == ((), (Q[1], Q[3]))
+    assert one.handover.refresh() == ((), (Q[1], Q[3]))
 
 
-def test_look_keeps_everything_once_the_other_member_is_dead_again(group: Crew) -> None:
+def test_refresh_keeps_all_queues_after_the_death_of_the_other_member(group: Crew) -> None:
     one = Member(group)
     one.trigger(is_batch=True)
     two = Member(group)
-    one.handover.look()
+    one.handover.refresh()
     die(two.assignment)
     group.seconds += TIMEOUT_S
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
     assert one.owned() == Q
 
 
-def test_look_of_a_member_that_others_took_for_dead_gives_nothing_up(group: Crew) -> None:
+def test_refresh_of_a_member_presumed_dead_releases_nothing(group: Crew) -> None:
     one = Member(group)
     one.trigger(is_batch=False)
     Member(group)
     bury(one.assignment)
-    assert one.handover.look() == ((), ())
+    assert one.handover.refresh() == ((), ())
 
 
-def test_look_sees_that_a_death_moves_queues_to_a_third_member(group: Crew) -> None:
+def test_refresh_releases_queues_after_the_death_of_a_third_member(group: Crew) -> None:
     one, two, three = (Member(group) for _ in range(3))
     for member in (one, two, three):
         member.trigger(is_batch=False)
@@ -161,7 +161,7 @@ def test_look_sees_that_a_death_moves_queues_to_a_third_member(group: Crew) -> N
     die(one.assignment)
     group.seconds += 1
     two.trigger(is_batch=False)
-    assert three.handover.look() == ((Q[2],), ()), "two has 0 and 2 now, and three has 1 and 3"
+    assert three.handover.refresh() == ((Q[2],), ()), "two has 0 and 2 now, and three has 1 and 3"
 
 
 def test_give_up_that_fails_changes_nothing_and_is_tried_again(group: Crew) -> None:
@@ -171,9 +171,9 @@ def test_give_up_that_fails_changes_nothing_and_is_tried_again(group: Crew) -> N
     Member(group)
     disk._failing._numbers = range(disk.effect_count, disk.effect_count + 1)
     with pytest.raises(StoreError):
-        one.handover.look()
+        one.handover.refresh()
     assert one.owned() == Q
-    assert one.handover.look() == ((Q[1], Q[3]), ())
+    assert one.handover.refresh() == ((Q[1], Q[3]), ())
 
 
 def test_surplus_reads_no_claims_and_asks_no_strategy_while_nothing_changes(
@@ -212,13 +212,13 @@ def store(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
-def query_of(store: str, **terms: int) -> QueryGroup:
-    query = QueryGroup(store, GroupTerms("g", "shared", **terms))  # type: ignore[arg-type]
-    query.step(Q, {}, None)
+def query_of(store: str, **terms: int) -> GroupSession:
+    query = GroupSession(store, GroupTerms("g", "shared", **terms))  # type: ignore[arg-type]
+    query.rebalance(Q, {}, None)
     return query
 
 
-def wait_until_released(query: QueryGroup, count: int) -> None:
+def wait_until_released(query: GroupSession, count: int) -> None:
     until = time.monotonic() + 60
     path = query.paths.claims
     while len([1 for claim in read_claims(path).queues.values() if claim.owner == query.member_id]) != count:
@@ -226,22 +226,22 @@ def wait_until_released(query: QueryGroup, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_publish_last_offsets_records_the_end_of_a_members_batch(store: str) -> None:
+def test_commit_final_offsets_records_the_end_of_a_members_batch(store: str) -> None:
     one = query_of(store)
     one.settle(is_batch=True)
     other = query_of(store)
-    assert publish_last_offsets(store, "g", one.member_id, dict.fromkeys(Q, 7), 0, finished_batch=one.batches)
+    assert commit_final_offsets(store, "g", one.member_id, dict.fromkeys(Q, 7), 0, finished_batch=one.batches)
     assert read_finished_batch(one.paths, one.member_id) == 1
     wait_until_released(one, 2)
     assert rmq_spark.group_offsets(store, "g") == {"T": dict.fromkeys(range(4), 7)}
     one.leave({})
     assert read_finished_batch(one.paths, one.member_id) == 0, "the record goes with the member"
-    assert not publish_last_offsets(store, "g", one.member_id, dict.fromkeys(Q, 9), 0, finished_batch=2), "too late"
+    assert not commit_final_offsets(store, "g", one.member_id, dict.fromkeys(Q, 9), 0, finished_batch=2), "too late"
     assert read_finished_batch(one.paths, one.member_id) == 0
     other.leave({})
 
 
-def test_a_record_that_comes_after_its_member_has_died_is_removed_with_it(store: str) -> None:
+def test_finished_batch_of_a_dead_member_is_removed(store: str) -> None:
     one, other = query_of(store), query_of(store)
     other.leave({})
     write_finished_batch(one.paths, Disk(), other.member_id, 3)
@@ -250,7 +250,7 @@ def test_a_record_that_comes_after_its_member_has_died_is_removed_with_it(store:
     one.leave({})
 
 
-def test_a_record_that_cannot_be_read_counts_as_none(store: str) -> None:
+def test_read_finished_batch_returns_0_for_a_corrupt_file(store: str) -> None:
     one = query_of(store)
     for text in ("", "{", '{"v": 1}', '{"v": 1, "batch": "2"}', '{"v": 2, "batch": 2}'):
         Path(one.paths.finished_batch(one.member_id)).write_text(text)
@@ -275,7 +275,7 @@ def test_hand_over_does_nothing_while_the_reader_plans(store: str) -> None:
     other.leave({})
 
 
-def test_hand_over_logs_what_fails_once_and_goes_on(store: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_hand_over_logs_an_error_once_and_continues(store: str, caplog: pytest.LogCaptureFixture) -> None:
     one = query_of(store)
     one.settle(is_batch=False)
     share = one._assignment._share
@@ -300,19 +300,19 @@ def test_hand_over_after_the_timeout_is_a_warning(store: str, caplog: pytest.Log
         while "handoverTimeout" not in caplog.text:
             assert time.monotonic() < until
             time.sleep(0.02)
-    assert "0.001 s (handoverTimeout)" in caplog.text
+    assert "handoverTimeout (0.001 s)" in caplog.text
     one.leave({})
     other.leave({})
 
 
-def test_the_handover_thread_ends_with_its_query_and_keeps_none_alive(store: str) -> None:
+def test_handover_thread_ends_with_its_query(store: str) -> None:
     def count() -> int:
         return sum(thread.name == "rmq-spark handover" for thread in threading.enumerate())
 
     before = count()
     one, other = query_of(store), query_of(store)
-    alone = QueryGroup(store, GroupTerms("alone"))
-    alone.step(Q, {}, None)
+    alone = GroupSession(store, GroupTerms("alone"))
+    alone.rebalance(Q, {}, None)
     assert count() == before + 2, "a query that reads all queues needs none"
     one.leave({})
     lock = other.paths.member_lock(other.member_id)
@@ -325,11 +325,9 @@ def test_the_handover_thread_ends_with_its_query_and_keeps_none_alive(store: str
     alone.leave({})
 
 
-def test_a_child_that_is_forked_while_the_thread_looks_does_not_wait_for_it(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handover_thread_does_not_block_a_forked_child(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_inside, go_on = threading.Event(), threading.Event()
-    look = Handover.look
+    look = Handover.refresh
 
     def stay(self: Handover) -> object:
         is_inside.set()
@@ -337,13 +335,13 @@ def test_a_child_that_is_forked_while_the_thread_looks_does_not_wait_for_it(
         return look(self)
 
     one = query_of(store)
-    monkeypatch.setattr(Handover, "look", stay)
+    monkeypatch.setattr(Handover, "refresh", stay)
     assert is_inside.wait(60)
     child = os.fork()
     if not child:
         signal.alarm(20)  # ends a hang
         with contextlib.suppress(BaseException):
-            one.has_news()
+            one.has_changed()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     go_on.set()

@@ -1,4 +1,4 @@
-"""How far groups are behind: messages, bytes and time, beside what each queue really holds."""
+"""The lag of groups, compared with the content of their queues."""
 
 import shutil
 from datetime import UTC, datetime
@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import GroupTerms, QueryGroup, open_reader
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store import GroupSession, GroupTerms, open_reader
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError
 from rmq_spark.store.format.config_json import ConsumerOffsets, encode_consumer_offsets
 from rmq_spark.store.group.admin import group_lag
-from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
+from rmq_spark.store.group.group_files import GroupLock, GroupPaths, write_commit_stamp
 from rmq_spark.store.group.lag import LAG, GroupState, QueueLag, lag_table, queue_lag, unread_range
-from rmq_spark.store.group.published import write_published
+from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueBounds, QueueKey
 
 FIRST_MS = 1_700_000_000_000
 NOW_MS = FIRST_MS + 60_000
@@ -62,7 +61,7 @@ def rows(path: Path, group: str | None = None) -> dict[str, dict[str, object]]:
         (-1, "none", 10, 0, 60.0, None),
     ],
 )
-def test_a_queue_is_as_far_behind_as_its_unread_messages_say(
+def test_group_lag_counts_unread_messages(
     tmp_path: Path, offset: int, state: str, messages: int, expired: int, behind: float, last_ms: int | None
 ) -> None:
     root = build(tmp_path / "store", {"T@g": {0: offset, 1: 0}})
@@ -78,7 +77,7 @@ def test_a_queue_is_as_far_behind_as_its_unread_messages_say(
     assert len(set(sizes)) == 10
 
 
-def test_queues_without_an_offset_and_queues_that_are_gone_are_there_too(tmp_path: Path) -> None:
+def test_group_lag_includes_queues_without_an_offset_and_missing_queues(tmp_path: Path) -> None:
     found = rows(build(tmp_path / "store", {"T@g": {0: 12, 9: 4}, "deleted@g": {0: 3}}))
     states = {name: (row["state"], row["groupOffset"], row["lagMessages"]) for name, row in found.items()}
     assert states == {
@@ -92,11 +91,11 @@ def test_queues_without_an_offset_and_queues_that_are_gone_are_there_too(tmp_pat
     assert found["g deleted/0"]["secondsBehind"] is None
 
 
-def test_each_group_has_its_rows_and_the_time_of_its_last_commit(tmp_path: Path) -> None:
+def test_group_lag_has_rows_and_commit_time_of_each_group(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {"T@b": {0: 5}, "T@a": {0: 6}})
     paths = GroupPaths(str(root), "a")
-    with GroupTurn(paths, Disk(), lambda seconds: None).hold():
-        write_published(paths, Disk(), FIRST_MS + 7, "me")
+    with GroupLock(paths, Disk(), lambda seconds: None).hold():
+        write_commit_stamp(paths, Disk(), FIRST_MS + 7, "me")
     found = rows(root)
     assert [name for name in found if name.endswith("/0")] == ["a T/0", "b T/0"]
     assert [found[f"{group} T/0"]["lastCommitTimestamp"] for group in "ab"] == [at(FIRST_MS + 7), None]
@@ -107,25 +106,25 @@ def test_each_group_has_its_rows_and_the_time_of_its_last_commit(tmp_path: Path)
         group_lag(root, 5)  # type: ignore[arg-type]
 
 
-def test_a_group_that_nobody_knows_is_not_found_and_one_without_offsets_has_no_rows(tmp_path: Path) -> None:
+def test_group_lag_refuses_an_unknown_group(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {"T@billing": {0: 5}})
     with pytest.raises(NotFoundError, match=r'group "biling".*Did you mean billing\? Groups there: billing'):
         group_lag(root, "biling")
-    for name in ("new", "n" * 240):  # a name that long is no folder's
-        with GroupTurn(GroupPaths(str(root), name), Disk(), lambda seconds: None).hold():
+    for name in ("new", "n" * 240):  # the second is too long for a folder
+        with GroupLock(GroupPaths(str(root), name), Disk(), lambda seconds: None).hold():
             assert rows(root, name) == {}
     (root / "config" / "consumerOffset.json").unlink()
     with pytest.raises(NotFoundError, match=r"Groups there: new\."):
         group_lag(root, "billing")
 
 
-def test_a_message_of_the_future_is_not_behind(tmp_path: Path) -> None:
+def test_group_lag_is_0_s_for_a_message_of_the_future(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {"T@g": {0: 5}})
     assert group_lag(root, "g", now_ms=FIRST_MS)["secondsBehind"].to_pylist()[0] == 0.0
     assert group_lag(root, "g")["secondsBehind"].to_pylist()[0] > 86_400
 
 
-def test_the_lag_on_a_store_that_a_broker_wrote_is_what_its_queues_hold() -> None:
+def test_group_lag_of_a_brokers_store_matches_its_queues() -> None:
     found = rows(GOLDEN / "demo")
     billing = found["billing payments/0"]
     assert (billing["groupOffset"], billing["state"]) == (152, "ok")
@@ -133,7 +132,7 @@ def test_the_lag_on_a_store_that_a_broker_wrote_is_what_its_queues_hold() -> Non
     assert {row["state"] for row in found.values()} <= {"ok", "none", "gone"}
 
 
-def test_retention_that_comes_between_is_seen_at_the_next_try(tmp_path: Path) -> None:
+def test_queue_lag_retries_after_retention(tmp_path: Path) -> None:
     root = tmp_path / "store"
     messages = [SampleMessage("T", 0, b"x" * 900, store_timestamp=FIRST_MS + n) for n in range(20)]
     build_store(root, messages, segment_bytes=SEGMENT)
@@ -141,7 +140,7 @@ def test_retention_that_comes_between_is_seen_at_the_next_try(tmp_path: Path) ->
     with open_reader(root) as reader:
         reader.refresh()
         assert queue_lag(reader, queue, 1).state == "ok"
-        reader._log.close()  # of what it holds open it would go on reading
+        reader._log.close()  # otherwise it would read from its open files
         min((root / "commitlog").iterdir()).unlink()
         lag = queue_lag(reader, queue, 1)
         assert lag.state == "expired"
@@ -151,14 +150,14 @@ def test_retention_that_comes_between_is_seen_at_the_next_try(tmp_path: Path) ->
         assert queue_lag(reader, QueueKey("T", 5), 1) == QueueLag("gone")
 
 
-def test_a_damaged_offset_file_is_named(tmp_path: Path) -> None:
+def test_group_lag_names_a_damaged_offset_file(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {"T@g": {0: 5}})
     (root / "config" / "consumerOffset.json").write_bytes(b"garbage")
     with pytest.raises(DamageError, match="consumer offsets"):
         group_lag(root)
 
 
-def test_looking_changes_nothing_on_disk(tmp_path: Path) -> None:
+def test_group_lag_changes_nothing_on_disk(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {"T@g": {0: 5}})
     copy = tmp_path / "copy"
     shutil.copytree(root, copy)
@@ -177,21 +176,21 @@ def test_looking_changes_nothing_on_disk(tmp_path: Path) -> None:
         (10, ("ahead", 9, 9)),
     ],
 )
-def test_what_is_left_to_read_follows_from_the_bounds(offset: int | None, expected: tuple[str, int, int]) -> None:
+def test_unread_range_follows_from_the_bounds(offset: int | None, expected: tuple[str, int, int]) -> None:
     assert unread_range(offset, QueueBounds(3, 9)) == expected
 
 
-def test_no_groups_have_no_rows_and_all_columns(tmp_path: Path) -> None:
+def test_lag_table_without_groups_has_all_columns(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {})
     with open_reader(root) as reader:
         table = lag_table(reader, [GroupState("g", {}, None)], NOW_MS)
     assert (table.num_rows, table.schema) == (0, LAG)
 
 
-def test_a_queue_names_the_living_member_that_has_it(tmp_path: Path) -> None:
+def test_group_lag_names_the_living_owner(tmp_path: Path) -> None:
     root = build(tmp_path / "store", {"T@g": {0: 5}, "T@other": {0: 5}})
-    member = QueryGroup(str(root), GroupTerms("g"))
-    member.step([QueueKey("T", 0), QueueKey("T", 1)], {}, None)
+    member = GroupSession(str(root), GroupTerms("g"))
+    member.rebalance([QueueKey("T", 0), QueueKey("T", 1)], {}, None)
     names = {name: row["member"] for name, row in rows(root).items()}
     assert names == {
         **{"g T/0": member.member_id, "g T/1": member.member_id, "g T/2": None},

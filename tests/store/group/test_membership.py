@@ -1,4 +1,7 @@
-"""Who may be in a group with whom, and who lives. Members of one process exclude each other as those of several do."""
+"""Membership: which queries may share a group, and which members are alive.
+
+Members of one process exclude each other like those of several processes.
+"""
 
 import errno
 import gc
@@ -15,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from rmq_spark.store.disk.changing import Disk
 from rmq_spark.store.disk.system_calls import SystemCalls
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, GroupConflictError, StoreError
-from rmq_spark.store.group.group_paths import GroupPaths
-from rmq_spark.store.group.member_file import encode_member, read_member
+from rmq_spark.store.group.group_files import GroupPaths
+from rmq_spark.store.group.member_lease import encode_member, read_member
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
 
 ALL = MemberTerms("app", "one", "all", "avg", "orders:*")
@@ -28,7 +31,7 @@ DAY_MS = 86_400_000
 
 
 class Time:
-    """Clocks that stand still but for sleeping; `on_sleep` is what others do meanwhile."""
+    """Clocks that advance only by sleeping; `on_sleep` is the work of others meanwhile."""
 
     def __init__(self) -> None:
         self.seconds, self.now_ms = 0.0, 1_700_000_000_000
@@ -49,7 +52,7 @@ def clock() -> Time:
 
 @pytest.fixture
 def make(tmp_path: Path, clock: Time) -> Callable[..., Membership]:
-    """A function that makes a membership of the group `g`; names say in which order ids sort."""
+    """A function that makes a membership of the group `g`; ids sort by the given names."""
 
     def make(unique: str, terms: MemberTerms = SHARED, *, is_shared: bool = False) -> Membership:
         return Membership(GroupPaths(str(tmp_path), "g"), Disk(), terms, clock.clocks(), unique, is_shared=is_shared)
@@ -64,7 +67,7 @@ def die(member: Membership) -> None:
 
 
 def move_away(member: Membership) -> None:
-    """Have a living member's file say that it is on another machine."""
+    """Change a living member's file as if the member were on another machine."""
     path = Path(member.paths.member(member.id))
     there = read_member(str(path))
     assert there is not None
@@ -74,7 +77,7 @@ def move_away(member: Membership) -> None:
 
 
 def living(member: Membership) -> list[str]:
-    with member.turn.hold():
+    with member.lock.hold():
         return [member_id.rpartition("#")[2] for member_id in member.living()]
 
 
@@ -82,7 +85,7 @@ def files_of(member: Membership) -> list[str]:
     return sorted(os.listdir(member.paths.members))
 
 
-def test_members_with_the_same_terms_share_a_group_sorted_by_id(make) -> None:
+def test_sharing_lists_compatible_members_by_id(make) -> None:
     members = [make(name) for name in ("c", "a", "b")]
     for member in members:
         member.join()
@@ -91,7 +94,7 @@ def test_members_with_the_same_terms_share_a_group_sorted_by_id(make) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("all", "all"), ("all", "shared"), ("shared", "all")])
-def test_a_query_that_reads_all_queues_is_alone(make, clock, first: str, second: str) -> None:
+def test_join_refuses_a_second_query_beside_assignment_all(make, clock, first: str, second: str) -> None:
     make_first = make("a", replace(ALL, assignment=first, query_name="the first"))
     make_first.join()
     other = make("b", replace(ALL, assignment=second, query_name="the second"))
@@ -108,7 +111,7 @@ def test_a_query_that_reads_all_queues_is_alone(make, clock, first: str, second:
     assert living(other) == ["b"]
 
 
-def test_one_that_dies_meanwhile_is_replaced(make, clock) -> None:
+def test_join_replaces_a_member_that_dies_meanwhile(make, clock) -> None:
     first, second = make("a", ALL), make("b", ALL)
     first.join()
     clock.on_sleep = lambda: die(first) if clock.seconds > 3 else None
@@ -126,7 +129,7 @@ def test_one_that_dies_meanwhile_is_replaced(make, clock) -> None:
         ({"strategy": "circle"}, ["allocateStrategy=circle", "allocateStrategy=avg"]),
     ],
 )
-def test_members_that_differ_are_refused_by_name(make, change: dict[str, str], words: list[str]) -> None:
+def test_join_refuses_incompatible_members_by_name(make, change: dict[str, str], words: list[str]) -> None:
     make_first = make("a", replace(SHARED, query_name="the first"))
     make_first.join()
     with pytest.raises(GroupConflictError) as caught:
@@ -136,7 +139,7 @@ def test_members_that_differ_are_refused_by_name(make, change: dict[str, str], w
     make("c").join()
 
 
-def test_broadcasting_members_are_in_nobodys_way_and_share_nothing(make) -> None:
+def test_join_accepts_broadcasting_members_which_share_nothing(make) -> None:
     loud = replace(ALL, assignment="broadcasting", subscription="other")
     first, loud_one, loud_two = make("a", ALL), make("b", loud), make("c", loud)
     for member in (loud_one, first, loud_two):
@@ -145,7 +148,7 @@ def test_broadcasting_members_are_in_nobodys_way_and_share_nothing(make) -> None
     assert first.sharing() == [first.id]
 
 
-def test_what_a_dead_member_leaves_is_taken_away_damaged_or_not(make) -> None:
+def test_join_removes_files_of_dead_members(make) -> None:
     first, second = make("a"), make("b", ALL)
     first.join()
     die(first)
@@ -158,7 +161,7 @@ def test_what_a_dead_member_leaves_is_taken_away_damaged_or_not(make) -> None:
     assert [name.rpartition(".")[0] for name in files_of(second)] == [Path(second.paths.member(second.id)).stem] * 2
 
 
-def test_a_member_whose_lock_cannot_be_asked_for_is_not_buried(make, monkeypatch) -> None:
+def test_join_keeps_a_member_whose_lock_cannot_be_probed(make, monkeypatch) -> None:
     first, second = make("a"), make("b")
     first.join()
     real = os.open
@@ -176,7 +179,7 @@ def test_a_member_whose_lock_cannot_be_asked_for_is_not_buried(make, monkeypatch
     assert living(first) == ["a"]
 
 
-def test_a_living_members_damaged_file_is_named_until_it_is_written_again(make, clock) -> None:
+def test_join_names_a_damaged_file_of_a_living_member(make, clock) -> None:
     first, second = make("a"), make("b")
     first.join()
     path = Path(first.paths.member(first.id))
@@ -189,7 +192,7 @@ def test_a_living_members_damaged_file_is_named_until_it_is_written_again(make, 
     assert living(second) == ["a", "b"]
 
 
-def test_a_member_of_another_machine_lives_as_long_as_it_beats(make, clock) -> None:
+def test_living_keeps_a_remote_member_while_it_sends_heartbeats(make, clock) -> None:
     first, second = make("a", is_shared=True), make("b", is_shared=True)
     first.join()
     move_away(first)
@@ -210,7 +213,7 @@ def test_a_member_of_another_machine_lives_as_long_as_it_beats(make, clock) -> N
 
 
 @pytest.mark.parametrize(("own", "its"), [(10_000, 120_000), (120_000, 10_000)])
-def test_a_member_is_dead_after_the_longer_of_two_timeouts(make, clock, own: int, its: int) -> None:
+def test_living_uses_the_longer_of_two_timeouts(make, clock, own: int, its: int) -> None:
     first = make("a", replace(SHARED, lease_timeout_ms=its), is_shared=True)
     second = make("b", replace(SHARED, lease_timeout_ms=own), is_shared=True)
     first.join()
@@ -227,7 +230,7 @@ def test_a_member_is_dead_after_the_longer_of_two_timeouts(make, clock, own: int
 @pytest.mark.parametrize(
     ("host", "boot_id", "lives"), [("far", "another", True), ("far", None, False), (None, "another", False)]
 )
-def test_another_machine_is_known_on_file_systems_that_do_not_say_that_they_are_shared(
+def test_living_detects_another_machine_on_an_unshared_file_system(
     make, host: str | None, boot_id: str | None, lives: bool
 ) -> None:
     first, second = make("a"), make("b")
@@ -241,7 +244,7 @@ def test_another_machine_is_known_on_file_systems_that_do_not_say_that_they_are_
 
 
 @pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS])
-def test_a_wall_clock_that_jumps_kills_nobody_and_keeps_nobody_alive(make, clock, jump_ms: int) -> None:
+def test_living_ignores_jumps_of_the_wall_clock(make, clock, jump_ms: int) -> None:
     first, second = make("a", is_shared=True), make("b", is_shared=True)
     first.join()
     move_away(first)
@@ -255,7 +258,7 @@ def test_a_wall_clock_that_jumps_kills_nobody_and_keeps_nobody_alive(make, clock
     assert living(second) == ["b"]
 
 
-def test_a_member_of_another_machine_is_refused_at_its_first_beat_and_replaced_without_one(make, clock) -> None:
+def test_join_waits_for_a_heartbeat_of_a_remote_member(make, clock) -> None:
     first = make("a", ALL, is_shared=True)
     first.join()
     move_away(first)
@@ -270,7 +273,7 @@ def test_a_member_of_another_machine_is_refused_at_its_first_beat_and_replaced_w
     assert living(third) == ["c"]
 
 
-def test_who_was_taken_for_dead_comes_back_unless_another_has_its_place(make) -> None:
+def test_rejoin_returns_unless_a_conflicting_query_has_joined(make) -> None:
     first, second = make("a"), make("b")
     first.join()
     second.join()
@@ -279,7 +282,7 @@ def test_who_was_taken_for_dead_comes_back_unless_another_has_its_place(make) ->
     assert not first.lease.is_held
     assert not first.lease.beat()
     assert living(second) == ["b"]
-    with first.turn.hold():
+    with first.lock.hold():
         assert first.rejoin()
         assert not first.rejoin()
     assert living(second) == ["a", "b"]
@@ -287,11 +290,11 @@ def test_who_was_taken_for_dead_comes_back_unless_another_has_its_place(make) ->
     second.leave()
     alone = make("c", ALL)
     alone.join()
-    with first.turn.hold(), pytest.raises(GroupConflictError, match="assignment=all"):
+    with first.lock.hold(), pytest.raises(GroupConflictError, match="assignment=all"):
         first.rejoin()
 
 
-def test_a_beat_that_cannot_look_up_the_lock_is_followed_by_the_next_one(make, monkeypatch) -> None:
+def test_beat_continues_after_an_error_of_the_lock_file(make, monkeypatch) -> None:
     """Else the thread ends, and other machines take the member for dead."""
     member = make("a")
     member.join()
@@ -311,8 +314,11 @@ def test_a_beat_that_cannot_look_up_the_lock_is_followed_by_the_next_one(make, m
     assert read_member(path).beat == before + 1
 
 
-def test_a_thread_raises_the_beat_and_ends_with_the_lease(make) -> None:
+def test_lease_thread_sends_heartbeats_until_the_release(make) -> None:
     member = make("a", replace(SHARED, lease_heartbeat_ms=1))
+    gc.collect()  # ends the threads of earlier tests' members, which would be counted
+    while any(thread.name == "rmq-spark lease" for thread in threading.enumerate()):
+        time.sleep(0.001)
     before = threading.active_count()
     member.join()
     path = member.paths.member(member.id)
@@ -326,7 +332,7 @@ def test_a_thread_raises_the_beat_and_ends_with_the_lease(make) -> None:
     assert files_of(member) == []
 
 
-def test_a_member_that_nobody_refers_to_is_a_member_no_more(make) -> None:
+def test_lease_ends_with_its_object(make) -> None:
     member = make("a", ALL)
     member.join()
     del member
@@ -334,7 +340,7 @@ def test_a_member_that_nobody_refers_to_is_a_member_no_more(make) -> None:
     make("b", ALL).join()
 
 
-def test_a_forked_child_neither_holds_nor_ends_its_parents_lease(make) -> None:
+def test_lease_is_not_held_by_a_forked_child(make) -> None:
     member = make("a", ALL)
     member.join()
     child = os.fork()
@@ -342,7 +348,7 @@ def test_a_forked_child_neither_holds_nor_ends_its_parents_lease(make) -> None:
         code = 1
         try:
             member.leave()
-            with member.turn.hold():
+            with member.lock.hold():
                 member.rejoin()
         except StoreError as error:
             code = 0 if "forked" in str(error) and not member.lease.is_held else 2
@@ -354,7 +360,7 @@ def test_a_forked_child_neither_holds_nor_ends_its_parents_lease(make) -> None:
     assert json.loads(Path(member.paths.member(member.id)).read_text())["pid"] == os.getpid()
 
 
-def test_is_alive_of_a_member_whose_process_is_stopped_ends_after_its_timeout_of_silence(make, clock) -> None:
+def test_is_alive_ends_for_a_stopped_process_after_its_timeout(make, clock) -> None:
     first, second = make("a"), make("b")
     first.join()
     second.join()
@@ -369,10 +375,10 @@ def test_is_alive_of_a_member_whose_process_is_stopped_ends_after_its_timeout_of
     clock.seconds += 0.5
     assert living(second) == ["b"]
     assert first.lease._lock.is_held
-    assert not first.lease.is_held, "it learns of it when it goes on"
+    assert not first.lease.is_held, "the member notices the loss when it resumes"
 
 
-def test_is_alive_does_not_take_the_observers_own_pause_for_silence(make, clock) -> None:
+def test_is_alive_ignores_pauses_of_the_observer(make, clock) -> None:
     first, second = make("a"), make("b")
     first.join()
     second.join()
@@ -385,7 +391,7 @@ def test_is_alive_does_not_take_the_observers_own_pause_for_silence(make, clock)
         clock.seconds += 29.9
 
 
-def test_beat_on_a_full_disk_is_a_sign_of_life_on_this_host(make, clock, tmp_path: Path) -> None:
+def test_beat_on_a_full_disk_keeps_the_member_alive(make, clock, tmp_path: Path) -> None:
     first = Membership(GroupPaths(str(tmp_path), "g"), Disk(FullDisk()), SHARED, clock.clocks(), "a", is_shared=False)
     first.join()
     second = make("b")
@@ -412,15 +418,15 @@ class FullDisk(SystemCalls):
 
 ENDS_WHILE_ITS_THREAD_WAKES = """
 import sys, threading, time
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.disk.changing import Disk
-from rmq_spark.store.group.group_paths import GroupPaths
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
 
 terms = MemberTerms("app", "q", "shared", "avg", "T")
 me = Membership(GroupPaths(sys.argv[1], "g"), Disk(), terms, Clocks(wall_clock_ms, time.monotonic, time.sleep), "m")
 me.join()
-# As the thread that beats does when it wakes up, and the interpreter ends before it goes on.
+# Like the heartbeat thread when it wakes up just before the interpreter ends.
 threading.Thread(target=me.lease._stop._cond.acquire, daemon=True).start()
 time.sleep(0.1)
 """

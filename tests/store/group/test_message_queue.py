@@ -1,4 +1,4 @@
-"""Queues and clients stand in the order of RocketMQ's clients before they are shared."""
+"""Queues and clients are sorted like in RocketMQ's clients before queues are assigned."""
 
 import pickle
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_spark.store.group.message_queue import MessageQueue, java_order, sort_client_ids, sort_queues
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import MessageQueue, QueueKey, java_order, sort_client_ids, sort_queues
 
 
 def test_queues_stand_by_topic_then_broker_then_number() -> None:

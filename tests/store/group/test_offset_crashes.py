@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format.config_json import ConsumerOffsets, decode_consumer_offsets
-from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
+from rmq_spark.store.group.group_files import GroupLock, GroupPaths
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome, read_consumer_offsets
 from rmq_spark.store.group.resets import add_reset, read_resets
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.failing_disk import FailingDisk
-from rmq_spark.store.units import QueueKey
 
 NOW_MS = 1_800_000_000_000
 # More than a sector, so that it can be torn.
@@ -81,11 +81,12 @@ def check_images(disk: CrashDisk, folder: Path, points: range, check: Callable[[
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "backup"),
     [(OLD, None), (OLD, OLD.replace(b"5", b"4")), (OLD[:-9], OLD), (b"", OLD), (None, OLD)],
 )
-def test_a_commit_that_dies_anywhere_leaves_the_old_offsets_or_the_new_ones(
+def test_commit_leaves_old_or_new_offsets_after_any_crash(
     tmp_path: Path, main: bytes | None, backup: bytes | None
 ) -> None:
     root = make_root(tmp_path / "live", main, backup)
@@ -104,7 +105,7 @@ def test_a_commit_that_dies_anywhere_leaves_the_old_offsets_or_the_new_ones(
         assert others(held) == OTHERS
         assert held.data_version is not None
         assert held.data_version.counter == 7 + allowed.index(mine(held))
-        # The next process goes on from there, whatever lies around.
+        # The next process continues from there, whatever temporary files are left.
         assert make_file(copy).commit("g", {QueueKey("T", 2): 9}) is Outcome.WRITTEN
         after = decode_consumer_offsets((copy / "config" / "consumerOffset.json").read_bytes())
         assert mine(after) == {**mine(held), 2: 9}
@@ -113,7 +114,7 @@ def test_a_commit_that_dies_anywhere_leaves_the_old_offsets_or_the_new_ones(
     assert check_images(disk, tmp_path / "image", range(second_done + 1), check) > 60
 
 
-def test_the_file_itself_is_whole_at_every_moment_if_it_was_before(tmp_path: Path) -> None:
+def test_commit_keeps_the_file_valid_at_every_moment(tmp_path: Path) -> None:
     root = make_root(tmp_path / "live", OLD, None)
     disk = CrashDisk(tmp_path / "live")
     make_file(root, disk).commit("g", FIRST)
@@ -126,7 +127,7 @@ def test_the_file_itself_is_whole_at_every_moment_if_it_was_before(tmp_path: Pat
     check_images(disk, tmp_path / "image", range(disk.effect_count + 1), check)
 
 
-def test_what_a_broker_wrote_without_a_sync_is_on_disk_before_anything_takes_its_place(tmp_path: Path) -> None:
+def test_commit_syncs_the_file_of_a_broker_before_replacing_it(tmp_path: Path) -> None:
     root = make_root(tmp_path / "live", OLD, OLD)
     disk = CrashDisk(tmp_path / "live")
     path = str(root / "config" / "consumerOffset.json")
@@ -145,7 +146,7 @@ def test_what_a_broker_wrote_without_a_sync_is_on_disk_before_anything_takes_its
     assert check_images(disk, tmp_path / "image", points, check) > 20
 
 
-def test_a_disk_that_fails_or_is_full_leaves_the_old_offsets_or_the_new_ones(tmp_path: Path) -> None:
+def test_commit_leaves_old_or_new_offsets_on_a_failing_disk(tmp_path: Path) -> None:
     for number in range(60):
         root = make_root(tmp_path / str(number), OLD, None)
         disk = FailingDisk(number, errno.ENOSPC if number % 2 else errno.EIO)
@@ -162,11 +163,11 @@ def test_a_disk_that_fails_or_is_full_leaves_the_old_offsets_or_the_new_ones(tmp
     assert 12 < number < 59
 
 
-def test_a_reset_that_dies_anywhere_is_there_or_not_and_its_number_never_runs_back(tmp_path: Path) -> None:
+def test_reset_offsets_is_atomic_and_its_number_never_decreases(tmp_path: Path) -> None:
     root = make_root(tmp_path / "live", OLD, None)
     disk = CrashDisk(tmp_path / "live")
     paths = GroupPaths(str(root), "g")
-    turn = GroupTurn(paths, disk, no_sleep)
+    turn = GroupLock(paths, disk, no_sleep)
     done = []
     for offset in (3, 4):
         with turn.hold():
@@ -186,7 +187,7 @@ def test_a_reset_that_dies_anywhere_is_there_or_not_and_its_number_never_runs_ba
             ][made]
         )
         again = GroupPaths(str(copy), "g")
-        own = GroupTurn(again, Disk(), no_sleep)
+        own = GroupLock(again, Disk(), no_sleep)
         with own.hold():
             made_now = add_reset(again, Disk(), own, {QueueKey("T", 0): 1}, NOW_MS).number
         assert made_now == max(held.number + 1, NOW_MS)

@@ -1,4 +1,4 @@
-"""The offsets of all groups in consumerOffset.json: what is read of a damaged one, and what a commit leaves of it."""
+"""The offset file: reading damaged files, and what a commit changes."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, LockTimeoutError, OptionError, StorePathError
 from rmq_spark.store.format.config_json import decode_consumer_offsets
 from rmq_spark.store.group.offset_file import (
@@ -25,10 +25,10 @@ from rmq_spark.store.group.offset_file import (
     read_group_offsets,
     refuse_commit,
 )
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NOW_MS = 1_800_000_000_000
@@ -53,9 +53,9 @@ sys.stdin.read()
 COMMITTER = """
 import sys, time
 from types import SimpleNamespace
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.model import QueueKey
 root, group, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 settings = SimpleNamespace(application=group, lock_timeout_ms=60_000, allow_network_store=False)
 offsets = OffsetFile(root, Disk(), settings, lambda: time.time_ns() // 1_000_000, time.sleep)
@@ -145,7 +145,7 @@ class Sleeps:
         (b"{}", OLD, None, {}, False),
     ],
 )
-def test_a_file_that_cannot_be_read_is_replaced_by_the_one_before_it(
+def test_read_falls_back_to_the_backup(
     root: Path,
     main: bytes | None,
     backup: bytes | None,
@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_read_is_replaced_by_the_one_before_it(
         (None, b"", ".bak"),
     ],
 )
-def test_offsets_that_nobody_can_read_are_damage_and_nothing_is_written_over_them(
+def test_read_raises_for_damage_and_commit_does_not_overwrite_it(
     root: Path, main: bytes | None, backup: bytes | None, named: str
 ) -> None:
     put(root, main, backup)
@@ -189,19 +189,19 @@ def test_offsets_that_nobody_can_read_are_damage_and_nothing_is_written_over_the
     assert contents(root) == before
 
 
-def test_a_file_that_a_broker_is_writing_is_read_when_it_is_whole(root: Path) -> None:
+def test_read_repeats_until_a_broker_has_written_the_file(root: Path) -> None:
     put(root, NEW[:9], OLD)
     sleep = Sleeps(lambda: path_of(root).write_bytes(NEW if len(sleep.seconds) == 2 else b""))
     assert read_group_offsets(str(root), "g", sleep) == NEW_OFFSETS
     assert len(sleep.seconds) == 2
 
 
-def test_keys_that_name_no_group_and_negative_offsets_are_passed_over(root: Path) -> None:
+def test_read_skips_keys_without_a_group_and_negative_offsets(root: Path) -> None:
     put(root, b'{"offsetTable":{"odd":{0:1},"T@g":{0:-1,1:0},"@g":{0:4},"T@":{0:4},"T@gg":{0:8}}}', None)
     assert read_group_offsets(str(root), "g", no_sleep) == {QueueKey("T", 1): 0}
 
 
-def test_the_file_of_a_broker_of_5_gets_our_offsets_and_a_newer_version(root: Path) -> None:
+def test_commit_increments_the_data_version_of_5_x(root: Path) -> None:
     shutil.copy(GOLDEN / "json" / "consumerOffset.json", path_of(root))
     text = path_of(root).read_bytes()
     wanted = {QueueKey("TopicA", 1): 40, QueueKey("TopicB", 0): 3}
@@ -215,7 +215,7 @@ def test_the_file_of_a_broker_of_5_gets_our_offsets_and_a_newer_version(root: Pa
 
 
 @pytest.mark.parametrize("store", ["broker497", "livekill533", "demo"])
-def test_what_a_broker_wrote_stays_and_our_offsets_join_it(root: Path, store: str) -> None:
+def test_commit_keeps_the_offsets_of_a_broker(root: Path, store: str) -> None:
     shutil.copy(GOLDEN / store / "config" / "consumerOffset.json", path_of(root))
     before = decode_consumer_offsets(path_of(root).read_bytes())
     assert make_file(root).commit("mine", {QueueKey("orders", 2): 77}) is Outcome.WRITTEN
@@ -226,7 +226,7 @@ def test_what_a_broker_wrote_stays_and_our_offsets_join_it(root: Path, store: st
         assert after.data_version == replace(before.data_version, counter=1, timestamp=NOW_MS)
 
 
-def test_the_first_commit_makes_the_file_as_4_9_has_it(tmp_path: Path) -> None:
+def test_commit_creates_the_file_in_the_format_of_4_9(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir()
     assert make_file(root).commit("g", OLD_OFFSETS) is Outcome.WRITTEN
@@ -234,13 +234,13 @@ def test_the_first_commit_makes_the_file_as_4_9_has_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in (root / "config").iterdir()) == ["consumerOffset.json"]
 
 
-def test_fields_that_nobody_knows_stay(root: Path) -> None:
+def test_commit_keeps_unknown_fields(root: Path) -> None:
     put(root, b'{"pullOffsetTable":{"T@g":{0:3}},"offsetTable":{"T@g":{0:5}}}', None)
     make_file(root).commit("g", {QUEUE: 6})
     assert decode_consumer_offsets(path_of(root).read_bytes()).unknown == {"pullOffsetTable": {"T@g": {"0": 3}}}
 
 
-def test_a_later_offset_counts_even_if_it_is_smaller(root: Path) -> None:
+def test_commit_accepts_a_lower_offset(root: Path) -> None:
     offsets = make_file(root)
     for offset in (100, 90, 0):
         assert offsets.commit("g", {QUEUE: offset}) is Outcome.WRITTEN
@@ -248,7 +248,7 @@ def test_a_later_offset_counts_even_if_it_is_smaller(root: Path) -> None:
     assert offsets.read("unknown") == {}
 
 
-def test_offsets_that_are_there_already_are_neither_locked_for_nor_written(root: Path) -> None:
+def test_commit_of_unchanged_offsets_takes_no_lock_and_writes_nothing(root: Path) -> None:
     put(root, NEW, None)
     disk = CrashDisk(root)
     offsets = make_file(root, disk)
@@ -258,7 +258,7 @@ def test_offsets_that_are_there_already_are_neither_locked_for_nor_written(root:
     assert offsets.commit("g", {QUEUE: 6, QueueKey("T", 2): 0}) is Outcome.WRITTEN
 
 
-def test_what_others_write_between_two_commits_stays(root: Path) -> None:
+def test_commit_keeps_writes_of_others_between_two_commits(root: Path) -> None:
     mine, theirs = make_file(root), make_file(root)
     for number in range(1, 6):
         mine.commit("mine", {QUEUE: number})
@@ -269,7 +269,7 @@ def test_what_others_write_between_two_commits_stays(root: Path) -> None:
     assert held.unknown == {"x": 1}
 
 
-def test_what_others_write_while_we_wait_for_the_lock_stays(root: Path) -> None:
+def test_commit_keeps_writes_of_others_during_the_wait_for_the_lock(root: Path) -> None:
     theirs = make_file(root)
     theirs.commit("mine", {QUEUE: 1})
     with ExitStack() as held:
@@ -285,7 +285,7 @@ def test_what_others_write_while_we_wait_for_the_lock_stays(root: Path) -> None:
 
 
 @pytest.mark.parametrize("backup", [OLD, None])
-def test_a_broken_file_never_takes_the_place_of_the_one_before_it(root: Path, backup: bytes | None) -> None:
+def test_commit_does_not_replace_the_backup_by_a_corrupt_file(root: Path, backup: bytes | None) -> None:
     put(root, BROKEN if backup else None, backup)
     assert make_file(root, sleep=Sleeps()).commit("mine", {QUEUE: 1}) is Outcome.WRITTEN
     assert (path_of(root, ".bak").read_bytes() if path_of(root, ".bak").exists() else None) == backup
@@ -294,7 +294,7 @@ def test_a_broken_file_never_takes_the_place_of_the_one_before_it(root: Path, ba
 
 
 @pytest.mark.parametrize("how", ["lives", "starts"])
-def test_beside_a_broker_nothing_is_written(root: Path, how: str) -> None:
+def test_commit_writes_nothing_while_a_broker_runs(root: Path, how: str) -> None:
     put(root, NEW, None)
     (root / "lock").write_bytes(b"lock")
     offsets = make_file(root, sleep=Sleeps())
@@ -312,9 +312,7 @@ def test_beside_a_broker_nothing_is_written(root: Path, how: str) -> None:
     assert isinstance(refuse_commit(str(root), "g"), LockTimeoutError)
 
 
-def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_detects_a_broker_that_starts_meanwhile(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, True])
     monkeypatch.setattr("rmq_spark.store.log.store_lock.StoreLock.has_broker", lambda self: next(answers))
     (root / "lock").write_bytes(b"lock")
@@ -324,14 +322,14 @@ def test_a_broker_that_starts_after_it_was_asked_for_is_an_answer_too(
         assert offsets.commit("g", {QUEUE: 8}) is Outcome.BROKER
 
 
-def test_a_writer_of_ours_is_no_broker(root: Path) -> None:
+def test_commit_does_not_mistake_our_writer_for_a_broker(root: Path) -> None:
     one = make_file(root)
     with one.hold("g"):
         assert not has_broker(root)
     assert not has_broker(root / "missing")
 
 
-def test_a_writer_of_ours_that_makes_the_lock_file_is_no_broker(root: Path) -> None:
+def test_commit_does_not_mistake_our_lock_file_for_a_broker(root: Path) -> None:
     (root / "lock").write_bytes(bytes(4))
     with Disk().open(str(root / "lock")) as making:
         assert make_file(root, sleep=Sleeps(making.close)).commit("g", {QUEUE: 1}) is Outcome.WRITTEN
@@ -339,7 +337,7 @@ def test_a_writer_of_ours_that_makes_the_lock_file_is_no_broker(root: Path) -> N
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all stores lie on a network file system, which answers a request for a lease as NFS and SMB do."""
+    """Put all stores on a network file system, which answers a request for a lease like NFS and SMB."""
     real: Callable[..., Any] = fcntl.fcntl
 
     def refusing(descriptor: int, command: int, *rest: object) -> object:
@@ -352,7 +350,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("network")
-def test_on_a_network_file_system_only_a_broker_is_one(root: Path) -> None:
+def test_commit_detects_only_brokers_on_a_network_file_system(root: Path) -> None:
     settings = replace(Settings(), allow_network_store=True)
     sleep = Sleeps()
     offsets, other = (OffsetFile(str(root), Disk(), settings, lambda: NOW_MS, sleep) for _ in range(2))
@@ -367,7 +365,7 @@ def test_on_a_network_file_system_only_a_broker_is_one(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("network")
-def test_a_program_commits_and_resets_on_a_network_file_system_as_queries_do(tmp_path: Path) -> None:
+def test_commit_and_reset_offsets_work_on_a_network_file_system(tmp_path: Path) -> None:
     path = tmp_path / "store"
     build_store(path, [SampleMessage("T", 0, b"x")])
     (path / "lock").write_bytes(b"lock")
@@ -379,9 +377,7 @@ def test_a_program_commits_and_resets_on_a_network_file_system_as_queries_do(tmp
     assert rmq_spark.reset_offsets(path, "g", "earliest") == {"T": {0: 0}}
 
 
-def test_who_asks_for_a_broker_takes_no_lock_though_the_kernel_grants_no_lease(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_takes_no_lock_to_detect_a_broker_without_leases(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., Any] = fcntl.fcntl
     (root / "lock").write_bytes(b"lock")
 
@@ -397,14 +393,14 @@ def test_who_asks_for_a_broker_takes_no_lock_though_the_kernel_grants_no_lease(
         assert has_broker(root, Sleeps())
 
 
-def test_a_name_that_no_broker_takes_is_refused(root: Path) -> None:
+def test_commit_refuses_an_invalid_group_name(root: Path) -> None:
     with pytest.raises(OptionError, match="a@b"):
         make_file(root).commit("a@b", {QUEUE: 1})
     assert not path_of(root).exists()
 
 
 @pytest.mark.parametrize("offset", [1.0, True, 1 << 63, "1"])
-def test_what_is_no_queue_offset_is_not_written(root: Path, offset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_refuses_an_invalid_offset(root: Path, offset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     put(root, OLD, None)
     with pytest.raises(OptionError, match="commit of queue T/0: offset="):
         make_file(root).commit("g", {QUEUE: offset})
@@ -414,14 +410,14 @@ def test_what_is_no_queue_offset_is_not_written(root: Path, offset: Any, monkeyp
     assert contents(root)["config/consumerOffset.json"] == OLD
 
 
-def test_a_network_file_system_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_refuses_a_network_file_system(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq_spark.store.log.store_lock.is_remote", lambda path: True)
     with pytest.raises(StorePathError, match="allowNetworkStore"):
         make_file(root).commit("g", {QUEUE: 1})
     assert not path_of(root).exists()
 
 
-def test_processes_that_commit_at_once_lose_nothing_of_each_other(root: Path) -> None:
+def test_commit_by_concurrent_processes_loses_nothing(root: Path) -> None:
     put(root, b'{"offsetTable":{"T@old":{0:5}}}', None)
     count, groups = 40, ("one", "two", "three")
     environment = {"PYTHONPATH": ":".join(sys.path)}
@@ -442,7 +438,7 @@ def test_processes_that_commit_at_once_lose_nothing_of_each_other(root: Path) ->
 
 
 @pytest.mark.parametrize("main", [BROKEN, b""])
-def test_a_backup_that_counts_in_place_of_a_damaged_file_is_one_warning(
+def test_read_warns_once_of_a_backup_in_place_of_a_damaged_file(
     root: Path, main: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(root, main, OLD)
@@ -453,9 +449,7 @@ def test_a_backup_that_counts_in_place_of_a_damaged_file_is_one_warning(
     assert "up to one publication old" in warning
 
 
-def test_a_backup_without_a_file_is_what_a_broker_leaves_for_a_moment(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_read_does_not_warn_of_a_backup_without_a_file(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     put(root, None, OLD)
     assert read_group_offsets(str(root), "g", lambda seconds: None) == OLD_OFFSETS
     assert not caplog.messages

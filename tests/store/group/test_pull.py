@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError, StoreChangedError
-from rmq_spark.store.format.batch_body import Item, encode_items
 from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.consume_queue_entry import Item, encode_items
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS, encode
-from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, has_wanted, pull
+from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, GetMessageStatus, PullStatus, has_wanted, pull
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.group.pull_reader import PullReader
-from rmq_spark.store.group.pull_status import GetMessageStatus, PullStatus
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 QUEUE, OTHER, BATCHES = QueueKey("T", 0), QueueKey("T", 1), QueueKey("B", 0)
 FILE_UNITS = 50
@@ -64,7 +63,7 @@ def pull_all(
 
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullReader]:
-    """5000 messages without the tag "wanted" but for 799 of queue 0 and 800 of queue 1; files hold 3000 units."""
+    """5000 messages a queue; only 799 of queue 0 and 800 of queue 1 have the tag "wanted". Files hold 3000 entries."""
     messages = [
         SampleMessage("T", queue_id, b"%d" % number, tags="wanted" if number == 799 + queue_id else "other")
         for queue_id in (0, 1)
@@ -154,7 +153,7 @@ def test_columns_are_those_asked_for(filtered: PullReader) -> None:
     assert pull(filtered, QUEUE, 3, 2, columns=()).messages.num_columns == 0
 
 
-# -- outside of what is there -----------------------------------------------------------------------------------------
+# -- outside of the queue ---------------------------------------------------------------------------------------------
 
 
 def numbered(count: int, queue: QueueKey = QUEUE) -> list[SampleMessage]:
@@ -222,7 +221,7 @@ def test_where_the_file_of_the_queues_end_goes_a_pull_is_refused(tmp_path: Path)
         reader.refresh()
         for file in complete:
             file.unlink()
-        with pytest.raises(StoreChangedError, match="has no file"):
+        with pytest.raises(StoreChangedError, match="its file was deleted"):
             reader.bounds(QUEUE)
 
 
@@ -390,6 +389,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullReader]:
         yield reader
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), queue=st.sampled_from([QUEUE, BATCHES]))
 def test_pulling_from_anywhere_with_any_limits_gives_each_wanted_message_once_and_in_order(
@@ -437,7 +437,7 @@ def test_pulling_from_anywhere_with_any_limits_gives_each_wanted_message_once_an
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda reader: pull(reader, QUEUE, 0, 0), OptionError, "max_messages=0 is not above 0"),
+        (lambda reader: pull(reader, QUEUE, 0, 0), OptionError, "max_messages=0; expected at least 1"),
         (lambda reader: pull(reader, QUEUE, 0, columns=["bdy"]), OptionError, "no such column: bdy"),
         (lambda reader: pull(reader, QueueKey("T", 9), 0), NotFoundError, 'topic "T" has no queue 9'),
         (lambda reader: pull(reader, QueueKey("U", 0), 0), NotFoundError, 'no topic "U"'),
@@ -459,8 +459,8 @@ def test_a_filter_that_breaks_its_promise_is_a_bug(filtered: PullReader) -> None
     ("position", "data", "message"),
     [
         (0, (1 << 40).to_bytes(8, "big"), "a record at or after physical offset"),
-        (8, bytes(4), "the unit of queue offset 0 of T/0"),
-        (8, (77).to_bytes(4, "big"), "the size of a record in its unit"),
+        (8, bytes(4), "the consume-queue entry of queue offset 0 of T/0"),
+        (8, (77).to_bytes(4, "big"), "size of a record in its consume-queue entry"),
     ],
 )
 def test_units_that_do_not_ascend_are_damage(tmp_path: Path, position: int, data: bytes, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Who pulls delivers what waited and is due, before the pull and while it waits."""
+"""A pull delivers the messages that are due, before it reads and while it waits."""
 
 import time
 from contextlib import nullcontext
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
-from rmq_spark.store.commit.message_store import MessageStore
-from rmq_spark.store.delivery.ticker import Ticker
-from rmq_spark.store.disk.chance import wall_clock_ms
-from rmq_spark.store.group.pull_consumer import PullConsumer
-from rmq_spark.store.group.pull_status import PullStatus
-from rmq_spark.store.units import QueueKey
+from rmq_spark.store.client.producer import Producer
+from rmq_spark.store.client.pull_consumer import PullConsumer
+from rmq_spark.store.delivery.scheduler import DeliveryScheduler
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.group.pull import PullStatus
+from rmq_spark.store.model import QueueKey
 
 QUEUE = QueueKey("T", 0)
 LEVELS = "0s 10s 1h"
@@ -55,7 +55,7 @@ def test_looking_at_queues_delivers_nothing(store: str) -> None:
 
 
 def test_a_pull_that_waits_ends_when_something_is_due(store: str) -> None:
-    """A clock that goes on in naps only, and messages that are due by it."""
+    """The clock advances only while sleeping, and messages become due by it."""
     send(store, "ten seconds late", 2)
     begun_ms = wall_clock_ms()
     napped: list[float] = []
@@ -66,8 +66,8 @@ def test_a_pull_that_waits_ends_when_something_is_due(store: str) -> None:
     def nap(seconds: float) -> None:
         napped.append(seconds * 1000)
 
-    ticker = Ticker(store, sleep=time.sleep, clock_ms=lambda: begun_ms + int(now_ms()))
-    with PullConsumer(store, ticker=ticker, now_ms=now_ms, sleep=nap) as consumer:
+    ticker = DeliveryScheduler(store, sleep=time.sleep, clock_ms=lambda: begun_ms + int(now_ms()))
+    with PullConsumer(store, scheduler=ticker, now_ms=now_ms, sleep=nap) as consumer:
         found = consumer.pull_block_if_not_found(QUEUE, 1, timeout_ms=20_000)
     assert bodies(found) == [b"ten seconds late"]
     assert 5_000 < now_ms() < 10_200
@@ -92,10 +92,10 @@ def test_what_is_sent_to_a_pull_that_waits_is_due_before_what_was_there(store: s
             with rmq_spark.open_store(store) as opened:
                 opened.send("other", "x")
         if len(slept) > 50:
-            with MessageStore.__enter__(rmq_spark.open_store(store)) as opened:
+            with Producer.__enter__(rmq_spark.open_store(store)) as opened:
                 opened.send("T", "end", queue_id=0)
 
-    with PullConsumer(store, ticker=Asked(), now_ms=lambda: 0.0, sleep=sleep) as consumer:
+    with PullConsumer(store, scheduler=Asked(), now_ms=lambda: 0.0, sleep=sleep) as consumer:
         found = consumer.pull_block_if_not_found(QUEUE, 1, timeout_ms=1000)
     assert found.pull_status is PullStatus.FOUND
     assert next(asked) == 3, "before the wait, and each time that something came"
@@ -106,7 +106,7 @@ def test_a_consumer_that_is_closed_closes_what_delivers(
     store: str, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
-    monkeypatch.setattr(Ticker, "close", lambda ticker: closed.append(ticker.path))
+    monkeypatch.setattr(DeliveryScheduler, "close", lambda ticker: closed.append(ticker.path))
     with nullcontext() if error is None else pytest.raises(error), rmq_spark.open_consumer(store) as consumer:
         consumer.pull(QUEUE, 0)
         assert closed == []

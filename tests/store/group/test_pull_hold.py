@@ -1,10 +1,10 @@
-"""Pulls that wait: who does, and what wakes them, as on a broker's time lines."""
+"""Pulls that wait: which ones do, and which events wake them, as on time lines of a broker."""
 
 from collections.abc import Callable
 
 import pytest
 
-from rmq_spark.store.group.pull_hold import PullHold, hold_ms
+from rmq_spark.store.group.pull_limits import LongPoll, hold_ms
 
 FROM = 10
 WANTED: Callable[[int, int], bool] = lambda begin, end: True  # noqa: E731
@@ -42,7 +42,7 @@ def woken_at_ms(
     arrives_ms: float, has_wanted: Callable[[int, int], bool], *, long_polling: bool = True, held_ms: float = 15_000
 ) -> int:
     """Look every 10 ms at a queue of which message 10 arrives at a time; return when the pull was woken."""
-    hold = PullHold(FROM, FROM, 0.0, held_ms, long_polling=long_polling)
+    hold = LongPoll(FROM, FROM, 0.0, held_ms, long_polling=long_polling)
     for now in range(0, 30_000, 10):
         if hold.is_woken(FROM + (now >= arrives_ms), now, has_wanted):
             return now
@@ -78,33 +78,33 @@ def test_the_filter_is_asked_for_each_message_once() -> None:
         asked.append((begin, end))
         return False
 
-    hold = PullHold(FROM, FROM, 0.0, 15_000)
+    hold = LongPoll(FROM, FROM, 0.0, 15_000)
     for now, max_offset in enumerate((10, 11, 11, 14, 14, 20)):
         assert not hold.is_woken(max_offset, now, has_wanted)
     assert asked == [(10, 11), (11, 14), (14, 20)]
 
 
 def test_of_two_pulls_only_the_one_whose_filter_wants_the_message_is_woken() -> None:
-    one, other = PullHold(FROM, FROM, 0.0, 15_000), PullHold(FROM, FROM, 0.0, 15_000)
+    one, other = LongPoll(FROM, FROM, 0.0, 15_000), LongPoll(FROM, FROM, 0.0, 15_000)
     assert one.is_woken(11, 2_000, WANTED)
     assert not other.is_woken(11, 2_000, UNWANTED)
     assert not other.is_woken(11, 4_990, UNWANTED)
 
 
 def test_an_end_that_is_not_beyond_the_pull_does_not_wake() -> None:
-    hold = PullHold(FROM, 4, 0.0, 15_000)
+    hold = LongPoll(FROM, 4, 0.0, 15_000)
     assert not hold.is_woken(10, 100, WANTED)
     assert not hold.is_woken(10, 5_000, WANTED)
     assert hold.is_woken(11, 5_010, WANTED)
 
 
 def test_a_queue_that_is_shorter_than_it_was_waits_until_the_time_is_over() -> None:
-    hold = PullHold(FROM, FROM, 0.0, 15_000)
+    hold = LongPoll(FROM, FROM, 0.0, 15_000)
     assert not any(hold.is_woken(3, now, WANTED) for now in range(0, 15_000, 500))
     assert hold.is_woken(3, 15_000, WANTED)
 
 
 def test_a_pull_whose_file_is_gone_is_answered_at_the_next_check() -> None:
-    hold = PullHold(FROM, 700_000, 0.0, 15_000)
+    hold = LongPoll(FROM, 700_000, 0.0, 15_000)
     assert not hold.is_woken(700_000, 4_999, WANTED)
     assert hold.is_woken(700_000, 5_000, WANTED)

@@ -199,5 +199,5 @@ def test_scans_agree_with_a_loop_over_the_units(data: st.DataObject, seed: int) 
 
 @pytest.mark.parametrize("limit", ["max_count_on_disk", "max_scanned_bytes", "max_message_bytes"])
 def test_a_limit_is_above_0(limit: str) -> None:
-    with pytest.raises(OptionError, match=f"{limit}=0 is not above 0"):
+    with pytest.raises(OptionError, match=f"{limit}: found 0; expected at least 1"):
         PullLimits(**{limit: 0})

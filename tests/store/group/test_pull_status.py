@@ -2,9 +2,9 @@
 
 import pytest
 
-from rmq_spark.store.format.filenames import segment_name
-from rmq_spark.store.format.queue_unit import unit_position
-from rmq_spark.store.group.pull_status import (
+from rmq_spark.store.format.consume_queue_entry import entry_position
+from rmq_spark.store.format.file_names import segment_name
+from rmq_spark.store.group.pull import (
     Answer,
     GetMessageStatus,
     PullStatus,
@@ -16,7 +16,7 @@ from rmq_spark.store.group.pull_status import (
     pull_status,
     response_code,
 )
-from rmq_spark.store.units import QueueBounds
+from rmq_spark.store.model import QueueBounds
 
 FILE_UNITS = 300_000  # mappedFileSizeConsumeQueue
 
@@ -77,8 +77,8 @@ def test_after_a_scan_the_next_pull_begins_behind_it(found_count: int, was_remov
 def test_an_offset_names_a_file_a_position_in_it_and_where_the_next_one_begins(
     offset: int, position: int, name: str, position_in_file: int, next_offset: int
 ) -> None:
-    file_bytes = unit_position(FILE_UNITS)
-    assert unit_position(offset) == position
+    file_bytes = entry_position(FILE_UNITS)
+    assert entry_position(offset) == position
     assert segment_name(position // file_bytes * file_bytes) == name
     assert position % file_bytes == position_in_file
     assert next_file_offset(offset, FILE_UNITS) == next_offset

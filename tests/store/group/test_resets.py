@@ -1,4 +1,4 @@
-"""Groups told to go elsewhere: what they go to, what is refused, and what is on disk afterwards."""
+"""Resets of groups: targets, refused calls, and the files afterwards."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rmq_spark.store import open_reader
-from rmq_spark.store.disk.changing import Disk
+from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import (
     DamageError,
     LockTimeoutError,
@@ -22,12 +22,11 @@ from rmq_spark.store.errors import (
 )
 from rmq_spark.store.format.config_json import ConsumerOffsets, decode_consumer_offsets, encode_consumer_offsets
 from rmq_spark.store.group.admin import find_targets, group_offsets, groups, reset_offsets
-from rmq_spark.store.group.group_paths import GroupPaths, GroupTurn
-from rmq_spark.store.group.published import Published, read_published, write_published
+from rmq_spark.store.group.group_files import CommitStamp, GroupLock, GroupPaths, read_commit_stamp, write_commit_stamp
 from rmq_spark.store.group.resets import NO_RESETS, Target, add_reset, read_resets
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
-from rmq_spark.store.units import QueueKey
 
 FIRST_MS = 1_700_000_000_000
 BROKER = """
@@ -77,7 +76,7 @@ def contents(root: Path) -> dict[str, bytes]:
         ({"T": {"0": 2, "1": 5}, "@": {"v": 1}}, None, {"T": {0: 2, 1: 5}}),
     ],
 )
-def test_a_reset_goes_where_it_was_told_and_nothing_else_moves(
+def test_reset_offsets_sets_the_targets_and_nothing_else(
     root: Path, to: object, topics: object, expected: dict[str, dict[int, int]]
 ) -> None:
     assert reset_offsets(root, "g", to, topics) == expected  # type: ignore[arg-type]
@@ -101,22 +100,22 @@ def test_a_reset_goes_where_it_was_told_and_nothing_else_moves(
         (1.5, None, OptionError, "to=1.5"),
         (None, None, OptionError, "to=None"),
         (datetime(2026, 1, 1), None, OptionError, "time zone"),
-        ("latest", [], OptionError, "names none"),
+        ("latest", [], OptionError, "empty list of `topics`"),
         ("latest", "V", NotFoundError, 'no topic "V"'),
         ({"T": {0: 3}}, "T", OptionError, "Leave `topics` out"),
-        ({}, None, OptionError, "names no queue"),
-        ({"@": {}}, None, OptionError, "names no queue"),
+        ({}, None, OptionError, "no queue in `to`"),
+        ({"@": {}}, None, OptionError, "no queue in `to`"),
         ({"T": 3}, None, OptionError, "by queue id"),
-        ({"T": {0: "3"}}, None, OptionError, r"to\['T'\]\[0\]: offset='3' is no queue offset"),
-        ({"T": {0: 1 << 63}}, None, OptionError, r"is no queue offset.*2\*\*63 - 1"),
-        ({"T": {0: True}}, None, OptionError, "is no queue offset"),
-        ({"T": {True: 3}}, None, OptionError, "no queue id"),
-        ({"T": {"9" * 5000: 3}}, None, OptionError, "no queue id"),
+        ({"T": {0: "3"}}, None, OptionError, r"to\['T'\]\[0\]: offset='3' is not a queue offset"),
+        ({"T": {0: 1 << 63}}, None, OptionError, r"is not a queue offset.*2\*\*63 - 1"),
+        ({"T": {0: True}}, None, OptionError, "is not a queue offset"),
+        ({"T": {True: 3}}, None, OptionError, "expected a queue id"),
+        ({"T": {"9" * 5000: 3}}, None, OptionError, "expected a queue id"),
         ({"T": {"0": 3, 0: 4}}, None, OptionError, "names the queue 0 twice"),
-        ({5: {0: 3}}, None, OptionError, "no topic's name"),
-        ("latest", 5, OptionError, "topics=5 is no topic's name"),
-        ("latest", ["T", 5], OptionError, "is no topic's name, and no list of them"),
-        ({"T": {"x": 3}}, None, OptionError, "no queue id"),
+        ({5: {0: 3}}, None, OptionError, "found the topic 5 in `to`"),
+        ("latest", 5, OptionError, "topics=5; expected a topic name"),
+        ("latest", ["T", 5], OptionError, "expected a topic name or a list of them"),
+        ({"T": {"x": 3}}, None, OptionError, "expected a queue id"),
         ({"V": {0: 3}}, None, NotFoundError, 'no topic "V"'),
         ({"T": {7: 3}}, None, NotFoundError, "no queue 7"),
         (
@@ -128,7 +127,7 @@ def test_a_reset_goes_where_it_was_told_and_nothing_else_moves(
         ({"T": {1: 0, 0: 13}}, None, OffsetRangeError, "offset 13"),
     ],
 )
-def test_what_cannot_be_gone_to_is_refused_and_nothing_changes(
+def test_reset_offsets_refuses_invalid_targets_and_changes_nothing(
     root: Path, to: object, topics: object, error: type[Exception], named: str
 ) -> None:
     before = contents(root)
@@ -137,7 +136,7 @@ def test_what_cannot_be_gone_to_is_refused_and_nothing_changes(
     assert contents(root) == before
 
 
-def test_a_group_without_offsets_needs_topics(root: Path) -> None:
+def test_reset_offsets_of_a_group_without_offsets_needs_topics(root: Path) -> None:
     with pytest.raises(NotFoundError, match=r'"new" has no offsets.*Name the topics'):
         reset_offsets(root, "new", "earliest")
     assert reset_offsets(root, "new", "latest", "T") == {"T": {0: 12, 1: 5}}
@@ -145,21 +144,19 @@ def test_a_group_without_offsets_needs_topics(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "DEFAULT_CONSUMER", "", 5, None])
-def test_what_is_no_group_of_a_users_is_not_reset(root: Path, name: str) -> None:
+def test_reset_offsets_refuses_reserved_and_invalid_groups(root: Path, name: str) -> None:
     before = contents(root)
     with pytest.raises(OptionError, match="consumer group"):
         reset_offsets(root, name, "latest", "T")
     assert contents(root) == before
 
 
-def test_whole_numbers_of_numpy_are_numbers(root: Path) -> None:
+def test_reset_offsets_accepts_integers_of_numpy(root: Path) -> None:
     assert reset_offsets(root, "g", {"T": {np.int64(0): np.uint16(3)}}) == {"T": {0: 3}}  # type: ignore[dict-item]
     assert reset_offsets(root, "g", np.int64(FIRST_MS + 3_500)) == {"T": {0: 6, 1: 0}}  # type: ignore[arg-type]
 
 
-def test_a_group_with_a_name_that_no_broker_takes_and_a_path_without_a_store_are_refused(
-    root: Path, tmp_path: Path
-) -> None:
+def test_reset_offsets_refuses_an_invalid_name_and_a_path_without_a_store(root: Path, tmp_path: Path) -> None:
     for ask in (lambda: reset_offsets(root, "a b", "latest"), lambda: group_offsets(root, "a@b")):
         with pytest.raises(OptionError, match="not a group's name"):
             ask()
@@ -171,7 +168,7 @@ def test_a_group_with_a_name_that_no_broker_takes_and_a_path_without_a_store_are
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_numbers_count_up_and_a_query_finds_what_it_has_not_applied(root: Path) -> None:
+def test_add_reset_counts_up_and_since_returns_the_new_resets(root: Path) -> None:
     for to in ({"T": {0: 3, 1: 1}}, {"T": {0: 4}}, {"U": {0: 1}}):
         reset_offsets(root, "g", to)
     resets = read_resets(GroupPaths(str(root), "g").resets)
@@ -187,7 +184,7 @@ def test_numbers_count_up_and_a_query_finds_what_it_has_not_applied(root: Path) 
     assert read_resets(GroupPaths(str(root), "other").resets) == NO_RESETS
 
 
-def test_numbers_do_not_run_back_with_the_clock_nor_when_the_file_is_lost() -> None:
+def test_add_reset_numbers_never_decrease() -> None:
     queue = QueueKey("T", 0)
     lost = NO_RESETS.followed_by({queue: 1}, 1000).followed_by({queue: 2}, 1000).followed_by({queue: 3}, 900)
     assert lost.number == 1002
@@ -195,7 +192,7 @@ def test_numbers_do_not_run_back_with_the_clock_nor_when_the_file_is_lost() -> N
     assert again.since(lost.number) == {queue: 4}
 
 
-def test_beside_a_broker_no_reset_is_noted(root: Path) -> None:
+def test_reset_offsets_records_nothing_while_a_broker_runs(root: Path) -> None:
     command = [sys.executable, "-c", BROKER, str(root)]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -208,8 +205,8 @@ def test_beside_a_broker_no_reset_is_noted(root: Path) -> None:
     assert read_resets(GroupPaths(str(root), "g").resets) == NO_RESETS
 
 
-def test_while_another_has_the_turn_no_reset_is_made(root: Path) -> None:
-    turn = GroupTurn(GroupPaths(str(root), "g"), Disk(), lambda seconds: None)
+def test_reset_offsets_raises_while_the_group_lock_is_held(root: Path) -> None:
+    turn = GroupLock(GroupPaths(str(root), "g"), Disk(), lambda seconds: None)
     with turn.hold():
         with pytest.raises(LockTimeoutError, match='group "g"'):
             reset_offsets(root, "g", "latest", lock_timeout_ms=10)
@@ -231,7 +228,7 @@ def test_while_another_has_the_turn_no_reset_is_made(root: Path) -> None:
         '{"v":1,"group":"g","number":1,"timeMs":1,"targets":{"T":4}}',
     ],
 )
-def test_resets_that_cannot_be_read_are_damage_and_stay_as_they_are(root: Path, text: str) -> None:
+def test_read_resets_names_damage_and_keeps_the_file(root: Path, text: str) -> None:
     path = Path(GroupPaths(str(root), "g").resets)
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -243,7 +240,7 @@ def test_resets_that_cannot_be_read_are_damage_and_stay_as_they_are(root: Path, 
     assert stored(root) == OFFSETS
 
 
-def test_resets_of_a_newer_version_are_left_alone(root: Path) -> None:
+def test_read_resets_refuses_a_newer_version(root: Path) -> None:
     path = Path(GroupPaths(str(root), "g").resets)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"v": 2}))
@@ -252,7 +249,7 @@ def test_resets_of_a_newer_version_are_left_alone(root: Path) -> None:
     assert stored(root) == OFFSETS
 
 
-def test_a_damaged_offset_file_stops_a_reset_before_it_is_noted(root: Path) -> None:
+def test_reset_offsets_stops_at_a_damaged_offset_file(root: Path) -> None:
     (root / "config" / "consumerOffset.json").write_bytes(b"garbage")
     for ask in (
         lambda: reset_offsets(root, "g", "latest", "T"),
@@ -264,9 +261,7 @@ def test_a_damaged_offset_file_stops_a_reset_before_it_is_noted(root: Path) -> N
     assert read_resets(GroupPaths(str(root), "g").resets) == NO_RESETS
 
 
-def test_a_reset_that_is_noted_stands_in_the_groups_offsets_by_then(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_offsets_commits_offsets_before_it_records_the_reset(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*given: object) -> None:
         raise KeyboardInterrupt
 
@@ -276,13 +271,13 @@ def test_a_reset_that_is_noted_stands_in_the_groups_offsets_by_then(
     assert stored(root)["T@g"] == {0: 3, 1: 2}
 
 
-def test_only_who_has_the_turn_may_add_a_reset(root: Path) -> None:
+def test_add_reset_requires_the_group_lock(root: Path) -> None:
     paths = GroupPaths(str(root), "g")
-    with pytest.raises(AssertionError, match="turn of g"):
-        add_reset(paths, Disk(), GroupTurn(paths, Disk(), lambda seconds: None), {QueueKey("T", 0): 3}, 1)
+    with pytest.raises(AssertionError, match="lock of g"):
+        add_reset(paths, Disk(), GroupLock(paths, Disk(), lambda seconds: None), {QueueKey("T", 0): 3}, 1)
 
 
-def test_targets_are_found_without_changing_anything(root: Path) -> None:
+def test_find_targets_changes_nothing(root: Path) -> None:
     before = contents(root)
     with open_reader(root) as reader:
         assert find_targets(reader, "g", "latest") == {QueueKey("T", 0): 12, QueueKey("T", 1): 5}
@@ -292,28 +287,28 @@ def test_targets_are_found_without_changing_anything(root: Path) -> None:
     assert contents(root) == before
 
 
-def test_when_offsets_were_published_is_kept_for_people(root: Path) -> None:
+def test_read_commit_stamp_returns_the_last_commit(root: Path) -> None:
     paths = GroupPaths(str(root), "g")
-    assert read_published(paths.published) is None
-    with GroupTurn(paths, Disk(), lambda seconds: None).hold():
-        write_published(paths, Disk(), 17, "host@1#2")
-    assert read_published(paths.published) == Published("g", 17, "host@1#2")
+    assert read_commit_stamp(paths.published) is None
+    with GroupLock(paths, Disk(), lambda seconds: None).hold():
+        write_commit_stamp(paths, Disk(), 17, "host@1#2")
+    assert read_commit_stamp(paths.published) == CommitStamp("g", 17, "host@1#2")
     for text in (b"", b'{"v": 2}'):  # a power cut; a newer version, which writes more
         Path(paths.published).write_bytes(text)
-        assert read_published(paths.published) is None
+        assert read_commit_stamp(paths.published) is None
 
 
-def test_a_group_that_has_no_offsets_is_told_of_the_others_unless_it_is_one_of_them(root: Path) -> None:
+def test_reset_offsets_lists_other_groups_for_an_unknown_one(root: Path) -> None:
     with pytest.raises(NotFoundError, match=r'"othr" has no offsets.*Did you mean other\? Groups there: g, other\.'):
         reset_offsets(root, "othr", "earliest")
-    with GroupTurn(GroupPaths(str(root), "new"), Disk(), lambda seconds: None).hold():
+    with GroupLock(GroupPaths(str(root), "new"), Disk(), lambda seconds: None).hold():
         pass
     with pytest.raises(NotFoundError, match=r"Name the topics to reset\.$"):
         reset_offsets(root, "new", "earliest")
 
 
 @pytest.mark.parametrize("to", [1, 1_700_000_000, 978_307_200_000, 1_700_000_000_000_000])
-def test_a_time_in_another_unit_is_refused_and_the_unit_is_named(root: Path, to: int) -> None:
+def test_reset_offsets_names_the_unit_of_a_time_in_another_unit(root: Path, to: int) -> None:
     with pytest.raises(OptionError, match=rf"reset_offsets: to={to} .*the unit is milliseconds"):
         reset_offsets(root, "g", to, "T")
     assert stored(root) == OFFSETS

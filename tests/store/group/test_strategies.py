@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.group.message_queue import MessageQueue, sort_client_ids, sort_queues
 from rmq_spark.store.group.strategies import (
     Average,
     Circle,
@@ -20,6 +19,7 @@ from rmq_spark.store.group.strategies import (
     MachineRoomNearby,
     Strategy,
 )
+from rmq_spark.store.model import MessageQueue, sort_client_ids, sort_queues
 
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))[
     "allocate"

@@ -1,0 +1,347 @@
+"""Planner of a query in a consumer group: the query's queues, their positions, and a report of its progress.
+
+The report is the metadata under "@" in the latest offset. The session's listeners (`group_listeners`) read it there.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rmq_spark.datasource.batch_assignment import BatchAssignment, Hold
+from rmq_spark.datasource.group_options import GroupOptions
+from rmq_spark.datasource.limits import QueueRange
+from rmq_spark.datasource.offsets import StreamOffset
+from rmq_spark.datasource.planning import Bounds, find_ahead
+from rmq_spark.datasource.read_options import ReadOptions
+from rmq_spark.datasource.source_view import StoreView
+from rmq_spark.datasource.subscription import named_topics
+from rmq_spark.store import GroupAssignment, GroupSession, GroupTerms, resolve_start_offsets
+from rmq_spark.store.errors import GroupConflictError, OffsetRangeError, StoreChangedError
+from rmq_spark.store.model import QueueBounds, QueueKey
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
+    """Return the terms of the query's membership in its group.
+
+    Members that share queues must have the same subscription and filters, so they compare them: a message that one
+    member filters out is not delivered to any other member either. In RocketMQ, members with different subscriptions
+    overwrite each other's subscription at the broker.
+    """
+    filters = options.filters.describe(named_topics(options.subscription))
+    return GroupTerms(
+        group.group,
+        "shared" if group.is_shared else "all",
+        group.strategy,
+        f"{options.subscription}, {filters}" if filters else str(options.subscription),
+        options.query_name,
+        group.commit,
+        group.lease_timeout_ms,
+        group.lease_heartbeat_ms,
+        group.handover_timeout_ms,
+    )
+
+
+class GroupPlanner:
+    """Assigns queues and positions to the batches of one run of a query. For one thread at a time."""
+
+    def __init__(self, options: ReadOptions, group: GroupOptions, view: StoreView) -> None:
+        self._options, self._group, self._view = options, group, view
+        self._query = GroupSession(view.path, group_terms(options, group))
+        self._is_first = True
+        self._owned: frozenset[QueueKey] = frozenset()
+        self._had: set[QueueKey] = set()  # queues that this run has owned
+
+    @property
+    def query(self) -> GroupSession:
+        """The session of the query in its group."""
+        return self._query
+
+    def has_changed(self) -> bool:
+        """Return whether the query's queues or their positions may have changed. Cheap: takes no lock on files."""
+        return self._query.has_changed()
+
+    def epochs(self, bounds: Bounds) -> Mapping[QueueKey, int]:
+        """Return the epoch of the query's claim to each of its queues, which tasks compare (`Fence`).
+
+        If a batch is repeated after a restart, the queues are claimed first.
+        """
+        if self._is_first and not self._query.epochs:
+            self._query.rebalance(list(bounds), {}, None)
+        return self._query.epochs
+
+    def refresh(self, before: StreamOffset, bounds: Bounds) -> BatchAssignment:
+        """Return the assignment of the next batch.
+
+        All messages below the positions in `before`, the previous offset, have been delivered. For queues that the
+        query hands over to other members, these positions are published now, as the group's offsets. For the queues
+        that the query keeps, `publish` does this later.
+
+        Raises GroupConflictError if another member conflicts with the query, and LockTimeoutError if offsets cannot be
+        published although commitOffsets=required.
+        """
+        self._query.note_look(self._view.registry_stamp)
+        # If the checkpoint is from a query of another group, or of no group, its numbers of resets and suspensions are
+        # not those of this group. All of this group's resets and suspensions are then older than the membership.
+        is_ours = before.group == self._group.group
+        suspended = self._query.suspended()
+        # Suspended queues go back to these positions, even if an earlier query has published other offsets for the
+        # group. A reset, below, overrides them. A member that resumes after such a position removes the suspension.
+        resumes = suspended.behind(before.positions, before.suspended) if is_ours else {}
+        resumes = {queue: resume for queue, resume in resumes.items() if queue in bounds}
+        positions = {**before.positions, **resumes}
+        # Truncated queues are left out, so that their next owner resumes at the group's offset and reports the loss.
+        finished = {
+            queue: position
+            for queue, position in positions.items()
+            if queue in bounds and position <= bounds[queue].max_offset
+        }
+        step = self._query.rebalance(list(bounds), finished, before.reset if is_ours else None)
+        owned = self._owned = frozenset(step.owned)
+        seeks, starts = self._positions(before, resumes, bounds, step)
+        seeks = {queue: resume for queue, resume in resumes.items() if queue in owned} | seeks
+        moves = {queue: resume for queue, resume in resumes.items() if queue not in owned}
+        gained = frozenset(step.gained)
+        for queue, target in step.resets.items():
+            if queue in bounds and queue not in gained:
+                position = _nearest(target, bounds[queue])
+                if queue in owned:
+                    (seeks if queue in before.positions else starts)[queue] = position
+                elif queue in before.positions:
+                    moves[queue] = position
+        ahead = find_ahead({**seeks, **starts}, bounds, self._group.group)
+        for loss in ahead:
+            (seeks if loss.queue in seeks else starts)[loss.queue] = loss.begin
+        holds = {queue: Hold(one.resume, one.until_ms, one.number) for queue, one in suspended.queues.items()}
+        # With assignment=all a query reports vanished queues like a query without a group.
+        return BatchAssignment(
+            owned if self._group.is_shared else None,
+            seeks,
+            starts,
+            moves,
+            self._group.group,
+            step.reset_number,
+            suspended.number,
+            holds,
+            tuple(ahead),
+        )
+
+    def last_suspension(self) -> int:
+        """Return the number of the last change of the group's suspended queues."""
+        return self._query.suspended().number
+
+    def publish(self, before: StreamOffset, assignment: BatchAssignment, begins: Mapping[QueueKey, int]) -> None:
+        """Publish the offsets where the next batch begins (`begins`) as the group's offsets of the query's queues.
+
+        The caller must have checked `begins` and reported the losses. An offset beyond the end of its queue must not be
+        published, because later messages would be skipped. A queue that is in neither `before` nor `assignment` is left
+        out: the query begins there with its next batch, and until then the start is not published.
+        """
+        known = before.positions.keys() | assignment.seeks.keys() | assignment.starts.keys()
+        self._query.publish(
+            {queue: begin for queue, begin in begins.items() if queue in known and queue in self._owned}
+        )
+
+    def note_answered(self, *, is_batch: bool = True) -> None:
+        """Record that the last assignment is in the offset that `latestOffset` returns to Spark.
+
+        Until this call, an assignment is provisional, because planning may still fail. `is_batch` is whether the offset
+        differs from the previous one, so that Spark starts a batch.
+        """
+        self._query.settle(is_batch=is_batch)
+        self._is_first = False
+        self._had |= self._owned
+
+    def _positions(
+        self, before: StreamOffset, resumes: Mapping[QueueKey, int], bounds: Bounds, step: GroupAssignment
+    ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
+        """Return (seeks, starts): the positions at which the query begins in the queues that it has gained.
+
+        `seeks` has those queues that are in `before`, if their position changes; `starts` has those that are not.
+        `resumes` has the positions of suspended queues to which the query must go back.
+        """
+        positions = {**before.positions, **resumes}
+        gained = [queue for queue in step.gained if queue in bounds]
+        # In the group's retry topic the query begins at the group's offset, whatever its startingOffsets.
+        retries = {queue for queue in gained if queue not in positions and self._options.begins_as_retry(queue)}
+        reset = {queue: self._reset_position(queue, step, bounds[queue]) for queue in gained if queue in step.resets}
+        committed = {queue: step.held[queue] for queue in gained if queue in step.held and queue not in reset}
+        starts = {queue: position for queue, position in reset.items() if queue not in positions}
+        if before.is_initial():
+            seeks = {}
+            self._warn_of_unread({queue: at for queue, at in committed.items() if queue not in retries}, bounds)
+        elif self._is_first and not self._group.is_shared:
+            own = [queue for queue in committed if queue not in retries]
+            begins = {queue: positions.get(queue, bounds[queue].min_offset) for queue in own}
+            moves = self._resolve_conflict(begins, {queue: committed[queue] for queue in own})
+            seeks = {queue: at for queue, at in moves.items() if queue in positions}
+            starts |= {queue: at for queue, at in moves.items() if queue not in positions}
+        else:
+            # If a suspended queue goes back, no member has resumed after that position, so a larger offset is older.
+            known = {
+                queue: at for queue, at in committed.items() if queue in positions and at <= resumes.get(queue, at)
+            }
+            seeks = self._follow(positions, known)
+        seeks |= {queue: position for queue, position in reset.items() if queue in positions}
+        unassigned = [queue for queue in gained if queue not in positions and queue not in reset]
+        if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
+            own = [queue for queue in unassigned if queue not in retries]
+            starts |= self._group_starts(own, bounds, step.held, self._group.fallback)
+        # With startingTimestamp a group begins in an existing retry topic at its end, and in one that appears later at
+        # its first message.
+        by_time = before.is_initial() and self._options.starting_times is not None
+        fallback = "timestamp" if by_time else "earliest"
+        starts |= self._group_starts([queue for queue in unassigned if queue in retries], bounds, step.held, fallback)
+        return seeks, starts
+
+    def _group_starts(
+        self, queues: Sequence[QueueKey], bounds: Bounds, committed: Mapping[QueueKey, int], fallback: str
+    ) -> dict[QueueKey, int]:
+        """Return the start offset of the group in each of these queues.
+
+        If the group has no offset in any queue of a topic, the start offsets of the whole topic are committed first, so
+        that all members begin at the same offsets.
+        """
+        new = {queue.topic for queue in queues} - {queue.topic for queue in committed}
+        time_of = self._options.starting_time_of
+        if new:
+            unknown = {queue: available for queue, available in bounds.items() if queue.topic in new}
+            committed = self._query.begin(resolve_start_offsets(self._view.store, unknown, {}, fallback, time_of))
+        return resolve_start_offsets(self._view.store, {q: bounds[q] for q in queues}, committed, fallback, time_of)
+
+    def _reset_position(self, queue: QueueKey, step: GroupAssignment, available: QueueBounds) -> int:
+        """Return the position of a gained queue to which a reset applies.
+
+        It is the group's committed offset, because the reset set this offset, and a member that has applied the reset
+        may have advanced it since. With onOffsetConflict=checkpoint and assignment=all, a restarted query begins at the
+        offset of the reset.
+        """
+        target, committed = step.resets[queue], step.held.get(queue)
+        if committed is None or committed == target:
+            return _nearest(target, available)
+        if self._is_first and not self._group.is_shared and self._group.on_conflict == "checkpoint":
+            _LOG.warning(
+                "rmq: the consumer group %s is at %d in queue %s, and was reset to %d after this checkpoint: "
+                "another consumer has advanced it since. onOffsetConflict=checkpoint: reads the messages between again",
+                self._group.group,
+                committed,
+                queue,
+                target,
+            )
+            return _nearest(target, available)
+        return committed
+
+    def _follow(self, positions: Mapping[QueueKey, int], committed: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return the new positions of gained queues that another member may have read in the meantime.
+
+        A queue normally resumes at the group's committed offset. If that is smaller than `positions`, it matters
+        whether this run of the query has owned the queue before. If so, the run published its own position, so the
+        smaller offset is a later decision, and applies. If not, the position is from the checkpoint, and applies: most
+        often the committed offset is only that of this query's previous batch. This is logged.
+        """
+        lagging = {q: at for q, at in committed.items() if at < positions[q] and q not in self._had}
+        if lagging:
+            queue, at = min(lagging.items())
+            _LOG.warning(
+                "rmq: the consumer group %s is at %d in queue %s, and this query's checkpoint at %d%s: it resumes at "
+                "its checkpoint. That is right if its last batch was not published. If the store was truncated and "
+                "another query advanced, reset the group to read the messages between",
+                self._group.group,
+                at,
+                queue,
+                positions[queue],
+                _and_more(lagging),
+            )
+        return {q: at for q, at in committed.items() if at != positions[q] and q not in lagging}
+
+    def _resolve_conflict(
+        self, begins: Mapping[QueueKey, int], committed: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, int]:
+        """Apply onOffsetConflict: return the positions that replace those of the checkpoint.
+
+        `begins` has the positions of the checkpoint, and the minimum offset of a queue that the checkpoint does not
+        have. Raises GroupConflictError if onOffsetConflict=fail and the group is ahead of the checkpoint.
+        """
+        group, conflict = self._group.group, self._group.on_conflict
+        ahead = {queue: at for queue, at in committed.items() if at > begins[queue]}
+        if conflict == "group":
+            return {queue: at for queue, at in committed.items() if at != begins[queue]}
+        if ahead:
+            queue, at = min(ahead.items())
+            found = (
+                f"the consumer group {group} is at {at} in queue {queue}, and this query's checkpoint at "
+                f"{begins[queue]}{_and_more(ahead)}"
+            )
+            if conflict == "fail":
+                raise GroupConflictError(
+                    f"{found}: another consumer of the group advanced, or its offsets were set. Set "
+                    "onOffsetConflict=checkpoint to resume at the checkpoint and read these messages again, or "
+                    "onOffsetConflict=group to resume at the group's offsets."
+                )
+            _LOG.warning("rmq: %s; onOffsetConflict=checkpoint: the messages between are read again", found)
+        return {}
+
+    def _warn_of_unread(self, committed: Mapping[QueueKey, int], bounds: Bounds) -> None:
+        """Warn of messages that the group has not read and that the query skips, because no start is given."""
+        if self._options.starting_offsets is not None or self._options.starting_times is not None:
+            return
+        if self._options.begins_at_group or not self._is_first:
+            return
+        unread = {queue: at for queue, at in committed.items() if at < bounds[queue].max_offset}
+        if unread:
+            queue, at = min(unread.items())
+            _LOG.warning(
+                "rmq: the consumer group %s is at %d in queue %s%s, and this query begins at %d, after the newest "
+                "message, as any stream without startingOffsets: the messages between are not read. "
+                "startingOffsets=group begins at the group's offsets",
+                self._group.group,
+                at,
+                queue,
+                _and_more(unread),
+                bounds[queue].max_offset,
+            )
+
+
+def _nearest(offset: int, available: QueueBounds) -> int:
+    return max(available.min_offset, min(offset, available.max_offset))
+
+
+def _and_more(queues: Collection[QueueKey]) -> str:
+    return f" (and {len(queues) - 1} more queues)" if len(queues) > 1 else ""
+
+
+_MEASURED_QUEUES = 100  # the maximum number of lagging queues to measure: each takes a third of a ms at every trigger
+
+
+def mark_of(
+    query: GroupSession, view: StoreView, assignment: BatchAssignment, positions: Mapping[QueueKey, int], now_ms: int
+) -> dict[str, Any]:
+    """Return the metadata for the latest offset: the names of group, member and store, and the query's total lag.
+
+    The lag is that of the query's queues after `positions`: lagMessages, and if at most 100 queues lag also lagBytes
+    and secondsBehind. The names have the same meaning as in `rmq_spark.group_lag`, which returns them for each queue;
+    here they are the sums, and the maximum of secondsBehind. `now_ms` is in ms since the epoch.
+    """
+    backlog = [
+        QueueRange(queue, max(position, available.min_offset), available.max_offset)
+        for queue, position in positions.items()
+        if (available := view.bounds.get(queue)) is not None
+        and assignment.has(queue)
+        and position < available.max_offset
+    ]
+    progress: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, "path": view.path}
+    if view.commit_log_path is not None:
+        progress["commitLogPath"] = view.commit_log_path
+    progress["batch"] = query.batches  # with this number the session's listener identifies the batch that ended
+    if query.terms.assignment == "shared":
+        progress["shared"] = True
+    progress |= {"commit": query.terms.commit, "lagMessages": sum(part.count for part in backlog)}
+    if len(backlog) > _MEASURED_QUEUES:
+        return progress
+    firsts = [first.store_time_ms for part in backlog if (first := view.proof(part.queue, part.begin)) is not None]
+    try:
+        size_bytes = sum(view.measure(part) for part in backlog)
+    except (OffsetRangeError, StoreChangedError):
+        return progress  # retention deleted messages meanwhile; the next trigger plans again
+    return {**progress, "lagBytes": size_bytes, "secondsBehind": max(now_ms - min(firsts, default=now_ms), 0) / 1000}

@@ -1,0 +1,158 @@
+"""`rmq create`, `reset` and `close`: administration of stores, topics and groups. Each command is atomic."""
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+import rmq_spark
+from rmq_spark.command.output import print_json, say, waiting
+from rmq_spark.command.parameters import TIMES, Moment, Size, appending, examples, writing
+from rmq_spark.command.tables import show
+from rmq_spark.store.model import LAST_SECONDS_MS
+
+_KEYWORDS = ("earliest", "latest")
+_OFFSETS = '\'{"orders": {"0": 12}}\''
+
+
+@click.command(epilog=examples("rmq create store orders payments", "rmq create store orders --queues 8"))
+@appending
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
+@click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of each new topic.")
+@click.option(
+    "--segment-bytes", type=Size(), default="1g", show_default=True, help="Segment size of a new commit log, in bytes."
+)
+@click.option("--message-delay-level", metavar="TEXT", help='Delay levels, such as "1s 5s 1m 2h".')
+@click.option("--timer-max-delay-sec", type=int, help="Maximum delay of a delivery time, in seconds.")
+@click.option("--broker-version", type=click.Choice(["4.9", "5"]), help="Version of the brokers that use the store.")
+def create(
+    path: str,
+    commit_log_path: str | None,
+    lock_timeout_s: float,
+    allow_network_store: bool,
+    as_json: bool,
+    topics: tuple[str, ...],
+    queues: int,
+    segment_bytes: int,
+    message_delay_level: str | None,
+    timer_max_delay_sec: int | None,
+    broker_version: str | None,
+) -> None:
+    """Create a store at PATH, unless it exists, and the topics that are missing. Existing topics do not change.
+
+    The files of a new store are sparse: they have their full size, but occupy only what is written.
+    """
+    before: list[str] | None = None
+    with suppress(rmq_spark.StorePathError), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+        before = list(store.topics())
+    with waiting("creating"):
+        rmq_spark.create_store(
+            path,
+            topics={topic: queues for topic in topics},
+            segment_bytes=segment_bytes,
+            message_delay_level=message_delay_level,
+            timer_max_delay_sec=timer_max_delay_sec,
+            broker_version=broker_version,
+            commit_log_path=commit_log_path,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
+        )
+    with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+        store.refresh()
+        rows = [
+            {"topic": topic, "queues": len(store.queues(topic)), "isNew": topic not in (before or ())}
+            for topic in dict.fromkeys(topics)
+        ]
+    if not as_json:
+        say(f"The store at {path} {'is new' if before is None else 'exists already'}.")
+    show(rows, ("topic", "queues", "isNew"), as_json=as_json, nothing="")
+
+
+_RESET_EXAMPLES = examples(
+    "rmq reset store billing earliest",
+    "rmq reset store billing now-2h --topic orders",
+    'rmq reset store billing \'{"orders": {"0": 12}}\'',
+)
+
+
+@click.command(epilog=f"{TIMES}\n\n{_RESET_EXAMPLES}")
+@writing
+@click.argument("group")
+@click.argument("to", metavar="WHERE")
+@click.option("--topic", "topics", multiple=True, help="Only this topic, which may be new to the group. Repeatable.")
+def reset(
+    path: str,
+    commit_log_path: str | None,
+    lock_timeout_s: float,
+    as_json: bool,
+    group: str,
+    to: str,
+    topics: tuple[str, ...],
+) -> None:
+    """Reset the offsets of GROUP to WHERE: earliest, latest, a TIME, or offsets as JSON.
+
+    Running queries continue there with their next batch. The previous offsets are printed too, so that a reset can be
+    undone. The group's retry topic is only reset with --topic %RETRY%GROUP.
+    """
+    where = _parse_where(to)
+    with waiting("resetting"):
+        before = rmq_spark.group_offsets(path, group, commit_log_path=commit_log_path)
+        found = rmq_spark.reset_offsets(
+            path,
+            group,
+            where,
+            list(topics) or None,
+            commit_log_path=commit_log_path,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+        )
+    rows = [
+        {
+            "group": group,
+            "topic": topic,
+            "queueId": queue_id,
+            "oldGroupOffset": before.get(topic, {}).get(queue_id),
+            "groupOffset": offset,
+        }
+        for topic, queues in found.items()
+        for queue_id, offset in queues.items()
+    ]
+    columns = ("topic", "queueId", "oldGroupOffset", "groupOffset")
+    show(rows, columns, as_json=as_json, nothing="Nothing was reset: the group has no queues.")
+
+
+def _parse_where(to: str) -> Any:
+    """Return the argument of `reset_offsets`. Raises UsageError for a text of another form."""
+    if to in _KEYWORDS:
+        return to
+    if to.lstrip().startswith("{"):
+        try:
+            return json.loads(to)
+        except json.JSONDecodeError as error:
+            raise click.UsageError(f"WHERE is not valid JSON: {error}; expected for example {_OFFSETS}.") from None
+    try:
+        time_ms = Moment().convert(to, None, None)
+    except click.BadParameter:
+        raise click.UsageError(f"WHERE {to!r}: expected earliest, latest, TIME, or {_OFFSETS}. {TIMES}") from None
+    # `reset_offsets` refuses a number of ms that looks like seconds, which a date before 2001 may be.
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms <= LAST_SECONDS_MS else time_ms
+
+
+@click.command(epilog=examples("rmq close store"))
+@appending
+def close(
+    path: str, commit_log_path: str | None, lock_timeout_s: float, allow_network_store: bool, as_json: bool
+) -> None:
+    """Flush all files, write the checkpoint and remove `abort`, so that a broker starts without recovery."""
+    with waiting("closing"):
+        rmq_spark.close(
+            path,
+            commit_log_path=commit_log_path,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
+        )
+    if as_json:
+        print_json([{"path": path, "state": "closed"}])
+    else:
+        say(f"The store at {path} is cleanly shut down.")

@@ -1,0 +1,159 @@
+"""`rmq check` and `rmq repair`: find the damage of a store, and repair it."""
+
+import shutil
+import sys
+import textwrap
+from typing import Any
+
+import click
+
+import rmq_spark
+from rmq_spark.command.output import print_json, printable, progress, rows_of, say, typed
+from rmq_spark.command.parameters import appending, examples, reading
+from rmq_spark.command.tables import show
+
+NOT_HEALTHY = 3
+_MAX_FINDINGS = 20
+_PIPE_CHARS = 10_000  # no folding, for grep
+_COLOURS = {"damage": "red", "repairable": "yellow"}
+_CUT_ADVICE = """\
+`rmq cat PATH TOPIC --queue ID --offset N` reads the messages after the damage; `rmq check` shows the queue offsets.
+`rmq repair PATH --cut-log --accept-loss` truncates the log at the damage and loses all messages after it. Add --dry-run
+to see their number."""
+_STEP_COLUMNS = ("action", "what", "path", "messagesLost", "isDoneByRepair")
+
+
+@click.command(epilog=examples("rmq check store", "rmq check store --json | jq '.[] | {severity, what, path}'"))
+@reading
+def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
+    """Read every file of the store at PATH and report damage. Exit status 0 if the store is healthy, else 3.
+
+    \b
+    damage      messages are lost, will be lost, or cannot be read
+    repairable  no message is lost; `rmq repair` or the next writer repairs it
+    note        information; a store with notes is healthy
+
+    The check changes nothing and may run next to a broker or a writer.
+    """
+    with progress("checking") as on_progress:
+        report = rmq_spark.check(path, commit_log_path=commit_log_path, progress=on_progress)
+    if as_json:
+        print_json(rows_of(report.to_arrow()))
+    else:
+        _print_report(report)
+    return 0 if report.is_healthy else NOT_HEALTHY
+
+
+@click.command(epilog=examples("rmq repair store --dry-run", "rmq repair store"))
+@appending
+@click.option("--dry-run", is_flag=True, help="Show the plan without applying it.")
+@click.option("--yes", is_flag=True, help="Repair without confirmation. Losing messages also requires --accept-loss.")
+@click.option("--accept-loss", is_flag=True, help="Allow the loss of messages. Their number is shown first.")
+@click.option("--cut-log", is_flag=True, help="Truncate the log at damage in its middle: all later messages are lost.")
+def repair(
+    path: str,
+    commit_log_path: str | None,
+    lock_timeout_s: float,
+    allow_network_store: bool,
+    as_json: bool,
+    dry_run: bool,
+    yes: bool,
+    accept_loss: bool,
+    cut_log: bool,
+) -> int:
+    """Check the store at PATH, show a plan, and apply it after confirmation.
+
+    Without a terminal, --yes is required.
+
+    \b
+    recover  finish the work of crashed writers, as the next writer would
+    rebuild  rebuild queues, index or checkpoint from the log
+    restore  replace a config file by its backup (.bak)
+    cut      truncate the log at damage; only with --cut-log
+    reset    move offsets beyond the end of a queue back to its end; only with --cut-log
+    clock    set back store times, or the timer, that are ahead of the clock
+    leave    cannot be repaired; the text describes the next step
+
+    Exit status 0 if the store is healthy at the end, else 3. Copy the store before you accept a loss of messages.
+    """
+    if as_json and not (yes or dry_run):
+        raise click.UsageError("--json cannot ask for confirmation. Add --dry-run or --yes.")
+    with progress("checking") as on_progress:
+        plan = rmq_spark.plan_repair(path, commit_log_path=commit_log_path, cut_log=cut_log, progress=on_progress)
+    can_cut = not cut_log and any(finding.action == "cut" for finding in plan.report.findings)
+    if plan.is_empty or dry_run or not as_json:
+        rows = rows_of(plan.to_arrow())
+        if not as_json:
+            rows = [{**row, "what": typed(row["what"]), "path": _inside(row["path"], plan.path)} for row in rows]
+        nothing = "Nothing to repair: the store is healthy."
+        show(rows, _STEP_COLUMNS, as_json=as_json, nothing=nothing, optional=("isDoneByRepair",))
+    if plan.is_empty or dry_run:
+        if plan.steps and plan.is_empty and not as_json:
+            say("`rmq repair` cannot repair this without a loss." if can_cut else "`rmq repair` cannot repair this.")
+            say(_CUT_ADVICE if can_cut else "The texts above describe the next steps.")
+        return 0 if plan.report.is_healthy else NOT_HEALTHY
+    if plan.is_lossy and not accept_loss:
+        lost = f"{plan.messages_lost:,} messages would be lost"
+        say(f"{lost}, so nothing was changed. Copy the store, then repeat with --accept-loss.")
+        return NOT_HEALTHY
+    if not yes and not _confirm(path, plan):
+        say("Nothing was changed.")
+        return NOT_HEALTHY
+    with progress("repairing") as on_progress:
+        done = rmq_spark.repair(
+            plan,
+            accept_loss=accept_loss,
+            lock_timeout_ms=round(lock_timeout_s * 1000),
+            allow_network_store=allow_network_store,
+            progress=on_progress,
+        )
+    if as_json:
+        print_json(rows_of(plan.to_arrow()))
+    else:
+        say(f"{len(done.steps)} steps done, {len(done.left)} left. Checked again:")
+        _print_report(done.report)
+    return 0 if done.report.is_healthy else NOT_HEALTHY
+
+
+def _confirm(path: str, plan: Any) -> bool:
+    """Ask for confirmation on the terminal. False without a terminal, even if a pipe contains "yes"."""
+    if not sys.stdin.isatty():
+        say("Standard input is not a terminal, so confirmation is impossible. Add --yes to repair without it.")
+        return False
+    lost = f" {plan.messages_lost:,} messages will be lost." if plan.is_lossy else ""
+    click.echo(f"Apply this plan to {path}?{lost} [y/N] ", nl=False, err=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        say("")  # Ctrl-D
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _print_report(report: Any) -> None:
+    """Print the summary line, and each finding as a paragraph: severity, path, problem and next step."""
+    click.echo(printable(str(report).partition("\n")[0]))
+    rows = rows_of(report.to_arrow())
+    for row in rows[:_MAX_FINDINGS]:
+        name = click.style(row["severity"], fg=_COLOURS.get(row["severity"]), bold=True)
+        click.echo(f"\n{name}  {printable(_inside(row['path'], report.path))}, position {row['position']}")
+        expected = f": expected {row['expected']}, found {row['found']}" if row["expected"] or row["found"] else ""
+        _print_indented(f"{row['what']}{expected}")
+        if row["topic"] is not None:
+            offsets = "" if row["begin"] is None else f", queue offsets [{row['begin']}, {row['end']})"
+            count = f", {row['messages']:,} messages" if row["messages"] else ""
+            _print_indented(f"queue {row['topic']}/{row['queueId']}{offsets}{count}")
+        if row["nextStep"]:
+            _print_indented(typed(row["nextStep"]))
+    if len(rows) > _MAX_FINDINGS:
+        click.echo(f"\n… and {len(rows) - _MAX_FINDINGS:,} more. --json prints all.")
+
+
+def _print_indented(text: str) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_CHARS
+    indent = "    "
+    lines = textwrap.wrap(printable(text), max(width, 40), initial_indent=indent, subsequent_indent=indent)
+    click.echo("\n".join(lines))
+
+
+def _inside(path: str, root: str) -> str:
+    """Return a path relative to the store."""
+    return path.removeprefix(f"{root}/")

@@ -1,0 +1,68 @@
+"""Checks of the integers and times that a program passes as arguments."""
+
+import operator
+from datetime import datetime
+
+from rmq_spark.store.errors import OptionError
+
+MAX_LONG = (1 << 63) - 1  # of Java's long, in which RocketMQ stores offsets and times
+
+
+def check_integer(name: str, value: object, least: int, most: int = MAX_LONG) -> int:
+    """Return the argument `name` as an int. Raises OptionError unless it is an integer from `least` to `most`.
+
+    numpy's integers are valid. True and 1.0 are not.
+    """
+    number = _as_int(value)
+    if number is None or not least <= number <= most:
+        raise OptionError(f"{name}={value!r} must be an integer {_bounds_text(least, most)}.")
+    return number
+
+
+def check_setting(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise OptionError unless the setting `name` is an int from `least` to `most`; without `most` there is no limit.
+
+    numpy's integers are not valid, because the setting is stored without conversion.
+    """
+    if type(value) is not int or value < least or (most is not None and value > most):
+        unit = " Times are ms, sizes are bytes." if name.endswith(("_ms", "_bytes")) else ""
+        raise OptionError(f"{name}={value!r} must be an integer {_bounds_text(least, most)}.{unit}")
+
+
+def as_ms(name: str, value: object) -> object:
+    """Convert a datetime to ms since the epoch, rounded. Return any other value unchanged.
+
+    Raises OptionError if a datetime has no time zone, because the machine's zone would then determine its meaning.
+    """
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is None:
+        raise OptionError(
+            f"{name}={value!r} has no time zone; expected one, or ms since the epoch. Add it: "
+            "datetime(…, tzinfo=timezone.utc)."
+        )
+    return round(value.timestamp() * 1000)
+
+
+def check_offset(call: str, value: object) -> int:
+    """Return a queue offset as an int. Raises OptionError for any other value; the message begins with `call`."""
+    number = _as_int(value)
+    if number is None or not 0 <= number <= MAX_LONG:
+        raise OptionError(
+            f"{call}: offset={value!r} is not a queue offset; expected an integer from 0 to 2**63 - 1. min_offset "
+            "and max_offset return the range that a queue holds."
+        )
+    return number
+
+
+def _bounds_text(least: int, most: int | None) -> str:
+    return f"≥ {least}" if most in (None, MAX_LONG) else f"from {least} to {most}"
+
+
+def _as_int(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # it raises for what has no __index__
+    except TypeError:
+        return None

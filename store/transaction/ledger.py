@@ -1,0 +1,269 @@
+"""The ledger, which records the last committed batch of each query; and the keys of commits.
+
+    rmq/intents/<query>.json      rmq/ledger/<query>.json      rmq/staging/<query>@<batch>/<task>.arrow
+
+`<query>` is the safe file name of the query id (`store/format/side_file.py`), because a query id may be any text.
+
+Each query has one row in the ledger. The row is replaced under the store's lock, after all rows of the batch are in the
+commit log. Batch writes have no ledger row, because nobody repeats a write under the same id; only the intent of a
+batch write records its progress.
+
+With `flush` "sync" the messages become durable first, then the ledger row, and then the commit returns. With "async"
+the commit does not wait for the disk, and the row is in another file, `<query>.unsynced`. Then each batch is still
+stored exactly once if processes die. But a power cut may keep the row and lose the last messages, or the reverse; a row
+that was written in part is ignored. To store each batch exactly once across power cuts too, use "sync".
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.errors import BatchConflictError, DamageError
+from rmq_spark.store.format.side_file import (
+    digest_of,
+    digest_text,
+    encode_side_file,
+    note_of,
+    number_of,
+    safe_name,
+    text_of,
+)
+from rmq_spark.store.log.store_state import read_side_file, side_path
+
+INTENTS = "intents"
+LEDGER = "ledger"
+STAGING = "staging"
+
+# The file that is created when the folders are durable. The number in its name is the version of their layout.
+_FOLDERS_MADE = "commits-v1"
+_SYNCED, _UNSYNCED = ".json", ".unsynced"
+_PURPOSE = (
+    "the ledger of a query, which prevents a batch from being written twice; without it the query's next batch counts "
+    "as its first"
+)
+_NEXT_STEP = "Restore the file from a copy; or remove it, if the batch that the query writes next is not in the store."
+_LOG = logging.getLogger("rmq_spark")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitKey:
+    """The identity of one batch of one query. Two commits with the same key are attempts at the same batch.
+
+    For a batch write, `batch_id` is None and `query_id` is a uuid. For a transaction, `query_id` is "txn:" followed by
+    the application's name, and `batch_id` is the transaction's version.
+    """
+
+    query_id: str
+    batch_id: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.query_id, "a query has an id"
+        assert self.batch_id is None or self.batch_id >= 0, self.batch_id
+
+    def __str__(self) -> str:
+        if self.batch_id is None:
+            return f"write {self.query_id}"
+        return f"batch {self.batch_id} of query {self.query_id}"
+
+    @property
+    def folder(self) -> str:
+        """The name of the batch's folder in `rmq/staging/`. `batch_of_folder` parses this name."""
+        name = safe_name(self.query_id)
+        return name if self.batch_id is None else f"{name}@{self.batch_id}"
+
+
+def batch_of_folder(folder: str) -> tuple[str, int] | None:
+    """Return (safe name of the query, batch id) from the name of a folder in `rmq/staging/`.
+
+    Returns None if the name contains no batch id.
+    """
+    name, separator, digits = folder.rpartition("@")
+    if not separator or not name or not digits.isascii() or not digits.isdigit():
+        return None
+    return name, int(digits)
+
+
+def make_folders(root: str, disk: Disk) -> None:
+    """Create the folders for intents, ledger and staging files, durably. Several processes may do this at once.
+
+    The names of the folders must be durable before a commit relies on a file in them. They are synced only once: the
+    empty file that this function creates at the end shows later callers that the folders are durable.
+    """
+    made = side_path(root, _FOLDERS_MADE)
+    if files.file_size(made) >= 0:
+        return
+    if not files.is_folder(root):
+        disk.make_folder(root, is_own=True)
+        disk.sync_folder(files.parent(root))
+    for folder in (INTENTS, LEDGER, STAGING):
+        disk.make_folder(side_path(root, folder))
+    disk.sync_folder(side_path(root))
+    disk.sync_folder(root)
+    with contextlib.suppress(FileExistsError):  # another process created it meanwhile
+        disk.create(made, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """The last committed batch of a query: its number of rows, their bytes in the commit log, and their digest.
+
+    `time_ms` is when the batch was committed, in ms since the epoch. `note` is metadata from the author of the batch,
+    copied from the intent.
+    """
+
+    query_id: str
+    batch_id: int
+    rows: int
+    bytes: int
+    digest: int
+    time_ms: int
+    note: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRules:
+    """The user's choice for a batch that is not the next one of its query: `onBatchConflict` and `onBatchGap`.
+
+    If `is_transaction` is True, batch ids are versions. They may have gaps, and a version below the last one is treated
+    as stored already.
+    """
+
+    on_conflict: str = "fail"  # or "skip"
+    on_gap: str = "fail"  # or "continue"
+    is_transaction: bool = False
+
+
+class Verdict(Enum):
+    """The decision about a batch: APPEND it, or skip it for one of the other reasons. Values are texts for the log."""
+
+    APPEND = "append"
+    REPEATED = "it is in the store already"
+    PASSED = (
+        "a later version of this txnAppId is in the store. If these rows are new, another writer or an earlier "
+        "checkpoint has used the name: give every one its own txnAppId"
+    )
+    OVERRULED = "the store has another batch of that number, and onBatchConflict=skip"
+
+
+def judge_batch(row: LedgerRow | None, key: CommitKey, rows: int, digest: int, rules: LedgerRules) -> Verdict:
+    """Decide whether a batch of `rows` rows with this `digest` is appended or skipped, and for which reason.
+
+    `row` is the query's ledger row, None if it has none. The function has no side effects. Raises BatchConflictError
+    if, by the `rules`, the batch conflicts with the last one or would leave a gap after it.
+    """
+    if row is None or key.batch_id is None:
+        return Verdict.APPEND
+    if key.batch_id == row.batch_id:
+        if (rows, digest) == (row.rows, row.digest):
+            return Verdict.REPEATED
+        return _conflict(row, key, f"the batch to write has {rows} rows with the digest {digest_text(digest)}", rules)
+    if key.batch_id < row.batch_id:
+        if rules.is_transaction:
+            return Verdict.PASSED
+        return _conflict(row, key, "batches are written once and in order", rules)
+    if key.batch_id > row.batch_id + 1 and not rules.is_transaction and rules.on_gap != "continue":
+        missing = f"{row.batch_id + 1}"
+        if key.batch_id > row.batch_id + 2:
+            missing = f"{row.batch_id + 1} to {key.batch_id - 1}"
+        raise BatchConflictError(
+            f"{key} cannot be written: the last one in the store is {row.batch_id}, so {missing} would be missing. "
+            "Either the store was restored from a copy older than the query's checkpoint, or another store is at this "
+            "path, or a power cut lost batches that were written with flush=async. Restore a newer copy; or set "
+            "onBatchGap=continue to skip the missing batches; or start the query with a new checkpoint. Nothing was "
+            "written."
+        )
+    return Verdict.APPEND
+
+
+def _conflict(row: LedgerRow, key: CommitKey, why: str, rules: LedgerRules) -> Verdict:
+    if rules.on_conflict == "skip":
+        return Verdict.OVERRULED
+    what = "version" if rules.is_transaction else "batch"
+    remedy = (
+        "Give every write of an application a txnVersion of its own, larger than the one before"
+        if rules.is_transaction
+        else "Either the query's checkpoint was copied, deleted in part or rolled back, or its source returned other "
+        "rows for the same batch. Start the query with a new checkpoint"
+    )
+    raise BatchConflictError(
+        f"{key} cannot be written: the last {what} in the store is {row.batch_id} with {row.rows} rows and the digest "
+        f"{digest_text(row.digest)}; {why}. {remedy}; or set onBatchConflict=skip to skip such batches. Nothing was "
+        "written."
+    )
+
+
+class Ledger:
+    """The ledger of one store. Any process may read it, but only the holder of the store's lock may write to it."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._root, self._disk = root, disk
+
+    def read(self, query_id: str) -> LedgerRow | None:
+        """Return the row of a query, or None if it has none.
+
+        Raises DamageError if its file is damaged, and StoreError if a newer version of rmq-spark wrote it.
+        """
+        return self.read_named(safe_name(query_id))
+
+    def read_named(self, name: str) -> LedgerRow | None:
+        """Return the row of the query with this safe name (see `safe_name`), or None. Raises the errors of `read`."""
+        row, unsynced = self._read_file(name, _SYNCED), None
+        try:
+            unsynced = self._read_file(name, _UNSYNCED)
+        except DamageError as error:
+            _LOG.warning("rmq: a power cut damaged the last, unsynced row of a ledger; the row is ignored: %s", error)
+        if row is None or unsynced is None:
+            return row or unsynced
+        return max(row, unsynced, key=lambda one: one.batch_id)
+
+    def write(self, row: LedgerRow, *, is_durable: bool) -> None:
+        """Replace the query's row, durably if `is_durable`.
+
+        Otherwise a power cut may lose the new row, or may keep it and lose the messages of its batch.
+        """
+        fields = {
+            "queryId": row.query_id,
+            "batchId": row.batch_id,
+            "rows": row.rows,
+            "bytes": row.bytes,
+            "digest": digest_text(row.digest),
+            "timeMs": row.time_ms,
+            "note": dict(row.note),
+        }
+        if is_durable:
+            self._disk.replace(self._path(safe_name(row.query_id), _SYNCED), encode_side_file(fields))
+        else:
+            self._disk.replace_unsynced(self._path(safe_name(row.query_id), _UNSYNCED), encode_side_file(fields))
+
+    def sync(self) -> None:
+        """Make the names of the ledger's files durable.
+
+        This is needed if the last writer of a row may have died before it synced the folder.
+        """
+        self._disk.sync_folder(side_path(self._root, LEDGER))
+
+    def _read_file(self, name: str, ending: str) -> LedgerRow | None:
+        row = read_side_file(self._path(name, ending), _PURPOSE, _NEXT_STEP, _build_row)
+        if row is not None and safe_name(row.query_id) != name:
+            raise DamageError(_PURPOSE, self._path(name, ending), 0, name, row.query_id, _NEXT_STEP)
+        return row
+
+    def _path(self, name: str, ending: str) -> str:
+        return files.join(side_path(self._root, LEDGER), name + ending)
+
+
+def _build_row(fields: dict[str, Any]) -> LedgerRow:
+    return LedgerRow(
+        text_of(fields, "queryId"),
+        number_of(fields, "batchId"),
+        number_of(fields, "rows"),
+        number_of(fields, "bytes"),
+        digest_of(fields),
+        number_of(fields, "timeMs"),
+        note_of(fields),
+    )

@@ -1,0 +1,425 @@
+"""The parts of a sink: argument checks, the encoding of rows as records, their staging by tasks, and the commit.
+
+The checks raise OptionError before anything is changed. A RecordBuilder encodes rows without the store's lock, for the
+topics that exist at that time. When the records are appended, the topics are checked again under the lock.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.disk import files
+from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
+from rmq_spark.store.disk.host import ipv4_address
+from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.errors import NotFoundError, OptionError
+from rmq_spark.store.format import file_names as filenames
+from rmq_spark.store.format.body_codec import BodyRules, Compression
+from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
+from rmq_spark.store.format.delay_levels import DelayLevels
+from rmq_spark.store.format.delay_routing import DelayRules
+from rmq_spark.store.format.file_names import check_sent_topic, check_topic_name
+from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS, EncodedRecords, MessageEncoder
+from rmq_spark.store.format.message_ids import UniqueIds
+from rmq_spark.store.format.own_files import BROKER_VERSIONS, DelayTerms, StoreSettings
+from rmq_spark.store.format.queue_router import QueueRouter
+from rmq_spark.store.log.segments import FileSizes, list_segments
+from rmq_spark.store.log.store_lock import refuse_network
+from rmq_spark.store.log.store_state import commit_log_folders, found_broker_version, read_settings, settings_stamp
+from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.log.topics import MAX_QUEUES, TopicWriter
+from rmq_spark.store.model import LAST_SECONDS_MS, describe_unit, is_in_another_unit
+from rmq_spark.store.transaction.commit import CommitOptions, CommitTotals, commit_staged
+from rmq_spark.store.transaction.intents import StagedFile
+from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.transaction.roll_forward import IntentRollForward
+from rmq_spark.store.transaction.staging import StageWriter
+from rmq_spark.store.transaction.staging_cleanup import abort_staged
+
+FLUSHES = ("async", "sync")
+COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
+PERMS = (PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE)
+MAX_SEGMENT_BYTES = (1 << 31) - 1  # mappedFileSizeCommitLog is a Java int
+MAX_TIME_MS = (1 << 53) - 1  # readers in any language may use doubles, which represent integers up to this exactly
+MAX_TIMER_DELAY_S = (1 << 31) - 1  # timerMaxDelaySec is a Java int
+_MIN_SEGMENT_BYTES = 1024  # a record without a body takes a tenth of it
+MESSAGE_TYPES = {
+    "topic": pa.string(),
+    "body": pa.binary(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "shardingKey": pa.string(),
+    "queueId": pa.int32(),
+    "flag": pa.int32(),
+    "delayLevel": pa.int32(),
+    "deliverTimestamp": pa.timestamp("ms", tz="UTC"),  # or another unit, or integers (ms)
+}
+assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
+BROKER_PORT = 10911  # RocketMQ's default. The store host of a record is the address of a broker that serves the store.
+
+_KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins the keys of a list as a client does
+_SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
+_SCHEMA_WITH_KEYS_AS_LISTS = pa.schema(list({**MESSAGE_TYPES, "keys": _KEYS_AS_LISTS}.items()))
+_INTEGER_FIELDS = ("queueId", "flag", "delayLevel")
+_DELAY_COLUMNS = frozenset({"delayLevel", "deliverTimestamp"})
+_TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
+_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)  # ValueError: a text is not UTF-8
+_NO_TIMER = (
+    "deliverTimestamp is for stores of RocketMQ 5, and this one is for 4.9, whose brokers have no timer and would "
+    "never deliver it: use delayLevel, or, if only brokers of 5.x will use the store, open it once with "
+    'open_store(path, broker_version="5")'
+)
+
+
+def check_opening(
+    *,
+    flush: object,
+    queues: object,
+    create_topic: object,
+    compression: str | None,
+    compress_over: object,
+    commit_log_path: object,
+    lock_timeout_ms: object,
+    allow_network_store: object,
+    segment_bytes: object,
+) -> str | None:
+    """Check the arguments of `open_store` except the path and those of `check_delays`.
+
+    Returns the name of the compression, or None if bodies are not compressed. Raises OptionError.
+    """
+    check_word("flush", flush, FLUSHES)
+    check_setting("queues", queues, 1, MAX_QUEUES)
+    check_setting("compress_over", compress_over, 0)
+    check_setting("lock_timeout_ms", lock_timeout_ms, 0)
+    check_setting("segment_bytes", segment_bytes, _MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
+    check_flags(create_topic=create_topic, allow_network_store=allow_network_store)
+    if commit_log_path is not None and not isinstance(commit_log_path, str):
+        raise OptionError(f"commit_log_path={commit_log_path!r} is not a str: a folder, or several joined by commas.")
+    if compression is not None:
+        check_word("compression", compression, COMPRESSIONS)
+    return None if compression == "none" else compression
+
+
+def check_delays(message_delay_level: object, timer_max_delay_sec: object, broker_version: object) -> DelayTerms:
+    """Check the arguments of `open_store` about delayed messages, and return them as DelayTerms.
+
+    None means that an argument was not given. Raises OptionError if one is invalid.
+    """
+    if timer_max_delay_sec is not None:
+        check_setting("timer_max_delay_sec", timer_max_delay_sec, 0, MAX_TIMER_DELAY_S)
+    if broker_version is not None:
+        check_word("broker_version", broker_version, BROKER_VERSIONS)
+    levels = None if message_delay_level is None else DelayLevels.parse(message_delay_level)
+    assert timer_max_delay_sec is None or isinstance(timer_max_delay_sec, int)
+    assert broker_version is None or isinstance(broker_version, str)
+    return DelayTerms(levels, timer_max_delay_sec, broker_version)
+
+
+def check_flags(**flags: object) -> None:
+    """Raise OptionError unless each of the named values is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} must be True or False.")
+
+
+def check_limits(**limits: object) -> None:
+    """Raise OptionError unless each of the named values is an integer ≥ 0, or None."""
+    for name, value in limits.items():
+        if value is not None:
+            check_setting(name, value, 0)
+
+
+def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    """Raise OptionError unless `value` is one of the `accepted` words. `name` is the option's name."""
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is none of: {', '.join(accepted)}.")
+
+
+def check_topic(topic: object) -> str:
+    """Return the name of a topic. Raises OptionError unless it is a str and a broker accepts it."""
+    if not isinstance(topic, str):
+        raise OptionError(f"topic={topic!r} is not a str.")
+    return check_topic_name(topic)
+
+
+def check_new_topic(topic: object, queues: object, perm: object) -> None:
+    """Raise OptionError unless a topic can be created with this name, number of queues and permission (4, 2 or 6)."""
+    check_sent_topic(check_topic(topic))
+    check_setting("queues", queues, 1, MAX_QUEUES)
+    if type(perm) is not int or perm not in PERMS:
+        raise OptionError(f"perm={perm!r} is none of: 6 (read and write), 4 (read), 2 (write).")
+
+
+def message_of(row: dict[str, Any]) -> pa.RecordBatch:
+    """Return one message as a batch of one row for the encoder. Raises OptionError if a value is invalid.
+
+    `row` must have all of MESSAGE_COLUMNS; properties is a mapping or None. The call may change values in `row`.
+    """
+    schema = _SCHEMA_WITH_KEYS_AS_LISTS if isinstance(row["keys"], list | tuple) else _SCHEMA
+    try:
+        properties, body = row["properties"], row["body"]
+        if properties is not None:
+            row["properties"] = list(dict(properties).items())
+        if isinstance(body, str):
+            row["body"] = body.encode()
+        time_ms = row["deliverTimestamp"]
+        if time_ms is not None:
+            check_setting("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
+            if is_in_another_unit(time_ms):
+                raise OptionError(f"deliver_at_ms={time_ms} {describe_unit(time_ms)}. Nothing was appended.")
+        for name in _INTEGER_FIELDS:  # Arrow would truncate a fraction
+            if isinstance(row[name], float) and not row[name].is_integer():
+                raise ValueError(f"{name}: {row[name]!r} is not an integer")
+        return pa.RecordBatch.from_pylist([row], schema=schema)
+    except _CONVERSION_ERRORS as error:
+        raise OptionError(
+            f"invalid message: {_wrong_field(row, schema)}{str(error).removesuffix('.')}. {_TYPES_ARE} Nothing was "
+            "appended."
+        ) from None
+
+
+def _wrong_field(row: Mapping[str, Any], schema: pa.Schema) -> str:
+    """Return the name of the first field that cannot be converted, followed by ": "; "" if each one can be."""
+    for column in schema:
+        try:
+            pa.array([row[column.name]], column.type)
+        except _CONVERSION_ERRORS:
+            return f"{column.name}: "
+    return ""
+
+
+def messages_of(given: object, topic: str | None) -> pa.Table:
+    """Check the columns of a pyarrow Table or RecordBatch of messages, and return them as a table for the encoder.
+
+    The column keys may contain texts or lists of texts. If `topic` is given, it replaces the column topic. Raises
+    OptionError if columns are missing, unknown or duplicate, or cannot be converted.
+    """
+    if not isinstance(given, pa.Table | pa.RecordBatch):
+        raise OptionError(
+            f"send_many takes a pyarrow Table or RecordBatch, not {type(given).__name__}. For a list of dicts: "
+            "pyarrow.Table.from_pylist(rows)."
+        )
+    table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
+    names = table.column_names
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise OptionError(f"duplicate columns: {', '.join(duplicates)}. Rename one, or drop it.")
+    if topic is not None:
+        table = table.drop_columns(["topic"]) if "topic" in names else table
+        table = table.append_column("topic", pa.repeat(pa.scalar(check_topic(topic)), len(table)))
+    unknown = set(table.column_names) - set(MESSAGE_COLUMNS)
+    missing = {"topic", "body"} - set(table.column_names)
+    if unknown or missing:
+        wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(sorted(missing))}"
+        raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
+    return cast_columns(table)
+
+
+def cast_columns(table: pa.Table) -> pa.Table:
+    """Return the table with its columns cast to the encoder's types. Each column must be one of MESSAGE_COLUMNS.
+
+    Raises OptionError if values cannot be converted, or if integers in deliverTimestamp are seconds instead of ms.
+    """
+    columns = []
+    for column in table.schema:
+        try:
+            columns.append(table.column(column.name).cast(_encoder_type(column)))
+        except _CONVERSION_ERRORS as error:
+            found = str(error).removesuffix(".")
+            raise OptionError(
+                f"invalid messages: column {column.name}: {found}. {_TYPES_ARE} Nothing was appended."
+            ) from None
+        if column.name == "deliverTimestamp" and pa.types.is_integer(column.type):
+            times_ms = columns[-1].cast(pa.int64())
+            are_seconds = pc.and_(pc.greater(times_ms, 0), pc.less_equal(times_ms, LAST_SECONDS_MS))
+            row = pc.index(are_seconds, True).as_py()
+            if row >= 0:
+                found = describe_unit(times_ms[row].as_py())
+                raise OptionError(
+                    f"invalid messages: column deliverTimestamp: {times_ms[row]} {found}. Nothing was appended."
+                )
+    return pa.Table.from_arrays(columns, names=table.column_names)
+
+
+def _encoder_type(column: pa.Field) -> pa.DataType:
+    if column.name == "deliverTimestamp" and pa.types.is_timestamp(column.type):
+        return column.type  # keeps its unit, because the encoder rounds the time
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    return _KEYS_AS_LISTS if column.name == "keys" and is_list else MESSAGE_TYPES[column.name]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBuilderSettings:
+    """The settings of a RecordBuilder.
+
+    If a row's topic does not exist, it is treated as a topic with `queue_count` queues. If `creates_topics` is False,
+    such a row is an error.
+    """
+
+    commit_log_path: str | None = None
+    queue_count: int = 4
+    creates_topics: bool = True
+    compression: str | None = None  # zlib, lz4 or zstd; None: bodies are not compressed
+    compress_over: int = 4096  # bodies of at least this many bytes are compressed
+    sizes: FileSizes = field(default_factory=FileSizes)  # used if the store does not exist yet
+    delays: DelayTerms = field(default_factory=DelayTerms)  # the writer saves these in the store's settings
+
+
+class RecordBuilder:
+    """Encodes rows as records for the store at `root`, which need not exist yet. Not thread-safe."""
+
+    def __init__(self, root: str, settings: RecordBuilderSettings) -> None:
+        self._root, self._settings, self._topics = root, settings, TopicWriter(Disk(), root)
+        self._delays = settings.delays
+        self._topics_path = files.join(root, filenames.CONFIG, filenames.TOPICS_JSON)
+        self._topics_stamp: tuple[int, int, int] | None = None  # of topics.json when its queue counts were read
+        self._settings_stamp: tuple[int, int] | None = None  # of the settings when the delay rules were read
+        address = ipv4_address()
+        self._encoder = MessageEncoder(
+            born_host=Host(address, 0),
+            store_host=Host(address, BROKER_PORT),
+            ids=UniqueIds(address, files.process_id(), random_bits()),
+            body_rules=BodyRules(
+                None if settings.compression is None else Compression[settings.compression.upper()],
+                settings.compress_over,
+            ),
+            segment_bytes=self._segment_bytes(),
+        )
+        self._router = QueueRouter(self._write_queues, random_bits())
+
+    def encode(self, messages: pa.RecordBatch, first_row: int | None) -> EncodedRecords:
+        """Encode rows, whose columns must be among MESSAGE_COLUMNS, as records in the same order.
+
+        Raises OptionError if a message is invalid, and NotFoundError if a topic is missing and may not be created. If
+        `first_row` is given, it is the number of the first row, and the error text contains the number of the row.
+        """
+        if not _DELAY_COLUMNS.isdisjoint(messages.schema.names):
+            self._refresh_delay_rules()
+        stamp = files.stamp(self._topics_path)
+        if stamp != self._topics_stamp:
+            self._router.forget_counts()
+            self._topics_stamp = stamp
+        return self._encoder.encode(messages, self._router, wall_clock_ms(), first_row)
+
+    def forget_topics(self) -> None:
+        """Make the next `encode` call read the topics again. Needed after a topic has lost queues."""
+        self._router = QueueRouter(self._write_queues, random_bits())
+
+    def _write_queues(self, topic: str) -> int:
+        count = self._topics.write_queues(topic)
+        if count is not None:
+            return count
+        if not self._settings.creates_topics:
+            raise NotFoundError(
+                f'topic "{topic}" is not in the store, and createTopic=false. Create it first, or set createTopic=true.'
+            )
+        return self._settings.queue_count
+
+    def _refresh_delay_rules(self) -> None:
+        """Give the encoder the delay levels and the broker version that the store's settings contain now."""
+        stamp = settings_stamp(self._root)
+        if stamp == self._settings_stamp:
+            return
+        found = read_settings(self._root)
+        stored = found if isinstance(found, StoreSettings) else StoreSettings("")
+        settings = self._delays.applied_to(stored)
+        if settings is stored:
+            self._delays = DelayTerms()  # they are saved by now, and from here only the saved ones apply
+        version = settings.broker_version
+        if version is None:  # no writer has saved the version yet
+            has_log = bool(files.list_folder(files.join(self._root, filenames.COMMIT_LOG)))
+            version = "5" if stored.file_sizes else found_broker_version(self._root, has_log=has_log)
+        refusal = _NO_TIMER if version == "4.9" else None
+        self._encoder.delay_rules = DelayRules(settings.levels, settings.timer_max_delay_ms, refusal)
+        self._settings_stamp = stamp
+
+    def _segment_bytes(self) -> int:
+        found = read_settings(self._root)
+        stored = found.file_sizes if isinstance(found, StoreSettings) else {}
+        of_new_store = self._settings.sizes.or_those(stored).segment_bytes
+        has_log = bool(files.list_folder(files.join(self._root, filenames.COMMIT_LOG)))
+        if not has_log and self._settings.commit_log_path is None:
+            return of_new_store
+        return list_segments(*commit_log_folders(self._root, self._settings.commit_log_path)).size or of_new_store
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """The settings of a sink, for its tasks and the driver. They are small, because Spark sends them to each task."""
+
+    path: str
+    record_builder: RecordBuilderSettings = field(default_factory=RecordBuilderSettings)
+    commit: CommitOptions = field(default_factory=CommitOptions)
+    application: str = "rmq-spark sink"
+    lock_timeout_ms: int = 60_000
+    allow_network_store: bool = False
+
+
+class TaskStage:
+    """Encodes and stages the rows of one task. Their staging file is ignored until the driver commits it."""
+
+    def __init__(self, settings: SinkSettings, key: CommitKey, name: str) -> None:
+        root = files.absolute(settings.path)
+        refuse_network(root, allowed=settings.allow_network_store)
+        self._record_builder = RecordBuilder(root, settings.record_builder)
+        self._stage = StageWriter(root, Disk(), key.folder, name)
+        self._row_count = 0
+
+    def write(self, messages: pa.RecordBatch) -> None:
+        """Encode and stage rows, whose columns must be among MESSAGE_COLUMNS.
+
+        Raises OptionError if a message is invalid. The error text contains the number of the row; rows are counted from
+        0 in each task.
+        """
+        self._stage.write(self._record_builder.encode(messages, self._row_count))
+        self._row_count += messages.num_rows
+
+    def finish(self) -> StagedFile:
+        """Make the staging file durable, and return its description for the commit."""
+        return self._stage.finish()
+
+    def discard(self) -> None:
+        """Delete the staging file of a failed task."""
+        self._stage.discard()
+
+
+def commit_sink(
+    settings: SinkSettings,
+    key: CommitKey,
+    staged: Sequence[StagedFile],
+    before_intent: Callable[[], None] | None = None,
+) -> CommitTotals:
+    """Append each row that the tasks staged to the store once, and return the totals. See `commit_staged`.
+
+    Creates the store if it does not exist.
+    """
+    root, disk = files.absolute(settings.path), Disk()
+    writer = StoreWriter(
+        root,
+        disk,
+        WriterSettings(
+            settings.application,
+            settings.lock_timeout_ms,
+            settings.allow_network_store,
+            settings.record_builder.commit_log_path,
+            settings.record_builder.sizes,
+            settings.record_builder.delays,
+        ),
+        wall_clock_ms,
+        time.sleep,
+        (IntentRollForward(root, disk, wall_clock_ms),),
+    )
+    with writer:
+        return commit_staged(writer, key, staged, settings.commit, before_intent=before_intent)
+
+
+def abort_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedFile]) -> None:
+    """Remove the staging files of an aborted batch, except files that an intent names. Errors are only logged."""
+    abort_staged(files.absolute(settings.path), Disk(), key.folder, staged)

@@ -1,0 +1,257 @@
+"""write_options: names in any case, contradictions between options, and the text of errors."""
+
+import pickle
+
+import pytest
+
+from rmq_spark.datasource.option_parsers import QUEUES_MAX
+from rmq_spark.datasource.option_table import SINK_OPTIONS
+from rmq_spark.datasource.write_options import SinkOptions, looks_like_reading, parse_sink_options
+from rmq_spark.store import CommitOptions, RecordBuilderSettings, SendBackSettings, SendBackTerms, SinkSettings
+from rmq_spark.store.errors import OptionError
+
+
+def refusal(**given):
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options(given)
+    return str(caught.value)
+
+
+def test_parse_sink_options_gives_omitted_options_their_defaults() -> None:
+    options = parse_sink_options({"path": "/data/store"})
+    assert options == SinkOptions(path="/data/store")
+    assert (options.queue_count, options.create_topic, options.flush) == (4, True, "sync")
+    assert (options.compression, options.compress_over_bytes) == ("none", 4096)
+    assert (options.lock_timeout_ms, options.staging_retention_ms) == (60_000, 86_400_000)
+    assert not options.allow_network_store
+
+
+EVERY_OPTION = {
+    "path": "file:///data/store",
+    "commitLogPath": "/a,/b",
+    "topic": "orders",
+    "queues": "8",
+    "createTopic": "false",
+    "flush": "async",
+    "compression": "ZSTD",
+    "compressOver": "16k",
+    "onBatchConflict": "skip",
+    "onBatchGap": "continue",
+    "stagingRetention": "6h",
+    "lockTimeout": "10m",
+    "txnAppId": "billing",
+    "txnVersion": "0",
+    "allowNetworkStore": "true",
+}
+OF_SEND = ("topic", "queues", "createTopic", "compression", "compressOver")
+SEND_BACK = {
+    "mode": "SENDBACK",
+    "consumerGroup": "billing",
+    "maxReconsumeTimes": "0",
+    "expiredOriginal": "resend",
+}
+
+
+def test_parse_sink_options_puts_each_option_into_its_field() -> None:
+    assert {*EVERY_OPTION, *SEND_BACK} == {option.name for option in SINK_OPTIONS}
+    options = parse_sink_options(EVERY_OPTION)
+    assert options == SinkOptions(
+        path="/data/store",
+        commit_log_path=("/a", "/b"),
+        topic="orders",
+        queue_count=8,
+        create_topic=False,
+        flush="async",
+        compression="zstd",
+        compress_over_bytes=16 << 10,
+        on_batch_conflict="skip",
+        on_batch_gap="continue",
+        staging_retention_ms=6 * 3_600_000,
+        lock_timeout_ms=600_000,
+        txn_app_id="billing",
+        txn_version=0,
+        allow_network_store=True,
+    )
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_sink_settings_have_every_option() -> None:
+    settings = parse_sink_options(EVERY_OPTION).sink_settings()
+    assert settings == SinkSettings(
+        path="/data/store",
+        record_builder=RecordBuilderSettings(
+            commit_log_path="/a,/b", queue_count=8, creates_topics=False, compression="zstd", compress_over=16 << 10
+        ),
+        commit=CommitOptions(
+            on_conflict="skip",
+            on_gap="continue",
+            is_transaction=True,
+            create_topics=False,
+            queue_count=8,
+            flush="async",
+            staging_retention_ms=6 * 3_600_000,
+        ),
+        lock_timeout_ms=600_000,
+        allow_network_store=True,
+    )
+
+
+def test_send_back_settings_have_every_option() -> None:
+    others = {name: text for name, text in EVERY_OPTION.items() if name not in OF_SEND}
+    options = parse_sink_options(others | SEND_BACK)
+    assert options.is_sending_back
+    assert options.send_back_settings() == SendBackSettings(
+        path="/data/store",
+        terms=SendBackTerms("billing", 0, "resend"),
+        commit_log_path="/a,/b",
+        commit=CommitOptions(
+            on_conflict="skip",
+            on_gap="continue",
+            is_transaction=True,
+            flush="async",
+            staging_retention_ms=6 * 3_600_000,
+        ),
+        lock_timeout_ms=600_000,
+        allow_network_store=True,
+    )
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert parse_sink_options({"mode": "sendBack", "consumerGroup": "billing"}).max_reconsume_times is None
+
+
+@pytest.mark.parametrize("name", OF_SEND)
+def test_sendBack_refuses_options_of_send(name: str) -> None:
+    message = refusal(**(SEND_BACK | {name: EVERY_OPTION[name]}))
+    assert message == (
+        f"{name} has no effect with mode=sendBack: failed messages go unchanged to the retry topic of their group. "
+        f"Leave {name} out."
+    )
+
+
+@pytest.mark.parametrize("name", ["consumerGroup", "maxReconsumeTimes", "expiredOriginal"])
+def test_send_refuses_options_of_sendBack(name: str) -> None:
+    assert f"{name} requires mode=sendBack" in refusal(**{name: SEND_BACK[name]})
+
+
+def test_sendBack_requires_consumerGroup() -> None:
+    assert "mode=sendBack requires consumerGroup" in refusal(mode="sendBack")
+    assert "is the name of a topic of the group 'billing'" in refusal(mode="sendBack", consumerGroup="%DLQ%billing")
+
+
+def test_sink_settings_default_to_the_engines_except_flush() -> None:
+    settings = parse_sink_options({"path": "/data/store"}).sink_settings()
+    assert settings == SinkSettings("/data/store")
+    assert settings.commit.flush == "sync"
+    with pytest.raises(OptionError, match="path is required"):
+        parse_sink_options({}).sink_settings()
+
+
+def test_parse_sink_options_accepts_any_case_and_ignores_options_of_spark() -> None:
+    given = {"PATH": "/x", "createtopic": "FALSE", "checkpointLocation": "/c", "queryName": "q", "outputMode": "append"}
+    assert parse_sink_options(given) == SinkOptions(path="/x", create_topic=False)
+
+
+def test_parse_sink_options_answers_an_unknown_name_with_the_nearest_and_all() -> None:
+    message = refusal(path="/x", compresion="zlib")
+    assert 'unknown option "compresion". Did you mean compression?' in message
+    assert all(option.name in message for option in SINK_OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["delayLevel", "deliverTimestamp"])
+def test_parse_sink_options_refuses_names_of_columns(name) -> None:
+    assert f'unknown option "{name}"' in refusal(path="/x", **{name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("subscribe", "Give the topic to write to as the option topic"),
+        ("startingOffsets", "It is for reading. Leave it out."),
+        ("maxOffsetsPerTrigger", "It is for reading. Leave it out."),
+        ("columns", "Choose columns with select()"),
+    ],
+)
+def test_parse_sink_options_recognises_an_option_of_the_source(name, remedy) -> None:
+    message = refusal(path="/x", **{name: "x"})
+    assert f'unknown option "{name}". ' in message
+    assert remedy in message
+    assert "Did you mean" not in message
+
+
+@pytest.mark.parametrize("option", SINK_OPTIONS, ids=lambda option: option.name)
+def test_parse_sink_options_accepts_each_example_and_refuses_each_empty_text(option) -> None:
+    partner = {"txnAppId": {"txnVersion": "1"}, "txnVersion": {"txnAppId": "a"}}.get(option.name, {})
+    if option.name in SEND_BACK:
+        partner = {"mode": "sendBack", "consumerGroup": "billing"}
+        partner.pop(option.name, None)
+    parse_sink_options(partner | {option.name: option.example})
+    assert f'{option.name}=""' in refusal(**{option.name: ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("queues", "0", f"expected an integer from 1 to {QUEUES_MAX}."),
+        ("queues", str(QUEUES_MAX + 1), f"expected an integer from 1 to {QUEUES_MAX}."),
+        ("topic", "a/b", "found the topic name"),
+        ("topic", "orders,payments", "found the topic name"),
+        ("flush", "fsync", "expected one of: sync, async."),
+        ("compression", "gzip", "expected one of: none, zlib, lz4, zstd."),
+        ("compressOver", "0", "expected a size ≥ 1 byte"),
+        ("onBatchConflict", "overwrite", "expected one of: fail, skip."),
+        ("onBatchGap", "skip", "expected one of: fail, continue."),
+        ("lockTimeout", "0s", "expected a duration ≥ 1ms"),
+        ("stagingRetention", "day", "expected a duration ≥ 1ms"),
+        ("txnVersion", "-1", "expected an integer ≥ 0."),
+        ("txnVersion", "9223372036854775808", "expected an integer ≥ 0."),
+        ("createTopic", "yes", "expected one of: true, false."),
+        ("path", "s3://bucket/store", "found the scheme s3:"),
+    ],
+)
+def test_parse_sink_options_shows_the_value_the_expectation_and_an_example(name, text, part) -> None:
+    message = refusal(**{name: text})
+    assert message.startswith(f'{name}="{text}": ')
+    assert part in message
+    assert f"Example: {name}=" in message
+
+
+@pytest.mark.parametrize(("given", "missing"), [("txnAppId", "txnVersion"), ("txnVersion", "txnAppId")])
+def test_txnAppId_and_txnVersion_require_each_other(given, missing) -> None:
+    message = refusal(path="/x", **{given: "1"})
+    assert f"{given} is given without {missing}" in message
+    assert '.option("txnVersion", batch_id)' in message
+
+
+def test_check_stream_refuses_txnAppId() -> None:
+    options = parse_sink_options({"path": "/x", "txnAppId": "a", "txnVersion": "1"})
+    with pytest.raises(OptionError, match="txnAppId and txnVersion work in batch writes only"):
+        options.check_stream()
+    parse_sink_options({"path": "/x"}).check_stream()
+
+
+def test_check_complete_requires_a_path() -> None:
+    with pytest.raises(OptionError, match="path is required"):
+        parse_sink_options({}).check_complete()
+    assert parse_sink_options({"path": "/x"}).check_complete() == "/x"
+
+
+def test_parse_sink_options_refuses_a_catalog_table_and_several_paths() -> None:
+    assert "a table in Spark's catalog" in refusal(provider="rmq", path="/x")
+    assert "found 2 paths" in refusal(paths='["/a", "/b"]')
+    assert parse_sink_options({"paths": '["/a"]'}).path == "/a"
+
+
+@pytest.mark.parametrize(
+    ("given", "reads"),
+    [
+        ({"path": "/x", "subscribe": "a"}, True),
+        ({"subscribePattern": "a"}, True),
+        ({"ASSIGN": "{}", "startingoffsets": "latest"}, True),
+        ({"path": "/x"}, False),
+        ({"path": "/x", "topic": "a"}, False),
+        ({"path": "/x", "startingOffsets": "latest"}, False),
+        ({"path": "/x", "subscribe": "a", "queues": "8"}, False),
+        ({"path": "/x", "subscribe": "a", "topic": "a"}, False),
+    ],
+)
+def test_looks_like_reading_needs_a_subscription_and_no_option_of_a_write(given, reads) -> None:
+    assert looks_like_reading(given) is reads
