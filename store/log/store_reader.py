@@ -433,9 +433,12 @@ class StoreReader:
         self._raise_fault(queue.key)
         end = self._log_end.ends.get(queue.key, queue.run.begin)
         if queue.key not in self._min_entries:
-            first = queue.first_from(self._log.segments.begin, end)
-            queue.refuse_hole_before(first, self._log.segments.begin)
-            queue.refuse_wrong_begin(first, end, self._log.segments.begin, self._log.record_at)
+            log_begin = self._log.segments.begin
+            first = queue.first_from(log_begin, end)
+            # If the first segment is gone by now, the queue's first file may have expired with it.
+            if not first or log_begin or self._log.is_begin_there():
+                queue.refuse_hole_before(first, log_begin)
+            queue.refuse_wrong_begin(first, end, log_begin, self._log.record_at)
             self._min_entries[queue.key] = first
         return self._min_entries[queue.key], end
 

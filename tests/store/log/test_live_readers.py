@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
-from support.appender import run_appender
+from support.appender import Appender, run_appender
 from support.appender_log import AppenderLog, read_history
 from support.appender_settings import AppenderSettings
 from support.follower import Follower, Verdict, judge
@@ -218,3 +219,36 @@ def test_a_store_that_gets_a_segment_and_is_closed_while_it_is_listed_is_not_dam
         reader.refresh()  # the log is listed, then comes the writer
         reader.refresh()
         assert reader.bounds(QueueKey("orders", 0)) == QueueBounds(0, 23)
+
+
+def test_a_queue_whose_first_file_expires_with_the_first_segment_while_they_are_listed_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, history = tmp_path / "store", AppenderLog(tmp_path / "history")
+    settings = replace(DENSE, segments_kept=100, death_chance=0, pause_chance=0, topics=2, queues=1)
+    appender = Appender(store, history, Random(1), settings)
+    appender.open()
+    queue, first_file = QueueKey("topic0", 0), store / "consumequeue/topic0/0" / ("0" * 20)
+    for _ in range(ACTS):
+        appender.act()
+    with StoreReader(str(store)) as reader:
+        reader.refresh()
+        for _ in range(20):
+            appender.act()
+        list_queues = reader._list_queues
+
+        def expire_and_list(touched: set[QueueKey] | None) -> object:
+            monkeypatch.undo()
+            appender._settings = replace(settings, segments_kept=1)
+            while first_file.exists():
+                appender._expire()
+            return list_queues(touched)
+
+        monkeypatch.setattr(reader, "_list_queues", expire_and_list)
+        reader.refresh()  # the log was listed when the files expired
+        during = reader.bounds(queue)
+        reader.refresh()
+        after = reader.bounds(queue)
+    assert 0 < during.min_offset <= after.min_offset < during.max_offset == after.max_offset
+    appender.drop()
+    history.close()
