@@ -1,11 +1,13 @@
 """Validation of consume-queue entries against their records, many at once as columns, or one by one.
 
 `compare_headers` compares thousands of entries with the headers of their records. Headers do not contain the topic. So
-`EntryValidator` checks the remaining cases one by one for `log_end.LogEnd`: the last entries of a queue, and messages
-whose entry is missing. It decides whether an entry is late (not written yet), stale (left by a truncation) or damaged.
+`EntryValidator` checks the last entries of a queue one by one for `log_end.LogEnd`, and `missing_entry_fault` the
+messages whose entry is missing. They decide whether an entry is late (not written yet), stale (left by a truncation) or
+damaged.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,24 +255,52 @@ class EntryValidator:
             last -= 1
         return last
 
-    def fault(self, queue: ConsumeQueue, end: int, record: Record, closing: ShutdownState) -> DamageError | None:
-        """Return the error if a record's entry is missing at entry number `end`.
 
-        Return None if the entry may only be late.
-        """
-        late = record.queue_offset - queue.offset_of(end, end)
-        if closing is ShutdownState.LIVE or (late and closing is ShutdownState.CRASHED):
+@dataclass(frozen=True, slots=True)
+class NextEntry:
+    """The entry at a queue's end, which belongs to the queue's next message.
+
+    `queue_offset` is that message's queue offset. `found` is the (physical offset, size) that the entry has on disk, or
+    None if the entry is not written. `path` and `position` (bytes) are the entry's place.
+    """
+
+    queue_offset: int
+    found: tuple[int, int] | None = None
+    path: str = ""
+    position: int = 0
+
+
+def read_next_entry(queue: ConsumeQueue, end: int, closing: ShutdownState) -> NextEntry:
+    """Read the entry at the queue's end, number `end`. In a live store, only find the queue offset.
+
+    The queue has no open file afterwards.
+    """
+    expected = NextEntry(queue.offset_of(end, end))
+    if closing is not ShutdownState.LIVE:
+        entries = queue.read(end, end + 1)
+        is_written = len(entries) > 0 and int(entries.sizes[0]) > 0
+        found = (int(entries.physical_offsets[0]), int(entries.sizes[0])) if is_written else None
+        expected = NextEntry(expected.queue_offset, found, *queue.run.path_of(end))
+    queue.run.close()  # a store may have more queues than a process may have open files
+    return expected
+
+
+def missing_entry_fault(
+    key: QueueKey, record: Record, expected: NextEntry, closing: ShutdownState
+) -> DamageError | None:
+    """Return the error if a record's entry is missing. Return None if the entry may only be late.
+
+    `expected` is the entry at the end of the record's queue.
+    """
+    if closing is ShutdownState.LIVE:
+        return None
+    if closing is ShutdownState.CRASHED:
+        # If the entry points to this record, its writer crashed before it had written the whole entry.
+        is_late = record.queue_offset != expected.queue_offset
+        if is_late or expected.found in (None, (record.physical_offset, record.total_size)):
             return None
-        found = queue.read(end, end + 1)
-        written = len(found) > 0 and int(found.sizes[0]) > 0
-        if closing is ShutdownState.CRASHED and not written:
-            return None
-        same = (record.physical_offset, record.total_size)
-        if closing is ShutdownState.CRASHED and (found.physical_offsets[0], found.sizes[0]) == same:
-            return None  # its writer crashed before it had written the whole entry
-        path, position = queue.run.path_of(end)
-        entry = f"({found.physical_offsets[0]}, {found.sizes[0]})" if written else "nothing"
-        return no_entry_error(record, queue.key, path, position, entry)
+    found = "nothing" if expected.found is None else str(expected.found)
+    return no_entry_error(record, key, expected.path, expected.position, found)
 
 
 def no_entry_error(record: Record, key: QueueKey, path: str, position: int, found: str = "nothing") -> DamageError:

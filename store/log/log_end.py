@@ -12,13 +12,11 @@ Sizes may match by accident, so that the chain continues into older bytes. Then 
 (`RecordChain._cut_stale`). For readers, a queue ends where its entries end: only a writer's recovery adds missing
 entries.
 
-`ChangeToken` is a cheap fingerprint of the store. As long as it holds, nothing has changed: no record was added after
-the log's end, no missing entry was written, no queue that lacked files got a folder, and no writer started or stopped.
-Checking the token costs a few small reads, whatever the number of queues.
+`LogEnd` does all the reading. What follows from the bytes is decided in `log_end_state`, which reads nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,95 +29,38 @@ from rmq_spark.store.format.record import (
     MAGIC_V1,
     MAGIC_V2,
     RECORD_HEAD,
-    TRANSACTION_COMMIT,
-    TRANSACTION_MASK,
     Blank,
     Record,
     Torn,
 )
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries
-from rmq_spark.store.log.entry_check import EntryValidator, compare_headers, no_queue_error
+from rmq_spark.store.log.entry_check import EntryValidator, compare_headers, read_next_entry
+from rmq_spark.store.log.log_end_state import (
+    AwaitedEntry,
+    ChainFacts,
+    ChangeToken,
+    EndState,
+    Facts,
+    Lookups,
+    Needs,
+    NewEntries,
+    advance,
+    conclude,
+    count_agreeing,
+    needs_entry,
+    queue_of,
+    start_over,
+)
 from rmq_spark.store.log.record_chain import RecordChain, ShutdownState, StoreState
 from rmq_spark.store.model import QueueKey
-
-MANY_QUEUES = 64  # if more queues lack an entry, checking each of them costs as much as a refresh
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitedEntry:
-    """The first entry of a queue that is missing or not trusted.
-
-    `previous` is what the last refresh read at entry number `number`; it may be empty.
-    """
-
-    queue: ConsumeQueue
-    number: int
-    previous: Entries
-
-    def has_changed(self) -> bool:
-        """Return whether the entry differs from `previous` now."""
-        if self.number >= self.queue.run.end:
-            self.queue.run.refresh()  # the entry's file may have been created since then
-        current = self.queue.read(self.number, self.number + self.queue.is_written(self.number))
-        self.queue.run.close()
-        return not current.equals(self.previous)
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeToken:
-    """The end of the log (physical offset), and the missing entries and folders as of the last refresh.
-
-    - `refused_ms` is the store time (ms) of a complete record at the end that was considered stale. None if there is
-      none.
-    - `state` is the store's state, if the result depends on it. It does if messages lack entries, or if there are
-      faults or a stale record.
-    - `awaited` are the first entries that are missing or not trusted, one per queue.
-    - `without_folder` are queues that have a message and no folder.
-    """
-
-    end: int
-    refused_ms: int | None = None
-    state: StoreState | None = None
-    awaited: tuple[AwaitedEntry, ...] = ()
-    without_folder: frozenset[QueueKey] = frozenset()
-
-    def holds(self, log: CommitLog, state: Callable[[], StoreState], has_folder: Callable[[QueueKey], bool]) -> bool:
-        """Return whether nothing has changed. If something changes during this call, the next call returns False.
-
-        `state` returns the store's state now, and `has_folder` whether a queue has a folder now.
-        """
-        if not log.is_begin_there() or self._has_log_grown(log):
-            return False
-        if self.state is None:
-            return True
-        try:
-            return (
-                state() == self.state
-                and not any(entry.has_changed() for entry in self.awaited)
-                and not any(has_folder(key) for key in self.without_folder)
-            )
-        except StoreError:
-            return False  # the refresh raises or records the same error
-
-    def _has_log_grown(self, log: CommitLog) -> bool:
-        """Return whether the log now has a complete record at `end`, or a filler that the next segment follows."""
-        magic = int.from_bytes(log.bytes_at(self.end, BLANK_BYTES)[4:], "big")
-        if magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK):
-            return False
-        found = log.record_at(self.end)
-        if isinstance(found, Blank):
-            segment = log.segments.holding(self.end)
-            return segment is None or log.has_file_at(segment.end)
-        return isinstance(found, Record) and found.crc_matches and found.store_timestamp != self.refused_ms
 
 
 class LogEnd:
     """The ends of the log and of its queues as of the last `refresh`. Not thread-safe.
 
-    `end` is the physical offset of the log's end. `ends` has the number after the last valid entry of each queue.
-    `faults` has the error of each queue that cannot be read. A refresh is cheap if little was appended since the last
-    one.
+    A refresh is cheap if little was appended since the last one. If a refresh raises, all results stay those of the
+    refresh before it.
     """
 
     def __init__(
@@ -133,38 +74,90 @@ class LogEnd:
         self._log, self._read_state, self._checkpoint = log, state, checkpoint
         self._may_exist, self._last_indexed = may_exist, last_indexed
         self._validator = EntryValidator(log, checkpoint, last_indexed)
-        self.begin = 0  # physical offset from which the last whole refresh followed the chain of records
-        self.end = 0
-        self.ends: dict[QueueKey, int] = {}
-        self._last_offsets: dict[QueueKey, int] = {}  # physical offset in each queue's last valid entry
-        self.faults: dict[QueueKey, StoreError] = {}
-        self._unreadable: dict[QueueKey, tuple[ConsumeQueue, StoreError]] = {}  # queues whose files are wrong
-        self.pending: set[QueueKey] = set()  # queues with a logged message that has no entry yet
-        # The next refresh starts here, after the last record that has an entry. It cannot start later: when a crashed
-        # writer restarts, its recovery may still truncate records without an entry.
-        self._base = 0
-        self._newest_ms = -1  # newest store time (ms)
-        self._last_record: tuple[int, bytes] = (0, b"")
-        self._waiting: list[Record] = []  # records that had no entry at the last refresh
-        self._token: ChangeToken | None = None  # if None, the store may have changed and must be read again
+        self._state = EndState()
+
+    @property
+    def begin(self) -> int:
+        """The physical offset from which the last whole refresh followed the chain of records."""
+        return self._state.begin
+
+    @property
+    def end(self) -> int:
+        """The physical offset of the log's end."""
+        return self._state.end
+
+    @property
+    def ends(self) -> Mapping[QueueKey, int]:
+        """The number after the last valid entry of each queue that can be read."""
+        return self._state.ends
+
+    @property
+    def faults(self) -> Mapping[QueueKey, StoreError]:
+        """The error of each queue that cannot be read."""
+        return self._state.faults
+
+    @property
+    def pending(self) -> Set[QueueKey]:
+        """The queues that have a logged message without an entry, while the entry may still be written."""
+        return self._state.pending
+
+    @property
+    def newest_ms(self) -> int:
+        """The newest store time (ms) of a message before the end. -1 if there is no message."""
+        return self._state.newest_ms
+
+    @property
+    def last_record(self) -> tuple[int, bytes]:
+        """The physical offset and the header of the last record that has an entry. (0, b"") if there is none."""
+        return self._state.last_record
+
+    def first_unitless(self) -> int:
+        """Return a physical offset below which every message has an entry, except messages of deleted topics.
+
+        It is at or below the first message whose entry is missing or not trusted.
+        """
+        return self._state.first_unitless()
 
     def is_idle(self, has_folder: Callable[[QueueKey], bool]) -> bool:
         """Return whether nothing has changed since the last refresh. Costs a few small reads.
 
         `has_folder` returns whether a queue has a folder on disk now.
         """
-        return (
-            self._token is not None
-            and self._token.holds(self._log, self._read_state, has_folder)
-            and not self.is_rewritten()
-        )
+        token = self._state.token
+        return token is not None and self._holds(token, has_folder) and not self.is_rewritten()
+
+    def _holds(self, token: ChangeToken, has_folder: Callable[[QueueKey], bool]) -> bool:
+        """Return whether nothing has changed. If something changes during this call, the next call returns False."""
+        if not self._log.is_begin_there() or self._has_log_grown(token):
+            return False
+        if token.store is None:
+            return True
+        try:
+            return (
+                self._read_state() == token.store
+                and not any(map(_has_changed, token.awaited))
+                and not any(map(has_folder, token.without_folder))
+            )
+        except StoreError:
+            return False  # the refresh raises or records the same error
+
+    def _has_log_grown(self, token: ChangeToken) -> bool:
+        """Return whether a complete record is at the token's end, or a filler that the next segment follows."""
+        magic = int.from_bytes(self._log.bytes_at(token.end, BLANK_BYTES)[4:], "big")
+        if magic not in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK):
+            return False
+        found = self._log.record_at(token.end)
+        if isinstance(found, Blank):
+            segment = self._log.segments.holding(token.end)
+            return segment is None or self._log.has_file_at(segment.end)
+        return isinstance(found, Record) and found.crc_matches and found.store_timestamp != token.refused_ms
 
     def appended(self, at_most: int) -> set[QueueKey] | None:
         """Return the queues of the records that were appended since the last refresh.
 
         Queues that are pending or have a fault are included. Return None if `at_most` records or more were appended.
         """
-        found, physical_offset = self.pending | self.faults.keys(), self._base
+        found, physical_offset = {*self.pending, *self.faults}, self._state.base
         for _ in range(at_most):
             record = self._log.record_at(physical_offset)
             if isinstance(record, Blank):
@@ -175,36 +168,19 @@ class LogEnd:
             elif isinstance(record, Torn):
                 return found
             else:
-                found.add(QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id))
+                found.add(queue_of(record))
                 physical_offset += record.total_size
         return None
-
-    @property
-    def newest_ms(self) -> int:
-        """The newest store time (ms) of a message before the end. -1 if there is no message."""
-        return self._newest_ms
-
-    @property
-    def last_record(self) -> tuple[int, bytes]:
-        """The physical offset and the header of the last record that has an entry. (0, b"") if there is none."""
-        return self._last_record
-
-    def first_unitless(self) -> int:
-        """Return a physical offset below which every message has an entry, except messages of deleted topics.
-
-        It is at or below the first message whose entry is missing or not trusted.
-        """
-        return min(self._base, min((record.physical_offset for record in self._waiting), default=self.end))
 
     def is_rewritten(self) -> bool:
         """Return whether the next refresh must be whole, because earlier results are not valid any more.
 
         They are not valid if the last record was overwritten, or if files that could not be read have changed.
         """
-        physical_offset, header = self._last_record
+        physical_offset, header = self._state.last_record
         if header and self._log.bytes_at(physical_offset, RECORD_HEAD.itemsize) != header:
             return True
-        for queue, fault in self._unreadable.values():
+        for queue, fault in self._state.unreadable.values():
             queue.run.refresh()
             if str(queue.run.fault()) != str(fault):
                 return True
@@ -227,7 +203,8 @@ class LogEnd:
         cleanly since then. So a file that is not in the list must not be reported as lost. Raises DamageError if the
         log is damaged.
         """
-        state, self._token = state or self._read_state(), None
+        state = state or self._read_state()
+        self._state = replace(self._state, token=None)  # so that a refresh follows if this one raises
         try:
             self._refresh(queues, list(among), state, whole=whole)
             if not self.faults or self._read_state() == state:
@@ -240,101 +217,85 @@ class LogEnd:
         self._refresh(queues, list(among), replace(state, closing=ShutdownState.LIVE), whole=whole)
 
     def _refresh(
-        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], state: StoreState, *, whole: bool
+        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], store: StoreState, *, whole: bool
     ) -> None:
-        if whole:
-            self._base, self.ends, self._last_record = self._live_begin(state.closing), {}, (0, b"")
-            self._waiting, self._newest_ms, self._last_offsets, self.begin = [], -1, {}, self._base
-        base = self._base
-        new_entries = self._read_new_entries(queues, among, whole=whole)
-        flags, chained = self._chain(base, new_entries, state)
-        self.end = chained.end
-        unnamed = _messages_by_topic(chained.unitless) if state.closing is ShutdownState.CLOSED else {}
-        unconfirmed: dict[QueueKey, int] = {}
-        damaged: dict[QueueKey, DamageError] = {}
-        for key, (begin, entries) in new_entries.items():
-            valid = flags[key] & (entries.physical_offsets + entries.sizes <= self.end)
-            last = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
-            if state.closing is ShutdownState.CRASHED and not valid[:last].all():
-                last = int(np.argmin(valid))  # a power cut lost entries in the middle, so the queue ends before them
-            confirmed = self._validator.confirm(key, entries, last, state.closing)
-            self.ends[key] = begin + confirmed
-            if confirmed:
-                self._last_offsets[key] = int(entries.physical_offsets[confirmed - 1])
-            if confirmed < last:
-                unconfirmed[key] = int(entries.physical_offsets[confirmed])
-            fault = None
-            if state.closing is ShutdownState.CLOSED:
-                rest = entries.part(confirmed, len(entries))
-                fault = self._validator.fault_after_end(
-                    queues, key, begin + confirmed, rest, last - confirmed, chained, unnamed.get(key.topic, {})
-                )
-            if whole and not len(entries) and state.closing is not ShutdownState.LIVE:
-                fault = self._validator.fault_of_older_end(queues[key], begin)
-            if fault is not None:
-                damaged[key] = fault
-        self._remember(chained, min(unconfirmed.values(), default=chained.end))
-        self._newest_ms = chained.newest_ms()
-        # The next refresh reads the records after the last entry again, so only earlier ones are kept.
-        self._waiting = [record for record in self._waiting if record.physical_offset < base] + chained.unitless
-        self._check_waiting(chained, queues, state.closing)
-        self.pending |= unconfirmed.keys()
-        self.faults.update(damaged)
-        self.faults.update({key: fault for key, (_, fault) in self._unreadable.items()})
-        self._token = self._make_token(queues, new_entries, chained, state)
-
-    def _make_token(
-        self,
-        queues: Mapping[QueueKey, ConsumeQueue],
-        new_entries: Mapping[QueueKey, tuple[int, Entries]],
-        chained: RecordChain,
-        state: StoreState,
-    ) -> ChangeToken | None:
-        """Return a token of the store's present state. While that is unchanged, another refresh would find nothing new.
-
-        Return None if a refresh should follow at once.
-        """
-        if not self.pending and not self.faults and chained.refused_ms is None:
-            return ChangeToken(self.end)
-        waiting = self.pending & queues.keys()
-        if len(self.pending) > MANY_QUEUES or not waiting <= new_entries.keys():
-            return None
-        awaited = []
-        for key in waiting:
-            begin, entries = new_entries[key]
-            at = self.ends[key] - begin
-            awaited.append(AwaitedEntry(queues[key], self.ends[key], entries.part(at, at + 1)))
-        without_folder = frozenset(self.pending - queues.keys())
-        return ChangeToken(self.end, chained.refused_ms, state, tuple(awaited), without_folder)
+        state = start_over(self._state, self._live_begin(store.closing)) if whole else self._state
+        entries, unreadable = self._read_new_entries(queues, among, state, whole=whole)
+        agree, chained = self._chain(state, entries, store)
+        chain = ChainFacts(
+            chained.end,
+            chained.newest_ms(),
+            chained.physical_offsets,
+            chained.sizes,
+            tuple(chained.unitless),
+            chained.refused_ms,
+        )
+        new_entries = self._validate(queues, entries, agree, chained, store.closing, whole=whole)
+        facts = Facts(store, queues, new_entries, unreadable, chain)
+        moved, needs = advance(state, facts)
+        self._state = conclude(moved, needs, facts, self._look_up(moved, needs, facts))
 
     def _read_new_entries(
-        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], *, whole: bool
-    ) -> dict[QueueKey, tuple[int, Entries]]:
+        self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], state: EndState, *, whole: bool
+    ) -> tuple[dict[QueueKey, tuple[int, Entries]], dict[QueueKey, tuple[ConsumeQueue, StoreError]]]:
         """Return the entries that this refresh must check, by queue, each with the number of the first entry.
 
-        Queues whose files cannot be read are left out.
+        Also return the queues whose files cannot be read, with the error.
         """
-        if whole:
-            self._unreadable = {}
-        for gone in self._unreadable.keys() - queues.keys():
-            del self._unreadable[gone]
-        found = {}
+        found, unreadable = {}, {}
         for key in among:
             queue = queues[key]
             fault = queue.run.fault()
             if fault is not None:
-                self._unreadable[key] = queue, fault
-                self.ends.pop(key, None)
+                unreadable[key] = queue, fault
                 continue
-            known = self.ends.get(key)
-            if whole or known is None or self._is_recreated(queue, known):
+            known = state.ends.get(key)
+            if whole or known is None or _is_recreated(queue, known, state.last_offsets.get(key)):
                 end = queue.search_written_end()
-                begin = queue.first_from(self._base, end)
+                begin = queue.first_from(state.base, end)
             else:
                 begin, end = known, queue.written_end(known)
             found[key] = begin, queue.read(begin, end)
             queue.run.close()  # a store may have more queues than a process may have open files
+        return found, unreadable
+
+    def _validate(
+        self,
+        queues: Mapping[QueueKey, ConsumeQueue],
+        new_entries: Mapping[QueueKey, tuple[int, Entries]],
+        agree: Mapping[QueueKey, NDArray[np.bool_]],
+        chained: RecordChain,
+        closing: ShutdownState,
+        *,
+        whole: bool,
+    ) -> dict[QueueKey, NewEntries]:
+        """Confirm the entries of each queue, and find damage after them. `agree` is the result of `_chain`."""
+        found = {}
+        unnamed = _messages_by_topic(chained.unitless) if closing is ShutdownState.CLOSED else {}
+        for key, (begin, entries) in new_entries.items():
+            agreeing = count_agreeing(agree[key], entries, chained.end, closing)
+            confirmed = self._validator.confirm(key, entries, agreeing, closing)
+            fault = None
+            if closing is ShutdownState.CLOSED:
+                rest = entries.part(confirmed, len(entries))
+                fault = self._validator.fault_after_end(
+                    queues, key, begin + confirmed, rest, agreeing - confirmed, chained, unnamed.get(key.topic, {})
+                )
+            if whole and not len(entries) and closing is not ShutdownState.LIVE:
+                fault = self._validator.fault_of_older_end(queues[key], begin)
+            found[key] = NewEntries(begin, entries, agreeing, confirmed, fault)
         return found
+
+    def _look_up(self, moved: EndState, needs: Needs, facts: Facts) -> Lookups:
+        """Read what `conclude` needs."""
+        header = b"" if needs.header_at is None else self._log.bytes_at(needs.header_at, RECORD_HEAD.itemsize)
+        next_entries = {
+            key: read_next_entry(facts.queues[key], moved.ends[key], facts.store.closing)
+            for key in needs.queues
+            if key in facts.queues and key in moved.ends
+        }
+        topics = {key.topic for key in needs.queues if key not in facts.queues}
+        return Lookups(header, next_entries, frozenset(filter(self._may_exist, topics)))
 
     def _live_begin(self, closing: ShutdownState) -> int:
         """Return the physical offset where a segment begins, such that all records before it are certainly valid.
@@ -349,19 +310,8 @@ class LogEnd:
                 return segment.begin
         return self._log.segments.begin
 
-    def _is_recreated(self, queue: ConsumeQueue, known: int) -> bool:
-        """Return whether the queue's topic was deleted and created again since the last refresh.
-
-        `known` is the queue's end as of the last refresh.
-        """
-        expected = self._last_offsets.get(queue.key)
-        if expected is None or known <= queue.run.begin:
-            return False
-        last = queue.read(known - 1, known).physical_offsets
-        return not len(last) or int(last[0]) != expected
-
     def _chain(
-        self, base: int, new_entries: Mapping[QueueKey, tuple[int, Entries]], state: StoreState
+        self, state: EndState, new_entries: Mapping[QueueKey, tuple[int, Entries]], store: StoreState
     ) -> tuple[dict[QueueKey, NDArray[np.bool_]], RecordChain]:
         """Compare all entries with their records, and follow the chain of the records that agree.
 
@@ -379,67 +329,41 @@ class LogEnd:
             self._log, physical_offsets[order], sizes[order], offsets[order], queue_ids[order]
         )
         chosen = order[agree]
-        chained = RecordChain(self._log, physical_offsets[chosen], sizes[chosen], times[agree], base, self._newest_ms)
-        chained.settle(state, self._checkpoint, self._last_indexed)
+        chained = RecordChain(
+            self._log, physical_offsets[chosen], sizes[chosen], times[agree], state.base, state.newest_ms
+        )
+        chained.settle(store, self._checkpoint, self._last_indexed)
         flags = np.zeros(len(physical_offsets), np.bool_)
         flags[chosen] = True
         flags_of_queues = np.split(flags, np.cumsum(lengths)[:-1]) if keys else []
         return dict(zip(keys, flags_of_queues, strict=True)), chained
 
-    def _check_waiting(
-        self, chained: RecordChain, queues: Mapping[QueueKey, ConsumeQueue], closing: ShutdownState
-    ) -> None:
-        """Set `pending` and `faults` for the queues of the messages without an entry.
 
-        Such a queue is pending, unless the store was shut down cleanly. It has a fault if the entry cannot merely be
-        late.
-        """
-        self.faults, self.pending = {}, set()
-        last_offset = int(chained.physical_offsets[-1]) if len(chained.physical_offsets) else -1
-        waiting = []
-        for record in self._waiting:
-            if not _needs_entry(record):
-                continue
-            key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
-            queue = queues.get(key)
-            if queue is None and record.physical_offset < last_offset and not self._may_exist(key.topic):
-                continue  # later messages have entries, so this one had an entry until its topic was deleted
-            if queue is None and closing is ShutdownState.CLOSED and self._may_exist(key.topic):
-                self.faults.setdefault(key, no_queue_error(record, key))
-            end = self.ends.get(key)
-            if queue is not None and end is not None and record.queue_offset < queue.offset_of(end, end):
-                continue  # its entry was written meanwhile
-            if queue is not None and record.physical_offset < self._last_offsets.get(key, -1):
-                continue  # earlier than the queue's last record, so its topic was deleted and created again
-            waiting.append(record)
-            if closing is not ShutdownState.CLOSED and key not in self._unreadable:
-                self.pending.add(key)
-            if queue is not None and end is not None and key not in self.faults:
-                fault = self._validator.fault(queue, end, record, closing)
-                if fault is not None:
-                    self.faults[key] = fault
-        self._waiting = waiting
-
-    def _remember(self, chained: RecordChain, before: int) -> None:
-        """Set where the next refresh starts: after the last record with an entry below physical offset `before`.
-
-        Keep that record's header, so that the next refresh detects whether the log was rewritten.
-        """
-        live = np.flatnonzero(chained.physical_offsets < min(before, chained.end))
-        if len(live):
-            last = int(chained.physical_offsets[live[-1]])
-            self._last_record = last, self._log.bytes_at(last, RECORD_HEAD.itemsize)
-            self._base = max(self._base, last + int(chained.sizes[live[-1]]))
+def _has_changed(awaited: AwaitedEntry) -> bool:
+    """Return whether the entry differs now from what the last refresh read."""
+    queue, number = awaited.queue, awaited.number
+    if number >= queue.run.end:
+        queue.run.refresh()  # the entry's file may have been created since then
+    current = queue.read(number, number + queue.is_written(number))
+    queue.run.close()
+    return not current.equals(awaited.previous)
 
 
-def _needs_entry(record: Record) -> bool:
-    """Return whether the message gets an entry. Prepared and rolled back messages never do."""
-    return record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
+def _is_recreated(queue: ConsumeQueue, known: int, last_offset: int | None) -> bool:
+    """Return whether the queue's topic was deleted and created again since the last refresh.
+
+    `known` is the queue's end as of the last refresh, and `last_offset` the physical offset in its last entry. It is
+    None if the queue had no entry.
+    """
+    if last_offset is None or known <= queue.run.begin:
+        return False
+    last = queue.read(known - 1, known).physical_offsets
+    return not len(last) or int(last[0]) != last_offset
 
 
 def _messages_by_topic(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
     """Return the records that need an entry, by topic, and for each topic by physical offset."""
     found: dict[str, dict[int, Record]] = {}
-    for record in filter(_needs_entry, records):
-        found.setdefault(record.topic.decode("utf-8", "replace"), {})[record.physical_offset] = record
+    for record in filter(needs_entry, records):
+        found.setdefault(queue_of(record).topic, {})[record.physical_offset] = record
     return found
