@@ -192,7 +192,7 @@ ENDS = {
     ),
     "last entries of two queues not confirmed": Row(
         KNOWN,
-        facts(LIVE, chain(600, 300, 400, 500), {A: new(2, 300, 500, unconfirmed=1), B: new(1, 400, unconfirmed=1)}),
+        facts(LIVE, chain(600, 300, 400, 500), {B: new(1, 400, unconfirmed=1), A: new(2, 300, 500, unconfirmed=1)}),
         ending(
             600,
             400,
@@ -251,7 +251,7 @@ WAITING = {
     ),
     "prepared message, then a committed one": Row(
         KNOWN,
-        facts(LIVE, chain(500, unitless=(record(A, 300, 0, TRANSACTION_PREPARED), COMMITTED)), {A: new(2)}),
+        facts(LIVE, chain(500, unitless=(record(GONE, 300, 0, TRANSACTION_PREPARED), COMMITTED)), {A: new(2)}),
         ending(500, 300, waiting=(COMMITTED,), pending=frozenset({A}), token=token(500, LIVE, awaited(A, 2))),
         next_entries={A: NextEntry(2)},
     ),
@@ -296,13 +296,14 @@ WAITING = {
 FAULTS = {
     "entry missing after a clean shutdown": Row(
         A_IS_LATE,
-        facts(CLOSED, chain(400, unitless=(LATE_A,)), {A: new(2)}),
+        facts(CLOSED, chain(500, unitless=(LATE_A, COMMITTED)), {A: new(2)}),
         ending(
-            400,
+            500,
             300,
             faults={A: no_entry_error(LATE_A, A, "a queue file", 40)},
+            waiting=(LATE_A, COMMITTED),
             pending=frozenset(),
-            token=token(400, CLOSED),
+            token=token(500, CLOSED),
         ),
         next_entries={A: NextEntry(2, None, "a queue file", 40)},
     ),
@@ -323,6 +324,18 @@ FAULTS = {
         facts(CRASHED, chain(400, unitless=(LATE_A,)), {A: new(2)}),
         {"token": token(400, CRASHED, awaited(A, 2))},
         next_entries={A: NextEntry(2, (300, 100), "a queue file", 40)},
+    ),
+    "entry of an earlier message is wrong after a crash": Row(
+        A_IS_LATE,
+        facts(CRASHED, chain(400, unitless=(LATE_A,)), {A: new(1)}),
+        ending(
+            400,
+            300,
+            ends={A: 1, B: 1},
+            pending=frozenset({A}),
+            token=token(400, CRASHED, awaited(A, 1)),
+        ),
+        next_entries={A: NextEntry(1, (7, 7), "a queue file", 20)},
     ),
     "no queue after a clean shutdown": Row(
         KNOWN,
@@ -438,7 +451,7 @@ def test_log_end_state_follows_from_the_facts(row: Row) -> None:
         ([True, False, True], 300, ShutdownState.LIVE, 3),
         ([True, False, True], 300, ShutdownState.CLOSED, 3),
         ([True, False, True], 300, ShutdownState.CRASHED, 1),
-        ([True, False, True], 200, ShutdownState.CRASHED, 1),
+        ([True, True, True], 300, ShutdownState.CRASHED, 3),
         ([True, True, False], 300, ShutdownState.CRASHED, 2),
         ([False, True, True], 300, ShutdownState.CRASHED, 0),
     ],
