@@ -185,3 +185,22 @@ def test_log_end_reports_a_hole_after_a_message_from_the_future(tmp_path: Path) 
     field_of_record(tmp_path / "s", 2, "magic", bytes(4))
     with pytest.raises(DamageError, match=r"the log ends before its last message.* expected 10004, found 99000000"):
         bounds(tmp_path / "s")
+
+
+def test_log_end_stays_the_same_if_a_refresh_fails(tmp_path: Path) -> None:
+    """The whole refresh fails because the log was overwritten. It would start in the last segment."""
+    early = SampleMessage("U", 0, b"first segment", store_timestamp=1)
+    build_store(tmp_path / "s", [early, *messages(list(range(2, 30)))], segment_bytes=1024, preallocated=True)
+    checkpoint(tmp_path / "s", 29)
+    with open_reader(str(tmp_path / "s")) as reader:
+        reader.refresh()
+        end = reader.log_end
+        last_segment = tmp_path / "s" / "commitlog" / f"{end // 1024 * 1024:020d}"
+        before = last_segment.read_bytes()
+        last_segment.write_bytes(bytes(len(before)))
+        with pytest.raises(DamageError, match="the log ends before its last message"):
+            reader.refresh()
+        last_segment.write_bytes(before)
+        assert reader.refresh()
+        assert (reader.log_end, reader.bounds(QUEUE)) == (end, QueueBounds(0, 28))
+        assert reader.bounds(QueueKey("U", 0)) == QueueBounds(0, 1)
