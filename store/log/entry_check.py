@@ -261,7 +261,8 @@ class NextEntry:
     """The entry at a queue's end, which belongs to the queue's next message.
 
     `queue_offset` is that message's queue offset. `found` is the (physical offset, size) that the entry has on disk, or
-    None if the entry is not written. `path` and `position` (bytes) are the entry's place.
+    None if the entry is not written. `path` and `position` (bytes) are the entry's place. In a live store only
+    `queue_offset` is set.
     """
 
     queue_offset: int
@@ -296,8 +297,8 @@ def missing_entry_fault(
         return None
     if closing is ShutdownState.CRASHED:
         # If the entry points to this record, its writer crashed before it had written the whole entry.
-        is_late = record.queue_offset != expected.queue_offset
-        if is_late or expected.found in (None, (record.physical_offset, record.total_size)):
+        is_next = record.queue_offset == expected.queue_offset
+        if not is_next or expected.found in (None, (record.physical_offset, record.total_size)):
             return None
     found = "nothing" if expected.found is None else str(expected.found)
     return no_entry_error(record, key, expected.path, expected.position, found)

@@ -105,7 +105,7 @@ class NewEntries:
     """The entries of one queue that a refresh read, and what the validator found.
 
     - `begin` is the number of the first of `entries`.
-    - `agreeing` is the result of `count_agreeing`.
+    - `agreeing` is the number of entries that `count_agreeing` returned.
     - `confirmed` is how many of these passed all other checks. The queue ends after them.
     - `fault` is damage found at that end, or None.
     """
@@ -180,10 +180,11 @@ def start_over(state: EndState, begin: int) -> EndState:
 
 
 def count_agreeing(agree: NDArray[np.bool_], entries: Entries, log_end: int, closing: ShutdownState) -> int:
-    """Return how many of the first entries remain up to the last one with a valid record before `log_end`.
+    """Return the number of entries up to the last one whose record is valid.
 
-    `agree` tells for each entry whether its record's header agrees with it. After a crash, the entries end at the first
-    one without a valid record, because a power cut may have lost entries in the middle.
+    A record is valid if its header agrees with the entry, which `agree` tells for each entry, and if it does not extend
+    beyond `log_end`. After a crash, count only the entries before the first one without a valid record, because a power
+    cut may have lost entries in the middle.
     """
     valid = agree & (entries.physical_offsets + entries.sizes <= log_end)
     last = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
