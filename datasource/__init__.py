@@ -13,6 +13,7 @@ source_view.py, positions.py              bounds of queues, offsets of times, th
 planning.py, limits.py, splitting.py      start and end of a batch, its limits, its tasks
 pushdown.py, key_selection.py             conditions of the query, and ranges by key or id
 group_planner.py, batch_assignment.py     the queues of a query that is a member of a consumer group
+group_placement.py                        where such a query begins in each queue
 partition.py, partition_reader.py         the input of a task, and how the task reads
 
 The modules that write:

@@ -4,11 +4,19 @@ The report is the metadata under "@" in the latest offset. The session's listene
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmq_spark.datasource.batch_assignment import BatchAssignment, Hold
 from rmq_spark.datasource.group_options import GroupOptions
+from rmq_spark.datasource.group_placement import (
+    BatchFacts,
+    QueueFacts,
+    Step,
+    describe_notices,
+    offsets_of,
+    place_queue,
+)
 from rmq_spark.datasource.limits import QueueRange
 from rmq_spark.datasource.offsets import StreamOffset
 from rmq_spark.datasource.planning import Bounds, find_ahead
@@ -16,8 +24,8 @@ from rmq_spark.datasource.read_options import ReadOptions
 from rmq_spark.datasource.source_view import StoreView
 from rmq_spark.datasource.subscription import named_topics
 from rmq_spark.store import GroupAssignment, GroupSession, GroupTerms, resolve_start_offsets
-from rmq_spark.store.errors import GroupConflictError, OffsetRangeError, StoreChangedError
-from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
+from rmq_spark.store.model import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
 
@@ -99,17 +107,16 @@ class GroupPlanner:
         }
         step = self._query.rebalance(list(bounds), finished, before.reset if is_ours else None)
         owned = self._owned = frozenset(step.owned)
-        seeks, starts = self._positions(before, resumes, bounds, step)
-        seeks = {queue: resume for queue, resume in resumes.items() if queue in owned} | seeks
-        moves = {queue: resume for queue, resume in resumes.items() if queue not in owned}
-        gained = frozenset(step.gained)
-        for queue, target in step.resets.items():
-            if queue in bounds and queue not in gained:
-                position = _nearest(target, bounds[queue])
-                if queue in owned:
-                    (seeks if queue in before.positions else starts)[queue] = position
-                elif queue in before.positions:
-                    moves[queue] = position
+        facts, batch = self._queue_facts(before, resumes, bounds, step), self._batch_facts(before)
+        places = {queue: place_queue(one, batch) for queue, one in facts.items()}
+        for warning in describe_notices(places, self._group.group):
+            _LOG.warning("rmq: %s", warning)
+        seeks, moves = offsets_of(places, Step.SEEK), offsets_of(places, Step.MOVE)
+        starts = offsets_of(places, Step.START)
+        for is_retry in (False, True):
+            unknown = [q for q, place in places.items() if place.step is Step.FIND and facts[q].is_retry == is_retry]
+            if unknown:  # all have the same fallback
+                starts |= self._group_starts(unknown, bounds, step.held, places[unknown[0]].fallback)
         ahead = find_ahead({**seeks, **starts}, bounds, self._group.group)
         for loss in ahead:
             (seeks if loss.queue in seeks else starts)[loss.queue] = loss.begin
@@ -153,47 +160,42 @@ class GroupPlanner:
         self._is_first = False
         self._had |= self._owned
 
-    def _positions(
-        self, before: StreamOffset, resumes: Mapping[QueueKey, int], bounds: Bounds, step: GroupAssignment
-    ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-        """Return (seeks, starts): the positions at which the query begins in the queues that it has gained.
+    def _batch_facts(self, before: StreamOffset) -> BatchFacts:
+        options, group = self._options, self._group
+        return BatchFacts(
+            is_first=self._is_first,
+            is_initial=before.is_initial(),
+            is_shared=group.is_shared,
+            begins_at_group=options.begins_at_group,
+            has_start=options.starting_offsets is not None or options.starting_times is not None,
+            has_time=options.starting_times is not None,
+            on_conflict=group.on_conflict,
+            fallback=group.fallback,
+        )
 
-        `seeks` has those queues that are in `before`, if their position changes; `starts` has those that are not.
+    def _queue_facts(
+        self, before: StreamOffset, resumes: Mapping[QueueKey, int], bounds: Bounds, step: GroupAssignment
+    ) -> dict[QueueKey, QueueFacts]:
+        """Return the facts of the queues whose position the group may change. All other queues keep their position.
+
         `resumes` has the positions of suspended queues to which the query must go back.
         """
-        positions = {**before.positions, **resumes}
-        gained = [queue for queue in step.gained if queue in bounds]
-        # In the group's retry topic the query begins at the group's offset, whatever its startingOffsets.
-        retries = {queue for queue in gained if queue not in positions and self._options.begins_as_retry(queue)}
-        reset = {queue: self._reset_position(queue, step, bounds[queue]) for queue in gained if queue in step.resets}
-        committed = {queue: step.held[queue] for queue in gained if queue in step.held and queue not in reset}
-        starts = {queue: position for queue, position in reset.items() if queue not in positions}
-        if before.is_initial():
-            seeks = {}
-            self._warn_of_unread({queue: at for queue, at in committed.items() if queue not in retries}, bounds)
-        elif self._is_first and not self._group.is_shared:
-            own = [queue for queue in committed if queue not in retries]
-            begins = {queue: positions.get(queue, bounds[queue].min_offset) for queue in own}
-            moves = self._resolve_conflict(begins, {queue: committed[queue] for queue in own})
-            seeks = {queue: at for queue, at in moves.items() if queue in positions}
-            starts |= {queue: at for queue, at in moves.items() if queue not in positions}
-        else:
-            # If a suspended queue goes back, no member has resumed after that position, so a larger offset is older.
-            known = {
-                queue: at for queue, at in committed.items() if queue in positions and at <= resumes.get(queue, at)
-            }
-            seeks = self._follow(positions, known)
-        seeks |= {queue: position for queue, position in reset.items() if queue in positions}
-        unassigned = [queue for queue in gained if queue not in positions and queue not in reset]
-        if self._options.begins_at_group and (self._group.is_shared or before.is_initial()):
-            own = [queue for queue in unassigned if queue not in retries]
-            starts |= self._group_starts(own, bounds, step.held, self._group.fallback)
-        # With startingTimestamp a group begins in an existing retry topic at its end, and in one that appears later at
-        # its first message.
-        by_time = before.is_initial() and self._options.starting_times is not None
-        fallback = "timestamp" if by_time else "earliest"
-        starts |= self._group_starts([queue for queue in unassigned if queue in retries], bounds, step.held, fallback)
-        return seeks, starts
+        gained = frozenset(step.gained)
+        return {
+            queue: QueueFacts(
+                bounds[queue],
+                previous=before.positions.get(queue),
+                resume=resumes.get(queue),
+                reset=step.resets.get(queue),
+                committed=step.held.get(queue),
+                is_owned=queue in self._owned,
+                is_gained=queue in gained,
+                was_owned=queue in self._had,
+                is_retry=self._options.begins_as_retry(queue),
+            )
+            for queue in dict.fromkeys([*resumes, *step.gained, *step.resets])
+            if queue in bounds
+        }
 
     def _group_starts(
         self, queues: Sequence[QueueKey], bounds: Bounds, committed: Mapping[QueueKey, int], fallback: str
@@ -209,106 +211,6 @@ class GroupPlanner:
             unknown = {queue: available for queue, available in bounds.items() if queue.topic in new}
             committed = self._query.begin(resolve_start_offsets(self._view.store, unknown, {}, fallback, time_of))
         return resolve_start_offsets(self._view.store, {q: bounds[q] for q in queues}, committed, fallback, time_of)
-
-    def _reset_position(self, queue: QueueKey, step: GroupAssignment, available: QueueBounds) -> int:
-        """Return the position of a gained queue to which a reset applies.
-
-        It is the group's committed offset, because the reset set this offset, and a member that has applied the reset
-        may have advanced it since. With onOffsetConflict=checkpoint and assignment=all, a restarted query begins at the
-        offset of the reset.
-        """
-        target, committed = step.resets[queue], step.held.get(queue)
-        if committed is None or committed == target:
-            return _nearest(target, available)
-        if self._is_first and not self._group.is_shared and self._group.on_conflict == "checkpoint":
-            _LOG.warning(
-                "rmq: the consumer group %s is at %d in queue %s, and was reset to %d after this checkpoint: "
-                "another consumer has advanced it since. onOffsetConflict=checkpoint: reads the messages between again",
-                self._group.group,
-                committed,
-                queue,
-                target,
-            )
-            return _nearest(target, available)
-        return committed
-
-    def _follow(self, positions: Mapping[QueueKey, int], committed: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Return the new positions of gained queues that another member may have read in the meantime.
-
-        A queue normally resumes at the group's committed offset. If that is smaller than `positions`, it matters
-        whether this run of the query has owned the queue before. If so, the run published its own position, so the
-        smaller offset is a later decision, and applies. If not, the position is from the checkpoint, and applies: most
-        often the committed offset is only that of this query's previous batch. This is logged.
-        """
-        lagging = {q: at for q, at in committed.items() if at < positions[q] and q not in self._had}
-        if lagging:
-            queue, at = min(lagging.items())
-            _LOG.warning(
-                "rmq: the consumer group %s is at %d in queue %s, and this query's checkpoint at %d%s: it resumes at "
-                "its checkpoint. That is right if its last batch was not published. If the store was truncated and "
-                "another query advanced, reset the group to read the messages between",
-                self._group.group,
-                at,
-                queue,
-                positions[queue],
-                _and_more(lagging),
-            )
-        return {q: at for q, at in committed.items() if at != positions[q] and q not in lagging}
-
-    def _resolve_conflict(
-        self, begins: Mapping[QueueKey, int], committed: Mapping[QueueKey, int]
-    ) -> dict[QueueKey, int]:
-        """Apply onOffsetConflict: return the positions that replace those of the checkpoint.
-
-        `begins` has the positions of the checkpoint, and the minimum offset of a queue that the checkpoint does not
-        have. Raises GroupConflictError if onOffsetConflict=fail and the group is ahead of the checkpoint.
-        """
-        group, conflict = self._group.group, self._group.on_conflict
-        ahead = {queue: at for queue, at in committed.items() if at > begins[queue]}
-        if conflict == "group":
-            return {queue: at for queue, at in committed.items() if at != begins[queue]}
-        if ahead:
-            queue, at = min(ahead.items())
-            found = (
-                f"the consumer group {group} is at {at} in queue {queue}, and this query's checkpoint at "
-                f"{begins[queue]}{_and_more(ahead)}"
-            )
-            if conflict == "fail":
-                raise GroupConflictError(
-                    f"{found}: another consumer of the group advanced, or its offsets were set. Set "
-                    "onOffsetConflict=checkpoint to resume at the checkpoint and read these messages again, or "
-                    "onOffsetConflict=group to resume at the group's offsets."
-                )
-            _LOG.warning("rmq: %s; onOffsetConflict=checkpoint: the messages between are read again", found)
-        return {}
-
-    def _warn_of_unread(self, committed: Mapping[QueueKey, int], bounds: Bounds) -> None:
-        """Warn of messages that the group has not read and that the query skips, because no start is given."""
-        if self._options.starting_offsets is not None or self._options.starting_times is not None:
-            return
-        if self._options.begins_at_group or not self._is_first:
-            return
-        unread = {queue: at for queue, at in committed.items() if at < bounds[queue].max_offset}
-        if unread:
-            queue, at = min(unread.items())
-            _LOG.warning(
-                "rmq: the consumer group %s is at %d in queue %s%s, and this query begins at %d, after the newest "
-                "message, as any stream without startingOffsets: the messages between are not read. "
-                "startingOffsets=group begins at the group's offsets",
-                self._group.group,
-                at,
-                queue,
-                _and_more(unread),
-                bounds[queue].max_offset,
-            )
-
-
-def _nearest(offset: int, available: QueueBounds) -> int:
-    return max(available.min_offset, min(offset, available.max_offset))
-
-
-def _and_more(queues: Collection[QueueKey]) -> str:
-    return f" (and {len(queues) - 1} more queues)" if len(queues) > 1 else ""
 
 
 _MEASURED_QUEUES = 100  # the maximum number of lagging queues to measure: each takes a third of a ms at every trigger
