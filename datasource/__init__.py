@@ -12,6 +12,7 @@ offsets.py                                the JSON in the checkpoint
 source_view.py, positions.py              bounds of queues, offsets of times, the end of a stream
 planning.py, limits.py, splitting.py      start and end of a batch, its limits, its tasks
 pushdown.py, key_selection.py             conditions of the query, and ranges by key or id
+stream_progress.py                        the positions before a batch, and the losses
 group_planner.py, batch_assignment.py     the queues of a query that is a member of a consumer group
 group_placement.py                        where such a query begins in each queue
 partition.py, partition_reader.py         the input of a task, and how the task reads

@@ -40,27 +40,24 @@ from rmq_spark.datasource.offsets import (
     encode_queues,
     initial_offset,
 )
-from rmq_spark.datasource.option_parsers import LATEST, MARK
+from rmq_spark.datasource.option_parsers import MARK
 from rmq_spark.datasource.partition import Fence
 from rmq_spark.datasource.planning import (
     Bounds,
-    Loss,
     Progress,
-    check_progress,
     clip_ranges,
     count_new,
-    describe_unsubscribed,
     is_same,
     plan_batch,
     ranges_between,
     require_subscribed,
-    resolve_positions,
 )
 from rmq_spark.datasource.positions import StreamEnd, find_starts
 from rmq_spark.datasource.read_options import Limits, ReadOptions, ReadSettings
 from rmq_spark.datasource.read_rights import ReadRights
 from rmq_spark.datasource.source_view import StoreView
 from rmq_spark.datasource.splitting import split_ranges
+from rmq_spark.datasource.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
 from rmq_spark.datasource.unmatched import warn_of_filters, warn_of_pattern
 from rmq_spark.store import parent_process_id, wait_for_arrival
 from rmq_spark.store.errors import RmqError, StoreChangedError
@@ -102,8 +99,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._next_due_ms: int | None = None  # time of the first scheduled message
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: the ends of the queues
         self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when the run began
-        self._starts: dict[QueueKey, int] | None = None  # the start of the query, once resolved
-        self._start_losses: list[Loss] = []
+        self._start: StartState | None = None  # the start of a new query, once resolved
         self._idle_at: dict[str, Any] | None = None  # the offset after which the last plan found no message
         self._idle_until_ms: int | None = None  # when the clock alone may change that
         self._last_batch_ms = -(2**62)  # the first batch never waits
@@ -344,36 +340,17 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Losses are logged, or raise DataLossError if failOnDataLoss is true.
         """
-        fail_on_data_loss = self._options.fail_on_data_loss
-        is_first = before.is_initial() and not self._options.begins_at_group
-        # In its first batch a query begins at the group only in retry topics: it must read earlier failures.
-        group_starts = {
-            queue: offset
-            for queue, offset in assignment.starts.items()
-            if queue in bounds and (not is_first or self._options.begins_as_retry(queue))
-        }
-        group_bounds, name = {queue: bounds[queue] for queue in group_starts}, "the consumer group's offset"
-        starts, losses = resolve_positions(group_bounds, None, group_starts, LATEST, name, clip=True)
-        if not is_first:
-            unsubscribed = self._unsubscribed(before.positions)
-            if unsubscribed:
-                problem = describe_unsubscribed(unsubscribed, str(self._options.subscription))
-                _LOG.warning("rmq: failOnDataLoss=false: %s. The query drops these positions", problem)
-            progress = check_progress(before, bounds, starts, unsubscribed)
-            progress = replace(progress, losses=[*progress.losses, *losses, *assignment.losses])
-            report_losses(progress.losses, fail_on_data_loss, _COUNTED)
-            return progress
-        if self._starts is None:
-            wanted = {queue: one for queue, one in bounds.items() if not self._options.begins_as_retry(queue)}
-            by_time = find_starts(self._view.store, wanted, self._options.starting_times, self._options.strategy)
-            offsets, clip = self._options.starting_offsets, not fail_on_data_loss
-            self._starts, self._start_losses = resolve_positions(
-                wanted, offsets, by_time, LATEST, "startingOffsets", clip=clip
-            )
-            report_losses(self._start_losses, fail_on_data_loss, _COUNTED)
-        report_losses(losses, fail_on_data_loss, _COUNTED)
-        progress = check_progress(before, bounds, self._starts | starts)
-        return replace(progress, losses=[*progress.losses, *losses, *self._start_losses])
+        options = self._options
+        wanted = queues_to_resolve(self._start, before, bounds, options)
+        by_time = find_starts(self._view.store, wanted, options.starting_times, options.strategy)
+        facts = ProgressFacts(before, bounds, assignment, self._unsubscribed(before.positions), by_time)
+        step = resolve_progress(self._start, facts, options)
+        self._start = step.state
+        if step.warning is not None:
+            _LOG.warning("rmq: %s", step.warning)
+        for losses in step.reports:
+            report_losses(losses, options.fail_on_data_loss, _COUNTED)
+        return step.progress
 
 
 def _is_past(until_ms: int | None, now_ms: int) -> bool:
