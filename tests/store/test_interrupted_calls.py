@@ -3,19 +3,17 @@
 The exception is kept, as a notebook keeps its last one: its traceback keeps every frame, and all that frames refer to.
 """
 
-import dis
 import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from support.interrupts import interrupted
 
 import rmq_spark
 from rmq_spark.store.delivery.scheduler import DeliveryScheduler
@@ -29,56 +27,23 @@ from rmq_spark.store.model import QueueKey
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 Call = Callable[[], object]
-# CPython looks for signals behind calls, at the begin of a function and at jumps back.
-LOOKS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD"}
 LOCKING = (
-    "store_lock file_lock store_writer contextlib lease group_paths membership offset_file synchronized ticker commits "
-    "intents finishing message_store pull_consumer admin"
+    *(
+        "store_lock",
+        "locks",
+        "store_writer",
+        "write_session",
+        "contextlib",
+        "member_lease",
+        "group_files",
+        "membership",
+    ),
+    *("offset_file", "synchronized", "scheduler", "commit", "intents", "roll_forward", "producer"),
+    *("create_store", "pull_consumer", "admin", "import_parquet"),
 )
 # Only a query's own process makes these calls, and it ends with the interrupt: the exception is not kept.
 FORGOTTEN = {"join"}
 PLACES = 40  # of each call, in a usual run
-
-
-class Interrupt:
-    """A trace function that raises KeyboardInterrupt at one place of a call."""
-
-    def __init__(self, at: int, modules: str) -> None:
-        self.at, self.seen, self.place = at, 0, ""
-        self._modules = set(modules.split())
-        self._names: dict[CodeType, dict[int, str]] = {}
-        self._last: dict[int, str] = {}
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> "Interrupt | None":
-        code = frame.f_code
-        name = code.co_filename.rsplit("/", 1)[-1].removesuffix(".py")
-        if name not in self._modules:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            if code not in self._names:
-                self._names[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-            before, self._last[id(frame)] = self._last.get(id(frame)), self._names[code].get(frame.f_lasti, "")
-            if before in LOOKS:
-                self.seen += 1
-                if self.seen == self.at:
-                    self.place = f"{name}:{frame.f_lineno} {code.co_name}"
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-        return self
-
-
-def interrupted(call: Call, at: int) -> tuple[Interrupt, KeyboardInterrupt | None]:
-    """Make a call, with an interrupt at its place number `at`. Return where that was, and what was raised."""
-    interrupt, before = Interrupt(at, LOCKING), sys.gettrace()
-    try:
-        sys.settrace(interrupt)
-        call()
-    except KeyboardInterrupt as error:
-        return interrupt, error
-    finally:
-        sys.settrace(before)
-    return interrupt, None
 
 
 def held(root: Path) -> list[str]:
@@ -170,18 +135,24 @@ CALLS = {
 }
 
 
+def test_locking_modules_have_these_names() -> None:
+    folder = Path(rmq_spark.store.__file__).parent
+    names = {path.stem for path in folder.rglob("*.py")} | {"contextlib"}
+    assert names.issuperset(LOCKING)
+
+
 def _locks_left(root: Path, name: str, sample: int | None) -> tuple[Counter[str], int]:
     """Interrupt a call at `sample` of its places, or at all; return where locks were left, and how many were tried."""
     calls, left = CALLS[name](root), Counter[str]()
     next(calls)()  # makes what only the first call makes
-    count = interrupted(next(calls), 0)[0].seen
+    count = interrupted(next(calls), 0, LOCKING)[0].seen
     assert count > 50, "the modules that lock have other names"
     places: list[int] | range = range(1, count + 1)
     if sample is not None and sample < count:
         places = sorted(random.Random(name).sample(places, sample))
     for at in places:
         call = next(calls)
-        interrupt, error = interrupted(call, at)
+        interrupt, error = interrupted(call, at, LOCKING)
         if name in FORGOTTEN:
             error = None
         for lock in held(root):

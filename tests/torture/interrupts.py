@@ -2,14 +2,14 @@
 
     python tests/torture/interrupts.py [--seconds 60] [--seed 7] [--step 1] [--operations send,tick] [--place send:17]
 
-CPython looks for signals after a call, at the begin of a function and at a jump back. For each such place in the
-engine's files a process of its own is interrupted there. Then the same process writes again, and another one must be
-able to lock the store: an interrupt must not hold a lock as long as the process lives. The seed chooses the order of
-places; `--step` takes every n-th of them, from one that the seed chooses. Exits with 1 after a fault.
+The places are those of `support/interrupts.py`. For each place in the engine's files a process of its own is
+interrupted there. Then this process must hold no lock of the store. It must also have no file to lock open, because
+that would stay open as long as the process lives; if it is open only to read, it keeps nobody waiting, but is a lost
+descriptor. After that the same process must be able to write. The seed chooses the order of places; `--step` takes
+every n-th of them, from one that the seed chooses. Exits with 1 after a fault.
 """
 
 import argparse
-import dis
 import fcntl
 import itertools
 import logging
@@ -23,57 +23,22 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import CodeType, FrameType
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `support`, if this runs as a script
 
 from support.forked import run_forked
+from support.interrupts import Interrupt, interrupted
 
 import rmq_spark
 from rmq_spark.store import CommitKey, CommitOptions, DeliveryScheduler, Producer, SinkSettings, TaskStage, commit_sink
 from rmq_spark.store.disk.clock import wall_clock_ms
 
-LOOKS_FOR_SIGNALS = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}
 # Locks are taken and released there; elsewhere an interrupt only unwinds.
-FILES = (
-    *("store_lock.py", "locks.py", "store_writer.py", "write_session.py", "member_lease.py", "scheduler.py"),
-    "contextlib.py",
-)
+MODULES = ("store_lock", "locks", "store_writer", "write_session", "member_lease", "scheduler", "contextlib")
 LOCK_TIMEOUT_MS = 700
 LEAST_PLACES = 20  # however long the places take to count
 CASE_S = 60
 _FLOCK = "hhqqi4x"  # struct flock
-
-
-class Interrupter:
-    """A trace function that raises KeyboardInterrupt at the `at`-th place, or counts the places."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.seen, self.place = at, 0, ""
-        self._opcodes: dict[CodeType, dict[int, str]] = {}
-        self._last: dict[int, str | None] = {}
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> "Interrupter | None":
-        """Look at one event of a frame."""
-        code = frame.f_code
-        name = os.path.basename(code.co_filename)
-        if name not in FILES:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event != "opcode":
-            return self
-        if code not in self._opcodes:
-            self._opcodes[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-        before = self._last.get(id(frame))
-        self._last[id(frame)] = self._opcodes[code].get(frame.f_lasti)
-        if before in LOOKS_FOR_SIGNALS:
-            self.seen += 1
-            if self.seen == self.at + 1:
-                self.place = f"{name}:{frame.f_lineno} {code.co_name}"
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self
 
 
 class Interrupts:
@@ -109,25 +74,15 @@ class Interrupts:
         found: list[str] = ended.value
         return found
 
-    def _interrupt(self, operation: str, at: int) -> Interrupter:
+    def _interrupt(self, operation: str, at: int) -> Interrupt:
         messages = rmq_spark.open_store(self._store, lock_timeout_ms=LOCK_TIMEOUT_MS)
         messages.send("orders", "warm", queue_id=0)
         self._messages = messages
-        interrupter = Interrupter(at)
-        try:
-            sys.settrace(interrupter)
-            self.operations[operation](messages)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        return interrupter
+        return interrupted(lambda: self.operations[operation](messages), at + 1, MODULES)[0]
 
     def _try(self, operation: str, at: int) -> list[str]:
         place = self._interrupt(operation, at).place
-        faults = []
-        if is_locked(self._store):
-            faults.append("another process cannot lock the store")
+        faults = held(self._store)
         try:
             self._messages.send("orders", "again", queue_id=0)
         except BaseException as error:
@@ -144,22 +99,37 @@ class Interrupts:
         commit_sink(settings, key, [TaskStage(settings, key, "0").finish()])
 
 
-def is_locked(store: str) -> bool:
-    """Say whether a lock of the store is held, as another process sees it: by a new open file description."""
+def held(store: str) -> list[str]:
+    """Return what this process still holds of the files to lock, as a new open file description finds it."""
+    found = []
     for name in ("lock", "rmq/turn"):
-        file = os.open(f"{store}/{name}", os.O_RDWR)
+        try:
+            file = os.open(f"{store}/{name}", os.O_RDWR | os.O_NONBLOCK)
+        except BlockingIOError:
+            found.append(f"{name} has a lease: a broker waits for it")
+            continue
         try:
             for at in (0, 1):
                 wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
                 if struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK:
-                    return True
-            if name == "lock":
-                fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except OSError:
-            return True
+                    found.append(f"byte {at} of {name} is locked: another process cannot lock the store")
         finally:
             os.close(file)
-    return False
+        found += [f"{name} is still open{mode}" for mode in modes_of_open_files(f"{store}/{name}")]
+    return found
+
+
+def modes_of_open_files(path: str) -> list[str]:
+    """Return for each descriptor of this process that is open at a path whether it may write, as text."""
+    modes = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}") == path:
+                is_to_read = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+                modes.append(" to read" if is_to_read else " to write: another process cannot lock the store")
+        except OSError:  # the descriptor of the list itself
+            continue
+    return modes
 
 
 def main() -> int:
