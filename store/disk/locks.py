@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from rmq_spark.store.disk.files import check_regular, open_regular, require_regular
+from rmq_spark.store.disk.files import check_regular, require_regular
 from rmq_spark.store.disk.kernel_errors import (
     ABSENT,
     FORBIDDEN,
@@ -53,6 +53,17 @@ class _LockedFile(io.FileIO):
     """
 
     __del__ = io.FileIO.close
+
+
+def _open_file(path: str, access: int) -> _LockedFile:
+    """Open a regular file, for reading if `access` is os.O_RDONLY, and otherwise also for writing. Raises OSError.
+
+    Opening runs C code only. So no interrupt can come after the file is open but before there is an object that closes
+    it. A descriptor as an int would stay open until the process ends.
+    """
+    if access == os.O_RDONLY:
+        require_regular(os.stat(path))  # opening a FIFO for reading waits for its writer
+    return _LockedFile(path, "rb" if access == os.O_RDONLY else "r+b", opener=os.open)
 
 
 class FileLock:
@@ -162,11 +173,7 @@ class FileLock:
 
     def _open(self) -> io.FileIO:
         try:
-            if self._access == os.O_RDONLY:
-                require_regular(os.stat(self.path))  # opening a FIFO for reading waits for its writer
-            # Opening runs C code only. So no interrupt can come after the file is open but before there is an object
-            # that closes it.
-            return _LockedFile(self.path, "rb" if self._access == os.O_RDONLY else "r+b", opener=os.open)
+            return _open_file(self.path, self._access)
         except FileNotFoundError as error:
             raise StoreChangedError(
                 f"{self.path} is gone: the store was moved or removed. Open the store again."
@@ -319,7 +326,8 @@ def _forget_all() -> None:
         lock._forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+for _ in range(2):  # because an interrupt can end the first run
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def is_locked(path: str, at: int = 0, *, exclusively: bool = False) -> bool:
@@ -331,12 +339,12 @@ def is_locked(path: str, at: int = 0, *, exclusively: bool = False) -> bool:
     """
     kind = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
     try:
-        descriptor, _ = open_regular(path)
+        file = _open_file(path, os.O_RDONLY)
         try:
             # F_GETLK rather than F_OFD_GETLK, so that the kernel reports locks of processes and of open files.
-            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0))
+            answer = fcntl.fcntl(file.fileno(), fcntl.F_GETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0))
         finally:
-            os.close(descriptor)
+            file.close()
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -369,13 +377,13 @@ def is_open_to_write(path: str) -> bool:
     this user may not open the file for reading.
     """
     try:
-        descriptor, _ = open_regular(path)
+        file = _open_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise read_error(path, "opened", error) from error
     try:
-        _take_lease(descriptor)
+        _take_lease(file.fileno())
     except OSError as error:
         if error.errno == errno.EAGAIN:
             return True
@@ -383,5 +391,5 @@ def is_open_to_write(path: str) -> bool:
             raise read_error(path, "asked for a lease", error) from error
         return False
     finally:
-        os.close(descriptor)  # also ends the lease
+        file.close()  # also ends the lease
     return False

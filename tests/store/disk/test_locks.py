@@ -1,5 +1,6 @@
 """Locks on files: other processes, Java, forks, and probes."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -10,8 +11,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from support.interrupts import Interrupt, interrupted
 
 from rmq_spark.store.disk.locks import BrokerLock, FileLock, is_locked, is_open_to_write, seems_locked
 from rmq_spark.store.errors import StoreChangedError, StoreError, StorePathError
@@ -276,3 +279,74 @@ def test_try_take_raises_without_locks_and_leaves_no_open_file(path: Path, monke
         lock.try_take()
     assert not lock.is_held
     assert os.listdir("/proc/self/fd") == before
+
+
+MODULES = ("locks", "files", "kernel_errors", "ownership", "contextlib")
+
+
+def hold(lock: FileLock) -> None:
+    try:
+        lock.try_take()
+    finally:
+        lock.release()
+
+
+LOCKING_CALLS = {
+    "is_locked": is_locked,
+    "seems_locked": seems_locked,
+    "is_open_to_write": is_open_to_write,
+    "file_lock": lambda path: hold(FileLock(path, only_writers=True)),
+    "broker_lock": lambda path: hold(BrokerLock(path)),
+}
+
+
+def descriptors(path: Path) -> list[str]:
+    """Return the descriptors of this process that are open at a path."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the list itself
+            if os.readlink(f"/proc/self/fd/{name}") == str(path):
+                found.append(name)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts of finalizers
+@pytest.mark.parametrize("name", LOCKING_CALLS)
+def test_interrupted_calls_leave_no_descriptor_open(path: Path, name: str) -> None:
+    LOCKING_CALLS[name](str(path))  # the first call also does what the others find done
+    count = interrupted(lambda: LOCKING_CALLS[name](str(path)), 0, MODULES)[0].seen
+    assert count
+    for at in range(1, count + 1):
+        interrupt, error = interrupted(lambda: LOCKING_CALLS[name](str(path)), at, MODULES)
+        del error  # its traceback keeps the lock, which is released at last when it is collected
+        assert interrupt.place
+        assert not descriptors(path), interrupt.place
+
+
+def test_forked_child_that_is_interrupted_holds_no_lock(path: Path) -> None:
+    lock = FileLock(str(path))
+    assert lock.try_take()
+    parent = os.getpid()
+
+    def fork_interrupted(at: int) -> int:
+        """Fork with an interrupt of the child at place `at`; return 0 if there was none, 1, or 2 if a lock was left."""
+        interrupt = Interrupt(at, ("locks",))
+
+        def trace(frame: FrameType, event: str, argument: object) -> Interrupt | None:
+            return None if os.getpid() == parent else interrupt(frame, event, argument)
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        pid = os.fork()
+        if not pid:
+            sys.settrace(None)
+            os._exit(2 if descriptors(path) else 1 if interrupt.place else 0)
+        sys.settrace(before)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    ends = [1]
+    while ends[-1] == 1:
+        ends.append(fork_interrupted(len(ends)))
+    assert ends[-1] == 0, f"the child holds the lock after an interrupt at place {len(ends) - 1}"
+    assert len(ends) > 3
+    lock.release()
