@@ -47,6 +47,7 @@ class CheckContext:
     looked_up: int = 0  # number of records that were read one by one
     expired: int = 0  # number of entries for records before the log's begin
     fault_begins: list[int] = field(default_factory=list)
+    jump_places: set[int] | None = None  # physical offsets of the records beside jumps; None if not collected yet
 
     def fault_at(self, physical_offset: int) -> LogFault | None:
         """Return the fault that covers a physical offset, or None if no fault covers it."""
@@ -54,6 +55,17 @@ class CheckContext:
             self.fault_begins = [fault.begin for fault in self.faults]
         at = bisect_right(self.fault_begins, physical_offset) - 1
         return self.faults[at] if at >= 0 and physical_offset < self.faults[at].end else None
+
+    def is_beside_jump(self, physical_offset: int) -> bool:
+        """Return whether the record at a physical offset does not fit the previous or the next record of its queue.
+
+        Also returns True for the record with queue offset 0 at which the queue restarted.
+        """
+        if self.jump_places is None:
+            jumps = self.joined.jumps
+            self.jump_places = {place for jump in jumps for place in (jump.previous, jump.physical_offset)}
+            self.jump_places.update(self.joined.restarts.values())
+        return physical_offset in self.jump_places
 
     def queue_end(self, key: QueueKey) -> int:
         """Return the number of the last entry that agrees with a record, plus 1. Returns 0 if no entry agrees."""

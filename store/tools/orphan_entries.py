@@ -21,7 +21,7 @@ from rmq_spark.store.log.record_chain import ShutdownState
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.tools.check_context import READ_AROUND, REBUILD_STEP, CheckContext, area_of
 from rmq_spark.store.tools.finding import Action, Area, Finding, Severity
-from rmq_spark.store.tools.join_entries import EntryRanges
+from rmq_spark.store.tools.join_entries import EntryRanges, Mismatch
 from rmq_spark.store.tools.log_walk import LogFault
 
 _LOOKUPS_MAX = 5_000  # records that are read one by one; bounds the time if everything is damaged
@@ -269,12 +269,11 @@ def _judge_misnamed(
         return None, is_tail
     owner = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
     is_own = owner == queue.key and record.queue_offset == offset
-    has_mismatch = owner in context.queues and any(
-        mismatch.key == owner and mismatch.first <= physical_offset <= mismatch.last
-        for mismatch in context.joined.mismatches
-    )
-    if is_own or (owner in context.queues and not has_mismatch):
+    mismatch = _mismatch_at(context, owner, physical_offset) if owner in context.queues else None
+    if is_own or (owner in context.queues and mismatch is None):
         return None, is_tail  # the record has another entry, so this one is stale, or a finding about a gap reports it
+    if mismatch is not None and _is_record_confirmed(context, mismatch, physical_offset, queue.key):
+        return None, is_tail  # the finding about the mismatch reports the entry
     if physical_offset < context.joined.restarts.get(queue.key, 0):
         return None, is_tail
     blamed.add(physical_offset)
@@ -296,3 +295,29 @@ def _judge_misnamed(
         next_step=READ_AROUND,
     )
     return finding, False
+
+
+def _mismatch_at(context: CheckContext, key: QueueKey, physical_offset: int) -> Mismatch | None:
+    """Return the mismatch of the queue `key` that covers a physical offset, or None if there is none."""
+    covering = (
+        mismatch
+        for mismatch in context.joined.mismatches
+        if mismatch.key == key and mismatch.first <= physical_offset <= mismatch.last
+    )
+    return next(covering, None)
+
+
+def _is_record_confirmed(context: CheckContext, mismatch: Mismatch, physical_offset: int, entry_key: QueueKey) -> bool:
+    """Return whether other records confirm the header of a record, so that its entry in the queue `entry_key` is wrong.
+
+    `mismatch` covers the record. If the queue offset of a record was changed, it does not fit the previous or the next
+    record of the queue. If the queue id was changed, the record may fit another queue by chance, as its first or last
+    record. But then the entries of its neighbours are right.
+    """
+    if context.is_beside_jump(physical_offset):
+        return False
+    is_one_of_many = mismatch.count > 1 or any(
+        other.key == mismatch.key and (other.end == mismatch.begin or mismatch.end == other.begin)
+        for other in context.joined.mismatches
+    )
+    return is_one_of_many or (mismatch.key == entry_key and context.joined.matched.begin(entry_key) is not None)
