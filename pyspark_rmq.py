@@ -13,7 +13,7 @@ except Exception:  # no pyspark, one without Python data sources, one that this 
 else:
 
     class DefaultSource(DataSource):
-        """Stands in for `rmq_spark.datasource.source.RmqDataSource` until somebody reads it."""
+        """Stands in for `rmq_spark.datasource.spark.source.RmqDataSource` until somebody reads it."""
 
         @classmethod
         def name(cls) -> str:
@@ -25,7 +25,7 @@ else:
             import sys
 
             try:
-                from rmq_spark.datasource.source import RmqDataSource
+                from rmq_spark.datasource.spark.source import RmqDataSource
             except ImportError as error:
                 raise ImportError(
                     f'format("rmq"): {sys.executable} found pyspark_rmq, but cannot import '

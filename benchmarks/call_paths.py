@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import rmq_spark
-from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.datasource.spark.source import RmqDataSource
 
 ROOTS = tuple(str(Path(rmq_spark.__file__).resolve().parent / name) for name in ("store", "datasource", ""))
 

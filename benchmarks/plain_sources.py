@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store import GroupSession
 
 # The file with the number of a stream's polls, or with a number for each poll: eight bytes, little-endian.

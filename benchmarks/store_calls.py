@@ -25,7 +25,7 @@ from typing import Any
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import rmq_spark
-from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.datasource.spark.source import RmqDataSource
 
 PACKAGE = Path(rmq_spark.__file__).resolve().parent
 CALLER, CALLEE = (f"{(PACKAGE / name).resolve()}/" for name in ("datasource", "store"))

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from sample_stores import TOPIC, SampleStores
 
-from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store import COLUMNS
 
 OVER_NOTHING_MIB = 150

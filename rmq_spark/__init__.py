@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmq_spark.consuming import consume
-    from rmq_spark.datasource.listener import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
+    from rmq_spark.datasource.spark.listener import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
     from rmq_spark.parsing import parse
     from rmq_spark.plots import (
@@ -139,9 +139,9 @@ _HOMES = {
     "plan_repair": "rmq_spark.store",
     "repair": "rmq_spark.store",
     "COLUMNS": "rmq_spark.store",
-    "ConsumeConcurrentlyStatus": "rmq_spark.datasource.listener",
-    "ConsumeContext": "rmq_spark.datasource.listener",
-    "ConsumeOrderlyStatus": "rmq_spark.datasource.listener",
+    "ConsumeConcurrentlyStatus": "rmq_spark.datasource.spark.listener",
+    "ConsumeContext": "rmq_spark.datasource.spark.listener",
+    "ConsumeOrderlyStatus": "rmq_spark.datasource.spark.listener",
     "GroupLagListener": "rmq_spark.group_listeners",
     "GroupOffsetListener": "rmq_spark.group_listeners",
     "close": "rmq_spark.store",

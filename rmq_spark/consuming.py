@@ -4,21 +4,23 @@ import functools
 import inspect
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from rmq_spark.datasource.clocks import wall_clock_ms
-from rmq_spark.datasource.listener import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
-from rmq_spark.datasource.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
-from rmq_spark.datasource.option_table import OPTIONS, parse_value
-from rmq_spark.datasource.read_options import ReadOptions, parse_options
-from rmq_spark.datasource.schema import Field
-from rmq_spark.datasource.sink_schema import check_send_back_schema
-from rmq_spark.datasource.subscription import spelled_topics
-from rmq_spark.datasource.write_options import SinkOptions
-from rmq_spark.store import check_retrying_group, retry_topic_of
+from rmq_spark.datasource.options.option_table import OPTIONS, parse_value
+from rmq_spark.datasource.options.read_options import ReadOptions, parse_options
+from rmq_spark.datasource.options.schema import Field
+from rmq_spark.datasource.options.sink_schema import check_send_back_schema
+from rmq_spark.datasource.options.subscription import spelled_topics
+from rmq_spark.datasource.options.write_options import SendBackOptions
+from rmq_spark.datasource.spark.clocks import wall_clock_ms
+from rmq_spark.datasource.spark.listener import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
+from rmq_spark.datasource.spark.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
+from rmq_spark.store.backend import Location
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import check_retrying_group, retry_topic
+from rmq_spark.store.places import locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,21 +82,18 @@ def consume(
     resends = expired_original == _RESEND
     if not isinstance(checkpoint_location, str | PurePath) or not str(checkpoint_location).strip():
         raise OptionError(f"checkpoint_location={checkpoint_location!r} is not a folder. Give a folder of its own.")
-    store, source = _absolute(parse_value(_PATH, str(path), 0)), _find_source(df)
-    _check_source(source, store, group, model)
+    source = _find_source(df)
+    location = _check_source(source, parse_value(_PATH, str(path), 0), group, model)
     _check_columns(df, model, resends=resends)
     retry_topic = _find_retry_topic(df, source, group)
     _check_pickles(listener)
     is_broadcasting = source.group is not None and source.group.is_broadcasting
     if model == ORDERLY and not is_broadcasting:
         _check_order(df)
-    from rmq_spark.datasource.listener_sink import ListenerJob, make_sink
+    from rmq_spark.datasource.spark.listener_sink import ListenerJob, make_sink
 
-    log = source.commit_log_path
-    options = SinkOptions(
-        path=store,
-        commit_log_path=None if log is None else tuple(map(_absolute, log)),
-        mode="sendBack",
+    options = SendBackOptions(
+        location=location,
         group=group,
         max_reconsume_times=terms.max_reconsume_times if model == CONCURRENTLY else None,
         expired_original=expired_original,
@@ -201,7 +200,7 @@ def _find_source(df: "DataFrame") -> ReadOptions:
         name = stream.sourceName() if hasattr(stream, "sourceName") else "?"
         raise OptionError(f'consume() needs a stream of format("rmq"), and this is one of format("{name}").')
     given = dict(stream.extraOptions().asCaseSensitiveMap())
-    return parse_options({str(name): str(value) for name, value in given.items()}, wall_clock_ms())
+    return parse_options({str(name): str(value) for name, value in given.items()}, wall_clock_ms(), locate)
 
 
 def _plans(df: "DataFrame") -> Iterator[Any]:
@@ -214,9 +213,11 @@ def _plans(df: "DataFrame") -> Iterator[Any]:
         stack += [children.apply(number) for number in range(children.size())]
 
 
-def _check_source(source: ReadOptions, path: str, group: str, model: str) -> None:
-    read, member = source.check_complete()[0], source.group
-    if _absolute(read) != path:
+def _check_source(source: ReadOptions, path: str, group: str, model: str) -> Location:
+    """Return the location that the stream reads. Raises OptionError if it does not fit the arguments of `consume`."""
+    location, member = source.check_complete()[0], source.group
+    given, read = locate({"path": path}), location.mark()["path"]
+    if given is None or given.mark()["path"] != read:
         raise OptionError(
             f'path="{path}" is not where the stream reads: path="{read}". Failed rows go back into the store that they '
             "come from; give the same path to both."
@@ -232,12 +233,13 @@ def _check_source(source: ReadOptions, path: str, group: str, model: str) -> Non
             + (" to the source." if model == ORDERLY else ', or leave .option("orderly", "true") out of the source.')
         )
     if model == CONCURRENTLY and not member.is_broadcasting and not member.subscribes_retry:
-        retry = retry_topic_of(group)
+        retry = retry_topic(group)
         if source.subscription is None or not source.subscription.covers(QueueKey(retry, 0)):
             raise OptionError(
                 f"subscribeRetry=false: what fails goes to {retry}, and this query would never see it again. Leave "
                 "subscribeRetry out of the source."
             )
+    return location
 
 
 def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
@@ -274,7 +276,7 @@ def _find_retry_topic(df: "DataFrame", source: ReadOptions, group: str) -> str |
     The column `topic` of such a row is the topic to which the message was first sent, so the row's queue would be
     unknown.
     """
-    retry, read = retry_topic_of(group), source.for_stream().subscription
+    retry, read = retry_topic(group), source.for_stream().subscription
     prefix = retry.removesuffix(group)
     others = [name for name in spelled_topics(read) if name.startswith(prefix) and name != retry]
     if others and "physicalTopic" not in df.columns:
@@ -293,11 +295,3 @@ def _check_order(df: "DataFrame") -> None:
                 f'model="orderly" needs the rows as the source has them, and the query has a step that may move them: '
                 f"{name}. select, filter, where, withColumn and drop are fine; leave the others to the listener."
             )
-
-
-def _absolute(path: str) -> str:
-    """Return the path as an absolute path. `~` is expanded as the source expands it."""
-    try:
-        return str(Path(path).expanduser().absolute())
-    except RuntimeError:  # the user does not exist, so `~name` is a folder
-        return str(Path(path).absolute())

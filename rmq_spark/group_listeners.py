@@ -1,5 +1,6 @@
 """Spark listeners for consumer groups: one commits the final offsets of queries, one reports the groups' lag."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -8,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rmq_spark.datasource.clocks import log_info
-from rmq_spark.store import CommitKey, commit_final_offsets, group_lag
+from rmq_spark.datasource.plan.offsets import decode_queues
+from rmq_spark.datasource.spark.clocks import log_info
+from rmq_spark.store import group_lag
+from rmq_spark.store.backend import FinalCommit
 from rmq_spark.store.errors import NotFoundError, RmqError
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import CommitKey
+from rmq_spark.store.places import from_mark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,19 +39,13 @@ class _GroupSource:
 
     def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any], batch: CommitKey) -> None:
         self.batch = batch
-        self.path, self.group, self.member_id = str(mark["path"]), str(mark["group"]), str(mark["member"])
-        self.commit_log_path = str(mark["commitLogPath"]) if "commitLogPath" in mark else None
+        self.location, self.group, self.member_id = from_mark(mark), str(mark["group"]), str(mark["member"])
         self.is_published = mark.get("commit") != "off"  # commitOffsets
         self.member_batch = int(mark["batch"]) if "batch" in mark else None
         self.is_shared = bool(mark.get("shared"))
         self.reset = int(end.get("@", {}).get("reset", 0))
         self.suspended = int(end.get("@", {}).get("suspended", 0))
-        self.offsets = {
-            QueueKey(topic, int(queue_id)): int(offset)
-            for topic, queues in end.items()
-            if topic != "@"
-            for queue_id, offset in queues.items()
-        }
+        self.offsets = decode_queues({topic: queues for topic, queues in end.items() if topic != "@"})
 
 
 class _Listener(StreamingQueryListener):
@@ -144,7 +142,8 @@ class GroupLagListener(_Listener):
         """Report the lag of each consumer group that the query reads with."""
         for source in _group_sources(event.progress):
             try:
-                lag = group_lag(source.path, source.group, commit_log_path=source.commit_log_path)
+                mark = source.location.mark()
+                lag = group_lag(mark["path"], source.group, commit_log_path=mark.get("commitLogPath"))
                 self._report(source.group, lag)
             except NotFoundError:
                 pass  # the store is not writable, so the group has neither members nor offsets
@@ -153,17 +152,17 @@ class GroupLagListener(_Listener):
 
 
 def _commit(source: _GroupSource) -> None:
-    commit_final_offsets(
-        source.path,
+    final = FinalCommit(
         source.group,
         source.member_id,
         source.offsets,
         source.reset,
         source.suspended,
         source.batch,
-        finished_batch=source.member_batch,
-        commit_log_path=source.commit_log_path,
+        source.member_batch,
     )
+    with contextlib.closing(source.location.open()) as backend:
+        backend.commit_final(final)
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.group_listeners import GroupOffsetListener
 from rmq_spark.java import check_java
 

@@ -1,8 +1,8 @@
 """The storage engine's public interface: open, create, read and write a store, and its tools.
 
 `format/` converts between bytes and values. `disk/` is the only folder that touches files. `log/` uses both to
-implement RocketMQ's commit log and consume queues. Code outside the engine imports only this module, `errors` and
-`model`.
+implement RocketMQ's commit log and consume queues. Programs and the command import from this module. The Spark side
+imports the contract instead (`backend`).
 
 Python imports this module before any other module of the engine, so importing this one must be cheap. Each public name
 is therefore loaded from its own module when it is first used.
@@ -17,73 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import PurePath
 
+    from rmq_spark.store.backend import GroupTerms, SearchAnswer, SendBackTerms
     from rmq_spark.store.client.create_store import create_store
     from rmq_spark.store.client.producer import Producer, SendResult
     from rmq_spark.store.client.pull_consumer import PullConsumer
     from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions, republish_dead_letters
-    from rmq_spark.store.delivery.failed_rows import COPY_TIMES, failed_column_type, refuse_missing_places
-    from rmq_spark.store.delivery.retry_policy import check_retrying_group, retry_topic_of
     from rmq_spark.store.delivery.scheduler import DeliveryScheduler
-    from rmq_spark.store.delivery.send_back import SendBackTerms
-    from rmq_spark.store.delivery.send_back_ledger import read_suspended_queues
-    from rmq_spark.store.delivery.send_back_sink import (
-        SendBackSettings,
-        SendBackTask,
-        StagedCopies,
-        abort_copies,
-        check_send_back_sink,
-        commit_copies,
-    )
+    from rmq_spark.store.delivery.send_back_sink import SendBackSettings, SendBackTask, commit_copies
     from rmq_spark.store.delivery.serve import serve_store
-    from rmq_spark.store.disk.files import parent_process_id
-    from rmq_spark.store.filter.row_filter import (
-        LOOKUP_COLUMNS,
-        SQL92,
-        TAG,
-        Expression,
-        KeyLookup,
-        RowFilter,
-        compile_filter,
-        is_filtered_by_default,
-        matches_lookup,
-        only_tags,
-        parse_tag_expression,
-    )
+    from rmq_spark.store.filter.row_filter import SQL92, TAG, Expression
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.config_json import TopicConfig
-    from rmq_spark.store.format.file_names import check_sent_topic, is_system_topic
     from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS
-    from rmq_spark.store.format.rows import DecodeLimits
     from rmq_spark.store.group.admin import group_lag, group_members, group_offsets, groups, reset_offsets
-    from rmq_spark.store.group.allocation import find_strategy
-    from rmq_spark.store.group.assignment import check_epochs
     from rmq_spark.store.group.final_commit import commit_final_offsets
-    from rmq_spark.store.group.group_files import check_consumer_group
-    from rmq_spark.store.group.group_session import GroupAssignment, GroupSession, GroupTerms
-    from rmq_spark.store.group.offset_file import read_group_offsets
-    from rmq_spark.store.group.pull_limits import wait_for_arrival
-    from rmq_spark.store.group.read_rights import (
-        GroupRights,
-        describe_beyond,
-        describe_closed,
-        is_beyond,
-        is_closed,
-        refuse_queue,
-        refuse_topic,
-    )
-    from rmq_spark.store.group.resets import SuspendedQueues, Suspension, write_outcomes
-    from rmq_spark.store.group.start_offsets import resolve_start_offsets
-    from rmq_spark.store.log.key_search import SearchAnswer, Span, subtract_spans
+    from rmq_spark.store.group.group_session import GroupSession
     from rmq_spark.store.log.store_reader import StoreReader
+    from rmq_spark.store.model import CommitKey
     from rmq_spark.store.tools.check import check
     from rmq_spark.store.tools.dump import DUMP_KINDS, dump
     from rmq_spark.store.tools.import_parquet import import_parquet
     from rmq_spark.store.tools.parquet_file import export_parquet
     from rmq_spark.store.tools.repair import repair
     from rmq_spark.store.tools.repair_plan import plan_repair
-    from rmq_spark.store.transaction.commit import CommitOptions, CommitTotals
+    from rmq_spark.store.transaction.commit import CommitOptions
     from rmq_spark.store.transaction.intents import StagedFile
-    from rmq_spark.store.transaction.ledger import CommitKey
     from rmq_spark.store.transaction.sink import RecordBuilderSettings, SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.view.explorer import StoreExplorer
     from rmq_spark.store.view.series import segment_layout, stored_delays, stored_over_time, tag_counts
@@ -92,143 +50,83 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
-    "COPY_TIMES",
     "DUMP_KINDS",
-    "LOOKUP_COLUMNS",
     "MESSAGE_COLUMNS",
     "SQL92",
     "TAG",
     "CommitKey",
     "CommitOptions",
-    "CommitTotals",
-    "DecodeLimits",
     "DeliveryScheduler",
     "Expression",
-    "GroupAssignment",
     "GroupLag",
-    "GroupRights",
     "GroupSession",
     "GroupTerms",
-    "KeyLookup",
     "Producer",
     "PullConsumer",
     "RecordBuilderSettings",
     "Republished",
-    "RowFilter",
     "SearchAnswer",
     "SendBackSettings",
     "SendBackTask",
     "SendBackTerms",
     "SendResult",
     "SinkSettings",
-    "Span",
-    "StagedCopies",
     "StagedFile",
     "StoreExplorer",
     "StoreReader",
-    "SuspendedQueues",
-    "Suspension",
     "TaskStage",
     "TopicConfig",
     "TopicSummary",
-    "abort_copies",
     "abort_sink",
     "bytes_text",
     "check",
-    "check_consumer_group",
-    "check_epochs",
-    "check_retrying_group",
-    "check_send_back_sink",
-    "check_sent_topic",
     "close",
     "commit_copies",
     "commit_final_offsets",
     "commit_sink",
-    "compile_filter",
     "count_text",
     "create_store",
-    "describe_beyond",
-    "describe_closed",
     "dump",
     "export_parquet",
-    "failed_column_type",
-    "find_strategy",
     "group_lag",
     "group_members",
     "group_offsets",
     "groups",
     "import_parquet",
-    "is_beyond",
-    "is_closed",
-    "is_filtered_by_default",
-    "is_system_topic",
-    "matches_lookup",
-    "only_tags",
     "open_consumer",
     "open_reader",
     "open_store",
-    "parent_process_id",
-    "parse_tag_expression",
     "pending_transactions",
     "plan_repair",
-    "read_group_offsets",
-    "read_suspended_queues",
-    "refuse_missing_places",
-    "refuse_queue",
-    "refuse_topic",
     "repair",
     "republish_dead_letters",
     "reset_offsets",
-    "resolve_start_offsets",
-    "retry_topic_of",
     "segment_layout",
     "serve_store",
     "span_text",
     "stored_delays",
     "stored_over_time",
-    "subtract_spans",
     "tag_counts",
-    "wait_for_arrival",
-    "write_outcomes",
 ]
 
 # Module -> the names that are loaded from it.
 _MODULES = {
+    "backend": "GroupTerms SearchAnswer SendBackTerms",
+    "model": "CommitKey",
     "client.create_store": "create_store",
     "client.producer": "Producer SendResult",
     "client.pull_consumer": "PullConsumer",
     "delivery.dead_letters": "pending_transactions republish_dead_letters Republished",
-    "delivery.failed_rows": "COPY_TIMES failed_column_type refuse_missing_places",
-    "delivery.retry_policy": "check_retrying_group retry_topic_of",
     "delivery.scheduler": "DeliveryScheduler",
-    "delivery.send_back": "SendBackTerms",
-    "delivery.send_back_ledger": "read_suspended_queues",
-    "delivery.send_back_sink": (
-        "abort_copies check_send_back_sink commit_copies SendBackSettings SendBackTask StagedCopies"
-    ),
+    "delivery.send_back_sink": "commit_copies SendBackSettings SendBackTask",
     "delivery.serve": "serve_store",
-    "disk.files": "parent_process_id",
-    "filter.row_filter": (
-        "compile_filter Expression is_filtered_by_default KeyLookup LOOKUP_COLUMNS matches_lookup only_tags "
-        "parse_tag_expression RowFilter SQL92 TAG"
-    ),
+    "filter.row_filter": "Expression SQL92 TAG",
     "format.columns": "COLUMNS",
     "format.config_json": "TopicConfig",
-    "format.file_names": "check_sent_topic is_system_topic",
     "format.message_encoder": "MESSAGE_COLUMNS",
-    "format.rows": "DecodeLimits",
     "group.admin": "group_lag group_members group_offsets groups reset_offsets",
-    "group.allocation": "find_strategy",
-    "group.assignment": "check_epochs",
     "group.final_commit": "commit_final_offsets",
-    "group.group_files": "check_consumer_group",
-    "group.group_session": "GroupAssignment GroupSession GroupTerms",
-    "group.offset_file": "read_group_offsets",
-    "group.pull_limits": "wait_for_arrival",
-    "group.read_rights": "describe_beyond describe_closed GroupRights is_beyond is_closed refuse_queue refuse_topic",
-    "group.resets": "SuspendedQueues Suspension write_outcomes",
-    "group.start_offsets": "resolve_start_offsets",
-    "log.key_search": "SearchAnswer Span subtract_spans",
+    "group.group_session": "GroupSession",
     "log.store_reader": "StoreReader",
     "tools.check": "check",
     "tools.dump": "dump DUMP_KINDS",
@@ -236,9 +134,8 @@ _MODULES = {
     "tools.parquet_file": "export_parquet",
     "tools.repair": "repair",
     "tools.repair_plan": "plan_repair",
-    "transaction.commit": "CommitOptions CommitTotals",
+    "transaction.commit": "CommitOptions",
     "transaction.intents": "StagedFile",
-    "transaction.ledger": "CommitKey",
     "transaction.sink": "abort_sink commit_sink RecordBuilderSettings SinkSettings TaskStage",
     "view.explorer": "StoreExplorer",
     "view.series": "segment_layout stored_delays stored_over_time tag_counts",

@@ -24,6 +24,9 @@ from rmq_spark.store.errors import RmqError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+for name in ("fixtures", "reading", "groups", "sinks"):  # an assert shows its values only in modules named here
+    pytest.register_assert_rewrite(f"rmq_spark.store.testing.backend_{name}")
+
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
 # No deadline: the machine may be busy. The same examples every time: only a change of code makes a test fail.

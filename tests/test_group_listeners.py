@@ -12,9 +12,8 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store import GroupSession, GroupTerms
-from rmq_spark.store.group.resets import Suspension, write_outcomes
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.group.resets import write_outcomes
+from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 
 QUEUE = QueueKey("orders", 0)
 

@@ -15,8 +15,9 @@ import pytest
 from pyspark.sql.streaming import StreamingQueryListener, StreamingQueryManager
 
 import rmq_spark
-from rmq_spark.datasource.option_table import OPTIONS, SINK_OPTIONS, guide_row
-from rmq_spark.datasource.sink_schema import SINK_COLUMNS
+from rmq_spark.datasource.options.option_table import OPTIONS, SINK_OPTIONS, guide_row
+from rmq_spark.datasource.options.sink_schema import SINK_COLUMNS
+from rmq_spark.store.backend import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,14 +178,14 @@ def test_the_guide_lists_every_column_with_its_type() -> None:
     }
     (read, written) = [rows for head, rows in tables(GUIDE.read_text()) if head[:2] == ["Column", "Type"]]
     listed = {names(cells[0])[0]: cells[1].replace("&lt;", "<").replace("&gt;", ">") for cells in read}
-    assert listed == {name: short.get(str(kind), str(kind)) for name, kind in rmq_spark.COLUMNS.items()}
+    assert listed == {name: short.get(str(kind), str(kind)) for name, kind in COLUMNS.items()}
     listed = {names(cells[0])[0]: cells[1].replace("&lt;", "<").replace("&gt;", ">") for cells in written}
     assert listed == {name: " or ".join(types) for name, types in SINK_COLUMNS.items()}
 
 
 def test_what_differs_from_kafka_names_only_options_and_columns_that_exist() -> None:
     options = {option.name for option in (*OPTIONS, *SINK_OPTIONS)}
-    columns = {*rmq_spark.COLUMNS, *SINK_COLUMNS}
+    columns = {*COLUMNS, *SINK_COLUMNS}
     found = dict(
         (head[0], [name for cells in rows for name in names(cells[1])])
         for head, rows in tables(section(GUIDE, "What differs from Kafka's source"))

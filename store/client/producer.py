@@ -10,9 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.backend import SendBackTerms
 from rmq_spark.store.delivery.failed_rows import failed_rows_of
-from rmq_spark.store.delivery.retry_policy import check_retrying_group, next_times
-from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SendBackTerms, SentBack
+from rmq_spark.store.delivery.retry_policy import next_times
+from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SentBack
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.synchronized import Synchronized, synchronized
@@ -28,6 +29,7 @@ from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.write_session import Appended, WriteSession
 from rmq_spark.store.model import QueueBounds
+from rmq_spark.store.names import check_retrying_group
 from rmq_spark.store.transaction.encoded_slices import required_topics, split_records
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.sink import (

@@ -1,8 +1,7 @@
 """The pull consumer: one object that lists queues, pulls messages, commits a group's offsets and sends messages.
 
 The consumer is not a member of its group: it takes no part in rebalances, so other readers may read the same queues.
-The work is done by other modules: `group.pull` does one pull, `group.pull_limits` waits for messages, and
-`group.offset_file` commits offsets. The consumer follows DefaultMQPullConsumer (4.9.8).
+`group.pull` does one pull, and `group.offset_file` commits offsets. Source: DefaultMQPullConsumer (4.9.8).
 """
 
 import logging
@@ -17,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_spark.store.argument_checks import MAX_LONG, as_ms, check_integer, check_offset
+from rmq_spark.store.arrival import wait_for_arrival
 from rmq_spark.store.client.offset_memory import OffsetMemory
 from rmq_spark.store.client.producer import Producer, SendResult
 from rmq_spark.store.delivery.scheduler import DeliveryScheduler
@@ -27,7 +27,7 @@ from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import OptionError, StoreError
 from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
-from rmq_spark.store.group.group_files import GroupLock, GroupPaths, check_consumer_group, write_commit_stamp
+from rmq_spark.store.group.group_files import GroupLock, GroupPaths, write_commit_stamp
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
     Outcome,
@@ -38,7 +38,7 @@ from rmq_spark.store.group.offset_file import (
     stamp_of_ends,
 )
 from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, PullResult, PullStatus, check_columns, has_wanted, pull
-from rmq_spark.store.group.pull_limits import LongPoll, PullLimits, hold_ms, limits_of_broker, wait_for_arrival
+from rmq_spark.store.group.pull_limits import LongPoll, PullLimits, hold_ms, limits_of_broker
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.group.read_rights import (
     GroupRights,
@@ -51,6 +51,7 @@ from rmq_spark.store.group.read_rights import (
 )
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueKey, describe_unit, is_in_another_unit
+from rmq_spark.store.names import check_consumer_group
 from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 _LOG = logging.getLogger("rmq_spark")

@@ -37,13 +37,11 @@ from numpy.typing import NDArray
 from rmq_spark.store.argument_checks import check_setting
 from rmq_spark.store.delivery.delay_levels import HALF_TOPIC
 from rmq_spark.store.delivery.record_lookup import RecordLookup, read_originals
-from rmq_spark.store.delivery.retry_policy import check_retrying_group
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, DamageError, NotFoundError, OptionError, StoreChangedError
 from rmq_spark.store.format.columns import COLUMNS
-from rmq_spark.store.format.file_names import check_sent_topic, dlq_topic
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import RETRY_TOPIC, edit_properties
@@ -55,10 +53,11 @@ from rmq_spark.store.group.offset_file import read_group_offsets
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.topics import TopicWriter
-from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.model import CommitKey, QueueBounds, QueueKey
+from rmq_spark.store.names import check_retrying_group, check_sent_topic, dlq_topic
 from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger
+from rmq_spark.store.transaction.ledger import Ledger, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.sink import check_topic
 from rmq_spark.store.transaction.staging import StageWriter
@@ -252,7 +251,7 @@ class _Republishing:
         return count
 
     def _stage(self, key: CommitKey, records: EncodedRecords | None) -> StagedFile:
-        stage = StageWriter(self._root, self._disk, key.folder, f"{random_bits():08x}")
+        stage = StageWriter(self._root, self._disk, folder_of(key), f"{random_bits():08x}")
         if records is not None:
             stage.write(records)
         return stage.finish()

@@ -41,7 +41,6 @@ from rmq_spark.store.errors import OptionError, StoreChangedError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.consume_queue_entry import BLANK_FILL_OFFSET, BLANK_FILL_SIZE, is_blank_fill
 from rmq_spark.store.format.delay_levels import DelayLevels
-from rmq_spark.store.format.file_names import MAX_DERIVED_TOPIC_CHARS, SCHEDULE_TOPIC, WAITING_TOPICS, check_topic_name
 from rmq_spark.store.format.message_columns import Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import PropertyPairs
@@ -56,6 +55,7 @@ from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.store_state import read_watermark
 from rmq_spark.store.log.write_session import WriteSession
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import MAX_DERIVED_TOPIC_CHARS, SCHEDULE_TOPIC, WAITING_TOPICS, check_topic_name
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 

@@ -4,7 +4,7 @@ A row identifies its message in three ways: by the physical offset of the record
 number of retries. All three must agree with the log, so that an invented row sends no message back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,45 +15,20 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.delivery.retry_policy import next_times
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.failed_columns import (
+    COPY_TIMES,
+    FAILED_COLUMNS,
+    PLACE_TYPES,
+    TOPICS,
+    failed_column_type,
+    refuse_missing_places,
+)
 from rmq_spark.store.format.message_columns import RowFault, Texts
 from rmq_spark.store.format.message_ids import scatter
 from rmq_spark.store.format.property_encoder import name_digest
 
-# The columns that every row must have. It also needs its topic, in physicalTopic or, if that is missing, in topic.
-PLACE_TYPES = {
-    "commitLogOffset": pa.int64(),
-    "queueId": pa.int32(),
-    "queueOffset": pa.int64(),
-    "reconsumeTimes": pa.int32(),
-}
-OWN_TYPES = {"delayLevel": pa.int32(), "error": pa.string()}  # optional columns that rows from the source do not have
-TOPICS = ("physicalTopic", "topic")
-FAILED_COLUMNS = (*COLUMNS, *OWN_TYPES)
-# The column of the copy's reconsumeTimes. Null means one more than in the row. Only orderly listeners set another
-# value, because they count retries outside of the row.
-COPY_TIMES = "copyReconsumeTimes"
-_INNER_TYPES = {COPY_TIMES: pa.int32()}
-
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_EXAMPLE = '.select("commitLogOffset", "physicalTopic", "queueId", "queueOffset", "reconsumeTimes")'
 _OF_LEVEL = np.uint64(0x6A09E667F3BCC909)  # digits of sqrt(2): keeps level and retries apart from offsets in a digest
-
-
-def missing_columns(names: Sequence[str]) -> list[str]:
-    """Return which of the columns needed to send rows back are missing in `names`; an empty list if none is."""
-    missing = [name for name in PLACE_TYPES if name not in names]
-    return missing if set(TOPICS) & set(names) else [*missing, "physicalTopic (or topic)"]
-
-
-def refuse_missing_places(names: Sequence[str]) -> None:
-    """Raise OptionError if the column `names` lack one that is needed to identify the messages."""
-    missing = missing_columns(names)
-    if missing:
-        raise OptionError(
-            f"rows cannot be sent back without {', '.join(missing)}, which identify the message. The source has these "
-            f'columns; physicalTopic is optional: .option("columns", "*") and then {_EXAMPLE}.'
-        )
 
 
 def failed_rows_of(given: object) -> pa.RecordBatch:
@@ -89,16 +64,6 @@ def failed_rows_of(given: object) -> pa.RecordBatch:
         if isinstance(error, OptionError):
             raise
         raise OptionError(f"rows cannot be sent back: {error}. Nothing was sent back.") from None
-
-
-def failed_column_type(name: str, given: pa.DataType) -> pa.DataType:
-    """Return the type to which the column `name` of type `given` is cast.
-
-    Properties keep their type, and so do keys that are not strings, unless all values are null.
-    """
-    if name == "properties" or (name == "keys" and not pa.types.is_string(given)):
-        return given if not pa.types.is_null(given) else COLUMNS[name]
-    return {**COLUMNS, **OWN_TYPES, **_INNER_TYPES}[name]
 
 
 _NONE = pa.Table.from_pylist([], pa.schema([*PLACE_TYPES.items(), ("topic", pa.string())]))

@@ -30,12 +30,11 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, OptionError
-from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.config_json import GroupConfig
-from rmq_spark.store.group.group_files import check_consumer_group
 from rmq_spark.store.group.read_rights import NEXT_STEP, group_config_path, read_group_config
 from rmq_spark.store.log.topics import MAX_QUEUES, TopicWriter
 from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.names import SCHEDULE_TOPIC, check_retrying_group, dlq_topic, retry_topic
 
 # The default limit (DefaultMQPushConsumerImpl#getMaxReconsumeTimes, SubscriptionGroupConfig).
 MAX_RECONSUME_TIMES = 16
@@ -90,12 +89,12 @@ class RetryTopics:
     @property
     def retry(self) -> str:
         """The name of the topic of messages that are consumed again."""
-        return filenames.retry_topic(self.group)
+        return retry_topic(self.group)
 
     @property
     def dead(self) -> str:
         """The name of the topic of dead letters."""
-        return filenames.dlq_topic(self.group)
+        return dlq_topic(self.group)
 
     def ensure(self, section: WriteSession, *, retry: bool, dead: bool) -> None:
         """Create the needed topics if they are missing.
@@ -105,32 +104,9 @@ class RetryTopics:
         """
         if retry:
             section.ensure_topic(self.retry, self.retry_queues)
-            section.ensure_topic(filenames.SCHEDULE_TOPIC, 1)  # 1 is only a minimum: there is one queue per level
+            section.ensure_topic(SCHEDULE_TOPIC, 1)  # 1 is only a minimum: there is one queue per level
         if dead:
             section.ensure_topic(self.dead, DEAD_LETTER_QUEUES)
-
-
-def retry_topic_of(group: str) -> str:
-    """Return the name of a group's retry topic. Raises OptionError if the group's name is invalid."""
-    return filenames.retry_topic(group)
-
-
-def check_retrying_group(name: str) -> str:
-    """Return `name` if it is the name of a group whose messages can be sent back. Otherwise raises OptionError.
-
-    The name must be a valid group name, must not be the name of a retry topic or of a topic of dead letters, and must
-    be short enough for the names of these two topics of the group.
-    """
-    check_consumer_group(name)
-    for prefix in (filenames.RETRY_TOPIC_PREFIX, filenames.DLQ_TOPIC_PREFIX):
-        if name.startswith(prefix):
-            raise OptionError(
-                f"consumer group {name!r} is the name of a topic of the group {name.removeprefix(prefix)!r}; expected "
-                "a group. Use the name of that group: a message that was retried goes back to its first topic."
-            )
-    for topic in (filenames.retry_topic(name), filenames.dlq_topic(name)):
-        filenames.check_topic_name(topic)
-    return name
 
 
 def read_retry_topics(root: str, group: str, max_reconsume_times: int | None = None) -> RetryTopics:
@@ -154,5 +130,5 @@ def read_retry_topics(root: str, group: str, max_reconsume_times: int | None = N
         raise DamageError(what, path, 0, f"at most {MAX_QUEUES}", found, NEXT_STEP)
     limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
     # An existing retry topic may have fewer queues than the configuration, which may have changed after its creation.
-    existing = TopicWriter(Disk(), root).write_queues(filenames.retry_topic(group))
+    existing = TopicWriter(Disk(), root).write_queues(retry_topic(group))
     return RetryTopics(group, min(config.retry_queue_count, existing or config.retry_queue_count), limit)

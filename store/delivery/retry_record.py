@@ -20,7 +20,6 @@ from rmq_spark.store.delivery.failed_rows import FailedRows
 from rmq_spark.store.delivery.retry_policy import Decisions, RetryTopics
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.byte_ranges import of_one_size
-from rmq_spark.store.format.file_names import RETRY_TOPIC_PREFIX
 from rmq_spark.store.format.index_keys import DELAY
 from rmq_spark.store.format.message_columns import RowFault, Texts
 from rmq_spark.store.format.message_encoder import EncodedRecords
@@ -36,6 +35,7 @@ from rmq_spark.store.format.properties import (
 from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.record_batch import WholeRecords, field_shift, pairs_of, unaligned
 from rmq_spark.store.format.timer import REAL_QID, REAL_TOPIC
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 from rmq_spark.store.transaction.sink import RecordBuilder, RecordBuilderSettings
 
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"

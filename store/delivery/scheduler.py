@@ -40,8 +40,9 @@ from rmq_spark.store.format.timer import floor_second
 from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.store_state import SETTINGS, check_settings, commit_log_folders, side_path, watermark_path
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.transaction.commit import CommitOptions, abort_staged, commit_staged
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger
+from rmq_spark.store.transaction.ledger import Ledger, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.staging import StageWriter
 
@@ -401,7 +402,7 @@ class DeliveryScheduler(Synchronized):
         the rest.
         """
         key = CommitKey(QUERY_ID, number)
-        stage = StageWriter(self.path, self._disk, key.folder, f"{random_bits():08x}")
+        stage = StageWriter(self.path, self._disk, folder_of(key), f"{random_bits():08x}")
         try:
             for records in due.records:
                 stage.write(records)
@@ -421,5 +422,5 @@ class DeliveryScheduler(Synchronized):
         try:
             return not commit_staged(writer, key, staged, options, sleep=self._sleep).skipped
         except RmqError:
-            abort_staged(self.path, self._disk, key.folder, staged)
+            abort_staged(self.path, self._disk, folder_of(key), staged)
             raise

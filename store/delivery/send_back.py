@@ -27,37 +27,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rmq_spark.store.backend import SendBackTerms
 from rmq_spark.store.delivery.failed_rows import FailedRows
 from rmq_spark.store.delivery.record_lookup import RecordLookup, read_originals
 from rmq_spark.store.delivery.retry_policy import Decisions, decide, read_retry_topics
 from rmq_spark.store.delivery.retry_record import Resender, copied_properties
 from rmq_spark.store.disk.clock import random_bits
 from rmq_spark.store.errors import NotFoundError, OptionError
-from rmq_spark.store.format.file_names import CLOSED_TOPICS, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from rmq_spark.store.format.message_columns import RowFault, Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import INNER_NUM, RETRY_TOPIC
 from rmq_spark.store.format.record import INNER_BATCH
 from rmq_spark.store.format.record_batch import WholeRecords
 from rmq_spark.store.format.record_rewrite import rebuild_records
+from rmq_spark.store.names import CLOSED_TOPICS, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 EXPIRED_ORIGINALS = ("error", "resend")
 PIECE_BYTES = 16 << 20  # bytes of originals in memory at a time; a longer original is a piece of its own
 PIECE_ROWS = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class SendBackTerms:
-    """How the failed messages of a `group` are sent back.
-
-    After `max_reconsume_times` retries a message becomes a dead letter. None means the group's own limit, by default
-    16. `expired_original` says what to do if the original is no longer in the log: "error" raises an error, and
-    "resend" makes the copy from the row, which must contain the body then.
-    """
-
-    group: str
-    max_reconsume_times: int | None = None
-    expired_original: str = "error"
 
 
 @dataclass(frozen=True, slots=True)

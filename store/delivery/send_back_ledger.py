@@ -31,11 +31,11 @@ from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format.side_file import encode_side_file, safe_name
-from rmq_spark.store.group.resets import Suspension, read_suspended
+from rmq_spark.store.group.resets import read_suspended
 from rmq_spark.store.log.store_state import read_side_file, side_path
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 from rmq_spark.store.transaction.intents import Intents
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger, LedgerRow
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow
 
 RowKeys = NDArray[np.uint64]
 NO_COMMIT = -1

@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rmq_spark.store.backend import CommitTotals, SendBackTerms
 from rmq_spark.store.delivery.failed_rows import FailedRows, row_keys
 from rmq_spark.store.delivery.retry_policy import read_retry_topics
-from rmq_spark.store.delivery.send_back import SendBacks, SendBackTerms
+from rmq_spark.store.delivery.send_back import SendBacks
 from rmq_spark.store.delivery.send_back_ledger import (
     NO_COMMIT,
     NO_KEYS,
@@ -38,10 +39,11 @@ from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.log.store_lock import refuse_network
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.transaction.commit import CommitOptions, CommitTotals, commit_staged
+from rmq_spark.store.model import CommitKey
+from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.encoded_slices import merge_records, slice_records
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, LedgerRow, LedgerRules, judge_batch, make_folders
+from rmq_spark.store.transaction.ledger import LedgerRow, LedgerRules, folder_of, judge_batch, make_folders
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.staging import StageWriter, read_chunks, total_digest
 from rmq_spark.store.transaction.staging_cleanup import abort_staged
@@ -87,7 +89,7 @@ class SendBackTask:
     def __init__(self, settings: SendBackSettings, key: CommitKey, name: str) -> None:
         self._root, self._settings, self._disk = files.absolute(settings.path), settings, Disk()
         refuse_network(self._root, allowed=settings.allow_network_store)
-        self._stage = StageWriter(self._root, self._disk, staging_key(key).folder, name)
+        self._stage = StageWriter(self._root, self._disk, folder_of(staging_key(key)), name)
         self._sending: SendBacks | None = None
         self._last_commit, self._sent_keys = NO_COMMIT, np.zeros(0, np.uint64)
         if key.batch_id is not None:
@@ -183,7 +185,7 @@ def commit_copies(
 
 def abort_copies(settings: SendBackSettings, key: CommitKey, staged: Sequence[StagedCopies]) -> None:
     """Remove the files that tasks staged, except files that an intent names. Errors are only logged."""
-    abort_staged(files.absolute(settings.path), Disk(), staging_key(key).folder, [one.file for one in staged])
+    abort_staged(files.absolute(settings.path), Disk(), folder_of(staging_key(key)), [one.file for one in staged])
 
 
 def _commit_batch(
@@ -237,7 +239,7 @@ def _commit_once(
 
     `key` is the key of the commit, and `staged_as` the key of the staging folder.
     """
-    root, disk, folder = writer.root, writer.disk, staged_as.folder
+    root, disk, folder = writer.root, writer.disk, folder_of(staged_as)
     given = [one.file for one in staged]
     chosen = _without_duplicates(root, disk, folder, [(one.file, _keys_of(one)) for one in staged])
     left_over = [file for file in given if file not in chosen]

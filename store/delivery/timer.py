@@ -40,12 +40,12 @@ from rmq_spark.store.disk import files, host
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreChangedError
 from rmq_spark.store.format import file_names as filenames
-from rmq_spark.store.format.file_names import TIMER_TOPIC
 from rmq_spark.store.format.timer import DELETE, ROLL, SECOND_MS, SLOT_COUNT, WINDOW_MS, TimerCheck, floor_second
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.write_session import WriteSession
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import TIMER_TOPIC
 
 _LOG = logging.getLogger("rmq_spark")
 _TAKEN_AT_ONCE = 131_072  # messages taken in one write session at most, because other writers wait for its end

@@ -25,7 +25,6 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, OptionError, StorePathError
 from rmq_spark.store.format import file_names as filenames
-from rmq_spark.store.format.file_names import TIMER_TOPIC, WAITING_TOPICS, check_topic_name
 from rmq_spark.store.format.message_columns import Texts, Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import UNIQ_KEY
@@ -37,6 +36,7 @@ from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.queue_reader import LOWER, TimeSearch
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import TIMER_TOPIC, WAITING_TOPICS, check_topic_name
 
 _LOG = logging.getLogger("rmq_spark")
 _BATCH_ENTRIES = 32_768

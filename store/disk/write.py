@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.disk.files import is_folder
+from rmq_spark.store.disk.files import exists, is_folder
 from rmq_spark.store.disk.kernel_errors import FORBIDDEN, TOO_MANY_FILES, read_error
 from rmq_spark.store.disk.ownership import ForeignOwnerError
 from rmq_spark.store.disk.system_calls import SystemCalls, folder_of
@@ -339,12 +339,21 @@ def _view(data: Bytes) -> memoryview:
 def _explained(path: str) -> Iterator[None]:
     """Convert an OSError in the body of `with` to an error of this project, and raise that.
 
-    FileExistsError is raised unchanged, because callers handle it.
+    FileExistsError is raised unchanged, because callers handle it. But if the name is that of a folder, or of a link
+    whose target is missing, StorePathError is raised, because a file of this name cannot be opened either.
     """
     try:
         yield
-    except FileExistsError:
-        raise
+    except FileExistsError as error:
+        if is_folder(path):
+            what = "a folder of this name"
+        elif os.path.islink(path) and not exists(path):
+            what = "a link whose target is missing"
+        else:
+            raise
+        raise StorePathError(
+            f"{path} cannot be created: found {what}; expected a free name. Move it to another place."
+        ) from error
     except OSError as error:
         raise _explanation(path, error) from error
 

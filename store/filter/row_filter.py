@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.consume_queue_entry import MAX_ADDRESS
-from rmq_spark.store.format.file_names import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS
 from rmq_spark.store.format.rows import PropertyTest
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 ALL = "*"
 _SEPARATOR = "||"

@@ -16,6 +16,7 @@ The functions are pure. They do not open files, read the clock or use random num
 | `config/*.json` | `config_json`, which uses `fastjson` |
 | new messages, which become records | `message_encoder`, `message_columns`, `queue_router`, `delay_routing`, |
 | | `delay_levels` |
+| rows of messages that are sent back | `failed_columns` |
 | `rmq/queues` | `queue_registry` |
 | other JSON files in `rmq/` | `side_file` |
 | `rmq/watermark`, `rmq/holder.json`, `rmq/settings.json`, `rmq/rebuild` | `own_files` |
@@ -24,6 +25,7 @@ The functions are pure. They do not open files, read the clock or use random num
 | message ids | `message_ids` |
 | Java's hash of a text, host fields | `java` |
 
-These modules may import `store.errors`, `store.model`, numpy, pyarrow, and modules of the standard library that use
-neither files nor the clock. `docs/FORMAT.md` describes the same layouts, and a test compares it with these modules.
+These modules may import `store.errors`, `store.model`, `store.names`, numpy, pyarrow, and modules of the standard
+library that use neither files nor the clock. `docs/FORMAT.md` describes the same layouts, and a test compares it with
+these modules.
 """

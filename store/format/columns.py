@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.format import properties
 from rmq_spark.store.format.byte_ranges import Bytes, of_one_size, take_ranges
-from rmq_spark.store.format.file_names import RETRY_TOPIC_PREFIX
 from rmq_spark.store.format.java import decode_host
 from rmq_spark.store.format.record_headers import RecordRun
 from rmq_spark.store.format.rows import DecodeLimits, PropertyTest, Rows, choose_rows
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 
 _TIME = pa.timestamp("us", tz="UTC")
 

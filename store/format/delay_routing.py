@@ -19,11 +19,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_spark.store.format.message_columns import Given, RowFault, Topics, join_rows
 from rmq_spark.store.format.message_ids import Digests, scatter
 from rmq_spark.store.format.own_files import TIMER_MAX_DELAY_S
 from rmq_spark.store.format.queue_router import Routes, number_codes, number_queues
+from rmq_spark.store.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 TIMER_PRECISION_MS = 1000  # MessageStoreConfig#timerPrecisionMs (5.3)
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_file import INDEX_UNIT, MAX_SECONDS, IndexHeader
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.message_columns import Texts
 from rmq_spark.store.format.properties import KEYS, TAGS, UNIQ_KEY, PropertyPairs, parse
 from rmq_spark.store.format.property_encoder import UniformPairs
 from rmq_spark.store.format.record import Record
+from rmq_spark.store.names import SCHEDULE_TOPIC
 
 
 class SlotGroups:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.byte_ranges import Bytes, Positions
-from rmq_spark.store.format.file_names import check_sent_topic
 from rmq_spark.store.format.message_ids import TextHashes
+from rmq_spark.store.names import check_sent_topic
 
 _SPACE = ord(" ")
 _FIRST_BEYOND_ASCII = 0x80

@@ -23,7 +23,6 @@ from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.body_codec import BodyRules, EncodedBodies
 from rmq_spark.store.format.byte_ranges import Bytes
 from rmq_spark.store.format.delay_routing import AskedDelays, DelayRules, route_delays
-from rmq_spark.store.format.file_names import MAX_TOPIC_CHARS
 from rmq_spark.store.format.java import Host, encode_host, string_hash
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics, join_rows, keys_of
 from rmq_spark.store.format.message_ids import NUMBER_CHARS, UniqueIdRun, UniqueIds, powers_of_31, scatter
@@ -32,6 +31,7 @@ from rmq_spark.store.format.property_encoder import EncodedProperties, name_dige
 from rmq_spark.store.format.queue_router import QueueRouter
 from rmq_spark.store.format.record import BLANK_BYTES, BODY_CRC_MASK, MAGIC_V1, MAGIC_V2, RECORD_HEAD
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import MAX_TOPIC_CHARS
 
 _UNIQUE_BEFORE, _UNIQUE_AFTER = f"{UNIQ_KEY}\x01".encode(), b"\x02"
 _LENGTH = np.dtype(">i2")  # the length field before the properties string

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.format.byte_ranges import Bytes, Positions, take_ranges
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_keys import DELAY, key_entries, level_of
 from rmq_spark.store.format.message_columns import Texts
 from rmq_spark.store.format.properties import INNER_NUM, TAGS, PropertyPairs
@@ -35,6 +34,7 @@ from rmq_spark.store.format.record import (
     STORE_HOST_V6,
 )
 from rmq_spark.store.format.record_headers import gather
+from rmq_spark.store.names import SCHEDULE_TOPIC
 
 _FIELDS: Any = RECORD_HEAD.fields
 _AFTER_BORN_HOST = {"store_timestamp", "store_host"}

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.format.byte_ranges import Bytes, Positions, of_one_size, take_ranges
-from rmq_spark.store.format.file_names import MAX_DERIVED_TOPIC_CHARS
 from rmq_spark.store.format.index_keys import key_entries
 from rmq_spark.store.format.message_columns import RowFault, Texts, Topics, join_rows
 from rmq_spark.store.format.message_encoder import (
@@ -30,6 +29,7 @@ from rmq_spark.store.format.properties import MAX_PROPERTIES_BYTES, RECORD_CRC, 
 from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.record_batch import WholeRecords, field_shift, pairs_of, unaligned
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import MAX_DERIVED_TOPIC_CHARS
 
 _FIELDS: Any = RECORD_HEAD.fields
 _LENGTH = np.dtype(">i2")  # the length field before the properties

@@ -2,8 +2,6 @@
 
 These modules are pure, and get the time as an argument:
 
-strategies.py      RocketMQ's allocation strategies
-allocation.py      the strategy that the option `allocateStrategy` names, and checks of its results
 pull_limits.py     the limits of one pull, and how long a pull waits for messages
 
 These modules read or write files:
@@ -25,5 +23,5 @@ admin.py           administration: lists groups and members, shows offsets and l
 pull_reader.py     reads the consume-queue entries for a pull
 pull.py            one pull
 
-They may import `model`, `errors`, `format`, `filter`, `disk`, `log` and `transaction`.
+They may import the layers below: words, format, filter, rebalance, contract, disk, log and transaction.
 """

@@ -21,16 +21,8 @@ from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.host import is_remote
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreChangedError, StoreError
-from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.group.claims import NOBODY, read_claims
-from rmq_spark.store.group.group_files import (
-    BROKER_GROUP_PREFIX,
-    GroupLock,
-    GroupPaths,
-    check_consumer_group,
-    list_group_names,
-    read_commit_stamp,
-)
+from rmq_spark.store.group.group_files import GroupLock, GroupPaths, list_group_names, read_commit_stamp
 from rmq_spark.store.group.lag import GroupState, lag_table
 from rmq_spark.store.group.member_lease import FailureDetector, Member
 from rmq_spark.store.group.offset_file import (
@@ -48,6 +40,7 @@ from rmq_spark.store.group.start_offsets import correct_offset
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_state import commit_log_folders
 from rmq_spark.store.model import QueueKey, describe_unit, is_in_another_unit
+from rmq_spark.store.names import BROKER_GROUP_PREFIX, check_consumer_group, check_group_name, retry_topic
 
 EARLIEST, LATEST = "earliest", "latest"
 _SHOWN_COUNT = 12
@@ -81,7 +74,7 @@ def group_offsets(path: str | PurePath, group: str, *, commit_log_path: str | No
     because the broker writes them every five seconds. Changes nothing on disk. Raises OptionError for an invalid group
     name, StorePathError if `path` is not a store, and DamageError if the offset file is damaged.
     """
-    filenames.check_group_name(group)
+    check_group_name(group)
     return offsets_by_topic(read_group_offsets(_store(path, commit_log_path), group, time.sleep))
 
 
@@ -104,7 +97,7 @@ def group_lag(
     StorePathError if `path` is not a store, and DamageError if a file is damaged.
     """
     if group is not None:
-        filenames.check_group_name(group)
+        check_group_name(group)
     root = files.absolute(path)
     with StoreReader(root, commit_log_path=commit_log_path, read_mode=read_mode) as reader:
         # The offsets are read before the queues. In the other order, a group that reads at the same time could have
@@ -255,7 +248,7 @@ def _time_ms(to: object) -> int:
 def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None) -> list[list[QueueKey]]:
     if topics is None:
         own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
-        names = sorted(own & set(reader.topics()) - {filenames.retry_topic(group)})
+        names = sorted(own & set(reader.topics()) - {retry_topic(group)})
         if not names:
             known = _known_groups(reader.path)
             others = "" if group in known else f" {_others(group, known)}"
@@ -376,7 +369,7 @@ def group_members(path: str | PurePath, group: str | None = None, *, commit_log_
     invalid group name, StorePathError if `path` is not a store, and DamageError if a file is damaged.
     """
     if group is not None:
-        filenames.check_group_name(group)
+        check_group_name(group)
     root = _store(path, commit_log_path)
     names = list_group_names(root) if group is None else [group]
     return pa.Table.from_pylist([row for name in names for row in _rows(root, name)], MEMBERS)

@@ -29,8 +29,7 @@ from rmq_spark.store.group.offset_file import OffsetFile, Outcome, SeenEnds, sta
 from rmq_spark.store.group.resets import read_resets, read_suspended
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import WriterSettings
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.model import CommitKey, QueueKey
 
 _WAIT_MS = 10_000
 

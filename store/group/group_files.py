@@ -29,41 +29,9 @@ from urllib.parse import unquote
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.errors import LockTimeoutError, OptionError, StoreError
-from rmq_spark.store.format.file_names import check_group_name
+from rmq_spark.store.errors import LockTimeoutError, StoreError
 from rmq_spark.store.format.side_file import encode_side_file, number_of, safe_name, text_of
 from rmq_spark.store.log.store_state import read_side_file, side_path
-
-# MixAll.DEFAULT_CONSUMER_GROUP: the group of clients that configure no group. Unrelated clients would share this group.
-DEFAULT_GROUP = "DEFAULT_CONSUMER"
-# MixAll.CID_RMQ_SYS_PREFIX: names with this prefix are a broker's own groups. Their offsets are the broker's progress,
-# mainly with transactions.
-BROKER_GROUP_PREFIX = "CID_RMQ_SYS_"
-
-
-def check_consumer_group(name: str) -> str:
-    """Return `name` if a query or a program may consume as a group with this name.
-
-    Raises OptionError for a name that RocketMQ's consumers refuse: one with invalid characters or length
-    (Validators#checkGroup, the same in 4.9 and 5.3), or the default name (DefaultMQPushConsumerImpl#checkConfig). Also
-    raises OptionError for a broker's own group. RocketMQ accepts such a name, but committing offsets for such a group
-    would change the broker's own progress.
-    """
-    if isinstance(name, str) and not name.strip():
-        raise OptionError(f"the consumer group's name is blank ({name!r}); expected a name such as 'billing'")
-    check_group_name(name)
-    if name == DEFAULT_GROUP:
-        raise OptionError(
-            f"consumer group {name!r} is the default name of clients without a group, which RocketMQ refuses. Choose "
-            "another name"
-        )
-    if name.startswith(BROKER_GROUP_PREFIX):
-        raise OptionError(
-            f"consumer group {name!r} is a broker's own: names with the prefix {BROKER_GROUP_PREFIX} contain the "
-            "progress of the broker, such as that of transactions. Choose another name"
-        )
-    return name
-
 
 GROUPS = "groups"
 TURN_TIMEOUT_MS = 60_000  # as long as the default timeout of the store's lock, for which the holder may wait

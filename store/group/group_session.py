@@ -30,72 +30,30 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from rmq_spark.store.backend import GroupAssignment, GroupTerms
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.synchronized import Synchronized
 from rmq_spark.store.disk.write import Disk, is_disk_trouble, is_forbidden
 from rmq_spark.store.errors import DamageError, LockTimeoutError, StoreError
-from rmq_spark.store.group.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
-from rmq_spark.store.group.group_files import (
-    GroupPaths,
-    check_consumer_group,
-    read_finished_batch,
-    write_commit_stamp,
-    write_planned_batch,
-)
-from rmq_spark.store.group.handover import HANDOVER_TIMEOUT_MS, Handover, start_handover_thread
-from rmq_spark.store.group.member_lease import Kind
+from rmq_spark.store.group.group_files import GroupPaths, read_finished_batch, write_commit_stamp, write_planned_batch
+from rmq_spark.store.group.handover import Handover, start_handover_thread
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
 from rmq_spark.store.group.offset_file import OffsetFile, Outcome, SeenEnds, Stamp, read_group_offsets, refuse_commit
-from rmq_spark.store.group.resets import Resets, SuspendedQueues, read_resets, read_suspended
+from rmq_spark.store.group.resets import Resets, read_resets, read_suspended
 from rmq_spark.store.log.store_writer import WriterSettings
-from rmq_spark.store.model import MessageQueue, QueueKey
+from rmq_spark.store.model import QueueKey, SuspendedQueues
+from rmq_spark.store.names import check_consumer_group
+from rmq_spark.store.rebalance.allocation import allocate, find_strategy, find_unowned, listed
+from rmq_spark.store.rebalance.strategies import DIRECTORY_BROKER
 
 _LOG = logging.getLogger("rmq_spark")
 
-# A store belongs to one broker. The name is an input of consistentHash, so all members must use the same one.
-_BROKER_NAME = "broker"
 _RETRY_S = 1.0  # the time after which an idle query repeats a failed commit; the check for a broker takes 15 ms
 _PUBLISH_WAIT_MS = 10_000  # how long a commit waits for a writer of ours without progress; the next trigger tries again
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTerms:
-    """The options of a query that concern its group. `commit` is auto, required or off. All times are in ms."""
-
-    group: str
-    assignment: Kind = "all"
-    strategy: str = "avg"
-    subscription: str = ""
-    query_name: str = ""
-    commit: str = "auto"
-    lease_timeout_ms: int = 120_000
-    lease_heartbeat_ms: int = 30_000
-    handover_timeout_ms: int = HANDOVER_TIMEOUT_MS
-    allow_network_store: bool = True  # safe, because a query writes small files and no messages
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAssignment:
-    """The result of one rebalance.
-
-    `owned` are the queues that this query owns now, and `lost` are the queues that it no longer owns. `gained` are
-    those owned queues that it did not own when `settle` was called last. `held` are the committed offsets of all queues
-    of the group, read after the queues were claimed, or {} if `gained` is empty. `resets` maps each queue, of any
-    member, to the offset of a reset that this query has not applied yet. `reset_number` is the number of the
-    last reset.
-    """
-
-    owned: tuple[QueueKey, ...]
-    gained: tuple[QueueKey, ...]
-    held: Mapping[QueueKey, int]
-    lost: tuple[QueueKey, ...]
-    resets: Mapping[QueueKey, int]
-    reset_number: int
 
 
 class GroupSession(Synchronized):
@@ -104,11 +62,16 @@ class GroupSession(Synchronized):
     Call its methods from one thread. The object starts the heartbeat thread and the handover thread itself.
     """
 
-    def __init__(self, path: str, terms: GroupTerms) -> None:
+    def __init__(self, path: str, terms: GroupTerms, ends_stamp: Callable[[], Stamp] | None = None) -> None:
+        """`ends_stamp` returns the stamp (`stamp_of_ends`) that was taken before the queue ends were read last.
+
+        The caller compares the offsets that it passes to `rebalance` with these ends. Without `ends_stamp`, the ends
+        are read again when offsets are committed.
+        """
         super().__init__()  # `_mutex` separates the reader's thread from the handover thread
         check_consumer_group(terms.group)
         self.root, self.terms = files.absolute(path), terms
-        self._strategy = find_strategy(terms.strategy, _BROKER_NAME)
+        self._strategy = find_strategy(terms.strategy)
         self.paths = GroupPaths(self.root, terms.group)
         disk = self._disk = Disk()
         clocks = Clocks(wall_clock_ms, time.monotonic, time.sleep)
@@ -122,7 +85,9 @@ class GroupSession(Synchronized):
             terms.lease_heartbeat_ms,
         )
         self._membership = Membership(self.paths, disk, member, clocks, uuid.uuid4().hex)
-        settings = WriterSettings("rmq-spark", _PUBLISH_WAIT_MS, terms.allow_network_store)
+        settings = WriterSettings(
+            "rmq-spark", _PUBLISH_WAIT_MS, allow_network_store=True
+        )  # it writes small files, no messages
         self._offset_file = OffsetFile(self.root, disk, settings, wall_clock_ms, time.sleep)
         self._assignment = Assignment(self._membership, self._share, self._commit)
         self._handover = Handover(
@@ -140,8 +105,8 @@ class GroupSession(Synchronized):
         self._resets = Resets()
         self._warned = False
         self._unowned: list[QueueKey] = []  # queues without a reader, as of the last check
-        self._ends_stamp: Stamp = None
-        self._has_ends_stamp = False  # None is a valid stamp
+        self._ends_stamp = ends_stamp
+        self._seen_ends_stamp: tuple[Stamp] | None = None  # that of the last rebalance; None is a valid stamp
         self._retry_at_s: float | None = None  # when to try a failed commit again
 
     @property
@@ -221,14 +186,6 @@ class GroupSession(Synchronized):
             # A query that could not join tries again at its next trigger, but not while it waits for a message.
             return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
 
-    def note_look(self, stamp: Stamp) -> None:
-        """Pass the stamp (`stamp_of_ends`) that the caller took before it read the queue ends.
-
-        The caller must have compared its finished offsets with these queue ends.
-        """
-        with self._mutex:
-            self._ends_stamp, self._has_ends_stamp = stamp, True
-
     def rebalance(
         self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
     ) -> GroupAssignment:
@@ -245,6 +202,8 @@ class GroupSession(Synchronized):
         with self._mutex:
             self._handover.begin()
             self.join()
+            if self._ends_stamp is not None:
+                self._seen_ends_stamp = (self._ends_stamp(),)
             self._resets = read_resets(self.paths.resets)
             pending = {} if applied_reset is None else self._resets.since(applied_reset)
             done = {queue: offset for queue, offset in finished.items() if queue not in pending}
@@ -419,9 +378,7 @@ class GroupSession(Synchronized):
             self._warned = True
 
     def _share(self, group: str, queues: Sequence[QueueKey], living: Sequence[str]) -> Mapping[str, Sequence[QueueKey]]:
-        named = [MessageQueue.of(queue, _BROKER_NAME) for queue in queues]
-        mine = allocate(self._strategy, group, self.member_id, named, living)
-        return {self.member_id: [queue.key for queue in mine]}
+        return {self.member_id: allocate(self._strategy, group, self.member_id, queues, living)}
 
     def _warn_of_unowned(self, queues: Sequence[QueueKey]) -> None:
         """Log a warning that lists the queues that no member reads, whenever these change.
@@ -430,8 +387,7 @@ class GroupSession(Synchronized):
         """
         if self.terms.assignment != "shared":
             return
-        named = (MessageQueue.of(queue, _BROKER_NAME) for queue in queues)  # lazy: most strategies need none
-        unowned = sorted(queue.key for queue in find_unowned(self._strategy, named))
+        unowned = sorted(find_unowned(self._strategy, queues))
         if unowned and unowned != self._unowned:
             _LOG.warning(
                 "rmq: allocateStrategy=%s of the consumer group %s gives these queues to nobody, so no member reads "
@@ -440,7 +396,7 @@ class GroupSession(Synchronized):
                 self.terms.strategy,
                 self.terms.group,
                 listed([str(queue) for queue in unowned]),
-                _BROKER_NAME,
+                DIRECTORY_BROKER,
             )
         self._unowned = unowned
 
@@ -452,7 +408,7 @@ class GroupSession(Synchronized):
         newly_reset = read_resets(self.paths.resets).since(self._resets.number)
         offsets = {queue: offset for queue, offset in offsets.items() if queue not in newly_reset}
         try:
-            ends = SeenEnds(self.root, self._ends_stamp) if self._has_ends_stamp else None
+            ends = None if self._seen_ends_stamp is None else SeenEnds(self.root, self._seen_ends_stamp[0])
             outcome = self._offset_file.commit(self.terms.group, offsets, ends)
             if outcome is Outcome.BROKER:
                 raise refuse_commit(self.root, self.terms.group)

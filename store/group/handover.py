@@ -26,7 +26,6 @@ from typing import Protocol
 from rmq_spark.store.group.assignment import Assignment
 from rmq_spark.store.model import QueueKey
 
-HANDOVER_TIMEOUT_MS = 60_000
 LOOK_EVERY_S = 0.5  # a poll takes some ten system calls, and four for each other member
 
 

@@ -50,6 +50,7 @@ from rmq_spark.store.log.rebuild import read_rebuild
 from rmq_spark.store.log.store_lock import LockSettings, StoreLock
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import check_group_name
 
 Stamp = tuple[int, int, int] | None  # the stamp of the registry of queues, or None if the registry does not exist
 
@@ -244,7 +245,7 @@ class OffsetFile:
         assert self._lock.is_held, "the store's lock is not held"
         for queue, offset in offsets.items():
             check_offset(f"commit of queue {queue}", offset)
-        filenames.check_group_name(group)
+        check_group_name(group)
         content = self._refresh()  # read under the lock, so it contains all commits of other processes
         if self._has_all(content, group, offsets):
             return Outcome.UNCHANGED

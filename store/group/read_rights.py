@@ -17,11 +17,13 @@ Source: PullMessageProcessor#processRequest, MQClientInstance#topicRouteData2Top
 import time
 from collections.abc import Callable, Mapping
 
+from rmq_spark.store.backend import Barrier
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError, NoPermissionError, NotFoundError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.config_json import PERM_READ, GroupConfig, TopicConfig, decode_groups_file
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import retry_topic
 
 NEXT_STEP = "Restore the file from a copy, or remove it and its .bak: then every group has RocketMQ's defaults."
 _TRIES = 4
@@ -124,12 +126,7 @@ def describe_beyond(configs: TopicConfigs, queue: QueueKey) -> str:
 def refuse_topic(configs: TopicConfigs, topic: str, group: str) -> None:
     """Raise NoPermissionError if the topic is closed to consumers (`is_closed`)."""
     if is_closed(configs, topic):
-        retry = "; failed messages are not delivered again" if topic == filenames.retry_topic(group) else ""
-        raise NoPermissionError(
-            f'consumer group "{group}" may not read: {describe_closed(configs, topic)}{retry}; expected 6 or 4. Have '
-            f"an administrator set it (mqadmin updateTopicPerm -t {topic} -p 6), leave the topic out, {_WITHOUT}. "
-            "RocketMQ answers NO_PERMISSION."
-        )
+        raise _closed_error(configs, topic, group)
 
 
 def refuse_queue(configs: TopicConfigs, queue: QueueKey, group: str) -> None:
@@ -140,8 +137,35 @@ def refuse_queue(configs: TopicConfigs, queue: QueueKey, group: str) -> None:
     """
     refuse_topic(configs, queue.topic, group)
     if is_beyond(configs, queue):
-        raise NotFoundError(
-            f'consumer group "{group}" has no queue {queue}: {describe_beyond(configs, queue)}; expected a smaller '
-            f"id. Have an administrator raise readQueueNums (mqadmin updateTopic -t {queue.topic} -r "
-            f"{queue.queue_id + 1}), {_WITHOUT}. RocketMQ answers SYSTEM_ERROR."
+        raise _beyond_error(configs, queue, group)
+
+
+def queue_barrier(configs: TopicConfigs, queue: QueueKey, group: str | None) -> Barrier | None:
+    """Return why the group must not read the queue, or None if it may. Without a group, the barrier has no error."""
+    if is_closed(configs, queue.topic):
+        error = None if group is None else _closed_error(configs, queue.topic, group)
+        return Barrier(describe_closed(configs, queue.topic), error, is_topic=True)
+    if is_beyond(configs, queue):
+        return Barrier(
+            describe_beyond(configs, queue),
+            None if group is None else _beyond_error(configs, queue, group),
+            is_topic=False,
         )
+    return None
+
+
+def _closed_error(configs: TopicConfigs, topic: str, group: str) -> NoPermissionError:
+    retry = "; failed messages are not delivered again" if topic == retry_topic(group) else ""
+    return NoPermissionError(
+        f'consumer group "{group}" may not read: {describe_closed(configs, topic)}{retry}; expected 6 or 4. Have '
+        f"an administrator set it (mqadmin updateTopicPerm -t {topic} -p 6), leave the topic out, {_WITHOUT}. "
+        "RocketMQ answers NO_PERMISSION."
+    )
+
+
+def _beyond_error(configs: TopicConfigs, queue: QueueKey, group: str) -> NotFoundError:
+    return NotFoundError(
+        f'consumer group "{group}" has no queue {queue}: {describe_beyond(configs, queue)}; expected a smaller '
+        f"id. Have an administrator raise readQueueNums (mqadmin updateTopic -t {queue.topic} -r "
+        f"{queue.queue_id + 1}), {_WITHOUT}. RocketMQ answers SYSTEM_ERROR."
+    )

@@ -31,15 +31,14 @@ files are replaced atomically.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format.side_file import encode_side_file, number_of, text_of
 from rmq_spark.store.group.group_files import GroupLock, GroupPaths, make_group_folder
 from rmq_spark.store.log.store_state import read_side_file
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.model import CommitKey, QueueKey, SuspendedQueues, Suspension
 
 _WHAT = (
     "the resets of a consumer group; without the file, queries that have not applied a reset yet never apply it. A new "
@@ -141,103 +140,6 @@ _SUSPENDED_NEXT_STEP = (
     "Restore the file from a copy. Or stop the group's queries, remove the file, and reset the group to its offsets in "
     "config/consumerOffset.json: then its listener gets all those rows, some of them again."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Suspension:
-    """The suspension of one queue.
-
-    The queue resumes at the queue offset `resume`, but not before the time `until_ms` (ms since the epoch; 0 means at
-    once). `attempts` maps the queue offset of each row that will be repeated to the number of its failures. `sent` and
-    `dead` are queue offsets of rows after the first row of the batch that became dead letters: those in `sent` in an
-    earlier batch, those in `dead` in this batch. `number` is the number of the change of the file. `query_id` and
-    `batch_id` identify the batch that suspended the queue.
-    """
-
-    resume: int
-    until_ms: int = 0
-    attempts: Mapping[int, int] = field(default_factory=dict)
-    sent: frozenset[int] = frozenset()
-    dead: frozenset[int] = frozenset()
-    number: int = 0
-    query_id: str = ""
-    batch_id: int = 0
-
-    def is_of(self, key: CommitKey | None) -> bool:
-        """Say whether the batch `key`, or an earlier batch of the same query, suspended the queue."""
-        return (
-            key is not None
-            and key.batch_id is not None
-            and (self.query_id == key.query_id and self.batch_id <= key.batch_id)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SuspendedQueues:
-    """All suspended queues of a group, and the number of the last change of the file."""
-
-    number: int = 0
-    queues: Mapping[QueueKey, Suspension] = field(default_factory=dict)
-
-    def followed_by(self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey) -> "SuspendedQueues":
-        """Return the suspended queues after the batch `key`.
-
-        `outcomes` contains the new suspension of each queue, or None if the queue resumes. Other queues stay as they
-        are. But if an earlier attempt of the same batch suspended a queue that is not in `outcomes`, that queue
-        resumes.
-        """
-        number = self.number + 1
-        assert key.batch_id is not None, key
-        kept = {
-            queue: one
-            for queue, one in self.queues.items()
-            if queue not in outcomes and (one.query_id, one.batch_id) != (key.query_id, key.batch_id)
-        }
-        stopped = {
-            queue: replace(one, number=number, query_id=key.query_id, batch_id=key.batch_id)
-            for queue, one in outcomes.items()
-            if one is not None
-        }
-        return SuspendedQueues(number, {**kept, **stopped})
-
-    def replaceable(
-        self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey, known: Mapping[QueueKey, int]
-    ) -> dict[QueueKey, Suspension | None]:
-        """Return the outcomes of the batch `key`, except for queues that another query has suspended in between.
-
-        `known` contains for each queue the number of the last change that the task of the batch knew. A queue without
-        an entry is treated like one with the number 0, which means that the task knew of no change.
-        """
-        return {
-            queue: outcome
-            for queue, outcome in outcomes.items()
-            if (one := self.queues.get(queue)) is None
-            or one.query_id == key.query_id
-            or one.number <= known.get(queue, 0)
-        }
-
-    def without(self, queues: Collection[QueueKey]) -> "SuspendedQueues":
-        """Return the suspended queues except `queues`. A reset removes the queues that it resets in this way."""
-        kept = {queue: one for queue, one in self.queues.items() if queue not in queues}
-        return self if len(kept) == len(self.queues) else SuspendedQueues(self.number + 1, kept)
-
-    def is_changed_by(self, outcomes: Mapping[QueueKey, Suspension | None], key: CommitKey) -> bool:
-        """Return whether the outcomes of the batch `key` change these suspended queues. Most change none."""
-        if any(one is not None or queue in self.queues for queue, one in outcomes.items()):
-            return True
-        return any((one.query_id, one.batch_id) == (key.query_id, key.batch_id) for one in self.queues.values())
-
-    def behind(self, positions: Mapping[QueueKey, int], number: int) -> dict[QueueKey, int]:
-        """Return the offset where a queue resumes, for each queue that must move back.
-
-        These are the queues that were suspended after the change with the number `number` and resume before their
-        offset in `positions`.
-        """
-        return {
-            queue: one.resume
-            for queue, one in self.queues.items()
-            if one.number > number and one.resume < positions.get(queue, 0)
-        }
 
 
 NOTHING_SUSPENDED = SuspendedQueues()

@@ -16,10 +16,10 @@ from enum import StrEnum
 
 from rmq_spark.store.disk.host import memory_bytes
 from rmq_spark.store.errors import OffsetRangeError, OptionError, StoreChangedError
-from rmq_spark.store.format.file_names import RETRY_TOPIC_PREFIX
 from rmq_spark.store.group.pull_limits import UNKNOWN_MEMORY_BYTES
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 
 # MessageStoreConfig#accessMessageInMemoryMaxRatio: the share of the memory that the newest messages are assumed to use.
 MEMORY_PERCENT = 40

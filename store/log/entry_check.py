@@ -36,6 +36,7 @@ from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries
 from rmq_spark.store.log.record_chain import RecordChain, ShutdownState
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 
 _BLOCK_RECORDS = 1 << 13  # so few that their headers stay in the processor's cache during the comparison
 
@@ -334,7 +335,7 @@ def no_queue_error(record: Record, key: QueueKey) -> DamageError:
 
 def _tags_agree(key: QueueKey, tags_code: int, record: Record | Blank | Torn) -> bool:
     """Return whether an entry's tags code matches its record's tags (MessageExtBrokerInner#tagsString2tagsCode)."""
-    if key.topic == filenames.SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):
+    if key.topic == SCHEDULE_TOPIC or is_address(tags_code) or not isinstance(record, Record):
         return True  # the tags code is not a hash but a due time, or an address in the queue's extension
     tags = parse(record.properties).get(TAGS)
     return tags_code == (string_hash(tags) if tags else 0)

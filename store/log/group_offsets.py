@@ -31,6 +31,7 @@ from rmq_spark.store.log.rebuild import keep_file
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 
 OFFSET_FILES = (filenames.CONSUMER_OFFSET_JSON, filenames.DELAY_OFFSET_JSON)
 
@@ -52,7 +53,7 @@ def set_back(name: str, data: bytes, ends: Mapping[QueueKey, int]) -> tuple[byte
     if name == filenames.DELAY_OFFSET_JSON:
         delays = decode_delay_offsets(data)
         levels = {
-            level: within(f"delay level {level}", QueueKey(filenames.SCHEDULE_TOPIC, level - 1), offset)
+            level: within(f"delay level {level}", QueueKey(SCHEDULE_TOPIC, level - 1), offset)
             for level, offset in delays.offsets.items()
         }
         return encode_delay_offsets(replace(delays, offsets=levels), bare_numbers=True), changes

@@ -19,13 +19,14 @@ Source: DefaultMessageStore#queryMessage, IndexService#queryOffset, MessageDecod
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from rmq_spark.store.backend import SearchAnswer
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import OpenFile
 from rmq_spark.store.filter.row_filter import LOOKUP_COLUMNS, KeyLookup, matches_lookup
@@ -38,7 +39,7 @@ from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
 from rmq_spark.store.format.record import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK, Record
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import BatchConsumeQueue, ConsumeQueue
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import QueueKey, QueueRange, subtract_ranges
 
 MAX_STEPS = 20_000  # entries per key; if a chain is longer, reading the messages in order is faster
 _SAMPLE_ENTRIES = 64
@@ -219,33 +220,11 @@ _SAMPLE_STEPS = 1000
 _MEASURED_MESSAGES = 10_000
 
 
-class Span(NamedTuple):
-    """The messages of a queue with queue offsets in [begin, end)."""
-
-    queue: QueueKey
-    begin: int
-    end: int
-
-
 class _Hit(NamedTuple):
     """A matching record: the queue offsets of its messages, from its header, and its physical offset."""
 
-    span: Span
+    part: QueueRange
     physical_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class SearchAnswer:
-    """The result of a search.
-
-    `found` are the matching messages. These spans may overlap. A span of several offsets is an inner batch. `unknown`
-    are the messages that the caller must read and compare, because the index does not cover them. `why` has the
-    reasons, but no reason for the ends of index files, because these are never covered.
-    """
-
-    found: list[Span]
-    unknown: list[Span]
-    why: tuple[str, ...] = ()
 
 
 class MessageSearch:
@@ -265,15 +244,15 @@ class MessageSearch:
         self._index, self._log, self._queue_of, self._safe_until_ms = index, log, queue_of, safe_until_ms
         self._sampled: tuple[object, bool] = None, False
 
-    def search(self, spans: Sequence[Span], sought: KeyLookup) -> SearchAnswer:
-        """Return the positions of messages in the spans that have one of the keys or ids. No span may be empty."""
+    def search(self, ranges: Sequence[QueueRange], sought: KeyLookup) -> SearchAnswer:
+        """Return the positions of messages in the ranges that have one of the keys or ids. No range may be empty."""
         coverages = self._index.refresh(self._safe_until_ms())
-        if coverages.files and not self._has_samples(coverages, spans):
+        if coverages.files and not self._has_samples(coverages, ranges):
             coverages.faults.append("the index lacks keys of messages between its entries: it was off for a while")
             coverages.files.clear()
-        by_queue: dict[QueueKey, list[Span]] = {}
-        for span in spans:
-            by_queue.setdefault(span.queue, []).append(span)
+        by_queue: dict[QueueKey, list[QueueRange]] = {}
+        for part in ranges:
+            by_queue.setdefault(part.queue, []).append(part)
         by_id = {message_id: self._by_offset_id(message_id) for message_id in sought.message_ids}
         # If an offsetMsgId has a message at its position, it need not be searched as a UNIQ_KEY: such a key would begin
         # with the same host and port.
@@ -284,7 +263,7 @@ class MessageSearch:
                 candidates = self._candidates(coverages, f"{topic}#{word}")
                 hits += [hit for offset in candidates if (hit := self._by_word(offset, topic, word)) is not None]
         found = list(self._in_queues(dict.fromkeys(hits), by_queue))
-        unknown = [part for span in spans for part in self._unknown(span, coverages)] if words else []
+        unknown = [part for one in ranges for part in self._unknown(one, coverages)] if words else []
         why = tuple(coverages.faults)
         if not coverages.stamp:
             why = (*why, "the store has no index file")
@@ -299,18 +278,20 @@ class MessageSearch:
                 coverages.distrust(coverage)
             yield from candidates or ()
 
-    def _in_queues(self, hits: Iterable[_Hit], by_queue: Mapping[QueueKey, Sequence[Span]]) -> Iterator[Span]:
-        """Yield the parts of the spans that are messages of these records.
+    def _in_queues(
+        self, hits: Iterable[_Hit], by_queue: Mapping[QueueKey, Sequence[QueueRange]]
+    ) -> Iterator[QueueRange]:
+        """Yield the parts of the ranges that are messages of these records.
 
         A truncation may leave a record after the end of the log that looks valid, although another message has its
         queue offset now. So a record is used only if the queue's entry points to it.
         """
         opened: dict[QueueKey, tuple[ConsumeQueue, int]] = {}
         for hit in hits:
-            key, spans = hit.span.queue, by_queue.get(hit.span.queue, ())
-            for part in _overlaps(hit.span, spans):
+            key, ranges = hit.part.queue, by_queue.get(hit.part.queue, ())
+            for part in _overlaps(hit.part, ranges):
                 if key not in opened:
-                    opened[key] = self._queue_of(key, min(s.begin for s in spans), max(s.end for s in spans))
+                    opened[key] = self._queue_of(key, min(s.begin for s in ranges), max(s.end for s in ranges))
                 queue, entries_end = opened[key]
                 number = queue.unit_of(part.begin, entries_end)
                 if hit.physical_offset in queue.read(number, number + 1).physical_offsets:
@@ -324,7 +305,7 @@ class MessageSearch:
         record = self._log.record_at(physical_offset)
         if not isinstance(record, Record) or record.topic != topic.encode() or not _is_in_a_queue(record):
             return None
-        return _Hit(_span_of(record), physical_offset) if word in keys_of(record) else None
+        return _Hit(_messages_of(record), physical_offset) if word in keys_of(record) else None
 
     def _by_offset_id(self, message_id: str) -> _Hit | None:
         """Return the message at the position that an offsetMsgId contains.
@@ -339,52 +320,52 @@ class MessageSearch:
             return None
         if decode_host(record.store_host) != wanted.store_host:
             return None
-        return _Hit(_span_of(record), wanted.physical_offset)
+        return _Hit(_messages_of(record), wanted.physical_offset)
 
-    def _unknown(self, span: Span, coverages: IndexCoverages) -> Iterator[Span]:
-        """Yield the parts of a span that no trusted file covers."""
-        queue, entries_end = self._queue_of(*span)
+    def _unknown(self, part: QueueRange, coverages: IndexCoverages) -> Iterator[QueueRange]:
+        """Yield the parts of a range that no trusted file covers."""
+        queue, entries_end = self._queue_of(part.queue, part.begin, part.end)
         if isinstance(queue, BatchConsumeQueue):
-            yield span  # messages of inner batches have keys of their own, which are not in any index
+            yield part  # messages of inner batches have keys of their own, which are not in any index
             return
-        begin = span.begin
+        begin = part.begin
         for coverage in coverages.files:
             known = max(queue.first_from(coverage.begin + 1, entries_end), begin)
-            until = min(queue.first_from(coverage.end, entries_end), span.end)
+            until = min(queue.first_from(coverage.end, entries_end), part.end)
             if known < until:
                 if begin < known:
-                    yield Span(span.queue, begin, known)
+                    yield QueueRange(part.queue, begin, known)
                 begin = until
-        if begin < span.end:
-            yield Span(span.queue, begin, span.end)
+        if begin < part.end:
+            yield QueueRange(part.queue, begin, part.end)
 
-    def _has_samples(self, coverages: IndexCoverages, spans: Sequence[Span]) -> bool:
+    def _has_samples(self, coverages: IndexCoverages, ranges: Sequence[QueueRange]) -> bool:
         """Return whether the index has the keys of sampled records, which are spread over the parts that it covers.
 
         There is no other way to detect missing keys. A broker that ran without an index added no keys for any message
         of that time, so a few records are sufficient.
         """
-        stamp = coverages.stamp, tuple(spans)
+        stamp = coverages.stamp, tuple(ranges)
         if self._sampled[0] != stamp:
-            samples = self._samples(coverages, spans)
+            samples = self._samples(coverages, ranges)
             self._sampled = stamp, all(self._is_indexed(coverages, record) for record in samples)
         return self._sampled[1]
 
-    def _samples(self, coverages: IndexCoverages, spans: Sequence[Span]) -> Iterator[Record]:
-        total = sum(span.end - span.begin for span in spans)
+    def _samples(self, coverages: IndexCoverages, ranges: Sequence[QueueRange]) -> Iterator[Record]:
+        total = sum(part.count for part in ranges)
         wanted = np.unique(np.linspace(0, max(total - 1, 0), _SAMPLE_RECORDS).astype(np.int64)).tolist()
         before = 0
-        for span in spans:
-            count = span.end - span.begin
+        for part in ranges:
+            count = part.count
             here = [number - before for number in wanted if before <= number < before + count]
             before += count
             if not here:
                 continue
-            queue, entries_end = self._queue_of(*span)
+            queue, entries_end = self._queue_of(part.queue, part.begin, part.end)
             if isinstance(queue, BatchConsumeQueue):
                 continue
             for index in here:
-                number = queue.unit_of(span.begin + index, entries_end)
+                number = queue.unit_of(part.begin + index, entries_end)
                 entries = queue.read(number, number + 1)
                 offset = int(entries.physical_offsets[0]) if len(entries) else -1
                 if any(coverage.begin < offset < coverage.end for coverage in coverages.files):
@@ -420,8 +401,8 @@ def log_reading_instead(answer: SearchAnswer, record_bytes: Callable[[QueueKey, 
     (bytes) of the records in a range of a queue.
     """
     if answer.why and answer.unknown:
-        count = sum(span.end - span.begin for span in answer.unknown)
-        size = sum(_about(span, record_bytes) for span in answer.unknown)
+        count = sum(part.count for part in answer.unknown)
+        size = sum(_about(part, record_bytes) for part in answer.unknown)
         shown = "; ".join(answer.why[:3]) + (f"; and {len(answer.why) - 3} more" if len(answer.why) > 3 else "")
         _LOG.warning(
             "rmq: the key index does not cover %d messages, which are read instead (about %d bytes): %s",
@@ -431,9 +412,9 @@ def log_reading_instead(answer: SearchAnswer, record_bytes: Callable[[QueueKey, 
         )
 
 
-def _about(span: Span, record_bytes: Callable[[QueueKey, int, int], int]) -> int:
-    """Estimate the size (bytes) of the records of a span. In a long span, only its first records are measured."""
-    queue, begin, end = span
+def _about(part: QueueRange, record_bytes: Callable[[QueueKey, int, int], int]) -> int:
+    """Estimate the size (bytes) of the records of a range. In a long range, only its first records are measured."""
+    queue, begin, end = part.queue, part.begin, part.end
     measured = min(end, begin + _MEASURED_MESSAGES)
     return record_bytes(queue, begin, measured) * (end - begin) // (measured - begin)
 
@@ -448,52 +429,32 @@ def read_found(
     """Return (queue, queue offset) of all matching messages stored in [begin_ms, end_ms], sorted and unique.
 
     Reads the found messages for their store times, and the unknown messages to compare them too. `read` yields the
-    messages of a span.
+    messages of a part.
     """
     found: set[tuple[QueueKey, int]] = set()
-    parts = [(span, False) for span in answer.found]
-    for span, is_unknown in [*parts, *((span, True) for span in subtract_spans(answer.unknown, answer.found))]:
-        for batch in read(*span, ("queueOffset", "storeTimestamp", *LOOKUP_COLUMNS)):
+    parts = [(part, False) for part in answer.found]
+    for part, is_unknown in [*parts, *((part, True) for part in subtract_ranges(answer.unknown, answer.found))]:
+        for batch in read(part.queue, part.begin, part.end, ("queueOffset", "storeTimestamp", *LOOKUP_COLUMNS)):
             rows = batch.filter(matches_lookup(batch, sought)) if is_unknown else batch
             times = rows.column("storeTimestamp").cast(pa.int64()).to_pylist()
             for offset, time_us in zip(rows.column("queueOffset").to_pylist(), times, strict=True):
                 if begin_ms <= time_us // 1000 <= end_ms:
-                    found.add((span.queue, offset))
+                    found.add((part.queue, offset))
     return sorted(found)
 
 
-def subtract_spans(spans: Iterable[Span], taken: Collection[Span]) -> list[Span]:
-    """Return the non-empty parts of `spans` that are not in any of `taken`."""
-    rest = list(spans)
-    for cut in taken:
-        rest = [
-            part
-            for span in rest
-            for part in (
-                (
-                    Span(span.queue, span.begin, min(span.end, cut.begin)),
-                    Span(span.queue, max(span.begin, cut.end), span.end),
-                )
-                if span.queue == cut.queue and span.begin < cut.end and cut.begin < span.end
-                else (span,)
-            )
-            if part.begin < part.end
-        ]
-    return rest
-
-
-def _overlaps(span: Span, others: Iterable[Span]) -> Iterator[Span]:
+def _overlaps(part: QueueRange, others: Iterable[QueueRange]) -> Iterator[QueueRange]:
     for other in others:
-        begin, end = max(span.begin, other.begin), min(span.end, other.end)
+        begin, end = max(part.begin, other.begin), min(part.end, other.end)
         if begin < end:
-            yield Span(span.queue, begin, end)
+            yield QueueRange(part.queue, begin, end)
 
 
 def _is_in_a_queue(record: Record) -> bool:
     return record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT)
 
 
-def _span_of(record: Record) -> Span:
+def _messages_of(record: Record) -> QueueRange:
     key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
     count = message_count(record) if record.sys_flag & INNER_BATCH else 1
-    return Span(key, record.queue_offset, record.queue_offset + count)
+    return QueueRange(key, record.queue_offset, record.queue_offset + count)

@@ -17,12 +17,11 @@ BoundaryType).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from rmq_spark.store.backend import ReadBatch
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.filter.row_filter import RowFilter
@@ -139,16 +138,6 @@ def _disorder(queue: ConsumeQueue, first: int, entries: Entries) -> DamageError 
     )
 
 
-class Read(NamedTuple):
-    """A batch of matching messages, which may be empty, and the progress of the read.
-
-    Every matching message with a queue offset below `next_offset` is in this batch or an earlier one.
-    """
-
-    batch: pa.RecordBatch
-    next_offset: int
-
-
 def read_range(
     log: CommitLog,
     queue: ConsumeQueue,
@@ -158,7 +147,7 @@ def read_range(
     columns: Sequence[str],
     limits: DecodeLimits,
     wanted: RowFilter | None = None,
-) -> Iterator[Read]:
+) -> Iterator[ReadBatch]:
     """Yield the messages with queue offsets [begin, end) in order, at most BATCH_ROWS records per batch.
 
     If the filter `wanted` is given, yield only matching messages. For each other message its entry is read; its header
@@ -179,7 +168,7 @@ def read_range(
         count += messages_within(queue, entries, begin, end, looked_at=next_number - number)
         number, until = next_number, min(queue.offset_behind(entries, next_number), end)
         if not len(entries):
-            yield Read(empty_batch(columns), until)
+            yield ReadBatch(empty_batch(columns), until)
         is_scattered = filters_entries(queue, wanted)
         yield from decode_entries_of(
             log, queue.key, entries, begin, until, columns, limits, wanted, is_scattered=is_scattered
@@ -201,7 +190,7 @@ def decode_entries_of(
     wanted: RowFilter | None = None,
     *,
     is_scattered: bool = False,
-) -> Iterator[Read]:
+) -> Iterator[ReadBatch]:
     """Yield the messages of `entries` with queue offsets in [begin, end), as batches of the columns.
 
     The records of `entries` must be in ascending order. If the filter `wanted` is given, yield only matching messages.
@@ -231,7 +220,7 @@ def decode_entries_of(
             first += int(np.searchsorted(part.queue_offsets, next_offset))
             if next_offset == end and first < len(entries):
                 next_offset = int(entries.queue_offsets[first])
-            yield Read(batch, next_offset)
+            yield ReadBatch(batch, next_offset)
 
 
 def _damage(log: CommitLog, queue: QueueKey, entries: Entries, fault: RecordFault) -> DamageError:

@@ -31,7 +31,6 @@ from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.config_json import decode_delay_offsets
 from rmq_spark.store.format.consume_queue_entry import is_blank_fill
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 from rmq_spark.store.format.own_files import StoreSettings
 from rmq_spark.store.format.record import MAX_RECORD_BYTES, MIN_RECORD_BYTES, Record
 from rmq_spark.store.format.timer import (
@@ -55,6 +54,7 @@ from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_state import check_settings
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC, TIMER_TOPIC, WAITING_TOPICS
 
 _LOG = logging.getLogger("rmq_spark")
 

@@ -7,6 +7,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from rmq_spark.store.backend import ReadBatch, SearchAnswer
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.host import is_remote
 from rmq_spark.store.errors import (
@@ -18,7 +19,6 @@ from rmq_spark.store.errors import (
     StoreError,
 )
 from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter, compile_filter, make_expression
-from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.config_json import TopicConfig
 from rmq_spark.store.format.consume_queue_entry import QUEUE_UNIT
@@ -31,14 +31,12 @@ from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.key_search import (
     IndexFolder,
     MessageSearch,
-    SearchAnswer,
-    Span,
     last_indexed_place,
     log_reading_instead,
     read_found,
 )
 from rmq_spark.store.log.log_end import LogEnd
-from rmq_spark.store.log.queue_reader import RULES, RangeStatistics, Read, TimeSearch, read_range
+from rmq_spark.store.log.queue_reader import RULES, RangeStatistics, TimeSearch, read_range
 from rmq_spark.store.log.queue_registry import (
     MAX_UNIT,
     QueueDoubt,
@@ -58,7 +56,8 @@ from rmq_spark.store.log.store_state import (
     read_store_state,
 )
 from rmq_spark.store.log.topics import MAX_QUEUES, TopicTable, describe_missing_topic
-from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, READ_MODES, QueueBounds, QueueKey, RecordProof
+from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, READ_MODES, QueueBounds, QueueKey, QueueRange, RecordProof
+from rmq_spark.store.names import LIGHT_QUEUE_PREFIX, is_system_topic
 
 _LOG = logging.getLogger("rmq_spark")
 _FEW_RECORDS = 2048  # if fewer were appended since the last refresh, they are read one by one to find their queues
@@ -133,10 +132,9 @@ class StoreReader:
         NotFoundError for a light message queue, which is not supported.
         """
         self._refuse_if_closed()
-        if topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
+        if topic.startswith(LIGHT_QUEUE_PREFIX):
             raise NotFoundError(
-                f'cannot read topic "{topic}": light message queues ({filenames.LIGHT_QUEUE_PREFIX}…) are not '
-                "supported."
+                f'cannot read topic "{topic}": light message queues ({LIGHT_QUEUE_PREFIX}…) are not supported.'
             )
         found = sorted({*self._topics.queues_of(topic), *(key for key in self._faults() if key.topic == topic)})
         if not found:
@@ -342,14 +340,14 @@ class StoreReader:
         queues = [queue for topic in sorted({*topics} & {*self.topics()}) for queue in self.queues(topic)]
         return self._messages_with(queues, KeyLookup(message_ids=(message_id,)), 0, 2**63 - 1)
 
-    def search(self, spans: Sequence[Span], sought: KeyLookup) -> SearchAnswer:
-        """Return the positions of messages in the spans that have one of the keys or ids.
+    def search(self, ranges: Sequence[QueueRange], sought: KeyLookup) -> SearchAnswer:
+        """Return the positions of messages in the ranges that have one of the keys or ids.
 
-        Every span must exist and must not be empty. The index may not cover some parts of the spans; the answer lists
+        Every range must exist and must not be empty. The index may not cover some parts of the ranges; the answer lists
         these parts as `unknown`, and the caller must read them. The reason is logged.
         """
         self._refuse_if_closed()
-        answer = self._search.search(spans, sought)
+        answer = self._search.search(ranges, sought)
         log_reading_instead(answer, self.record_bytes)
         return answer
 
@@ -390,7 +388,7 @@ class StoreReader:
         columns: Sequence[str],
         limits: DecodeLimits,
         wanted: RowFilter | None,
-    ) -> Iterator[Read]:
+    ) -> Iterator[ReadBatch]:
         """Yield the same batches as `read`, each with the queue offset up to which the queue has been searched.
 
         Empty batches report progress: after a long part without a match, and at the end.
@@ -418,10 +416,10 @@ class StoreReader:
                 f'invalid queue: found {key!r}; expected a QueueKey. Give one that queues("orders") returns, or '
                 'QueueKey("orders", 0).'
             )
-        found = self._topics.find(key)
-        if found is None and key not in self._faults() and not self._topics.has(key):
-            known = ", ".join(str(one.queue_id) for one in self.queues(key.topic))
-            raise NotFoundError(f'topic "{key.topic}" has no queue {key.queue_id}. Its queues are: {known}.')
+        found = None if key.broker else self._topics.find(key)
+        if found is None and key not in self._faults() and (key.broker or not self._topics.has(key)):
+            known = ", ".join(one.id_text for one in self.queues(key.topic))
+            raise NotFoundError(f'topic "{key.topic}" has no queue {key.id_text}. Its queues are: {known}.')
         return found
 
     def _refuse_if_closed(self) -> None:
@@ -452,7 +450,7 @@ class StoreReader:
     def _warn_of_missing_files(self, topic: str) -> None:
         """Warn once per topic about queues without files, except queues that are known to have never had a message."""
         config, doubt = self._topics.configs.get(topic), self._doubt
-        if config is None or doubt is None or topic in self._warned or filenames.is_system_topic(topic):
+        if config is None or doubt is None or topic in self._warned or is_system_topic(topic):
             return
         self._warned.add(topic)
         count, queues, faults = min(config.read_queue_count, MAX_QUEUES), self._topics.queues, self._faults()
@@ -495,6 +493,6 @@ class StoreReader:
     ) -> list[tuple[QueueKey, int]]:
         """Return (queue, queue offset) of the matching messages that were stored in [begin_ms, end_ms], sorted."""
         bounds = {queue: self.bounds(queue) for queue in queues}
-        spans = [Span(queue, one.min_offset, one.max_offset) for queue, one in bounds.items()]
-        answer = self.search([span for span in spans if span.begin < span.end], sought)
+        ranges = [QueueRange(queue, one.min_offset, one.max_offset) for queue, one in bounds.items()]
+        answer = self.search([part for part in ranges if part.count], sought)
         return read_found(answer, sought, begin_ms, end_ms, self.read)

@@ -33,6 +33,14 @@ from rmq_spark.store.format.config_json import (
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS
 from rmq_spark.store.log.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import (
+    AUTO_CREATE_TOPIC,
+    LIGHT_QUEUE_PREFIX,
+    SCHEDULE_TOPIC,
+    WAITING_TOPICS,
+    check_topic_name,
+    is_system_topic,
+)
 
 _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled after each try; a broker overwrites the file in place within milliseconds
@@ -128,7 +136,8 @@ class TopicTable:
     def __init__(self, root: str) -> None:
         self._root = root
         self._is_listed = False
-        self._configs_stamp: tuple[int, int] | None = None  # size (bytes) and mtime (ms) of the file that was read
+        self._configs_stamp: tuple[int, int, int] | None = None  # of the file that was read; None if it is missing
+        self._has_configs = False
         self._found = FoundTopics()
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._ids: dict[str, list[int]] = {}  # queue ids of the queues that have a folder, by topic
@@ -166,7 +175,7 @@ class TopicTable:
 
     def has_folder(self, key: QueueKey) -> bool:
         """Return whether the queue has a folder on disk now. False for a topic name or queue id that is not valid."""
-        if key.queue_id < 0 or key.topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
+        if key.queue_id < 0 or key.topic.startswith(LIGHT_QUEUE_PREFIX):
             return False
         try:
             folders = [filenames.queue_folder(key.topic, key.queue_id, tree) for tree, _ in _TREES]
@@ -184,7 +193,7 @@ class TopicTable:
         found: dict[QueueKey, ConsumeQueue] = {}
         for tree, kind in _TREES:
             for topic, is_folder in files.list_folder(files.join(self._root, tree)):
-                if is_folder and not topic.startswith(filenames.LIGHT_QUEUE_PREFIX):
+                if is_folder and not topic.startswith(LIGHT_QUEUE_PREFIX):
                     self._list_queues(tree, topic, kind, found)
         self._queues, self._ids, self._is_listed = found, {}, True
         for key in found:
@@ -193,10 +202,11 @@ class TopicTable:
     def look_at_configs(self) -> None:
         """Read topics.json again if it has changed."""
         path = files.join(self._root, filenames.CONFIG, filenames.TOPICS_JSON)
-        stamp = files.file_size(path), files.modified_ms(path)
-        if stamp != self._configs_stamp:
+        stamp = files.stamp(path)
+        if stamp != self._configs_stamp or not self._has_configs:
             self._found = find_topics(self._root)
-            self._configs_stamp = stamp  # taken before the read, so the next call finds a change during the read
+            # Taken before the read, so the next call finds a change during the read.
+            self._configs_stamp, self._has_configs = stamp, True
 
     def _list_queues(
         self, tree: str, topic: str, kind: type[ConsumeQueue], found: dict[QueueKey, ConsumeQueue]
@@ -222,7 +232,7 @@ class TopicTable:
         """Return the names of all topics that topics.json or a folder names, sorted."""
         self._refresh_once()
         names = {*self._ids, *self._found.file.topics}
-        return sorted(name for name in names if not name.startswith(filenames.LIGHT_QUEUE_PREFIX))
+        return sorted(name for name in names if not name.startswith(LIGHT_QUEUE_PREFIX))
 
     def has(self, key: QueueKey) -> bool:
         """Return whether the queue is in topics.json or has a folder."""
@@ -254,7 +264,7 @@ def describe_missing_topic(topic: str, known: Iterable[str], path: str) -> str:
 
     The text lists similar names, and up to 12 of the `known` topics.
     """
-    names = sorted(known, key=filenames.is_system_topic)  # the user's own topics first
+    names = sorted(known, key=is_system_topic)  # the user's own topics first
     near = difflib.get_close_matches(topic, names, 3)
     shown = names[:12]
     existing = (
@@ -321,8 +331,8 @@ class TopicWriter:
         MAX_QUEUES queues.
         """
         config = self.config(topic)
-        if config is None and topic in filenames.WAITING_TOPICS:
-            return self.schedule_queue_count if topic == filenames.SCHEDULE_TOPIC else 1
+        if config is None and topic in WAITING_TOPICS:
+            return self.schedule_queue_count if topic == SCHEDULE_TOPIC else 1
         if config is None:
             tree = filenames.BATCH_CONSUME_QUEUE if self.is_batch(topic) else filenames.CONSUME_QUEUE
             folders = files.list_folder(files.join(self._root, tree, topic))
@@ -373,11 +383,11 @@ class TopicWriter:
             if count is None:
                 new.append(topic)
             if count is None or self.config(topic) is None:
-                filenames.check_topic_name(topic)
+                check_topic_name(topic)
                 count = count or (queue_count if isinstance(queue_count, int) else queue_count[topic])
                 attributes = {QUEUE_TYPE: BATCH_QUEUE_TYPE} if self.is_batch(topic) else {}
                 # Without the inherit bit a broker does not create topics by itself (TopicConfigManager, 4.9 and 5.3).
-                bits = perm | PERM_INHERIT if topic == filenames.AUTO_CREATE_TOPIC else perm
+                bits = perm | PERM_INHERIT if topic == AUTO_CREATE_TOPIC else perm
                 created[topic] = TopicConfig(topic, count, count, bits, attributes=attributes)
             counts[topic] = count
         if created:

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DamageError, OptionError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.record import BLANK_BYTES, BORN_HOST_V6, RECORD_HEAD, Blank, Record, Torn
 from rmq_spark.store.format.record_batch import born_host_shift
@@ -45,6 +44,7 @@ from rmq_spark.store.log.segments import place_records
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_lock import MAX_SESSION_BYTES
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 
 _FIELDS: Any = RECORD_HEAD.fields
 _QUEUE_OFFSET_AT = _FIELDS["queue_offset"][1]

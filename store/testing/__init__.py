@@ -9,6 +9,12 @@ crash_disk.py          a disk that records its changes and returns the states th
 crash_image.py         the model of such states; writes a state to a folder
 failing_disk.py        a disk on which one change fails, as if the disk were full or broken
 busy_writer.py         a process that appends numbered messages and records which were acknowledged
+backend_suite.py       the contract of `store.backend` as tests, for every place that has queues
+backend_fixtures.py    their fixtures and messages
+backend_reading.py     the reading half
+backend_groups.py      members, offsets, fences and resets of consumer groups
+backend_sinks.py       the sinks, under task retries and zombie tasks
 
-Modules in this package may import the whole engine, hypothesis and random. No module of the engine imports them.
+Modules in this package may import the whole engine, hypothesis, pytest and random. No module of the engine imports
+them.
 """

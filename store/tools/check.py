@@ -11,7 +11,6 @@ so, the check treats that position as the log's end, and later bytes are not rep
 If a writer is running, the check determines the log's end once, before the scan. Records below that end do not change.
 But the writer may still add their entries, and may replace small files. So a problem with an entry or a small file is
 reported only if the check finds it again when it looks a second time.
-
 If a writer opens a cleanly shut down store during the check, and the check found anything, all of it is repeated.
 """
 
@@ -51,6 +50,7 @@ from rmq_spark.store.log.store_state import (
 )
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import TIMER_TOPIC
 from rmq_spark.store.tools.check_config import check_configs
 from rmq_spark.store.tools.check_context import CheckContext
 from rmq_spark.store.tools.check_index import IndexJoin, IndexScan, check_index
@@ -394,7 +394,7 @@ class _Check:
             return self._log.segments.begin, self._log.segments.end
 
         def timer_queue_end() -> int | None:
-            key = QueueKey(filenames.TIMER_TOPIC, 0)
+            key = QueueKey(TIMER_TOPIC, 0)
             if self._is_live and key in self._queues:
                 self._queues[key].run.refresh()
             return None if (found := bounds(key)) is None else found[1]

@@ -18,9 +18,10 @@ from rmq_spark.store.format.config_json import (
     decode_groups_file,
     decode_topics_file,
 )
-from rmq_spark.store.format.file_names import BACKUP_SUFFIX, SCHEDULE_TOPIC
+from rmq_spark.store.format.file_names import BACKUP_SUFFIX
 from rmq_spark.store.log.topics import MAX_QUEUES
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC, check_topic_name
 from rmq_spark.store.tools.finding import Action, Area, Finding, Severity
 
 _JSON_WITHOUT_EXTENSION = {"timermetrics", "transactionMetrics"}
@@ -216,7 +217,7 @@ def _odd_topics(path: str, topics: Mapping[str, TopicConfig]) -> Iterator[Findin
         if not 0 <= config.perm <= 15:
             yield replace(_finding(f"perm of topic {name}", path, "0 to 15", str(config.perm)), topic=name)
         try:
-            filenames.check_topic_name(name)
+            check_topic_name(name)
         except OptionError:
             # A broker also creates topics named after itself and its cluster. Clients may not use such names.
             if not name or not name.isprintable() or "/" in name:

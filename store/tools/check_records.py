@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.format.file_names import check_topic_name
 from rmq_spark.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, RECORD_CRC
 from rmq_spark.store.format.record import BODY_CRC_MASK, COMPRESSED, RECORD_HEAD
 from rmq_spark.store.format.record_headers import gather
+from rmq_spark.store.names import check_topic_name
 from rmq_spark.store.tools.finding import Action, field_position
 from rmq_spark.store.tools.log_walk import LogBlock
 

@@ -26,14 +26,15 @@ from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, OptionError
-from rmq_spark.store.format.file_names import check_sent_topic
 from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS
 from rmq_spark.store.format.side_file import parse_json
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.topics import MAX_QUEUES
+from rmq_spark.store.model import CommitKey
+from rmq_spark.store.names import check_sent_topic
 from rmq_spark.store.tools.parquet_file import METADATA, ParquetSource
 from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger, LedgerRow
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.sink import (
     RecordBuilder,
@@ -169,7 +170,7 @@ class _Import:
         for rows in self._parts(at):
             number += 1
             key = CommitKey(self._query_id, number)
-            stage = StageWriter(self._root, self._disk, key.folder, f"{random_bits():08x}")
+            stage = StageWriter(self._root, self._disk, folder_of(key), f"{random_bits():08x}")
             try:
                 for batch in rows.to_batches():
                     stage.write(outbox.encode(batch, at))

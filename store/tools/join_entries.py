@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import StoreChangedError, StoreError
 from rmq_spark.store.format.consume_queue_entry import BATCH_UNIT, MAX_ADDRESS
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.record import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmq_spark.store.format.record_batch import RecordColumns
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.tools.extended_entries import ExtendedEntries
 
 

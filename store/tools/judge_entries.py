@@ -13,13 +13,13 @@ from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.format.consume_queue_entry import BATCH_UNIT
 from rmq_spark.store.format.delay_levels import DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_keys import tags_code_of
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.record_chain import ShutdownState
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.tools.check_context import READ_AROUND, REBUILD_STEP, CheckContext, area_of
 from rmq_spark.store.tools.finding import Action, Area, Finding, Severity
 from rmq_spark.store.tools.join_entries import NO_ENTRY, NO_QUEUE, OTHER_ENTRY, OTHER_TAGS, JoinResult, Mismatch

@@ -24,11 +24,11 @@ from rmq_spark.store.disk.write import Disk, WritableFile
 from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.columns import COLUMNS
-from rmq_spark.store.format.file_names import is_system_topic
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_state import SIDE_FOLDER, commit_log_folders
 from rmq_spark.store.log.topics import read_topics
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.names import is_system_topic
 
 _TREES = (filenames.COMMIT_LOG, filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE)
 _OTHERS = (filenames.CONFIG, filenames.CHECKPOINT, filenames.ABORT, filenames.LOCK, SIDE_FOLDER)

@@ -61,6 +61,7 @@ from rmq_spark.store.log.store_state import check_settings, commit_log_folders, 
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import check_sent_topic
 from rmq_spark.store.tools.check import Progress, check
 from rmq_spark.store.tools.check_config import decode_config
 from rmq_spark.store.tools.check_report import CheckReport
@@ -86,7 +87,7 @@ def with_topics(data: bytes, queues: Mapping[QueueKey, bool], now_ms: int) -> by
         if key.topic in file.topics:
             continue
         try:
-            filenames.check_sent_topic(key.topic)
+            check_sent_topic(key.topic)
         except OptionError:
             continue
         count = key.queue_id + 1

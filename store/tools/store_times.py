@@ -28,7 +28,6 @@ from rmq_spark.store.errors import DamageError, StoreChangedError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.consume_queue_entry import BATCH_UNIT
 from rmq_spark.store.format.delay_levels import DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.properties import RECORD_CRC
 from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.record_batch import born_host_shift
@@ -36,6 +35,7 @@ from rmq_spark.store.log.commit_log_writer import DirtyFiles
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.topics import TopicTable
 from rmq_spark.store.model import LAST_SECONDS_MS, QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.tools.finding import field_position
 from rmq_spark.store.tools.log_walk import LogBlock, LogFault, LogWalk, TolerantCommitLog
 

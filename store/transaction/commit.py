@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from rmq_spark.store.backend import CommitTotals
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.errors import LockTimeoutError, RmqError, StoreError
@@ -27,9 +28,9 @@ from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.log.store_lock import MAX_SESSION_BYTES
 from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.log.write_session import WriteSession
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.transaction.intents import Intent, StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, LedgerRow, LedgerRules, Verdict, judge_batch, make_folders
+from rmq_spark.store.transaction.ledger import LedgerRow, LedgerRules, Verdict, folder_of, judge_batch, make_folders
 from rmq_spark.store.transaction.roll_forward import BatchRollForward
 from rmq_spark.store.transaction.staging import CHUNK_BYTES, check_staged, read_chunks, total_digest
 from rmq_spark.store.transaction.staging_cleanup import abort_staged, find_orphans, sweep_staging
@@ -75,19 +76,6 @@ class CommitOptions:
     checks_topics: bool = True
     note: Mapping[str, int] = field(default_factory=dict)
     log_level: int = logging.INFO
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTotals:
-    """The totals of one commit: its rows, their bytes in the log, and the number of queues that got rows.
-
-    If the batch was `skipped`, the three numbers are 0.
-    """
-
-    rows: int = 0
-    bytes: int = 0
-    queues: int = 0
-    skipped: bool = False
 
 
 def commit_staged(
@@ -348,7 +336,7 @@ class _Commit:
         # A repeated batch is normal: Spark and foreachBatch repeat a failed one. Dropped rows deserve a warning.
         level = logging.INFO if verdict is Verdict.REPEATED else logging.WARNING
         _LOG.log(level, "rmq: %s with %d rows is skipped: %s", self._key, self._rows, verdict.value)
-        abort_staged(self._writer.root, self._writer.disk, self._key.folder, self._staged)
+        abort_staged(self._writer.root, self._writer.disk, folder_of(self._key), self._staged)
         return CommitTotals(skipped=True)
 
     def _clean_up(self) -> None:
@@ -367,4 +355,4 @@ class _Commit:
             _LOG.warning("rmq: %s is in the store, but staging files in rmq/ remain: %s", self._key, error)
 
 
-__all__ = ["CommitOptions", "CommitTotals", "abort_staged", "commit_staged", "sweep_staging"]
+__all__ = ["CommitOptions", "abort_staged", "commit_staged", "sweep_staging"]

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmq_spark.store.format.file_names import WAITING_TOPICS
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.side_file import digest_text, parse_json
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import WAITING_TOPICS
 
 VERSION = 1
 SCHEMA = pa.schema(

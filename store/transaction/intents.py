@@ -33,7 +33,8 @@ from rmq_spark.store.format.side_file import (
     text_of,
 )
 from rmq_spark.store.log.store_state import read_side_file, side_path
-from rmq_spark.store.transaction.ledger import INTENTS, CommitKey, make_folders
+from rmq_spark.store.model import CommitKey
+from rmq_spark.store.transaction.ledger import INTENTS, make_folders
 
 _JSON, _LOCK, _PROGRESS, _COUNT = ".json", ".lock", ".progress", ".count"
 # `<query>.progress` is a sequence of hints. After a power cut an older hint may be valid although the newest is not.

@@ -34,6 +34,7 @@ from rmq_spark.store.format.side_file import (
     text_of,
 )
 from rmq_spark.store.log.store_state import read_side_file, side_path
+from rmq_spark.store.model import CommitKey
 
 INTENTS = "intents"
 LEDGER = "ledger"
@@ -50,31 +51,10 @@ _NEXT_STEP = "Restore the file from a copy; or remove it, if the batch that the 
 _LOG = logging.getLogger("rmq_spark")
 
 
-@dataclass(frozen=True, slots=True)
-class CommitKey:
-    """The identity of one batch of one query. Two commits with the same key are attempts at the same batch.
-
-    For a batch write, `batch_id` is None and `query_id` is a uuid. For a transaction, `query_id` is "txn:" followed by
-    the application's name, and `batch_id` is the transaction's version.
-    """
-
-    query_id: str
-    batch_id: int | None = None
-
-    def __post_init__(self) -> None:
-        assert self.query_id, "a query has an id"
-        assert self.batch_id is None or self.batch_id >= 0, self.batch_id
-
-    def __str__(self) -> str:
-        if self.batch_id is None:
-            return f"write {self.query_id}"
-        return f"batch {self.batch_id} of query {self.query_id}"
-
-    @property
-    def folder(self) -> str:
-        """The name of the batch's folder in `rmq/staging/`. `batch_of_folder` parses this name."""
-        name = safe_name(self.query_id)
-        return name if self.batch_id is None else f"{name}@{self.batch_id}"
+def folder_of(key: CommitKey) -> str:
+    """Return the name of a batch's folder in `rmq/staging/`. `batch_of_folder` parses this name."""
+    name = safe_name(key.query_id)
+    return name if key.batch_id is None else f"{name}@{key.batch_id}"
 
 
 def batch_of_folder(folder: str) -> tuple[str, int] | None:

@@ -40,12 +40,13 @@ from rmq_spark.store.errors import (
     RmqError,
     StoreChangedError,
 )
-from rmq_spark.store.format.file_names import COMMIT_LOG, check_topic_name
+from rmq_spark.store.format.file_names import COMMIT_LOG
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.record import BLANK_BYTES, Record, decode_record
 from rmq_spark.store.log.retention import Needed
 from rmq_spark.store.log.store_lock import MAX_SESSION_BYTES
 from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.names import check_topic_name
 from rmq_spark.store.transaction.intents import Count, Hint, Intent, Intents, StagedFile
 from rmq_spark.store.transaction.ledger import Ledger, LedgerRow
 from rmq_spark.store.transaction.staging import CHUNK_BYTES, check_staged, read_chunks, staged_path

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.backend import CommitTotals
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
 from rmq_spark.store.disk.host import ipv4_address
@@ -23,7 +24,6 @@ from rmq_spark.store.format.body_codec import BodyRules, Compression
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.delay_routing import DelayRules
-from rmq_spark.store.format.file_names import check_sent_topic, check_topic_name
 from rmq_spark.store.format.java import Host
 from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS, EncodedRecords, MessageEncoder
 from rmq_spark.store.format.message_ids import UniqueIds
@@ -34,10 +34,11 @@ from rmq_spark.store.log.store_lock import refuse_network
 from rmq_spark.store.log.store_state import commit_log_folders, found_broker_version, read_settings, settings_stamp
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.topics import MAX_QUEUES, TopicWriter
-from rmq_spark.store.model import LAST_SECONDS_MS, describe_unit, is_in_another_unit
-from rmq_spark.store.transaction.commit import CommitOptions, CommitTotals, commit_staged
+from rmq_spark.store.model import LAST_SECONDS_MS, CommitKey, describe_unit, is_in_another_unit
+from rmq_spark.store.names import check_sent_topic, check_topic_name
+from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.transaction.ledger import folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.staging import StageWriter
 from rmq_spark.store.transaction.staging_cleanup import abort_staged
@@ -369,7 +370,7 @@ class TaskStage:
         root = files.absolute(settings.path)
         refuse_network(root, allowed=settings.allow_network_store)
         self._record_builder = RecordBuilder(root, settings.record_builder)
-        self._stage = StageWriter(root, Disk(), key.folder, name)
+        self._stage = StageWriter(root, Disk(), folder_of(key), name)
         self._row_count = 0
 
     def write(self, messages: pa.RecordBatch) -> None:
@@ -422,4 +423,4 @@ def commit_sink(
 
 def abort_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedFile]) -> None:
     """Remove the staging files of an aborted batch, except files that an intent names. Errors are only logged."""
-    abort_staged(files.absolute(settings.path), Disk(), key.folder, staged)
+    abort_staged(files.absolute(settings.path), Disk(), folder_of(key), staged)

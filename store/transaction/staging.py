@@ -63,7 +63,7 @@ def total_digest(staged: Sequence[StagedFile]) -> int:
 class StageWriter:
     """Writes one staging file, which is created when the first row is written. Not thread-safe.
 
-    `key_folder` is the batch's `CommitKey.folder`. `name` must be different for every attempt of every task. At the end
+    `key_folder` is the batch's `ledger.folder_of`. `name` must be different for every attempt of every task. At the end
     call `finish`, or `discard` if the task failed. After an error only `discard` may be called.
     """
 

@@ -22,7 +22,7 @@ _COMMITTED_RETENTION_MS = 15 * 60_000
 def abort_staged(root: str, disk: Disk, key_folder: str, staged: Sequence[StagedFile]) -> None:
     """Remove the staging files of an aborted batch, except files that an intent names.
 
-    `key_folder` is the batch's `CommitKey.folder`. The exception is needed because Spark also aborts a commit that
+    `key_folder` is the batch's `ledger.folder_of`. The exception is needed because Spark also aborts a commit that
     raised an error, and that commit may have written its intent. If the intents cannot be read, a warning is logged and
     the files remain until `sweep_staging` removes them.
     """

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError, StorePathError
-from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.consume_queue_entry import MAX_ADDRESS
 from rmq_spark.store.format.record import Blank, Record
 from rmq_spark.store.log.segments import Segment
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import WAITING_TOPICS, is_system_topic
 from rmq_spark.store.view.explorer import StoreExplorer
 from rmq_spark.store.view.message import NO_TIME, EntrySample, SampleSize
 
@@ -305,7 +305,7 @@ def chosen_topics(reader: StoreExplorer, topics: str | Sequence[str] | None) -> 
     Raises NotFoundError if a topic does not exist. The error names other topics.
     """
     if topics is None:
-        return [topic for topic in reader.topics() if not filenames.is_system_topic(topic)]
+        return [topic for topic in reader.topics() if not is_system_topic(topic)]
     named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
     for topic in named:
         reader.queues(topic)
@@ -375,7 +375,7 @@ def tag_counts(reader: StoreExplorer, topic: str) -> TagCounts:
         sample = reader.sample(queue, _TAG_SIZE)
         if not len(sample.entries):
             continue
-        is_other = sample.entries.message_counts is not None or topic in filenames.WAITING_TOPICS
+        is_other = sample.entries.message_counts is not None or topic in WAITING_TOPICS
         if is_other or int(sample.entries.tags_codes.min()) <= MAX_ADDRESS:
             decoded, is_complete = _decoded_tags(reader, queue)
             for tag, count in decoded.items():

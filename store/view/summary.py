@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_spark.store.format.file_names import is_system_topic
+from rmq_spark.store.names import is_system_topic
 from rmq_spark.store.view import summary_html
 from rmq_spark.store.view.summary_text import bytes_text, count_text, span_text, time_text
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.store.group.group_session import GroupSession, GroupTerms
+from rmq_spark.store.backend import GroupTerms
+from rmq_spark.store.group.group_session import GroupSession
 from rmq_spark.store.model import QueueKey
 
 Rmq = Callable[..., Any]

@@ -16,7 +16,7 @@ from compat_kit.writers import QUEUES, TOPIC
 from pyspark.sql.types import StructType
 
 import rmq_spark
-from rmq_spark.datasource.source import RmqDataSource
+from rmq_spark.datasource.spark.source import RmqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,10 +10,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadLimit
 from support.appender import Appender, AppenderSettings
 from support.appender_log import AppenderLog
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.offsets import StreamOffset, decode_offset
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.datasource.stream_reader import RmqStreamReader
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.plan.offsets import StreamOffset, decode_offset
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -114,7 +115,7 @@ class Query:
         if {"assign", "subscribePattern"} & given.keys():
             del options["subscribe"]
         self.options = parse_options(options, now_ms)
-        settings = ReadSettings(COLUMNS, False, 64 << 20, "auto", self.options.fail_on_data_loss)
+        settings = ReadSettings(COLUMNS, False, 64 << 20, self.options.fail_on_data_loss)
         self.reader = RmqStreamReader(self.options, settings, self.clock)
         if available_now:
             self.reader.prepareForTriggerAvailableNow()

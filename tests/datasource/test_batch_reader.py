@@ -18,13 +18,13 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource import key_selection as selection
-from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.key_selection import join_ranges
-from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.store import SearchAnswer, Span, StoreReader
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark import key_selection as selection
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
+from rmq_spark.datasource.spark.key_selection import join_ranges
+from rmq_spark.store import SearchAnswer, StoreReader
 from rmq_spark.store.errors import (
     DataLossError,
     NotFoundError,
@@ -33,7 +33,7 @@ from rmq_spark.store.errors import (
     StoreChangedError,
     StorePathError,
 )
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -54,7 +54,7 @@ def reader_of(path, **given):
     if {"assign", "subscribePattern"} & given.keys():
         del options["subscribe"]
     parsed = parse_options(options, FIRST_MS + 1000)
-    settings = ReadSettings(("topic", "queueId", "queueOffset"), False, 1 << 20, "auto", parsed.fail_on_data_loss)
+    settings = ReadSettings(("topic", "queueId", "queueOffset"), False, 1 << 20, parsed.fail_on_data_loss)
     return RmqBatchReader(parsed, settings)
 
 
@@ -194,8 +194,8 @@ def test_keys_and_ids_are_found_without_an_index_too(store) -> None:
 
 
 def test_found_messages_of_a_queue_are_one_task_however_scattered(store, monkeypatch) -> None:
-    found = [Span(QueueKey("orders", 0), offset, offset + 1) for offset in (7, 1, 2, 8)]
-    answer = SearchAnswer(found, [Span(QueueKey("orders", 0), 0, 4)])
+    found = [QueueRange(QueueKey("orders", 0), offset, offset + 1) for offset in (7, 1, 2, 8)]
+    answer = SearchAnswer(found, [QueueRange(QueueKey("orders", 0), 0, 4)])
     monkeypatch.setattr(StoreReader, "search", lambda *given: answer)
     reader = reader_of(store, keys="k3")
     partitions = reader.partitions()
@@ -207,7 +207,7 @@ def test_found_messages_of_a_queue_are_one_task_however_scattered(store, monkeyp
 def test_found_messages_near_together_are_read_with_what_is_between_but_not_beyond_a_condition(
     store, monkeypatch
 ) -> None:
-    answer = SearchAnswer([Span(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)], [])
+    answer = SearchAnswer([QueueRange(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)], [])
     monkeypatch.setattr(StoreReader, "search", lambda *given: answer)
     one, inside = EqualTo(("keys",), "k3"), Not(EqualTo(("queueOffset",), 5))
     assert pushed(store, one, inside) == ([(0, n) for n in (1, 2, 3, 6, 7, 8)], [one])
@@ -216,7 +216,7 @@ def test_found_messages_near_together_are_read_with_what_is_between_but_not_beyo
 
 def test_found_messages_far_apart_are_read_alone(store, monkeypatch) -> None:
     monkeypatch.setattr(selection, "_NEAR_MESSAGES", 0)
-    found = [Span(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)]
+    found = [QueueRange(QueueKey("orders", 0), offset, offset + 1) for offset in (8, 1, 3, 6)]
     monkeypatch.setattr(StoreReader, "search", lambda *given: SearchAnswer(found, []))
     one = EqualTo(("keys",), "k3")
     assert pushed(store, one) == ([(0, n) for n in (1, 3, 6, 8)], [one])

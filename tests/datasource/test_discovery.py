@@ -73,7 +73,7 @@ def test_spark_s_own_look_up_takes_the_class_and_pickles_it() -> None:
 
 def test_an_instance_is_the_real_source() -> None:
     import pyspark_rmq
-    from rmq_spark.datasource.source import RmqDataSource
+    from rmq_spark.datasource.spark.source import RmqDataSource
 
     options = {"path": "somewhere", "subscribe": "orders"}
     assert type(pyspark_rmq.DefaultSource(options=options)) is RmqDataSource

@@ -4,10 +4,11 @@ import json
 import pickle
 
 import pytest
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.filters import Filters
-from rmq_spark.datasource.group_planner import group_terms
-from rmq_spark.datasource.read_options import ReadOptions, parse_options
+from rmq_spark.datasource.options.filters import Filters
+from rmq_spark.datasource.options.read_options import ReadOptions
+from rmq_spark.datasource.spark.group_planner import group_terms
 from rmq_spark.store import SQL92, TAG, Expression
 from rmq_spark.store.errors import OptionError
 

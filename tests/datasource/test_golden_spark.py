@@ -54,7 +54,10 @@ def rows_of(frame: "DataFrame") -> list[dict[str, Any]]:
     """Return the rows like the expected ones: times in ms, independent of time zones."""
     for name in ("bornTimestamp", "storeTimestamp"):
         frame = frame.withColumn(name, F.unix_millis(name))
-    return [{**row.asDict(), "body": bytes(row["body"])} for row in frame.collect()]
+    assert "brokerName" in frame.columns
+    rows = [{**row.asDict(), "body": bytes(row["body"])} for row in frame.collect()]
+    assert [row.pop("brokerName") for row in rows] == [None] * len(rows)
+    return rows
 
 
 def test_a_batch_query_gives_every_column_of_every_row(spark: "SparkSession", store: Path) -> None:

@@ -106,8 +106,9 @@ def test_a_begin_is_settled_once_and_not_where_nothing_is_to_be_published(store,
 
 
 def test_a_batch_query_reads_a_queue_that_came_later_from_its_begin_too(store, start) -> None:
-    from rmq_spark.datasource.batch_reader import RmqBatchReader
-    from rmq_spark.datasource.read_options import parse_options
+    from support.parsed_options import parse_options
+
+    from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
 
     store.append(0, 3)
     start(store.path, **SHARED).drain()

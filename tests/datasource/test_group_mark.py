@@ -65,7 +65,7 @@ def test_a_query_that_starts_again_and_finds_nothing_says_how_far_behind_it_is(p
 
 
 def test_where_many_queues_are_behind_only_messages_are_counted(path, query_on, monkeypatch) -> None:
-    monkeypatch.setattr("rmq_spark.datasource.group_planner._MEASURED_QUEUES", 1)
+    monkeypatch.setattr("rmq_spark.datasource.spark.group_planner._MEASURED_QUEUES", 1)
     query = query_on(path, **ALONE, maxOffsetsPerQueue="1")
     query.trigger()
     assert mark_of(query)["lagMessages"] == 4

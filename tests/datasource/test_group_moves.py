@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import rmq_spark
+from rmq_spark.store.model import QueueKey
 
 SHARED = {"consumerGroup": "billing", "assignment": "shared", "groupFallback": "earliest"}
 
@@ -121,3 +122,24 @@ def test_a_reset_in_the_middle_of_a_trigger_is_not_published_over(pair: Pair) ->
     query._assignment.rebalance = read
     assert flat(pair.second.drain()) == pair.rows(1, 2, 3, 4)
     assert pair.offset() == 5
+
+
+def test_a_reset_to_messages_that_come_after_a_trigger_has_looked_skips_them_all(query_on, tmp_path: Path) -> None:
+    with rmq_spark.open_store(tmp_path / "store", queues=1) as store:
+        store.send("orders", "before")
+        query = query_on(tmp_path / "store", consumerGroup="billing", startingOffsets="earliest")
+        assert query.drain() == [[(0, 0)]]
+        group = query.reader._group
+        has_changed, looks = group.has_changed, []
+
+        def send_and_reset() -> bool:
+            if not looks:
+                store.send("orders", "skipped")
+                rmq_spark.reset_offsets(tmp_path / "store", "billing", to="latest")
+            looks.append(None)
+            return bool(has_changed())
+
+        group.has_changed = send_and_reset
+        assert [row for rows in query.drain() for row in rows] == []
+        assert query.offset().positions[QueueKey("orders", 0)] == 2
+        query.reader.stop()

@@ -1,8 +1,9 @@
 """group_options: which options of a consumer group go together, and in which kind of query."""
 
 import pytest
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.read_options import ReadOptions, parse_options
+from rmq_spark.datasource.options.read_options import ReadOptions
 from rmq_spark.store.errors import OptionError
 
 GROUP = {"consumerGroup": "billing"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmq_spark.datasource.group_placement import (
+from rmq_spark.datasource.plan.group_placement import (
     BatchFacts,
     Notice,
     Place,

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.parsed_options import parse_options
 
 import rmq_spark
-from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.partition import RmqPartition
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
+from rmq_spark.datasource.spark.partition import RmqPartition
 from rmq_spark.store import open_reader
 from rmq_spark.store.errors import DataLossError
 from rmq_spark.store.model import QueueKey
@@ -54,7 +55,7 @@ class OldStore:
         """Return the queue offsets that a batch query of the group reads."""
         options = parse_options({"path": str(self.path), "subscribe": "orders"} | GROUP | given, 0)
         options.check_batch()
-        reader = RmqBatchReader(options, ReadSettings(("queueOffset",), False, 1 << 20, "auto", True))
+        reader = RmqBatchReader(options, ReadSettings(("queueOffset",), False, 1 << 20, True))
         parts = [part for part in reader.partitions() if isinstance(part, RmqPartition)]
         return [row["queueOffset"] for part in parts for rows in reader.read(part) for row in rows.to_pylist()]
 

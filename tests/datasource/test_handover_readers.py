@@ -15,9 +15,8 @@ from rmq_spark.store.errors import GroupConflictError
 from rmq_spark.store.group.claims import read_claims
 from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.handover import LOOK_EVERY_S
-from rmq_spark.store.group.resets import Suspension, write_outcomes
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.group.resets import write_outcomes
+from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 
 SHARED = {"consumerGroup": "billing", "assignment": "shared", "groupFallback": "earliest"}
 QUEUES, MESSAGES = 4, 5  # of each queue

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.datasource.limits import QueueRange, must_wait, share_messages, take_limited
-from rmq_spark.datasource.read_options import Limits
-from rmq_spark.store.model import QueueKey
+from rmq_spark.datasource.options.read_options import Limits
+from rmq_spark.datasource.plan.limits import must_wait, share_messages, take_limited
+from rmq_spark.store.model import QueueKey, QueueRange
 
 # No deadline, as the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)
@@ -30,19 +30,21 @@ class Sizes:
         self.sizes = sizes
         self.measured = 0
 
-    def measure(self, part):
-        total = sum(self.sizes[part.queue.queue_id][part.begin : part.end])
-        self.measured += total
-        return total
+    def measure(self, parts):
+        found = {part: sum(self.sizes[part.queue.queue_id][part.begin : part.end]) for part in parts}
+        self.measured += sum(found.values())
+        return found
 
-    def fit(self, part, max_bytes):
-        sums = list(accumulate(self.sizes[part.queue.queue_id][part.begin : part.end]))
-        return part.begin + bisect_right(sums, max_bytes)
+    def fit(self, max_bytes):
+        return {part: part.begin + bisect_right(self._sums(part), maximum) for part, maximum in max_bytes.items()}
+
+    def _sums(self, part):
+        return list(accumulate(self.sizes[part.queue.queue_id][part.begin : part.end]))
 
 
 def take(backlog, cursor=None, sizes=None, **limits):
     sizes = sizes or Sizes({})
-    return take_limited(backlog, Limits(**limits), cursor, sizes.measure, sizes.fit)
+    return take_limited(backlog, Limits(**limits), cursor, sizes)
 
 
 def counts_of(backlog, found):
@@ -183,7 +185,7 @@ def test_max_bytes_is_kept_and_all_messages_are_read(sizes_by_queue, limit, max_
             break
         found = take(backlog, cursor, sizes=sizes, max_bytes=limit, max_offsets=max_offsets)
         taken = [QueueRange(part.queue, part.begin, found.ends[part.queue]) for part in backlog]
-        total = sum(sizes.measure(part) for part in taken)
+        total = sum(sizes.measure(taken).values())
         count = sum(part.count for part in taken)
         assert count >= 1
         assert total <= limit or count == 1

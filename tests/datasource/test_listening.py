@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from rmq_spark.datasource.listener import (
+from rmq_spark.datasource.spark.listener import (
     CONCURRENTLY,
     MAX_ERROR_CHARS,
     ORDERLY,

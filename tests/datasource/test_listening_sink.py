@@ -2,10 +2,9 @@
 
 import pytest
 
-from rmq_spark.datasource.listener import History
-from rmq_spark.datasource.listener_sink import history_of
-from rmq_spark.store.group.resets import Suspension
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.datasource.spark.listener import History
+from rmq_spark.datasource.spark.listener_sink import history_of
+from rmq_spark.store.model import CommitKey, Suspension
 
 STOPPED = Suspension(5, 0, {5: 2}, frozenset({2}), frozenset({4}), 3, "query", 7)
 

@@ -8,8 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_spark.datasource.listener import CONCURRENTLY, ORDERLY, ConsumeContext, History, ListenerTerms, QueueOutcome
-from rmq_spark.datasource.listener_task import PIECE_ROWS, ListenerTask
+from rmq_spark.datasource.spark.listener import (
+    CONCURRENTLY,
+    ORDERLY,
+    ConsumeContext,
+    History,
+    ListenerTerms,
+    QueueOutcome,
+)
+from rmq_spark.datasource.spark.listener_task import PIECE_ROWS, ListenerTask
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 

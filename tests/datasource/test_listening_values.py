@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from rmq_spark.datasource.listener_task import values_of
+from rmq_spark.datasource.spark.listener_task import values_of
 
 AT = datetime(2026, 7, 2, 3, 4, 5, 678_900, tzinfo=UTC)
 AT_US = 1_782_961_445_678_900

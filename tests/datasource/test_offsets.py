@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.datasource.offsets import (
+from rmq_spark.datasource.options.option_parsers import parse_positions
+from rmq_spark.datasource.plan.offsets import (
     StreamOffset,
     decode_offset,
     encode_offset,
     encode_queues,
     initial_offset,
 )
-from rmq_spark.datasource.option_parsers import parse_positions
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 
@@ -49,6 +49,15 @@ def test_decode_offset_reads_every_key_of_a_golden_line() -> None:
         lost={QueueKey("orders", 0): 12},
         cursor=QueueKey("orders", 0),
     )
+
+
+def test_encode_offset_puts_broker_names_before_queue_ids_in_version_2() -> None:
+    a, b = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "dc:b")
+    positions = '{"orders": {"broker-a:0": 5, "dc:b:0": 7}'
+    text = positions + ', "@": {"v": 2, "start": {"orders": {"dc:b:0": 3}}, "turn": "orders/dc:b:0"}}'
+    offset = StreamOffset({b: 7, a: 5}, {b: 3}, cursor=b)
+    assert json.dumps(encode_offset(offset)) == text
+    assert decode_offset(json.loads(text), has_brokers=True) == offset
 
 
 def test_initial_offset_is_constant_and_has_no_queue() -> None:

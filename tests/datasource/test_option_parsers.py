@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource import option_parsers as parsers
-from rmq_spark.datasource.option_parsers import EARLIEST, LATEST, InvalidValueError, Times
-from rmq_spark.datasource.option_table import OPTIONS
-from rmq_spark.datasource.read_options import parse_options
+from rmq_spark.datasource.options import option_parsers as parsers
+from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST, InvalidValueError, Times
+from rmq_spark.datasource.options.option_table import OPTIONS
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 
@@ -337,6 +337,15 @@ NASTY = [
     "*",
     "\ud800",
 ]
+
+
+def test_parse_positions_accepts_queues_with_the_names_of_their_brokers() -> None:
+    wanted = {QueueKey("orders", 0, "broker-a"): 42, QueueKey("orders", 1, "dc-b"): -1}
+    assert parsers.parse_positions('{"orders": {"broker-a:0": 42, "dc-b:1": -1}}').queues == wanted
+    assert parsers.parse_assignment('{"orders": ["broker-a:0", "dc-b:1"]}') == tuple(wanted)
+    for text in (":0", "a:b:0", " a:0", "a/b:0", "a:"):
+        with pytest.raises(InvalidValueError, match="the queue id"):
+            parsers.parse_positions(f'{{"orders": {{"{text}": 42}}}}')
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

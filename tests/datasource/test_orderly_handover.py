@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.parsed_options import parse_options
 
 import rmq_spark
-from rmq_spark.datasource.listener import ListenerTerms
-from rmq_spark.datasource.listener_sink import ListenerJob
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.datasource.task_writer import SinkTask
-from rmq_spark.datasource.write_options import SinkOptions
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.options.write_options import SendBackOptions
+from rmq_spark.datasource.spark.listener import ListenerTerms
+from rmq_spark.datasource.spark.listener_sink import ListenerJob
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
+from rmq_spark.datasource.spark.task_writer import SinkTask
 from rmq_spark.store import CommitKey
-from rmq_spark.store.group.resets import Suspension, read_suspended, write_outcomes
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.group.resets import read_suspended, write_outcomes
+from rmq_spark.store.local.directory import StoreDirectory
+from rmq_spark.store.model import QueueKey, Suspension
 from tests.datasource.test_orderly_lives import COLUMNS
 
 QUEUES = 2
@@ -41,12 +43,12 @@ class Member:
             "subscribeRetry": "false",
             "handoverTimeout": "1s",
         }
-        settings = ReadSettings(COLUMNS, False, 64 << 20, "auto", True)
+        settings = ReadSettings(COLUMNS, False, 64 << 20, True)
         self.reader = RmqStreamReader(parse_options(options, self.now_ms), settings, lambda: self.now_ms)
         self.committed = self.reader.initialOffset()
         terms = ListenerTerms("orderly", 1, 100)
         self.job = ListenerJob(
-            self.listen, terms, SinkOptions(path=str(path), mode="sendBack", group="g"), is_shared=True
+            self.listen, terms, SendBackOptions(location=StoreDirectory(str(path)), group="g"), is_shared=True
         )
 
     def listen(self, rows: list[Any], _: Any) -> str:

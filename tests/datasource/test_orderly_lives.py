@@ -14,19 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.parsed_options import parse_options
 
 import rmq_spark
-from rmq_spark.datasource.listener import ListenerTerms
-from rmq_spark.datasource.listener_sink import ListenerJob
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.datasource.stream_reader import RmqStreamReader
-from rmq_spark.datasource.task_writer import SinkTask
-from rmq_spark.datasource.write_options import SinkOptions
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.options.write_options import SendBackOptions
+from rmq_spark.datasource.spark.listener import ListenerTerms
+from rmq_spark.datasource.spark.listener_sink import ListenerJob
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
+from rmq_spark.datasource.spark.task_writer import SinkTask
 from rmq_spark.store import CommitKey, commit_final_offsets
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.group.resets import Suspension, read_suspended, write_outcomes
+from rmq_spark.store.group.resets import read_suspended, write_outcomes
+from rmq_spark.store.local.directory import StoreDirectory
 from rmq_spark.store.log.write_session import WriteSession
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import QueueKey, Suspension
 from rmq_spark.store.transaction.intents import Intents
 
 COLUMNS = ("topic", "physicalTopic", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "body")
@@ -114,7 +116,7 @@ class Life:
             "subscribeRetry": "false",
             "maxOffsetsPerTrigger": self.most or str(self.random.choice([3, 7, 1000])),
         }
-        settings = ReadSettings(COLUMNS, False, 64 << 20, "auto", True)
+        settings = ReadSettings(COLUMNS, False, 64 << 20, True)
         self.reader = RmqStreamReader(parse_options(options, self.now_ms), settings, lambda: self.now_ms)
         return self.reader
 
@@ -170,7 +172,7 @@ class Life:
     def job(self) -> ListenerJob:
         terms = ListenerTerms(self.model, self.batch_size, self.max_times)
         times = self.max_times if self.model == "concurrently" else None
-        options = SinkOptions(path=str(self.path), mode="sendBack", group="g", max_reconsume_times=times)
+        options = SendBackOptions(location=StoreDirectory(str(self.path)), group="g", max_reconsume_times=times)
         return ListenerJob(self.listen, terms, options)
 
 

@@ -4,30 +4,31 @@ import pickle
 import shutil
 
 import pytest
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource import partition_reader
-from rmq_spark.datasource.batch_reader import plan_partition
-from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.partition import Piece, RmqPartition
-from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.datasource.source_view import StoreView
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.batch_reader import plan_partitions
+from rmq_spark.datasource.spark.partition import Piece, RmqPartition
+from rmq_spark.datasource.spark.partition_reader import read_partition
+from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store.errors import DamageError, DataLossError, StoreChangedError
-from rmq_spark.store.model import QueueKey, RecordProof
+from rmq_spark.store.local import backend as local_backend
+from rmq_spark.store.local.directory import StoreDirectory
+from rmq_spark.store.model import QueueKey, QueueRange, RecordProof
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
 QUEUE = QueueKey("orders", 0)
-SETTINGS = ReadSettings(("queueOffset",), False, 64 << 20, "auto", True)
-LENIENT = ReadSettings(("queueOffset",), False, 64 << 20, "auto", False)
+SETTINGS = ReadSettings(("queueOffset",), False, 64 << 20, True)
+LENIENT = ReadSettings(("queueOffset",), False, 64 << 20, False)
 
 
 def plan(path, *spans):
     """Plan the queue offsets [begin, end) of each span as one partition."""
-    view = StoreView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
+    view = SourceView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
     view.refresh()
     try:
-        return plan_partition(view, [QueueRange(QUEUE, begin, end) for begin, end in spans])
+        return plan_partitions(view, [[QueueRange(QUEUE, begin, end) for begin, end in spans]])[0]
     finally:
         view.close()
 
@@ -50,15 +51,15 @@ def test_a_partition_comes_back_from_pickling_and_is_small(tmp_path) -> None:
     partition = plan(build(tmp_path / "store", 5), (1, 4))
     data = pickle.dumps(partition)
     again = pickle.loads(data)
-    assert (again.path, again.commit_log_path, again.pieces) == (partition.path, None, partition.pieces)
-    assert len(data) < 200 + len(partition.path)
-    empty = RmqPartition("/x", "/y", (Piece(QUEUE, 0, 1, None, RecordProof(1, 2)),))
+    assert (again.location, again.pieces) == (partition.location, partition.pieces)
+    assert len(data) < 300 + len(partition.location.path)
+    empty = RmqPartition(StoreDirectory("/x", "/y"), (Piece(QUEUE, 0, 1, None, RecordProof(1, 2)),))
     assert pickle.loads(pickle.dumps(empty)).pieces == empty.pieces
 
 
 def test_a_store_of_another_id_is_another_store_whatever_lies_in_it(tmp_path) -> None:
     partition = plan(build(tmp_path / "store", 40), (3, 37))
-    assert partition.store_id is None
+    assert partition.identity is None
     mark = tmp_path / "store" / "rmq"
     mark.mkdir()
     (mark / "settings.json").write_text('{"v": 1, "storeId": "one"}')
@@ -75,15 +76,16 @@ def test_rows_of_a_piece_come_in_queue_order(tmp_path) -> None:
 
 def test_a_task_with_many_pieces_opens_the_store_once_and_closes_it(tmp_path, monkeypatch) -> None:
     path = build(tmp_path / "store", 40)
-    real, opened = partition_reader.StoreReader, []
+    real, opened = local_backend.StoreReader, []
 
     def open_and_count(path, **given):
         opened.append(real(path, **given))
         monkeypatch.setattr(opened[-1], "close", lambda: opened.append("closed"))
         return opened[-1]
 
-    monkeypatch.setattr(partition_reader, "StoreReader", open_and_count)
-    assert offsets(plan(path, *((n, n + 1) for n in range(0, 40, 5)))) == list(range(0, 40, 5))
+    partition = plan(path, *((n, n + 1) for n in range(0, 40, 5)))
+    monkeypatch.setattr(local_backend, "StoreReader", open_and_count)
+    assert offsets(partition) == list(range(0, 40, 5))
     assert opened[1:] == ["closed"]
 
 
@@ -170,7 +172,7 @@ class Interrupted:
 
 def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_twice(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), (0, 40))
-    real, opened = partition_reader.StoreReader, []
+    real, opened = local_backend.StoreReader, []
 
     def open_once_interrupted(path, **given):
         store = real(path, **given)
@@ -179,7 +181,7 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
             return store
         return Interrupted(store, 2, oldest_segment(tmp_path / "store").unlink)
 
-    monkeypatch.setattr(partition_reader, "StoreReader", open_once_interrupted)
+    monkeypatch.setattr(local_backend, "StoreReader", open_once_interrupted)
     rows = offsets(partition, LENIENT)
     assert rows[:2] == [0, 1]
     assert rows[2:] == list(range(rows[2], 40))
@@ -188,26 +190,26 @@ def test_a_segment_that_goes_away_in_the_middle_is_looked_into_and_no_row_comes_
 
 def test_after_a_failure_that_was_none_the_read_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), (0, 40))
-    real, opened = partition_reader.StoreReader, []
+    real, opened = local_backend.StoreReader, []
 
     def open_interrupted_twice(path, **given):
         opened.append(1)
         store = real(path, **given)
         return Interrupted(store, 3, lambda: None) if len(opened) < 3 else store
 
-    monkeypatch.setattr(partition_reader, "StoreReader", open_interrupted_twice)
+    monkeypatch.setattr(local_backend, "StoreReader", open_interrupted_twice)
     assert offsets(partition) == list(range(40))
 
 
 def test_a_file_that_keeps_failing_without_progress_is_an_error_and_no_hang(tmp_path, monkeypatch) -> None:
     partition = plan(build(tmp_path / "store", 40), (0, 40))
-    real, opened = partition_reader.StoreReader, []
+    real, opened = local_backend.StoreReader, []
 
     def open_interrupted(path, **given):
         opened.append(1)
         return Interrupted(real(path, **given), 0, lambda: None)
 
-    monkeypatch.setattr(partition_reader, "StoreReader", open_interrupted)
+    monkeypatch.setattr(local_backend, "StoreReader", open_interrupted)
     with pytest.raises(StoreChangedError, match="a file vanished"):
         offsets(partition, LENIENT)
     assert len(opened) == 2

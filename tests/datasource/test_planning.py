@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.offsets import StreamOffset
-from rmq_spark.datasource.option_parsers import EARLIEST, LATEST, Positions
-from rmq_spark.datasource.planning import (
+from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST, Positions
+from rmq_spark.datasource.options.read_options import Limits
+from rmq_spark.datasource.plan.offsets import StreamOffset
+from rmq_spark.datasource.plan.planning import (
     Loss,
     check_progress,
     clip_ranges,
@@ -19,9 +19,8 @@ from rmq_spark.datasource.planning import (
     require_subscribed,
     resolve_positions,
 )
-from rmq_spark.datasource.read_options import Limits
 from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
-from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange
 
 # No deadline, as the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)
@@ -143,7 +142,7 @@ def plan(before, bounds, targets=None, **limits):
     progress = check_progress(before, bounds, {})
     if targets is None:
         targets = {queue: there.max_offset for queue, there in bounds.items()}
-    return plan_batch(before, progress, targets, Limits(**limits), never, never)
+    return plan_batch(before, progress, targets, Limits(**limits), None)
 
 
 def test_plan_batch_ends_at_the_targets() -> None:

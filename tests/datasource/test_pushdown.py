@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.pushdown import (
+from rmq_spark.datasource.plan.pushdown import (
     ALL,
     MAX_LOOK_UPS,
     Predicate,
@@ -20,7 +19,7 @@ from rmq_spark.datasource.pushdown import (
     plan_pushdown,
     times_where,
 )
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import QueueKey, QueueRange
 
 usual = settings(deadline=None, derandomize=True)
 

@@ -8,11 +8,12 @@ from random import Random
 import pytest
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, Not
 from support.index_twin import IndexKey, write_one_by_one
+from support.parsed_options import parse_options
 from support.row_twin import walk_records
 
-from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.partition_reader import read_partition
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
+from rmq_spark.datasource.spark.partition_reader import read_partition
 from rmq_spark.store.format.consume_queue_entry import QUEUE_UNIT, Item, encode_items
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.java import index_key_hash
@@ -79,7 +80,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader_of(path: Path, columns: tuple[str, ...], *filters: Filter, **given: str) -> RmqBatchReader:
     assign = f'{{"orders": [0, 1], "payments": [0], "{RETRY}": [0], "{WAITING}": [2], "{BATCHES}": [0]}}'
     options = parse_options({"path": str(path), "assign": assign} | given, 0)
-    reader = RmqBatchReader(options, ReadSettings(columns, True, 1 << 20, "auto", True, options.filters))
+    reader = RmqBatchReader(options, ReadSettings(columns, True, 1 << 20, True, options.filters))
     asked_again = list(reader.pushFilters(list(filters)))
     assert asked_again == list(filters), "Spark asks each row again"
     return reader
@@ -218,7 +219,7 @@ def test_a_partition_without_tags_of_a_condition_is_as_before_and_one_with_them_
     none, *_ = reader_of(path, COLUMNS, EqualTo(("tags",), None)).partitions()
     again = pickle.loads(pickle.dumps(none))
     assert again.tags == ()
-    assert not list(read_partition(again, ReadSettings(COLUMNS, False, 1 << 20, "auto", True)))
+    assert not list(read_partition(again, ReadSettings(COLUMNS, False, 1 << 20, True)))
 
 
 def test_the_log_says_about_how_much_is_read_for_its_tag(path, caplog) -> None:

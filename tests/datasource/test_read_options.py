@@ -3,12 +3,14 @@
 import pickle
 
 import pytest
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.option_parsers import EARLIEST, LATEST, Positions, Times
-from rmq_spark.datasource.option_table import OPTIONS
-from rmq_spark.datasource.read_options import Limits, ReadOptions, parse_options
-from rmq_spark.datasource.subscription import Assignment, Pattern, Topics
+from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST, Positions, Times
+from rmq_spark.datasource.options.option_table import OPTIONS
+from rmq_spark.datasource.options.read_options import Limits, ReadOptions
+from rmq_spark.datasource.options.subscription import Assignment, Pattern, Topics
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.local.directory import StoreDirectory
 from rmq_spark.store.model import QueueKey
 
 NOW_MS = 1_700_000_000_000
@@ -27,7 +29,7 @@ def refusal(given):
 
 def test_parse_options_gives_omitted_options_their_defaults() -> None:
     options = parse()
-    assert options == ReadOptions(path="/data/store", subscription=Topics(("orders",)))
+    assert options == ReadOptions(StoreDirectory("/data/store"), subscription=Topics(("orders",)))
     assert options.limits == Limits(max_delay_ms=900_000)
     assert options.fail_on_data_loss
     assert options.max_decompressed_bytes == 64 << 20
@@ -60,8 +62,7 @@ def test_parse_options_puts_each_option_into_its_field() -> None:
         NOW_MS,
     )
     assert options == ReadOptions(
-        path="/data/store",
-        commit_log_path=("/a", "/b"),
+        StoreDirectory("/data/store", "/a,/b", "pread"),
         subscription=Topics(("orders", "payments")),
         starting_offsets=Positions(EARLIEST),
         starting_times=Times(None, {"orders": NOW_MS - 600_000}),
@@ -74,7 +75,6 @@ def test_parse_options_puts_each_option_into_its_field() -> None:
         columns=("body", "tags"),
         check_crc=True,
         max_decompressed_bytes=1 << 30,
-        read_mode="pread",
         keys=("a", "b"),
     )
     assert parse(msgId="A B").message_ids == ("A", "B")
@@ -230,7 +230,7 @@ def test_check_complete_requires_path_and_subscription() -> None:
         options.check_complete()
     with pytest.raises(OptionError, match="exactly one of subscribe, subscribePattern and assign"):
         parse_options({"path": "/x"}, 0).check_complete()
-    assert parse().check_complete() == ("/data/store", Topics(("orders",)))
+    assert parse().check_complete() == (StoreDirectory("/data/store"), Topics(("orders",)))
 
 
 def test_parse_options_makes_a_subscription_of_each_kind() -> None:
@@ -259,7 +259,7 @@ def test_check_stream_refuses_keys_and_msgId(name) -> None:
 
 
 def test_parse_options_accepts_one_path_in_a_list_and_refuses_two() -> None:
-    assert parse_options({"paths": '["/data/store"]'}, 0).path == "/data/store"
+    assert parse_options({"paths": '["/data/store"]'}, 0).location == StoreDirectory("/data/store")
     assert "2 paths" in refusal({"paths": '["/a", "/b"]'})
 
 
@@ -299,3 +299,18 @@ def test_timestamps_in_another_unit_are_refused_and_the_unit_is_named(name: str,
 )
 def test_startingTimestamp_accepts_ms_and_iso_times(text: str, time_ms: int) -> None:
     assert parse(startingTimestamp=text).starting_times == Times(time_ms)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("startingOffsets", '{"orders": {"broker-a:0": 5}}'),
+        ("startingTimestamp", '{"orders": {"broker-a:0": 1600000000005}}'),
+        ("endingOffsets", '{"orders": {"broker-a:0": 5}}'),
+    ],
+)
+def test_parse_options_refuses_broker_names_for_a_directory(name: str, text: str) -> None:
+    assert f"the queue orders/broker-a:0 in {name} is not possible here" in refusal(NEEDED | {name: text})
+    assert "cannot tell queues apart by the names of brokers" in refusal(
+        {"path": "/x", "assign": '{"orders": ["broker-a:0"]}'}
+    )

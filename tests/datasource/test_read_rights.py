@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.parsed_options import parse_options
 
 import rmq_spark
-from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
 from rmq_spark.store.errors import NoPermissionError, NotFoundError
 from rmq_spark.store.model import QueueKey
 
@@ -34,7 +35,9 @@ def set_topic(store: Path, topic: str, **fields: Any) -> None:
     path = store / "config" / "topics.json"
     table = json.loads(path.read_text())
     table["topicConfigTable"][topic] |= fields
-    path.write_text(json.dumps(table))
+    new = path.with_suffix(".new")  # a file of its own: two changes of one file may have the same time
+    new.write_text(json.dumps(table))
+    new.replace(path)
 
 
 def set_group(store: Path, **fields: Any) -> None:
@@ -44,7 +47,7 @@ def set_group(store: Path, **fields: Any) -> None:
 
 def batch(store: Path, **given: str) -> list[QueueKey]:
     parsed = parse_options({"path": str(store), "subscribe": "orders"} | given, 0)
-    parts = RmqBatchReader(parsed, ReadSettings(("topic",), False, 1 << 20, "auto", True)).partitions()
+    parts = RmqBatchReader(parsed, ReadSettings(("topic",), False, 1 << 20, True)).partitions()
     return sorted(piece.queue for part in parts for piece in part.pieces)
 
 

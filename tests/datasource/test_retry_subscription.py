@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.parsed_options import parse_options
 
 import rmq_spark
-from rmq_spark.datasource.read_options import parse_options
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmq_spark.datasource.schema import (
+from rmq_spark.datasource.options.schema import (
     DEFAULT_COLUMNS,
     SPARK_TYPES,
     Field,
@@ -10,7 +10,7 @@ from rmq_spark.datasource.schema import (
     columns_ddl,
     resolve_columns,
 )
-from rmq_spark.store import COLUMNS
+from rmq_spark.store.backend import COLUMNS
 from rmq_spark.store.errors import OptionError
 
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_sent_back_is_refused_before_a_task_runs(
 
 
 def test_the_group_is_needed(pipeline: Pipeline) -> None:
-    from rmq_spark.datasource.write_options import parse_sink_options
+    from support.parsed_options import parse_sink_options
 
     with pytest.raises(OptionError, match="requires consumerGroup"):
         parse_sink_options({"path": str(pipeline.store), "mode": "sendBack"})

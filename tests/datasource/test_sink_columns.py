@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from rmq_spark.datasource.sink_schema import PIECE_BYTES, PIECE_ROWS, cut_pieces, normalise_columns
+from rmq_spark.datasource.options.sink_schema import PIECE_BYTES, PIECE_ROWS, cut_pieces, normalise_columns
 
 EXPECTED = {
     "topic": pa.string(),

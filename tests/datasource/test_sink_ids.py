@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmq_spark.datasource.task_writer import key_of_commit, key_of_task
+from rmq_spark.datasource.spark.task_writer import key_of_commit, key_of_task
 from rmq_spark.store import CommitKey
 from rmq_spark.store.errors import BatchConflictError
 

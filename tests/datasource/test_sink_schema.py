@@ -2,8 +2,8 @@
 
 import pytest
 
-from rmq_spark.datasource.schema import DEFAULT_COLUMNS, SPARK_TYPES, Field
-from rmq_spark.datasource.sink_schema import SINK_COLUMNS, check_sink_schema
+from rmq_spark.datasource.options.schema import DEFAULT_COLUMNS, SPARK_TYPES, Field
+from rmq_spark.datasource.options.sink_schema import SINK_COLUMNS, check_sink_schema
 from rmq_spark.store.errors import OptionError
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 # Values that the store assigns, so they differ in a copy.
 GIVEN = ("queueOffset", "commitLogOffset", "bornTimestamp", "storeTimestamp", "reconsumeTimes", "msgId", "offsetMsgId")
-GIVEN += ("bornHost", "storeHost", "sysFlag", "physicalTopic")
+GIVEN += ("bornHost", "storeHost", "sysFlag", "physicalTopic", "brokerName")
 
 
 def read(spark: "SparkSession", path: Path, topics: str = "orders", **given: str) -> "DataFrame":

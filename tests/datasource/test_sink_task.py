@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from support.parsed_options import parse_sink_options
 
-from rmq_spark.datasource.sink_schema import PIECE_ROWS
-from rmq_spark.datasource.task_writer import SinkTask, StagedRows, stage_rows, staged_files, staged_keys
-from rmq_spark.datasource.write_options import parse_sink_options
-from rmq_spark.datasource.writer import RmqBatchWriter, commit_files, discard_files, ensure_store, write_key
+from rmq_spark.datasource.options.sink_schema import PIECE_ROWS
+from rmq_spark.datasource.spark.task_writer import SinkTask, StagedRows, receipts_of, stage_rows, staged_keys
+from rmq_spark.datasource.spark.writer import RmqBatchWriter, write_key
 from rmq_spark.store import CommitKey, open_reader
 from rmq_spark.store.errors import NotFoundError, OptionError, StoreChangedError, StorePathError
 from rmq_spark.store.model import QueueKey
@@ -30,7 +30,7 @@ def batch(*bodies, **columns):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    ensure_store(options(tmp_path / "store"))
+    options(tmp_path / "store").sink().prepare()
     return tmp_path / "store"
 
 
@@ -64,7 +64,7 @@ def test_what_tasks_staged_comes_out_in_the_order_of_the_tasks_once(store) -> No
         for task in range(3)
     ]
     for _ in range(2):  # the same batch again
-        commit_files(given, KEY, staged)
+        given.sink().commit(KEY, staged)
     assert bodies(store) == [f"{task}-{row}".encode() for task in range(3) for row in range(2)]
     assert not [name for name in files_of(store) if name.endswith(".arrow")]
 
@@ -76,7 +76,7 @@ def test_an_older_transaction_is_dropped_with_a_warning_and_a_repeated_one_in_si
         caplog.clear()
         given = options(store, queues="1", txnAppId="copy", txnVersion=version)
         key = write_key(given)
-        commit_files(given, key, [stage_rows([batch(body)], given, None, key, TASK)])
+        given.sink().commit(key, [stage_rows([batch(body)], given, None, key, TASK)])
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(said)
         for number in said:
             assert f"batch {number} of query txn:copy with 1 rows is skipped: a later version" in caplog.text
@@ -95,7 +95,7 @@ def test_a_task_without_rows_has_no_file_and_counts_all_the_same(store) -> None:
     before = files_of(store)
     staged = stage_rows([batch()], options(store), None, KEY, TASK)
     assert (staged.rows, files_of(store)) == (0, before)
-    commit_files(options(store), KEY, [staged])
+    options(store).sink().commit(KEY, [staged])
     with open_reader(str(store)) as reader:
         assert reader.topics() == []
 
@@ -136,9 +136,9 @@ def test_a_machine_that_sees_another_store_says_so(tmp_path) -> None:
     ids = []
     for name in ("one", "two"):
         given = options(tmp_path / name)
-        assert ensure_store(given) is None, "it has no id before its first message"
-        commit_files(given, KEY, [stage_rows([batch("x")], given, None, KEY, TASK)])
-        ids.append(ensure_store(given))
+        assert given.sink().prepare() is None, "it has no id before its first message"
+        given.sink().commit(KEY, [stage_rows([batch("x")], given, None, KEY, TASK)])
+        ids.append(given.sink().prepare())
     assert None not in ids
     with pytest.raises(StoreChangedError, match=f"is {ids[1]}, the driver's has {ids[0]}"):
         stage_rows([batch("x")], options(tmp_path / "two"), ids[0], KEY, TASK)
@@ -151,28 +151,28 @@ def test_attempts_of_one_task_never_meet(store) -> None:
     two = stage_rows([batch("x")], given, None, KEY, SinkTask(3, 17, 2))
     assert one.name != two.name
     assert one.digest == two.digest
-    commit_files(given, KEY, [two])
+    given.sink().commit(KEY, [two])
     assert bodies(store) == [b"x"]
 
 
 def test_what_is_discarded_is_gone_and_the_rest_stays(store) -> None:
     one = stage_rows([batch("x")], options(store), None, KEY, SinkTask(0, 0, 1))
     two = stage_rows([batch("y")], options(store), None, KEY, SinkTask(1, 1, 1))
-    discard_files(options(store), KEY, [one])
+    options(store).sink().abort(KEY, [one])
     assert [name for name in files_of(store) if name.endswith(".arrow")] == [f"rmq/staging/{two.name}"]
 
 
 def test_a_store_is_made_where_nothing_is_and_other_things_are_refused(tmp_path) -> None:
-    ensure_store(options(tmp_path / "a" / "b" / "store"))
+    options(tmp_path / "a" / "b" / "store").sink().prepare()
     with open_reader(str(tmp_path / "a" / "b" / "store")) as reader:
         assert reader.topics() == []
     (tmp_path / "notes.txt").touch()
     with pytest.raises(StorePathError, match="is not a RocketMQ store"):
-        ensure_store(options(tmp_path))
+        options(tmp_path).sink().prepare()
     with pytest.raises(StorePathError):
-        ensure_store(options(tmp_path / "notes.txt"))
+        options(tmp_path / "notes.txt").sink().prepare()
     with pytest.raises(StorePathError):
-        ensure_store(options(tmp_path / "notes.txt" / "store"))
+        options(tmp_path / "notes.txt" / "store").sink().prepare()
 
 
 def test_every_write_has_a_key_of_its_own_unless_it_is_a_transaction(tmp_path) -> None:
@@ -193,4 +193,4 @@ def test_a_writer_and_its_messages_survive_the_way_to_the_tasks_and_back(store) 
 
 def test_a_task_that_failed_has_no_message() -> None:
     assert staged_keys([None]) == []
-    assert staged_files([None]) == []
+    assert receipts_of([None]) == []

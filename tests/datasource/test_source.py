@@ -19,9 +19,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmq_spark.datasource.schema import DEFAULT_COLUMNS, SPARK_TYPES
-from rmq_spark.datasource.source import RmqDataSource
-from rmq_spark.datasource.stream_reader import RefusedStream, RmqStreamReader
+from rmq_spark.datasource.options.schema import DEFAULT_COLUMNS, SPARK_TYPES
+from rmq_spark.datasource.spark.source import RmqDataSource
+from rmq_spark.datasource.spark.stream_reader import RefusedStream, RmqStreamReader
 from rmq_spark.store.errors import OptionError, StorePathError
 
 TYPES = {
@@ -122,7 +122,7 @@ def test_a_relative_path_of_a_write_is_made_absolute_where_the_source_is_made(mo
 
 def test_a_source_that_only_reads_loads_nothing_that_writes() -> None:
     code = (
-        "import sys, rmq_spark.datasource.source as made; made.RmqDataSource({'path': '/x', 'subscribe': 'a'}); "
+        "import sys, rmq_spark.datasource.spark.source as made; made.RmqDataSource({'path': '/x', 'subscribe': 'a'}); "
         "print([name for name in sys.modules if name.startswith('rmq_spark.store.transaction')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -140,19 +140,17 @@ def test_a_relative_path_is_made_absolute_where_the_source_is_made(monkeypatch, 
     source = pickle.loads(cloudpickle.dumps(source_of("basic", commitLogPath="basic/commitlog")))
     monkeypatch.chdir("/")
     (partition, *_) = source.reader(struct("body")).partitions()
-    assert partition.path == str(store)
-    assert partition.commit_log_path == str(store / "commitlog")
+    assert partition.location.path == str(store)
+    assert partition.location.commit_log_path == str(store / "commitlog")
 
 
 def test_the_home_in_a_path_is_that_of_the_drivers_user(monkeypatch, store) -> None:
     monkeypatch.setenv("HOME", str(store.parent))
     source = source_of("~/basic", commitLogPath="~/basic/commitlog,~nobody-of-this-name/log")
     monkeypatch.setenv("HOME", "/nowhere")
-    assert source._reading.path == str(store)
-    assert source._reading.commit_log_path == (
-        str(store / "commitlog"),
-        str(Path("~nobody-of-this-name/log").absolute()),
-    )
+    assert source._reading.location.path == str(store)
+    nobody = Path("~nobody-of-this-name/log").absolute()
+    assert source._reading.location.commit_log_path == f"{store / 'commitlog'},{nobody}"
 
 
 def test_a_wrong_stream_is_refused_at_its_first_call_not_when_it_is_made(store) -> None:

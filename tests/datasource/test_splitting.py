@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.datasource.key_selection import join_ranges
-from rmq_spark.datasource.limits import QueueRange
-from rmq_spark.datasource.splitting import pack_ranges, split, split_ranges
-from rmq_spark.store.model import QueueKey
+from rmq_spark.datasource.plan.splitting import pack_ranges, split, split_ranges
+from rmq_spark.datasource.spark.key_selection import join_ranges
+from rmq_spark.store.model import QueueKey, QueueRange
 
 # No deadline: the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)

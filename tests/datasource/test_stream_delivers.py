@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.parsed_options import parse_options
 
 import rmq_spark
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.datasource.stream_reader import RmqStreamReader
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store.disk.clock import wall_clock_ms
 
 GROUP = {"consumerGroup": "billing", "startingOffsets": "earliest"}
@@ -71,7 +72,7 @@ class Waiting:
         given = {"path": str(path), "subscribe": "orders", "longPollingMs": "15000"} | GROUP
         self.reader = RmqStreamReader(
             parse_options(given, self.begun_ms),
-            ReadSettings(("body",), False, 64 << 20, "auto", True),
+            ReadSettings(("body",), False, 64 << 20, True),
             lambda: self.begun_ms + int(self.napped_ms),
             lambda: self.napped_ms,
             self.sleep,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rmq_spark.datasource.offsets import decode_offset
+from rmq_spark.datasource.plan.offsets import decode_offset
 from rmq_spark.store import StoreReader
 from rmq_spark.store.errors import (
     DataLossError,

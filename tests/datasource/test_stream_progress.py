@@ -1,12 +1,12 @@
 """stream_progress: where a query begins, at which positions it continues, and which losses it reports."""
 
 import pytest
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.batch_assignment import BatchAssignment
-from rmq_spark.datasource.offsets import StreamOffset
-from rmq_spark.datasource.planning import VANISHED, Loss
-from rmq_spark.datasource.read_options import parse_options
-from rmq_spark.datasource.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
+from rmq_spark.datasource.plan.batch_assignment import BatchAssignment
+from rmq_spark.datasource.plan.offsets import StreamOffset
+from rmq_spark.datasource.plan.planning import VANISHED, Loss
+from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError
 from rmq_spark.store.model import QueueBounds, QueueKey
 

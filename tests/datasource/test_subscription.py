@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmq_spark.datasource.subscription import Assignment, Pattern, Topics
+from rmq_spark.datasource.options.subscription import Assignment, Pattern, Topics
 from rmq_spark.store.errors import NotFoundError
 from rmq_spark.store.model import QueueKey
 
@@ -14,10 +14,13 @@ class FakeCatalog:
     def topics(self):
         return sorted(self._topics)
 
-    def queues(self, topic):
-        if topic not in self._topics:
-            raise NotFoundError(f'no topic "{topic}"')
-        return [QueueKey(topic, n) for n in range(self._topics[topic])]
+    def queues(self, topics, *, missing_ok=()):
+        for topic in topics:
+            if topic not in self._topics and topic not in missing_ok:
+                raise NotFoundError(f'no topic "{topic}"')
+        return {
+            topic: [QueueKey(topic, n) for n in range(self._topics[topic])] for topic in topics if topic in self._topics
+        }
 
 
 CATALOG = FakeCatalog(

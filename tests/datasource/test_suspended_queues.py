@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark.datasource.batch_assignment import Held, Hold, held_queues
+from rmq_spark.datasource.plan.batch_assignment import Held, Hold, held_queues
 from rmq_spark.store import commit_final_offsets
-from rmq_spark.store.group.resets import Suspension, read_suspended, write_outcomes
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.group.resets import read_suspended, write_outcomes
+from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 
 ONE, OTHER = QueueKey("orders", 0), QueueKey("orders", 1)
 GROUP = {"consumerGroup": "billing", "orderly": "true"}

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.read_options import ReadSettings, parse_options
-from rmq_spark.datasource.unmatched import SAMPLED_MESSAGES, SAMPLED_QUEUES
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
+from rmq_spark.datasource.spark.unmatched import SAMPLED_MESSAGES, SAMPLED_QUEUES
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -46,7 +47,7 @@ def warn(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, query
             if "subscribePattern" in given:
                 del options["subscribe"]
             parsed = parse_options(options, 0)
-            RmqBatchReader(parsed, ReadSettings(("topic",), False, 1 << 20, "auto", True, parsed.filters)).partitions()
+            RmqBatchReader(parsed, ReadSettings(("topic",), False, 1 << 20, True, parsed.filters)).partitions()
         said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
         return [one for one in said if "have no files" not in one]  # an empty topic of a broker's store
 
@@ -105,7 +106,7 @@ def test_in_a_large_queue_a_bounded_sample_is_asked_and_no_more(
     [said] = warn(tmp_path / "store", tags="rare")
     most = SAMPLED_QUEUES * SAMPLED_MESSAGES * 2
     assert f"matches none of the {most} sampled messages, of {queues * per_queue}, in orders" in said
-    monkeypatch.setattr("rmq_spark.datasource.unmatched._warn", lambda *_: looked_at.append((-1, -1)))
+    monkeypatch.setattr("rmq_spark.datasource.spark.unmatched._warn", lambda *_: looked_at.append((-1, -1)))
     monkeypatch.setattr(
         ConsumeQueue, "read", lambda queue, begin, end: (looked_at.append((begin, end)), real(queue, begin, end))[1]
     )

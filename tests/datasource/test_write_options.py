@@ -3,12 +3,15 @@
 import pickle
 
 import pytest
+from support.parsed_options import parse_sink_options
 
-from rmq_spark.datasource.option_parsers import QUEUES_MAX
-from rmq_spark.datasource.option_table import SINK_OPTIONS
-from rmq_spark.datasource.write_options import SinkOptions, looks_like_reading, parse_sink_options
-from rmq_spark.store import CommitOptions, RecordBuilderSettings, SendBackSettings, SendBackTerms, SinkSettings
+from rmq_spark.datasource.options.option_parsers import QUEUES_MAX
+from rmq_spark.datasource.options.option_table import SINK_OPTIONS
+from rmq_spark.datasource.options.write_options import SinkOptions, looks_like_reading
+from rmq_spark.store.backend import CommitTerms, SendBackTerms, SinkTerms
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.local.directory import StoreDirectory
+from rmq_spark.store.local.sink import LocalSendBackSink, LocalSink
 
 
 def refusal(**given):
@@ -19,7 +22,7 @@ def refusal(**given):
 
 def test_parse_sink_options_gives_omitted_options_their_defaults() -> None:
     options = parse_sink_options({"path": "/data/store"})
-    assert options == SinkOptions(path="/data/store")
+    assert options == SinkOptions(StoreDirectory("/data/store"))
     assert (options.queue_count, options.create_topic, options.flush) == (4, True, "sync")
     assert (options.compression, options.compress_over_bytes) == ("none", 4096)
     assert (options.lock_timeout_ms, options.staging_retention_ms) == (60_000, 86_400_000)
@@ -56,8 +59,7 @@ def test_parse_sink_options_puts_each_option_into_its_field() -> None:
     assert {*EVERY_OPTION, *SEND_BACK} == {option.name for option in SINK_OPTIONS}
     options = parse_sink_options(EVERY_OPTION)
     assert options == SinkOptions(
-        path="/data/store",
-        commit_log_path=("/a", "/b"),
+        StoreDirectory("/data/store", "/a,/b"),
         topic="orders",
         queue_count=8,
         create_topic=False,
@@ -75,44 +77,21 @@ def test_parse_sink_options_puts_each_option_into_its_field() -> None:
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-def test_sink_settings_have_every_option() -> None:
-    settings = parse_sink_options(EVERY_OPTION).sink_settings()
-    assert settings == SinkSettings(
-        path="/data/store",
-        record_builder=RecordBuilderSettings(
-            commit_log_path="/a,/b", queue_count=8, creates_topics=False, compression="zstd", compress_over=16 << 10
-        ),
-        commit=CommitOptions(
-            on_conflict="skip",
-            on_gap="continue",
-            is_transaction=True,
-            create_topics=False,
-            queue_count=8,
-            flush="async",
-            staging_retention_ms=6 * 3_600_000,
-        ),
-        lock_timeout_ms=600_000,
-        allow_network_store=True,
+def test_sink_has_every_option_of_send() -> None:
+    commit = CommitTerms("skip", "continue", True, "async", 6 * 3_600_000, 600_000, True)
+    sink = parse_sink_options(EVERY_OPTION).sink()
+    assert sink == LocalSink(
+        StoreDirectory("/data/store", "/a,/b"), SinkTerms("orders", 8, False, "zstd", 16 << 10), commit
     )
+    assert pickle.loads(pickle.dumps(sink)) == sink
 
 
-def test_send_back_settings_have_every_option() -> None:
+def test_sink_has_every_option_of_sendBack() -> None:
     others = {name: text for name, text in EVERY_OPTION.items() if name not in OF_SEND}
     options = parse_sink_options(others | SEND_BACK)
-    assert options.is_sending_back
-    assert options.send_back_settings() == SendBackSettings(
-        path="/data/store",
-        terms=SendBackTerms("billing", 0, "resend"),
-        commit_log_path="/a,/b",
-        commit=CommitOptions(
-            on_conflict="skip",
-            on_gap="continue",
-            is_transaction=True,
-            flush="async",
-            staging_retention_ms=6 * 3_600_000,
-        ),
-        lock_timeout_ms=600_000,
-        allow_network_store=True,
+    commit = CommitTerms("skip", "continue", True, "async", 6 * 3_600_000, 600_000, True)
+    assert options.sink() == LocalSendBackSink(
+        StoreDirectory("/data/store", "/a,/b"), SendBackTerms("billing", 0, "resend"), commit
     )
     assert pickle.loads(pickle.dumps(options)) == options
     assert parse_sink_options({"mode": "sendBack", "consumerGroup": "billing"}).max_reconsume_times is None
@@ -137,17 +116,15 @@ def test_sendBack_requires_consumerGroup() -> None:
     assert "is the name of a topic of the group 'billing'" in refusal(mode="sendBack", consumerGroup="%DLQ%billing")
 
 
-def test_sink_settings_default_to_the_engines_except_flush() -> None:
-    settings = parse_sink_options({"path": "/data/store"}).sink_settings()
-    assert settings == SinkSettings("/data/store")
-    assert settings.commit.flush == "sync"
+def test_sink_has_the_defaults_of_the_contract() -> None:
+    assert parse_sink_options({"path": "/x"}).sink() == LocalSink(StoreDirectory("/x"), SinkTerms(), CommitTerms())
     with pytest.raises(OptionError, match="path is required"):
-        parse_sink_options({}).sink_settings()
+        parse_sink_options({}).sink()
 
 
 def test_parse_sink_options_accepts_any_case_and_ignores_options_of_spark() -> None:
     given = {"PATH": "/x", "createtopic": "FALSE", "checkpointLocation": "/c", "queryName": "q", "outputMode": "append"}
-    assert parse_sink_options(given) == SinkOptions(path="/x", create_topic=False)
+    assert parse_sink_options(given) == SinkOptions(StoreDirectory("/x"), create_topic=False)
 
 
 def test_parse_sink_options_answers_an_unknown_name_with_the_nearest_and_all() -> None:
@@ -231,13 +208,13 @@ def test_check_stream_refuses_txnAppId() -> None:
 def test_check_complete_requires_a_path() -> None:
     with pytest.raises(OptionError, match="path is required"):
         parse_sink_options({}).check_complete()
-    assert parse_sink_options({"path": "/x"}).check_complete() == "/x"
+    assert parse_sink_options({"path": "/x"}).check_complete() == StoreDirectory("/x")
 
 
 def test_parse_sink_options_refuses_a_catalog_table_and_several_paths() -> None:
     assert "a table in Spark's catalog" in refusal(provider="rmq", path="/x")
     assert "found 2 paths" in refusal(paths='["/a", "/b"]')
-    assert parse_sink_options({"paths": '["/a"]'}).path == "/a"
+    assert parse_sink_options({"paths": '["/a"]'}).location == StoreDirectory("/a")
 
 
 @pytest.mark.parametrize(

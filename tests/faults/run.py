@@ -117,7 +117,7 @@ def warm_up(store: Path) -> None:
     delivery, explore = ("delivery.scheduler", "delivery.timer"), ("tools.repair", "view.explorer")
     for module in (*delivery, *explore, "group.final_commit"):
         importlib.import_module(f"rmq_spark.store.{module}")
-    importlib.import_module("rmq_spark.datasource.group_planner")
+    importlib.import_module("rmq_spark.datasource.spark.group_planner")
     base_stores.settled(str(store))
     read_rows(str(store))
     check(store)

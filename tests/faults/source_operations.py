@@ -10,10 +10,11 @@ from typing import Any
 
 import base_stores
 from operations import Operation, Rows, Session
+from support.parsed_options import parse_options
 
-from rmq_spark.datasource.batch_reader import RmqBatchReader
-from rmq_spark.datasource.read_options import ReadOptions, ReadSettings, parse_options
-from rmq_spark.datasource.stream_reader import RmqStreamReader
+from rmq_spark.datasource.options.read_options import ReadOptions, ReadSettings
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store.disk.clock import wall_clock_ms
 
 _COLUMNS = ("topic", "body")
@@ -25,7 +26,7 @@ _CREW = {"consumerGroup": "crew", "groupFallback": "earliest"}
 def _options(session: Session, given: dict[str, str]) -> tuple[ReadOptions, ReadSettings]:
     subscription = {} if "subscribePattern" in given else {"subscribe": "orders"}
     options = parse_options({"path": session.store} | subscription | given, wall_clock_ms())
-    return options, ReadSettings(_COLUMNS, False, 1 << 20, "auto", options.fail_on_data_loss)
+    return options, ReadSettings(_COLUMNS, False, 1 << 20, options.fail_on_data_loss)
 
 
 def _rows(reader: Any, partitions: list[Any]) -> Rows:

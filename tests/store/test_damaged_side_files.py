@@ -19,8 +19,9 @@ from rmq_spark.store.group.resets import NO_RESETS, NOTHING_SUSPENDED, read_rese
 from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.store_state import read_settings
 from rmq_spark.store.log.topics import read_topics
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.transaction.intents import Intents, StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger
+from rmq_spark.store.transaction.ledger import Ledger
 from rmq_spark.store.transaction.staging import check_staged
 
 GROUP = "rmq/groups/g"

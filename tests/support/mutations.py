@@ -349,8 +349,8 @@ def _cut(random: Random, data: bytearray, places: list[int]) -> str:
 
 
 def _lengthen(random: Random, data: bytearray, places: list[int]) -> str:
-    count = random.choice((1, 20, len(data)))
-    data += random.choice((bytes(count), random.randbytes(count)))
+    count = random.choice((1, 20, min(len(data), 1 << 24)))
+    data += random.choice((bytes, random.randbytes))(count)
     return f"{count} bytes more"
 
 

@@ -9,7 +9,6 @@ from support.encoded_samples import encode_samples
 from rmq_spark.store.delivery.timer import TimerStore
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.format.file_names import TIMER_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.properties import parse
 from rmq_spark.store.format.record import Record
@@ -18,6 +17,7 @@ from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import TIMER_TOPIC
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 

@@ -5,6 +5,7 @@ their properties. Hosts, the property CRC and extended units depend on the broke
 """
 
 import base64
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -76,13 +77,29 @@ def create_topics(client: Client, version: str) -> None:
         client("create-topic", topic=f"%RETRY%{group}", queues=1)
 
 
+def produce(client: Client, **fields: object) -> list[Line]:
+    """Send messages, again if the client does not know the topic's queues yet.
+
+    A broker that has just started serves before the name server knows its topics. Until then the client takes the
+    queues of TBW102, and the broker refuses those that the topic does not have; it stores nothing then.
+    """
+    for _ in range(60):
+        try:
+            return client("produce", **fields)
+        except RuntimeError as error:
+            if "is illegal, TopicConfig" not in str(error):
+                raise
+        time.sleep(0.5)
+    return client("produce", **fields)
+
+
 def write_round(client: Client, version: str, seed: int) -> list[Line]:
     """Write messages of every kind except those that a consumer must send back; delayed ones arrive a second later."""
     random, sent = Random(seed), []
 
     def send(kind: str, **fields: object) -> None:
         if KINDS[kind].why_not(version) is None:
-            sent.extend(client("produce", **({"topic": topic_of(kind)} | fields)))
+            sent.extend(produce(client, **({"topic": topic_of(kind)} | fields)))
 
     for number in range(40):
         send("plain", text=f"{seed} {number} " + "x" * random.choice((0, 5, 900)), flag=random.choice((0, 7, -1)))

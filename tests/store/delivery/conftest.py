@@ -14,12 +14,12 @@ from rmq_spark.store.delivery.scheduler import DeliveryRound, DeliveryScheduler
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format.config_json import decode_delay_offsets
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.write_session import WriteSession
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.transaction.ledger import Ledger, LedgerRow
 from rmq_spark.store.transaction.roll_forward import IntentRollForward

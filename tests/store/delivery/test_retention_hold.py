@@ -12,9 +12,9 @@ from support.timer_rig import waiting
 
 from rmq_spark.store.delivery.scheduler import DeliveryRound
 from rmq_spark.store.errors import DamageError, RmqError, StoreError, StorePathError
-from rmq_spark.store.format.file_names import TIMER_TOPIC
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.retention import Expired, RetentionHold
+from rmq_spark.store.names import TIMER_TOPIC
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.tools.repair import repair
 

@@ -16,9 +16,9 @@ from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, LockTimeoutError
 from rmq_spark.store.format.consume_queue_entry import encode_blank_fill
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.java import Host
 from rmq_spark.store.log.delay_offsets import DelayOffsetFile
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.transaction.roll_forward import BatchRollForward

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.retry_twin import copy_one
 
 import rmq_spark
+from rmq_spark.store.backend import SendBackTerms
 from rmq_spark.store.client.producer import Producer
-from rmq_spark.store.delivery.send_back import SendBacks, SendBackTerms
+from rmq_spark.store.delivery.send_back import SendBacks
 from rmq_spark.store.errors import DamageError, NotFoundError, OptionError, StorePathError
 from rmq_spark.store.format.consume_queue_entry import Item, encode_items
 from rmq_spark.store.format.java import Host

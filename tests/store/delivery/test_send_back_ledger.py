@@ -6,9 +6,9 @@ import pytest
 
 from rmq_spark.store.delivery.send_back_ledger import read_suspended_queues
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.group.resets import Suspension, write_outcomes
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger, LedgerRow, make_folders
+from rmq_spark.store.group.resets import write_outcomes
+from rmq_spark.store.model import CommitKey, QueueKey, Suspension
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, make_folders
 
 ONE, OTHER = QueueKey("orders", 0), QueueKey("orders", 1)
 BATCH = CommitKey("query", 7)

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 import rmq_spark
+from rmq_spark.store.backend import SendBackTerms
 from rmq_spark.store.client.producer import Producer
-from rmq_spark.store.delivery.failed_rows import COPY_TIMES
-from rmq_spark.store.delivery.send_back import SendBackTerms
 from rmq_spark.store.delivery.send_back_ledger import SendBackLedger
 from rmq_spark.store.delivery.send_back_sink import (
     SendBackSettings,
@@ -30,12 +29,13 @@ from rmq_spark.store.errors import (
     OptionError,
     StorePathError,
 )
+from rmq_spark.store.format.failed_columns import COPY_TIMES
 from rmq_spark.store.log.store_writer import WriterSettings
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 from rmq_spark.store.transaction.commit import CommitOptions
 from rmq_spark.store.transaction.intents import Intent, Intents
-from rmq_spark.store.transaction.ledger import CommitKey
 from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 GROUP = "billing"

@@ -20,7 +20,7 @@ from rmq_spark.store.delivery.scheduler import DeliveryScheduler
 from rmq_spark.store.delivery.timer_files import TimerCheckFile, TimerLog
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format import timer as timer_wheel
-from rmq_spark.store.format.file_names import TIMER_TOPIC
+from rmq_spark.store.names import TIMER_TOPIC
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.crash_image import Image
 

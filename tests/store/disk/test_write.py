@@ -79,6 +79,29 @@ def test_create_filled_writes_its_data_and_never_replaces_a_file(
     assert os.listdir(tmp_path) == ["queue"]
 
 
+@pytest.mark.parametrize("kernel", ["", "no nameless files"])
+def test_create_names_a_folder_or_a_link_that_has_the_name(
+    tmp_path: Path, disk: Disk, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "no nameless files":
+        monkeypatch.setattr(system_calls, "_NAMELESS", 0)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, found in (("folder", "a folder of this name"), ("link", "a link whose target is missing")):
+        path = str(tmp_path / name)
+        expected = f"{name} cannot be created: found {found}; expected a free name"
+        with pytest.raises(StorePathError, match=expected):
+            disk.create(path, 5)
+        with pytest.raises(StorePathError, match=expected):
+            disk.create_filled(path, 5, 0, b"x")
+        with pytest.raises(StorePathError, match=expected):
+            disk.create_lock(path)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link"]
+    (tmp_path / "nowhere").touch()
+    with pytest.raises(FileExistsError):
+        disk.create(str(tmp_path / "link"), 5)
+
+
 def test_create_filled_makes_data_durable_before_the_name(tmp_path: Path) -> None:
     disk = CrashDisk(tmp_path)
     disk.create_filled(str(tmp_path / "queue"), 2000, 600, b"b" * 600)

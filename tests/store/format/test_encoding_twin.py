@@ -15,7 +15,6 @@ from rmq_spark.store.format.body_codec import COMPRESSION_TYPE_MASK, BodyRules, 
 from rmq_spark.store.format.columns import decode
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.delay_routing import DelayRules
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.java import Host, encode_host, index_key_hash, string_hash
 from rmq_spark.store.format.message_encoder import EncodedRecords, MessageEncoder
 from rmq_spark.store.format.message_ids import UniqueIds
@@ -35,6 +34,7 @@ from rmq_spark.store.format.record import (
 from rmq_spark.store.format.record_headers import RecordRun
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 
 Row = dict[str, Any]
 BORN_HOST, STORE_HOST = Host("10.1.2.3", 0), Host("192.0.2.7", 10911)

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rmq_spark.store.format.file_names import CLOSED_TOPICS
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics, join_rows, keys_of
+from rmq_spark.store.names import CLOSED_TOPICS
 
 VALUES = ["a", None, "", "中文", "long " * 9, None]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark.store.backend import GroupTerms
 from rmq_spark.store.group.group_files import GroupPaths
-from rmq_spark.store.group.group_session import GroupSession, GroupTerms
+from rmq_spark.store.group.group_session import GroupSession
 from rmq_spark.store.model import QueueKey
 
 QUEUE = QueueKey("orders", 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark.store.backend import GroupTerms
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreChangedError
 from rmq_spark.store.format.own_files import Rebuild
@@ -14,7 +15,7 @@ from rmq_spark.store.format.record import Record
 from rmq_spark.store.group import admin
 from rmq_spark.store.group import final_commit as last_words
 from rmq_spark.store.group.final_commit import commit_final_offsets
-from rmq_spark.store.group.group_session import GroupSession, GroupTerms
+from rmq_spark.store.group.group_session import GroupSession
 from rmq_spark.store.group.offset_file import SeenEnds, stamp_of_ends
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.rebuild import write_rebuild
@@ -57,22 +58,20 @@ def offsets(store: Path) -> dict[int, int]:
 
 
 def test_query_publishes_the_end_of_a_queue_that_became_shorter(store: Path) -> None:
-    query = GroupSession(str(store), GroupTerms("g"))
-    query.note_look(stamp_of_ends(str(store)))
+    query = GroupSession(str(store), GroupTerms("g"), lambda: stamp_of_ends(str(store)))
     query.rebalance([A, B], {}, None)
     query.publish({A: 4, B: 5})
     cut(store)
     query.publish({A: 10, B: 6})
     assert offsets(store) == {0: 6, 1: 6}
-    query.note_look(stamp_of_ends(str(store)))
+    query.rebalance([A, B], {}, None)
     query.publish({A: 5, B: 6})
     assert offsets(store) == {0: 5, 1: 6}
     query.leave({})
 
 
 def test_queue_that_is_let_go_is_published_within_its_end(store: Path) -> None:
-    query = GroupSession(str(store), GroupTerms("g"))
-    query.note_look(stamp_of_ends(str(store)))
+    query = GroupSession(str(store), GroupTerms("g"), lambda: stamp_of_ends(str(store)))
     query.rebalance([A, B], {}, None)
     cut(store)
     query.leave({A: 10, B: 3})
@@ -80,8 +79,7 @@ def test_queue_that_is_let_go_is_published_within_its_end(store: Path) -> None:
 
 
 def test_beginning_of_a_group_is_within_the_end(store: Path) -> None:
-    query = GroupSession(str(store), GroupTerms("g"))
-    query.note_look(stamp_of_ends(str(store)))
+    query = GroupSession(str(store), GroupTerms("g"), lambda: stamp_of_ends(str(store)))
     query.rebalance([A, B], {}, None)
     cut(store)
     query.begin({A: 10, B: 10})

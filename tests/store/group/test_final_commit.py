@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark.store.backend import GroupTerms
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.format.config_json import ConsumerOffsets, decode_consumer_offsets
@@ -15,13 +16,12 @@ from rmq_spark.store.group import final_commit as last_words
 from rmq_spark.store.group import offset_file
 from rmq_spark.store.group.final_commit import commit_final_offsets
 from rmq_spark.store.group.group_files import GroupPaths, read_finished_batch, read_planned_batch
-from rmq_spark.store.group.group_session import GroupSession, GroupTerms
-from rmq_spark.store.group.resets import Suspension, read_resets, write_outcomes
+from rmq_spark.store.group.group_session import GroupSession
+from rmq_spark.store.group.resets import read_resets, write_outcomes
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.topics import TopicTable
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 from rmq_spark.store.testing.failing_disk import FailingDisk
-from rmq_spark.store.transaction.ledger import CommitKey
 
 A, B = QueueKey("orders", 0), QueueKey("orders", 1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.group.group_files import check_consumer_group
+from rmq_spark.store.names import check_consumer_group
 
 
 @pytest.mark.parametrize("name", ["billing", "a", "A-b_9", "%RETRY%x", "a|b", "TOOLS_CONSUMER", "x" * 248, "-", "0"])

@@ -26,11 +26,11 @@ MEMBER = """
 import json, os, sys, time
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.group.allocation import allocate, find_strategy
+from rmq_spark.store.rebalance.allocation import allocate, find_strategy
 from rmq_spark.store.group.assignment import Assignment
 from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
-from rmq_spark.store.model import MessageQueue
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.model import QueueKey
 
 root, name, strategy = sys.argv[1:]
@@ -46,8 +46,7 @@ def commit(offsets):
     return True
 
 def share(group, queues, ids):
-    named = [MessageQueue.of(queue, "b") for queue in queues]
-    return {me.id: [queue.key for queue in allocate(chosen, group, me.id, named, ids)]}
+    return {me.id: allocate(chosen, group, me.id, queues, ids)}
 
 def position(queue):
     try:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark.store.backend import GroupTerms
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import StoreError
-from rmq_spark.store.group.group_session import GroupSession, GroupTerms
+from rmq_spark.store.group.group_session import GroupSession
 from rmq_spark.store.model import QueueKey
 
 QUEUES = [QueueKey("orders", number) for number in range(12)]

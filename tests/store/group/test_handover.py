@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark.store.backend import GroupTerms
 from rmq_spark.store.disk.locks import is_locked
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, StoreError
@@ -20,7 +21,7 @@ from rmq_spark.store.group.assignment import Rebalanced, check_epochs, lost_queu
 from rmq_spark.store.group.claims import NOBODY, Claim, read_claims
 from rmq_spark.store.group.final_commit import commit_final_offsets
 from rmq_spark.store.group.group_files import read_finished_batch, write_finished_batch
-from rmq_spark.store.group.group_session import GroupSession, GroupTerms
+from rmq_spark.store.group.group_session import GroupSession
 from rmq_spark.store.group.handover import LOOK_EVERY_S, Handover, HandoverTimer
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.failing_disk import FailingDisk

@@ -7,9 +7,8 @@ import pytest
 
 from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.group.group_files import GroupPaths
-from rmq_spark.store.group.resets import NOTHING_SUSPENDED, SuspendedQueues, Suspension, read_suspended, write_outcomes
-from rmq_spark.store.model import QueueKey
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.group.resets import NOTHING_SUSPENDED, read_suspended, write_outcomes
+from rmq_spark.store.model import CommitKey, QueueKey, SuspendedQueues, Suspension
 
 ONE, OTHER = QueueKey("orders", 0), QueueKey("%RETRY%billing", 0)
 FIRST, SECOND = CommitKey("query", 7), CommitKey("query", 8)

@@ -20,7 +20,6 @@ from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.consume_queue_entry import BLANK_FILL_SIZE, QUEUE_UNIT, Item, encode_items, message_count
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.index_keys import tags_code_of
 from rmq_spark.store.format.java import Host, index_key_hash
@@ -40,6 +39,7 @@ from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.redispatch import dispatch
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_files import StoreFiles
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import FIRST_STORE_MS, build_store
 from rmq_spark.store.testing.strategies import inner_batches, messages

@@ -16,7 +16,7 @@ from rmq_spark.store.format.java import index_key_hash
 from rmq_spark.store.format.properties import parse
 from rmq_spark.store.log import key_search as index_reach
 from rmq_spark.store.log import key_search as message_search
-from rmq_spark.store.log.key_search import Span
+from rmq_spark.store.log.key_search import QueueRange
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -88,7 +88,7 @@ def reader(index: GrowingIndex) -> Iterator[StoreReader]:
 
 
 ALL = list(range(COUNT))
-SPAN = Span(QUEUE, 0, COUNT)
+SPAN = QueueRange(QUEUE, 0, COUNT)
 
 
 def found(reader: StoreReader) -> list[int]:

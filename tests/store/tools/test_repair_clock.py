@@ -15,13 +15,13 @@ import rmq_spark
 from rmq_spark import StoreError, check, plan_repair, repair
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.tools import repair as repairing

@@ -20,12 +20,12 @@ from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format import timer as timer_wheel
-from rmq_spark.store.format.file_names import TIMER_TOPIC
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import TIMER_TOPIC
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.tools import check_timer as timer_findings

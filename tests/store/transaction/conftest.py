@@ -10,16 +10,18 @@ import pytest
 from support.encoded_samples import encode_samples
 
 from rmq_spark.store import open_reader
+from rmq_spark.store.backend import CommitTotals
 from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.sample_message import SampleMessage
-from rmq_spark.store.transaction.commit import CommitOptions, CommitTotals, commit_staged
+from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger, LedgerRow
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.staging import StageWriter
 
@@ -99,7 +101,7 @@ class Kit:
         share = -(-len(names) // tasks)
         files = []
         for task in range(tasks):
-            stage = StageWriter(self.root, self.disk, key.folder, f"{task:05d}-{attempt}")
+            stage = StageWriter(self.root, self.disk, folder_of(key), f"{task:05d}-{attempt}")
             own = names[task * share : (task + 1) * share]
             for first in range(0, len(own), batch_rows):
                 stage.write(encode_rows(own[first : first + batch_rows], topic, queues, ids=f"{task}-{attempt}"))

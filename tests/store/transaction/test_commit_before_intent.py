@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rmq_spark.store.backend import CommitTotals
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
-from rmq_spark.store.transaction.commit import CommitTotals, commit_staged
+from rmq_spark.store.transaction.commit import commit_staged
 from rmq_spark.store.transaction.intents import Intents
-from rmq_spark.store.transaction.ledger import CommitKey
 
 if TYPE_CHECKING:
     from tests.store.transaction.conftest import Kit

@@ -15,11 +15,11 @@ import pytest
 
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreError
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.crash_image import Image
 from rmq_spark.store.testing.disk_effects import Rename
 from rmq_spark.store.transaction.intents import Intents
-from rmq_spark.store.transaction.ledger import CommitKey
 
 if TYPE_CHECKING:
     from tests.store.transaction.conftest import Kit

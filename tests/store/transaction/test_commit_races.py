@@ -17,9 +17,9 @@ from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError
 from rmq_spark.store.log.store_writer import StoreWriter
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.transaction.commit import sweep_staging
-from rmq_spark.store.transaction.ledger import CommitKey
 
 if TYPE_CHECKING:
     from tests.store.transaction.conftest import Kit

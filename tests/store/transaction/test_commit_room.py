@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_spark.store.errors import DiskFullError
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.model import CommitKey
 
 if TYPE_CHECKING:
     from conftest import Kit

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_spark.store import check
+from rmq_spark.store.backend import CommitTotals
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import (
     BatchConflictError,
@@ -28,13 +29,14 @@ from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.store_state import read_watermarks
 from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.log.write_session import Appended, WriteSession
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import CrashDisk, ProcessDeathError
 from rmq_spark.store.testing.failing_disk import FailingDisk
 from rmq_spark.store.transaction import roll_forward as counting
 from rmq_spark.store.transaction import roll_forward as finishing
-from rmq_spark.store.transaction.commit import CommitTotals, commit_staged
+from rmq_spark.store.transaction.commit import commit_staged
 from rmq_spark.store.transaction.intents import Hint, Intents, StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, Ledger, LedgerRow
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow
 from rmq_spark.store.transaction.staging import read_chunks, staged_path
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import NotFoundError
 from rmq_spark.store.format.consume_queue_entry import QUEUE_UNIT
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
-from rmq_spark.store.format.file_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_spark.store.format.property_encoder import ENGINE_OWNED
 from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 TABLES = ["1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", "7s 1d 3s"]
 COLUMNS = ("topic", "queueId", "queueOffset", "tags", "body", "properties", "storeTimestamp", "bornTimestamp")

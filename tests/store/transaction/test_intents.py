@@ -8,8 +8,9 @@ import pytest
 
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.transaction.intents import Hint, Intent, Intents, StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey, make_folders
+from rmq_spark.store.transaction.ledger import make_folders
 
 FILES = (
     StagedFile("q@1/a.arrow", 3, 900, (1 << 64) - 1, {"T": 2, "ü": 1}, 300, 2000),

@@ -11,11 +11,11 @@ import pytest
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import StoreChangedError
 from rmq_spark.store.format.message_encoder import EncodedRecords
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.transaction.encoded_slices import slice_records
 from rmq_spark.store.transaction.intents import Intents
-from rmq_spark.store.transaction.ledger import CommitKey
 from rmq_spark.store.transaction.roll_forward import BatchRollForward, _is_same
 
 if TYPE_CHECKING:

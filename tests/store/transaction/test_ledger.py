@@ -8,15 +8,8 @@ import pytest
 
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, DamageError, StoreError
-from rmq_spark.store.transaction.ledger import (
-    CommitKey,
-    Ledger,
-    LedgerRow,
-    LedgerRules,
-    Verdict,
-    judge_batch,
-    make_folders,
-)
+from rmq_spark.store.model import CommitKey
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, LedgerRules, Verdict, judge_batch, make_folders
 
 LAST = LedgerRow("q", 7, 10, 999, 0xABC, 5)
 SAME = (10, 0xABC)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_spark.store.format.side_file import safe_name
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.disk_effects import Create, SyncFolder
-from rmq_spark.store.transaction.ledger import CommitKey, batch_of_folder, make_folders
+from rmq_spark.store.transaction.ledger import batch_of_folder, folder_of, make_folders
 
 ODD = ["..", ".", "a/b", "a%2Fb", "txn:app", "txn:App", "a@3", "a+b", "ä", "\ud800", "x" * 150, "x" * 151, "\0", " "]
 
@@ -32,8 +33,8 @@ def test_safe_name_keeps_an_ordinary_id() -> None:
 
 @given(st.text(min_size=1) | st.sampled_from(ODD), st.integers(0, 1 << 62))
 def test_batch_of_folder_parses_the_folder_of_a_key(query_id: str, batch_id: int) -> None:
-    assert batch_of_folder(CommitKey(query_id, batch_id).folder) == (safe_name(query_id), batch_id)
-    assert batch_of_folder(CommitKey(query_id).folder) is None
+    assert batch_of_folder(folder_of(CommitKey(query_id, batch_id))) == (safe_name(query_id), batch_id)
+    assert batch_of_folder(folder_of(CommitKey(query_id))) is None
 
 
 @pytest.mark.parametrize("folder", ["", "@3", "q@", "q@x", "q@-1", "q@٣", "q"])

@@ -16,11 +16,11 @@ from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.log.write_session import Appended, WriteSession
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.transaction import commit as commits
 from rmq_spark.store.transaction import roll_forward as counting
 from rmq_spark.store.transaction.intents import Count, Intents, StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey
 from rmq_spark.store.transaction.roll_forward import BatchRollForward, IntentRollForward
 from rmq_spark.store.transaction.staging import read_chunks, staged_path
 

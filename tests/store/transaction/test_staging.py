@@ -14,12 +14,13 @@ import pytest
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.format.message_encoder import EncodedRecords
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.disk_effects import Sync, SyncFolder, Write
 from rmq_spark.store.transaction import staging
 from rmq_spark.store.transaction.encoded_slices import merge_records, slice_records, split_records
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.transaction.ledger import folder_of
 from rmq_spark.store.transaction.staging import StageWriter, check_staged, read_chunks, staged_path
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def assert_same(found: EncodedRecords, wanted: EncodedRecords) -> None:
 
 
 def stage(root: Path, *batches: EncodedRecords, name: str = "a") -> StagedFile:
-    writer = StageWriter(str(root), Disk(), KEY.folder, name)
+    writer = StageWriter(str(root), Disk(), folder_of(KEY), name)
     for batch in batches:
         writer.write(batch)
     return writer.finish()
@@ -110,7 +111,7 @@ def test_split_records_and_merge_records_are_inverse(encode: Encode, count: int)
 
 
 def test_stage_writer_without_rows_creates_no_file(tmp_path: Path, encode: Encode) -> None:
-    writer = StageWriter(str(tmp_path / "store"), Disk(), KEY.folder, "a")
+    writer = StageWriter(str(tmp_path / "store"), Disk(), folder_of(KEY), "a")
     writer.write(encode([]))
     file = writer.finish()
     assert (file.rows, file.bytes, file.digest, file.topics) == (0, 0, 0, {})
@@ -121,7 +122,7 @@ def test_stage_writer_without_rows_creates_no_file(tmp_path: Path, encode: Encod
 
 def test_stage_writer_finish_syncs_the_file_and_its_names(tmp_path: Path, encode: Encode) -> None:
     disk = CrashDisk(tmp_path)
-    writer = StageWriter(str(tmp_path), disk, KEY.folder, "a")
+    writer = StageWriter(str(tmp_path), disk, folder_of(KEY), "a")
     writer.write(encode(["a"]))
     writer.write(encode(["b"]))
     writer.finish()
@@ -134,14 +135,14 @@ def test_stage_writer_finish_syncs_the_file_and_its_names(tmp_path: Path, encode
 
 
 def test_stage_writer_discard_deletes_the_file(tmp_path: Path, encode: Encode) -> None:
-    StageWriter(str(tmp_path), Disk(), KEY.folder, "a").discard()
+    StageWriter(str(tmp_path), Disk(), folder_of(KEY), "a").discard()
     other = stage(tmp_path, encode(["x"]), name="b")
-    writer = StageWriter(str(tmp_path), Disk(), KEY.folder, "a")
+    writer = StageWriter(str(tmp_path), Disk(), folder_of(KEY), "a")
     writer.write(encode(["a"]))
     writer.discard()
     assert [path.name for path in (tmp_path / "rmq/staging/q@1").iterdir()] == ["b.arrow"]
     Disk().remove(staged_path(str(tmp_path), other.name))
-    writer = StageWriter(str(tmp_path), Disk(), KEY.folder, "c")
+    writer = StageWriter(str(tmp_path), Disk(), folder_of(KEY), "c")
     writer.write(encode(["a"]))
     writer.discard()
     assert not (tmp_path / "rmq/staging/q@1").exists()

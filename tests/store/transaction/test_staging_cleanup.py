@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.crash_disk import ProcessDeathError
 from rmq_spark.store.transaction.commit import commit_staged
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import CommitKey
+from rmq_spark.store.transaction.ledger import folder_of
 from rmq_spark.store.transaction.staging import staged_path
 from rmq_spark.store.transaction.staging_cleanup import abort_staged, find_orphans, sweep_staging
 
@@ -46,18 +47,18 @@ def staged(kit: "Kit") -> list[str]:
 
 def test_abort_staged_leaves_no_file(kit: "Kit") -> None:
     files = kit.stage(KEY, NAMES)
-    abort_staged(kit.root, kit.disk, KEY.folder, files[:1])
+    abort_staged(kit.root, kit.disk, folder_of(KEY), files[:1])
     assert staged(kit) == ["q@3/00001-0.arrow"]
-    abort_staged(kit.root, kit.disk, KEY.folder, files)
+    abort_staged(kit.root, kit.disk, folder_of(KEY), files)
     assert staged(kit) == []
-    assert not Path(kit.root, "rmq/staging", KEY.folder).exists()
-    abort_staged(kit.root, kit.disk, KEY.folder, files)
+    assert not Path(kit.root, "rmq/staging", folder_of(KEY)).exists()
+    abort_staged(kit.root, kit.disk, folder_of(KEY), files)
 
 
 def test_abort_staged_keeps_files_of_an_intent(kit: "Kit") -> None:
     files, stray = kit.stage(KEY, NAMES), kit.stage(KEY, ["x"], tasks=1)
     die_in_commit(kit, KEY, files)
-    abort_staged(kit.root, kit.disk, KEY.folder, files + stray)
+    abort_staged(kit.root, kit.disk, folder_of(KEY), files + stray)
     assert staged(kit) == [file.name for file in files]
     kit.settle()
     assert sorted(kit.all_rows()) == sorted(NAMES)
@@ -67,7 +68,7 @@ def test_abort_staged_keeps_all_files_if_intents_are_unreadable(kit: "Kit", capl
     files = kit.stage(KEY, NAMES)
     die_in_commit(kit, KEY, files)
     Path(kit.root, "rmq/intents/q.json").write_text("{")
-    abort_staged(kit.root, kit.disk, KEY.folder, files)
+    abort_staged(kit.root, kit.disk, folder_of(KEY), files)
     assert len(staged(kit)) == 2
     assert "staging files remain" in caplog.text
 
@@ -95,7 +96,7 @@ def test_sweep_staging_removes_files_of_committed_batches_sooner(
     make_older(kit, files, age_ms, now_ms=now_ms)
     assert sweep_staging(kit.root, kit.disk, now_ms, DAY_MS) == (2 if goes else 0)
     assert staged(kit) == ([] if goes else [file.name for file in files])
-    assert Path(kit.root, "rmq/staging", key.folder).exists() is not goes
+    assert Path(kit.root, "rmq/staging", folder_of(key)).exists() is not goes
 
 
 def test_sweep_staging_keeps_a_young_file_in_an_old_folder(kit: "Kit") -> None:

@@ -1,0 +1,160 @@
+"""The offset of a stream, as JSON in Spark's checkpoint.
+
+    {"orders": {"0": 5, "1": 7}, "@": {"v": 1}}
+
+The position of each queue, by topic and queue id, is the queue offset of the next message to read. If the place has
+broker names, the queue id follows that of its broker, as in "broker-a:0", and the version is 2. All earlier messages
+were delivered, so an offset from a progress report can be used as startingOffsets. The key "@", which cannot be the
+name of a topic, has the metadata:
+
+| key | meaning |
+| --- | --- |
+| v | version of this format; other versions are refused |
+| start | begin of the batch in each queue that has rows in it and is not in the previous offset |
+| seek | begin of the batch in each queue that did not continue at its previous position, as after a reset |
+| group | the consumer group of which the query was last a member |
+| reset | the number of that group's last reset that the query has applied |
+| suspended | the number of the last change of the group's suspended queues that the query has applied |
+| ending | true if the query has endingOffsets or endingTimestamp |
+| ended | true if every queue has reached its end |
+| lost | the number of messages, by queue, that planning has skipped with failOnDataLoss=false since the query began |
+| turn | the queue that was served last, if a limit was too small to serve all; the next batch begins after this queue |
+
+A group moves a queue (`seek`) after a reset, when the queue comes from another member, and when an orderly listener
+suspended it. `lost` does not include messages that disappear after their batch was planned, because the end of the
+batch is then already in the checkpoint. Those messages are only logged.
+
+Spark compares offsets as texts, so equal offsets must have equal texts. Topics are sorted by name, queues by number,
+"@" is last, and its keys are in the order above. If nothing has moved, the previous offset is returned unchanged,
+including its `start`.
+
+Spark does not store the initial offset of a query until the first batch exists. So the initial offset is a constant
+without queues, and the end of the first batch, which may be empty, records where the query began. A queue in `start`
+began there. Any other queue began at its position, and has no rows in the batch. (So a `start` that equals the position
+could be left out.) Spark passes the text three times in every trigger, which is the largest cost if there are many
+queues, so redundant keys are omitted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from rmq_spark.datasource.options.option_parsers import MARK
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.model import QueueKey
+
+VERSION, VERSION_WITH_BROKERS = 1, 2
+
+_SHOWN_CHARACTERS = 80  # of an invalid offset
+_FOREIGN = (
+    "the checkpoint is not one of rmq: found {}; expected offsets by topic and queue. Give the query a "
+    "checkpointLocation of its own."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """A decoded offset; the fields are described in the module's docstring.
+
+    `starts` is None if the text has no `start`, because the batch has no rows of a new queue.
+    """
+
+    positions: Mapping[QueueKey, int]
+    starts: Mapping[QueueKey, int] | None = None
+    ending: bool = False
+    ended: bool = False
+    lost: Mapping[QueueKey, int] = field(default_factory=dict)
+    cursor: QueueKey | None = None  # `turn` in the text
+    seeks: Mapping[QueueKey, int] = field(default_factory=dict)
+    reset: int = 0
+    group: str = ""
+    suspended: int = 0
+
+    def is_initial(self) -> bool:
+        """Return whether this is the initial offset, which is the constant before the first batch."""
+        return not self.positions and self.starts is None
+
+
+def initial_offset() -> dict[str, Any]:
+    """Return the JSON of the initial offset, which is the constant before the first batch."""
+    return {MARK: {"v": VERSION}}
+
+
+def encode_offset(offset: StreamOffset) -> dict[str, Any]:
+    """Return an offset as JSON, in the one form that has a given content. It never equals the initial offset."""
+    has_brokers = any(queue.broker for queue in offset.positions)
+    metadata: dict[str, Any] = {"v": VERSION_WITH_BROKERS if has_brokers else VERSION}
+    if offset.starts or not offset.positions:
+        metadata["start"] = encode_queues(offset.starts or {})
+    if offset.seeks:
+        metadata["seek"] = encode_queues(offset.seeks)
+    if offset.group:
+        metadata["group"] = offset.group
+    if offset.reset or offset.group:
+        metadata["reset"] = offset.reset
+    if offset.suspended:
+        metadata["suspended"] = offset.suspended
+    if offset.ending:
+        metadata["ending"] = True
+    if offset.ended:
+        metadata["ended"] = True
+    if offset.lost:
+        metadata["lost"] = encode_queues(offset.lost)
+    if offset.cursor is not None:
+        metadata["turn"] = str(offset.cursor)
+    return {**encode_queues(offset.positions), MARK: metadata}
+
+
+def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
+    """Return numbers by queue as JSON, in the form {topic: {queue id: number}}, sorted by topic and queue id."""
+    return {
+        topic: {queue.id_text: numbers[queue] for queue in queues}
+        for topic, queues in groupby(sorted(numbers), key=lambda queue: queue.topic)
+    }
+
+
+def decode_offset(value: Any, *, has_brokers: bool = False) -> StreamOffset:
+    """Return the offset in a JSON value. `has_brokers` is whether the place has broker names.
+
+    Raises OptionError if the offset has another version than such a place writes, or is not an offset of rmq.
+    """
+    if not isinstance(value, dict):  # such as the number of a source that counts
+        raise OptionError(_FOREIGN.format(f"{str(value)[:_SHOWN_CHARACTERS]!r}"))
+    metadata = value.get(MARK)
+    version = metadata.get("v") if isinstance(metadata, dict) else None
+    accepted = (VERSION, VERSION_WITH_BROKERS) if has_brokers else (VERSION,)
+    if version not in accepted:
+        raise OptionError(
+            f"the checkpoint has offsets of version {version!r}; expected version {' or '.join(map(str, accepted))}. "
+            "Use the release that wrote it, or another checkpointLocation with startingOffsets."
+        )
+    assert isinstance(metadata, dict)
+    try:
+        cursor = metadata.get("turn")
+        return StreamOffset(
+            decode_queues({topic: queues for topic, queues in value.items() if topic != MARK}),
+            decode_queues(metadata["start"]) if "start" in metadata else None,
+            bool(metadata.get("ending", False)),
+            bool(metadata.get("ended", False)),
+            decode_queues(metadata.get("lost", {})),
+            None if cursor is None else _decode_queue(cursor),
+            decode_queues(metadata.get("seek", {})),
+            int(metadata.get("reset", 0)),
+            str(metadata.get("group", "")),
+            int(metadata.get("suspended", 0)),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise OptionError(_FOREIGN.format(error)) from None
+
+
+def decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
+    """Return the numbers by queue in a JSON value that `encode_queues` has made."""
+    return {
+        QueueKey.of_text(topic, text): int(number) for topic, queues in value.items() for text, number in queues.items()
+    }
+
+
+def _decode_queue(text: str) -> QueueKey:
+    topic, _, queue = text.rpartition("/")
+    return QueueKey.of_text(topic, queue)

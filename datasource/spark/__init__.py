@@ -1,0 +1,16 @@
+"""What Spark calls. The modules that read, in the order in which a query uses them:
+
+source.py                                 format("rmq"): creates readers and writers from the options
+batch_reader.py                           spark.read: one plan
+stream_reader.py                          spark.readStream: one micro-batch after the other
+source_view.py, positions.py              bounds of queues, offsets of times, the end of a stream
+read_rights.py, unmatched.py              permissions, and warnings about filters without a match
+key_selection.py                          ranges by key or id
+group_planner.py                          the queues of a member of a consumer group
+partition.py, partition_reader.py         the input of a task, and how the task reads
+
+The modules that write:
+
+writer.py, task_writer.py                 df.write and df.writeStream: on the driver, and in tasks
+listener.py, listener_task.py, listener_sink.py   `rmq_spark.consume`: calls a listener with each batch of a stream
+"""

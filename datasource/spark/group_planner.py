@@ -1,0 +1,247 @@
+"""Planner of a query in a consumer group: the query's queues, their positions, and a report of its progress.
+
+The report is the metadata under "@" in the latest offset. The session's listeners (`group_listeners`) read it there.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rmq_spark.datasource.options.group_options import GroupOptions
+from rmq_spark.datasource.options.read_options import ReadOptions
+from rmq_spark.datasource.options.subscription import named_topics
+from rmq_spark.datasource.plan.batch_assignment import BatchAssignment, Hold
+from rmq_spark.datasource.plan.group_placement import (
+    BatchFacts,
+    QueueFacts,
+    Step,
+    describe_notices,
+    offsets_of,
+    place_queue,
+)
+from rmq_spark.datasource.plan.offsets import StreamOffset
+from rmq_spark.datasource.plan.planning import Bounds, find_ahead
+from rmq_spark.datasource.spark.source_view import SourceView
+from rmq_spark.store.backend import GroupAssignment, GroupSession, GroupTerms
+from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
+from rmq_spark.store.model import QueueKey, QueueRange
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
+    """Return the terms of the query's membership in its group.
+
+    Members that share queues must have the same subscription and filters, so they compare them: a message that one
+    member filters out is not delivered to any other member either. In RocketMQ, members with different subscriptions
+    overwrite each other's subscription at the broker.
+    """
+    filters = options.filters.describe(named_topics(options.subscription))
+    return GroupTerms(
+        group.group,
+        "shared" if group.is_shared else "all",
+        group.strategy,
+        f"{options.subscription}, {filters}" if filters else str(options.subscription),
+        options.query_name,
+        group.commit,
+        group.lease_timeout_ms,
+        group.lease_heartbeat_ms,
+        group.handover_timeout_ms,
+    )
+
+
+class GroupPlanner:
+    """Assigns queues and positions to the batches of one run of a query. For one thread at a time."""
+
+    def __init__(self, options: ReadOptions, group: GroupOptions, view: SourceView) -> None:
+        self._options, self._group, self._view = options, group, view
+        self._query = view.backend.group(group_terms(options, group))
+        self._is_first = True
+        self._owned: frozenset[QueueKey] = frozenset()
+        self._had: set[QueueKey] = set()  # queues that this run has owned
+
+    @property
+    def query(self) -> GroupSession:
+        """The session of the query in its group."""
+        return self._query
+
+    def has_changed(self) -> bool:
+        """Return whether the query's queues or their positions may have changed. Cheap."""
+        return self._query.has_changed()
+
+    def epochs(self, bounds: Bounds) -> Mapping[QueueKey, int]:
+        """Return the epoch of the query's claim to each of its queues, which tasks compare (`Fence`).
+
+        If a batch is repeated after a restart, the queues are claimed first.
+        """
+        if self._is_first and not self._query.epochs:
+            self._query.rebalance(list(bounds), {}, None)
+        return self._query.epochs
+
+    def refresh(self, before: StreamOffset, bounds: Bounds) -> BatchAssignment:
+        """Return the assignment of the next batch.
+
+        All messages below the positions in `before`, the previous offset, have been delivered. For queues that the
+        query hands over to other members, these positions are published now, as the group's offsets. For the queues
+        that the query keeps, `publish` does this later.
+
+        Raises GroupConflictError if another member conflicts with the query, and LockTimeoutError if offsets cannot be
+        published although commitOffsets=required.
+        """
+        # If the checkpoint is from a query of another group, or of no group, its numbers of resets and suspensions are
+        # not those of this group. All of this group's resets and suspensions are then older than the membership.
+        is_ours = before.group == self._group.group
+        suspended = self._query.suspended()
+        # Suspended queues go back to these positions, even if an earlier query has published other offsets for the
+        # group. A reset, below, overrides them. A member that resumes after such a position removes the suspension.
+        resumes = suspended.behind(before.positions, before.suspended) if is_ours else {}
+        resumes = {queue: resume for queue, resume in resumes.items() if queue in bounds}
+        positions = {**before.positions, **resumes}
+        # Truncated queues are left out, so that their next owner resumes at the group's offset and reports the loss.
+        finished = {
+            queue: position
+            for queue, position in positions.items()
+            if queue in bounds and position <= bounds[queue].max_offset
+        }
+        step = self._query.rebalance(list(bounds), finished, before.reset if is_ours else None)
+        owned = self._owned = frozenset(step.owned)
+        facts, batch = self._queue_facts(before, resumes, bounds, step), self._batch_facts(before)
+        places = {queue: place_queue(one, batch) for queue, one in facts.items()}
+        for warning in describe_notices(places, self._group.group):
+            _LOG.warning("rmq: %s", warning)
+        seeks, moves = offsets_of(places, Step.SEEK), offsets_of(places, Step.MOVE)
+        starts = offsets_of(places, Step.START)
+        for is_retry in (False, True):
+            unknown = [q for q, place in places.items() if place.step is Step.FIND and facts[q].is_retry == is_retry]
+            if unknown:  # all have the same fallback
+                starts |= self._group_starts(unknown, bounds, step.held, places[unknown[0]].fallback)
+        ahead = find_ahead({**seeks, **starts}, bounds, self._group.group)
+        for loss in ahead:
+            (seeks if loss.queue in seeks else starts)[loss.queue] = loss.begin
+        holds = {queue: Hold(one.resume, one.until_ms, one.number) for queue, one in suspended.queues.items()}
+        # With assignment=all a query reports vanished queues like a query without a group.
+        return BatchAssignment(
+            owned if self._group.is_shared else None,
+            seeks,
+            starts,
+            moves,
+            self._group.group,
+            step.reset_number,
+            suspended.number,
+            holds,
+            tuple(ahead),
+        )
+
+    def last_suspension(self) -> int:
+        """Return the number of the last change of the group's suspended queues."""
+        return self._query.suspended().number
+
+    def publish(self, before: StreamOffset, assignment: BatchAssignment, begins: Mapping[QueueKey, int]) -> None:
+        """Publish the offsets where the next batch begins (`begins`) as the group's offsets of the query's queues.
+
+        The caller must have checked `begins` and reported the losses. An offset beyond the end of its queue must not be
+        published, because later messages would be skipped. A queue that is in neither `before` nor `assignment` is left
+        out: the query begins there with its next batch, and until then the start is not published.
+        """
+        known = before.positions.keys() | assignment.seeks.keys() | assignment.starts.keys()
+        self._query.publish(
+            {queue: begin for queue, begin in begins.items() if queue in known and queue in self._owned}
+        )
+
+    def note_answered(self, *, is_batch: bool = True) -> None:
+        """Record that the last assignment is in the offset that `latestOffset` returns to Spark.
+
+        Until this call, an assignment is provisional, because planning may still fail. `is_batch` is whether the offset
+        differs from the previous one, so that Spark starts a batch.
+        """
+        self._query.settle(is_batch=is_batch)
+        self._is_first = False
+        self._had |= self._owned
+
+    def _batch_facts(self, before: StreamOffset) -> BatchFacts:
+        options, group = self._options, self._group
+        return BatchFacts(
+            is_first=self._is_first,
+            is_initial=before.is_initial(),
+            is_shared=group.is_shared,
+            begins_at_group=options.begins_at_group,
+            has_start=options.starting_offsets is not None or options.starting_times is not None,
+            has_time=options.starting_times is not None,
+            on_conflict=group.on_conflict,
+            fallback=group.fallback,
+        )
+
+    def _queue_facts(
+        self, before: StreamOffset, resumes: Mapping[QueueKey, int], bounds: Bounds, step: GroupAssignment
+    ) -> dict[QueueKey, QueueFacts]:
+        """Return the facts of the queues whose position the group may change. All other queues keep their position.
+
+        `resumes` has the positions of suspended queues to which the query must go back.
+        """
+        gained = frozenset(step.gained)
+        return {
+            queue: QueueFacts(
+                bounds[queue],
+                previous=before.positions.get(queue),
+                resume=resumes.get(queue),
+                reset=step.resets.get(queue),
+                committed=step.held.get(queue),
+                is_owned=queue in self._owned,
+                is_gained=queue in gained,
+                was_owned=queue in self._had,
+                is_retry=self._options.begins_as_retry(queue),
+            )
+            for queue in dict.fromkeys([*resumes, *step.gained, *step.resets])
+            if queue in bounds
+        }
+
+    def _group_starts(
+        self, queues: Sequence[QueueKey], bounds: Bounds, committed: Mapping[QueueKey, int], fallback: str
+    ) -> dict[QueueKey, int]:
+        """Return the start offset of the group in each of these queues.
+
+        If the group has no offset in any queue of a topic, the start offsets of the whole topic are committed first, so
+        that all members begin at the same offsets.
+        """
+        new = {queue.topic for queue in queues} - {queue.topic for queue in committed}
+        start_offsets, times_ms = self._view.backend.start_offsets, self._options.starting_times_of(bounds)
+        if new:
+            unknown = {queue: available for queue, available in bounds.items() if queue.topic in new}
+            committed = self._query.begin(start_offsets(unknown, {}, fallback, times_ms))
+        return start_offsets({queue: bounds[queue] for queue in queues}, committed, fallback, times_ms)
+
+
+_MEASURED_QUEUES = 100  # the maximum number of lagging queues to measure: each takes a third of a ms at every trigger
+
+
+def mark_of(
+    query: GroupSession, view: SourceView, assignment: BatchAssignment, positions: Mapping[QueueKey, int], now_ms: int
+) -> dict[str, Any]:
+    """Return the metadata for the latest offset: the names of group, member and place, and the query's total lag.
+
+    The lag is that of the query's queues after `positions`: lagMessages, and if at most 100 queues lag also lagBytes
+    and secondsBehind. The names have the same meaning as in `rmq_spark.group_lag`, which returns them for each queue;
+    here they are the sums, and the maximum of secondsBehind. `now_ms` is in ms since the epoch.
+    """
+    backlog = [
+        QueueRange(queue, max(position, available.min_offset), available.max_offset)
+        for queue, position in positions.items()
+        if (available := view.bounds.get(queue)) is not None
+        and assignment.has(queue)
+        and position < available.max_offset
+    ]
+    progress: dict[str, Any] = {"group": query.terms.group, "member": query.member_id, **view.backend.location.mark()}
+    progress["batch"] = query.batches  # with this number the session's listener identifies the batch that ended
+    if query.terms.assignment == "shared":
+        progress["shared"] = True
+    progress |= {"commit": query.terms.commit, "lagMessages": sum(part.count for part in backlog)}
+    sizes = view.backend.sizes
+    if len(backlog) > _MEASURED_QUEUES or sizes is None:
+        return progress
+    found = view.backend.positions([(part.queue, part.begin) for part in backlog])
+    firsts = [position.store_time_ms for position in found.values()]
+    try:
+        size_bytes = sum(sizes.measure(backlog).values())
+    except (OffsetRangeError, StoreChangedError):
+        return progress  # retention deleted messages meanwhile; the next trigger plans again
+    return {**progress, "lagBytes": size_bytes, "secondsBehind": max(now_ms - min(firsts, default=now_ms), 0) / 1000}

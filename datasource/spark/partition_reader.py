@@ -1,0 +1,146 @@
+"""Reader of a planned partition on an executor.
+
+Invariants:
+
+- Rows come in the order of the queue. Each planned message that matches the query's filter and the plan's tags is
+  exactly one row; if messages are missing, an error names them.
+- No row comes from a store other than the one that the driver planned with. The reader detects another store by its
+  id, and because the first and last records are not at the planned positions.
+- If retention has deleted messages after the plan, they are lost, and failOnDataLoss applies.
+"""
+
+import contextlib
+import logging
+import platform
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.plan.planning import EXPIRED, Loss, require_no_losses
+from rmq_spark.datasource.spark.partition import Piece, RmqPartition
+from rmq_spark.store.backend import Backend, DecodeLimits
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
+from rmq_spark.store.filter.row_filter import LOOKUP_COLUMNS, RowFilter, compile_filter, matches_lookup, only_tags
+from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange, RecordProof
+
+_LOG = logging.getLogger("rmq_spark")
+
+
+def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    """Yield the partition's messages in order, as batches of the requested columns. Many tasks may read at once.
+
+    Raises StoreChangedError if this machine has no store at the path or another one. Raises DataLossError if messages
+    have expired since the plan and failOnDataLoss is true. Raises DamageError if a file is damaged, and
+    GroupConflictError if the partition has a fence and its queue has another owner.
+    """
+    filters = {topic: _filter_of(topic, partition, settings) for topic in {p.queue.topic for p in partition.pieces}}
+    sought, columns = partition.sought, settings.columns
+    if sought is not None:
+        settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *LOOKUP_COLUMNS))))
+    with contextlib.closing(partition.location.open()) as backend:
+        _check_identity(backend, partition)
+        for piece in partition.pieces:
+            if partition.fence is not None:
+                backend.check_fence(partition.fence, piece.queue)
+            for batch in _read_piece(backend, partition, piece, settings, filters[piece.queue.topic]):
+                rows = batch if sought is None else batch.filter(matches_lookup(batch, sought)).select(columns)
+                if rows.num_rows:
+                    yield rows
+            # One check at the end is enough, because Spark discards the rows of a task that fails.
+            if partition.fence is not None:
+                backend.check_fence(partition.fence, piece.queue)
+
+
+def _filter_of(topic: str, partition: RmqPartition, settings: ReadSettings) -> RowFilter | None:
+    wanted = compile_filter(settings.filters.of(topic))
+    return wanted if partition.tags is None else only_tags(partition.tags, wanted)
+
+
+def _read_piece(
+    backend: Backend, partition: RmqPartition, piece: Piece, settings: ReadSettings, wanted: RowFilter | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one piece that match `wanted`, or all if it is None.
+
+    If a file disappears during the read, the place is opened again and the read continues. If that happens again at the
+    same message, StoreChangedError is raised.
+    """
+    begin = piece.begin
+    failed_at = None
+    limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
+    while begin < piece.end:
+        try:
+            _check_proofs(backend, partition, piece, begin)
+            # A second attempt resumes after the last message that was read or that the filter skipped.
+            rest = QueueRange(piece.queue, begin, piece.end)
+            for found in backend.read(rest, settings.columns, limits, wanted):
+                begin = found.next_offset
+                if found.batch.num_rows:
+                    yield found.batch
+            return
+        except OffsetRangeError as error:
+            if error.min_offset <= begin:
+                raise _changed(partition, piece.queue, str(error)) from None
+            # The bounds in the error are only those of the requested range.
+            available = backend.bounds([piece.queue])[piece.queue]
+            begin = _skip(piece, begin, available, settings.fail_on_data_loss)
+        except NotFoundError as error:
+            raise _changed(partition, piece.queue, str(error)) from None
+        except StoreChangedError:
+            # Retention may have deleted a segment. In that case the second attempt raises OffsetRangeError.
+            if failed_at == begin:
+                raise
+            failed_at = begin
+        backend.reopen()
+        _check_identity(backend, partition)
+
+
+def _check_identity(backend: Backend, partition: RmqPartition) -> None:
+    """Raise StoreChangedError unless this process sees the place that the driver planned with."""
+    try:
+        found = backend.identity()
+    except StorePathError as error:
+        raise _changed(partition, None, str(error)) from None
+    if partition.identity not in (None, found):
+        raise _changed(partition, None, f"its id is {found}, the driver planned with {partition.identity}")
+
+
+def _check_proofs(backend: Backend, partition: RmqPartition, piece: Piece, begin: int) -> None:
+    """Raise StoreChangedError unless this place has the messages at the positions that the driver found.
+
+    The last message of the piece is compared, and the first one if it has not been read yet. A message that has expired
+    is left to the read, which reports it.
+    """
+    checks: list[tuple[int, RecordProof | None]] = [(piece.end - 1, piece.last)]
+    if begin == piece.begin < piece.end - 1:
+        checks.append((begin, piece.first))
+    asked = {(piece.queue, offset): planned for offset, planned in checks if planned is not None}
+    for (_, offset), found in backend.positions(asked).items():
+        planned = asked[piece.queue, offset]
+        if found != planned:
+            raise _changed(
+                partition,
+                piece.queue,
+                f"the message at queue offset {offset} is at physical offset {found.physical_offset}, stored at "
+                f"{found.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
+                f"{planned.store_time_ms} ms",
+            )
+
+
+def _skip(piece: Piece, begin: int, available: QueueBounds, fail: bool) -> int:
+    """Return the queue offset after the expired messages, and log the loss. If `fail`, raise DataLossError instead."""
+    loss = Loss(piece.queue, begin, min(available.min_offset, piece.end), EXPIRED.format(available))
+    if fail:
+        require_no_losses([loss])
+    _LOG.warning("rmq: skipped while reading, failOnDataLoss=false, counted in no offset: %s", loss)
+    return loss.end
+
+
+def _changed(partition: RmqPartition, queue: QueueKey | None, found: str) -> StoreChangedError:
+    where = f" in queue {queue}" if queue else ""
+    return StoreChangedError(
+        f"{partition.location.describe()} on host {platform.node()} is not the one that the driver planned with"
+        f"{where}: {found}. {partition.location.sharing_advice()} If the store was replaced or rebuilt meanwhile, "
+        "start the query again."
+    )

@@ -1,0 +1,125 @@
+"""Queue offsets of startingTimestamp and endingTimestamp, and the end of a stream.
+
+Times are store times (storeTimestamp), which normally do not decrease within a queue. The offset of a time is that of
+the first message that was stored at or after it, the rule "lower" of ConsumeQueue#getOffsetInQueueByTime (5.x).
+
+A stream ends at endingOffsets or endingTimestamp. The ends by endingOffsets are known at once: `latest` means the end
+of each queue at the first refresh of a run, and queues that appear later are not read. The end by endingTimestamp is
+known in a queue as soon as a message was stored at or after the time, or the clock has passed the time. Until then the
+queue is *open*.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from rmq_spark.datasource.options.option_parsers import Times
+from rmq_spark.datasource.options.read_options import ReadOptions
+from rmq_spark.datasource.plan.planning import Bounds, check_named
+from rmq_spark.store.backend import Backend
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.model import QueueKey
+
+
+def find_starts(backend: Backend, bounds: Bounds, times: Times | None, strategy: str) -> dict[QueueKey, int]:
+    """Return the start offset of each queue that has a startingTimestamp.
+
+    If no message was stored in a queue at or after the time, `strategy` determines its start: "latest" (its end),
+    "earliest" (its minimum), or "error", which raises OptionError. An empty queue begins at its only offset.
+    """
+    starts = find_offsets(backend, bounds, times)
+    for queue, offset in starts.items():
+        available = bounds[queue]
+        if offset == available.max_offset and available.min_offset < available.max_offset:
+            if strategy == "error":
+                assert times is not None
+                raise OptionError(
+                    f"startingTimestamp: nothing was stored in queue {queue} at or after "
+                    f"{show_time(times.of(queue) or 0)}. Give an earlier time, or set "
+                    "startingOffsetsByTimestampStrategy to latest (the queue's end) or earliest."
+                )
+            starts[queue] = available.max_offset if strategy == "latest" else available.min_offset
+    return starts
+
+
+def find_offsets(backend: Backend, bounds: Bounds, times: Times | None) -> dict[QueueKey, int]:
+    """Return the offset of the first message stored at or after the time of each queue in `bounds` that has a time.
+
+    If there is no such message, this is the end of the queue.
+    """
+    times_ms = {} if times is None else times.of_each(bounds)
+    found = backend.offsets_at(times_ms) if times_ms else {}
+    return {
+        queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset) for queue, offset in found.items()
+    }
+
+
+def show_time(time_ms: int) -> str:
+    """Return a time as text for error messages: in ISO 8601 (UTC), and in ms since the epoch."""
+    try:
+        shown = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, OSError, ValueError):  # beyond the year 9999
+        return f"{time_ms} ms"
+    return f"{shown} ({time_ms} ms)"
+
+
+# A message stored just before the time becomes visible a few ms later, when the broker dispatches it.
+_VISIBLE_AFTER_MS = 1000
+
+
+class StreamEnd:
+    """The end offset of each queue, for one run of a stream. For one thread at a time.
+
+    If `is_wanted` is False, the stream has neither endingOffsets nor endingTimestamp, and never ends.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._offsets = options.ending_offsets
+        self._times = options.ending_times
+        self.is_wanted = self._offsets is not None or self._times is not None
+        self._ends: dict[QueueKey, int] | None = None  # None before the first refresh
+        self._open: set[QueueKey] = set()
+        self.closes_at_ms: int | None = None  # the first time at which the clock alone determines an open queue's end
+
+    def refresh(self, backend: Backend, bounds: Bounds, now_ms: int) -> None:
+        """Determine the ends of the queues in `bounds` that are not known yet.
+
+        `now_ms` is in ms since the epoch. Raises NotFoundError for a queue of endingOffsets that is not in `bounds`.
+        """
+        if not self.is_wanted:
+            return
+        if self._ends is None:
+            named = dict(self._offsets.queues) if self._offsets else {}
+            check_named(named, bounds, "endingOffsets")
+            self._ends = {}
+            for queue, available in bounds.items():
+                if self._times is None or self._times.of(queue) is None:
+                    offset = named.get(queue, -1)
+                    self._ends[queue] = available.max_offset if offset < 0 else offset
+        if self._times is None:
+            return
+        self._open.clear()
+        self.closes_at_ms = None
+        unknown = {queue: available for queue, available in bounds.items() if queue not in self._ends}
+        for queue, offset in find_offsets(backend, unknown, self._times).items():
+            available, time_ms = bounds[queue], self._times.of(queue)
+            assert time_ms is not None
+            if offset < available.max_offset or now_ms >= time_ms + _VISIBLE_AFTER_MS:
+                self._ends[queue] = offset
+            else:
+                self._open.add(queue)
+                closes_at_ms = time_ms + _VISIBLE_AFTER_MS
+                self.closes_at_ms = min(self.closes_at_ms or closes_at_ms, closes_at_ms)
+
+    def covers(self, queue: QueueKey) -> bool:
+        """Return whether this run reads the queue. A run with an end may not read queues that appeared later."""
+        return not self.is_wanted or queue in self._open or queue in (self._ends or {})
+
+    def limit(self, queue: QueueKey, offset: int) -> int:
+        """Return `offset`, or the end of the queue if that is known and smaller."""
+        return min(offset, (self._ends or {}).get(queue, offset))
+
+    def is_reached(self, positions: Mapping[QueueKey, int]) -> bool:
+        """Return whether `positions` has reached the end of every queue, and no queue is open."""
+        if self._ends is None or self._open:
+            return False
+        return all(positions.get(queue, end) >= end for queue, end in self._ends.items())

@@ -1,0 +1,140 @@
+"""Data source of `format("rmq")`, which creates the reader of a load() and the writer of a write."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from rmq_spark.datasource.options.read_options import ReadOptions, ReadSettings, parse_options
+from rmq_spark.datasource.options.schema import Field, check_schema, columns_ddl, resolve_columns
+from rmq_spark.datasource.options.write_options import SinkOptions, looks_like_reading, parse_sink_options
+from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
+from rmq_spark.datasource.spark.clocks import wall_clock_ms
+from rmq_spark.datasource.spark.stream_reader import RefusedStream, RmqStreamReader
+from rmq_spark.store import places
+from rmq_spark.store.errors import OptionError, RmqError
+
+Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
+
+
+class RmqDataSource(DataSource):
+    """A RocketMQ store that Spark reads from or writes to, in batches or streams.
+
+    Spark creates an instance for each load() and for each write, and does not say for which of the two. So the options
+    are parsed as options of a read and as options of a write. An invalid option raises OptionError only when Spark asks
+    for a reader or a writer; if the options look like those of a load(), it raises OptionError at once. Relative times
+    such as "-10m" are before the creation of the instance. Relative paths start at the driver's working directory.
+    `schema` and the methods for writers raise StorePathError if the path is not a suitable store.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._reading = _outcome(lambda: parse_options(options, wall_clock_ms(), places.locate))
+        self._writing = _outcome(lambda: parse_sink_options(options, places.locate))
+        if looks_like_reading(options):
+            _value(self._reading)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name that `format(...)` takes."""
+        return "rmq"
+
+    def schema(self) -> str:
+        """Return the columns of the query as DDL text. Spark calls it in load() unless the user gave a schema."""
+        options = _value(self._reading)
+        location, _ = options.check_complete()
+        with contextlib.closing(location.open()) as backend:
+            backend.identity()  # raises StorePathError if the path is not a suitable store
+        return columns_ddl(resolve_columns(options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch query."""
+        options = _value(self._reading)
+        options.check_complete()
+        options.check_batch()
+        return RmqBatchReader(options, _read_settings(schema, options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a stream.
+
+        If the options are invalid, returns a reader that raises the error at Spark's first call.
+        """
+        try:
+            options = _value(self._reading)
+            options.check_complete()
+            options.check_stream()
+            return RmqStreamReader(options, _read_settings(schema, options), wall_clock_ms)
+        except RmqError as error:
+            return RefusedStream(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of one df.write, after checking the columns and the path.
+
+        If the folder is empty or missing, the store is created there.
+        """
+        from rmq_spark.datasource.spark.writer import RmqBatchWriter  # the writing part of the engine: import late
+
+        options = _value(self._writing)
+        token = _prepare_write(options, schema, 'mode("append")' if overwrite else None)
+        return RmqBatchWriter(options, token)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of one batch of a stream. Spark calls it for every batch, and again for its commit."""
+        from rmq_spark.datasource.spark.writer import RmqStreamWriter
+
+        options = _value(self._writing)
+        options.check_stream()
+        token = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None)
+        return RmqStreamWriter(options, token)
+
+
+def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None) -> str | None:
+    """Check a write before its first task, and create the store if necessary. Return the token for the tasks.
+
+    `remedy` is None if the user's write mode is supported, else the call that sets a supported mode. Raises OptionError
+    for an unsupported mode or invalid columns.
+    """
+    options.check_complete()
+    if remedy is not None:
+        raise OptionError(
+            f"a store supports appending only, no message can be overwritten. Write with .{remedy}. For an empty store "
+            "write to another path, or to another topic."
+        )
+    options.check_columns(_fields(schema))
+    return options.sink().prepare()
+
+
+def _read_settings(schema: StructType, options: ReadOptions) -> ReadSettings:
+    return ReadSettings(
+        check_schema(_fields(schema), options.columns),
+        options.check_crc,
+        options.max_decompressed_bytes,
+        options.fail_on_data_loss,
+        options.filters,
+    )
+
+
+def _fields(schema: StructType) -> list[Field]:
+    return [Field(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]
+
+
+def _outcome(parse: Callable[[], Parsed]) -> Parsed | RmqError:
+    """Return the result of `parse`, or the RmqError that it raises, for `_value`."""
+    try:
+        return parse()
+    except RmqError as error:
+        return error
+
+
+def _value(outcome: Parsed | RmqError) -> Parsed:
+    if isinstance(outcome, RmqError):
+        raise outcome
+    return outcome

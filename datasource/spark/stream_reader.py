@@ -1,0 +1,398 @@
+"""Stream reader of `spark.readStream`: plans micro-batches on the driver and reads partitions in tasks.
+
+Spark keeps one instance of the reader on the driver, in a process of its own, as long as the query runs, and makes one
+call at a time. Tasks get a copy that has only the settings. The rest of the design follows from what Spark 4.3 does:
+
+- After a restart Spark calls `initialOffset` again until a batch was committed. So the initial offset is a constant,
+  and the end of the first batch records where the query began. See `offsets`.
+- After a restart Spark may call `partitions` first, to repeat a planned batch. So `partitions` needs only its two
+  arguments.
+- Spark compares offsets as texts. If nothing has changed, `latestOffset` returns its argument without reading a queue.
+- Spark calls `commit` one batch late and never for the last batch, and does not call `stop` at a normal end. So nothing
+  depends on these two calls.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from rmq_spark.datasource.options.option_parsers import MARK
+from rmq_spark.datasource.options.read_options import Limits, ReadOptions, ReadSettings
+from rmq_spark.datasource.plan.batch_assignment import BatchAssignment, held_queues
+from rmq_spark.datasource.plan.limits import must_wait
+from rmq_spark.datasource.plan.offsets import (
+    StreamOffset,
+    decode_offset,
+    encode_offset,
+    encode_queues,
+    initial_offset,
+)
+from rmq_spark.datasource.plan.planning import (
+    Bounds,
+    Progress,
+    clip_ranges,
+    count_new,
+    is_same,
+    plan_batch,
+    ranges_between,
+    require_subscribed,
+)
+from rmq_spark.datasource.plan.splitting import split_ranges
+from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
+from rmq_spark.datasource.spark import clocks
+from rmq_spark.datasource.spark.batch_reader import plan_partitions, read_planned, report_losses
+from rmq_spark.datasource.spark.positions import StreamEnd, find_starts
+from rmq_spark.datasource.spark.read_rights import ReadRights
+from rmq_spark.datasource.spark.source_view import SourceView
+from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
+from rmq_spark.store.arrival import wait_for_arrival
+from rmq_spark.store.backend import Capability, Fence
+from rmq_spark.store.errors import RmqError, StoreChangedError
+from rmq_spark.store.model import QueueKey, QueueRange
+from rmq_spark.store.places import parent_process_id
+
+if TYPE_CHECKING:
+    from rmq_spark.datasource.spark.group_planner import GroupPlanner
+
+_LOG = logging.getLogger("rmq_spark")
+
+_GROUP_POLL_MS = 50.0  # interval at which a waiting trigger polls the consumer group
+_COUNTED = ', counted under "@".lost in the offset of this batch'
+_NOT_COUNTED = ', NOT counted under "@".lost: they disappeared after the batch was planned, and its offset is fixed'
+
+
+class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of one run of one query. `options` must be complete; `now_ms` is the clock in ms."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        settings: ReadSettings,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
+        sleep: Callable[[float], None] = clocks.sleep,
+        parent_id: Callable[[], int] = parent_process_id,
+    ) -> None:
+        self._options = options = options.for_stream()
+        self._settings = settings
+        self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
+        self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
+        self._view = SourceView(options)
+        self._end = StreamEnd(options)
+        self._rights = ReadRights(options)
+        self._group = _make_group_planner(options, self._view)
+        self._next_due_ms: int | None = None  # time of the first scheduled message
+        self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: the ends of the queues
+        self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when the run began
+        self._start: StartState | None = None  # the start of a new query, once resolved
+        self._idle_at: dict[str, Any] | None = None  # the offset after which the last plan found no message
+        self._idle_until_ms: int | None = None  # when the clock alone may change that
+        self._last_batch_ms = -(2**62)  # the first batch never waits
+        self._last: tuple[dict[str, Any], StreamOffset] | None = None  # the last end of a batch, encoded and decoded
+        self._planned: tuple[BatchAssignment, Mapping[QueueKey, int]] | None = None  # of the last plan, with its end
+        self._report: dict[str, Any] | None = None
+        self._has_warned = False  # of patterns and filters without a match, once a run
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_settings": self._settings}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Any limit distinguishes other triggers from Trigger.Once, which passes ReadAllAvailable to latestOffset.
+        # The limits themselves come from the options, as Spark cannot combine several.
+        limits = self._options.limits
+        max_rows = limits.max_offsets or limits.max_offsets_per_queue
+        if max_rows is not None:
+            return ReadMaxRows(max_rows)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._join()
+        self._deliver_due()
+        self._view.plan(lambda: self._refresh(()))
+        self._snapshot = {queue: available.max_offset for queue, available in self._view.bounds.items()}
+        self._last_suspension = 0 if self._group is None else self._group.last_suspension()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
+        self._join()
+        self._deliver_due()
+        end = self._view.plan(lambda: self._plan_end(start, limits))
+        if end is start and self._options.long_polling_ms > 0 and self._snapshot is None:
+            return self._wait_for_batch(start, limits)
+        return end
+
+    def _join(self) -> None:
+        """Join the group, if the query has one. Called before anything is read, because the group may refuse it."""
+        if self._group is not None:
+            self._group.query.join()
+
+    def _deliver_due(self) -> None:
+        """If the query is in a group, deliver the scheduled messages that are due. Cheap if none are due.
+
+        A query without a group must not write to the place.
+        """
+        if self._group is not None:
+            self._next_due_ms = self._view.backend.deliver_due(self._now_ms())
+
+    def _wait_for_batch(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """Wait until there are messages for the query, and return the end of the next batch.
+
+        If there are none within longPollingMs, returns `start`. Stopping the query ends the wait, because Spark ends
+        this process. If messages arrive that the query does not read, such as those of another topic, the wait
+        continues; the pauses between polls are then in proportion to the duration of a poll.
+        """
+        until_ms, end, group_poll_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
+
+        def has_arrived() -> bool:
+            nonlocal end, group_poll_ms
+            try:
+                has_changed = self._view.has_moved()
+                if has_changed or _is_past(self._next_due_ms, self._now_ms()):
+                    self._deliver_due()  # a new message may be due earlier than the scheduled ones
+                    has_changed = self._view.has_moved()
+                has_changed = has_changed or _is_past(self._idle_until_ms, self._now_ms())
+            except StoreChangedError:  # a file disappeared during the poll; planning reopens all files
+                has_changed = True
+            # Polling the group costs ten times as much as polling the log, and is less urgent.
+            if self._monotonic_ms() >= group_poll_ms:
+                group_poll_ms = self._monotonic_ms() + _GROUP_POLL_MS
+                if self._parent_id() != self._spark_id:
+                    return True  # Spark is dead; the end of this process releases its locks
+                has_changed = has_changed or (self._group is not None and self._group.has_changed())
+            if has_changed:
+                end = self._view.plan(lambda: self._plan_end(start, limits))
+            return end is not start
+
+        wait_for_arrival(has_arrived, until_ms, self._monotonic_ms, self._sleep)
+        return end
+
+    def _plan_end(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """Return the end of the next batch. While it is planned, the group's handover thread releases no queue."""
+        with contextlib.nullcontext() if self._group is None else self._group.query.planning():
+            return self._latest_offset(start, limits)
+
+    def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        now_ms = self._now_ms()
+        has_changed = self._view.has_moved()
+        if not has_changed and self._group is not None and self._group.has_changed():
+            self._view.has_moved()  # again, because the group's offsets may be beyond the ends of the look before
+            has_changed = True
+        if not has_changed and start == self._idle_at and not _is_past(self._idle_until_ms, now_ms):
+            return start
+        before = self._decode(start)
+        self._refresh(before.positions)
+        bounds = self._view.bounds
+        self._end.refresh(self._view.backend, bounds, now_ms)
+        assignment = BatchAssignment()
+        if self._group is not None:
+            readable = {queue: available for queue, available in bounds.items() if self._rights.allows(queue)}
+            assignment = self._group.refresh(before, readable)
+        after, until_ms = self._plan(before, assignment, limits, now_ms)
+        self._planned, self._report = (assignment, after.positions), None
+        is_idle = is_same(before, after)
+        if self._group is not None:
+            self._group.note_answered(is_batch=not is_idle)
+        if is_idle:
+            self._idle_at, self._idle_until_ms = start, until_ms
+            return start
+        self._idle_at = None
+        end = encode_offset(after)
+        self._last = end, after
+        return end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._join()  # a repeated batch is planned before latestOffset is called
+        with contextlib.nullcontext() if self._group is None else self._group.query.planning():
+            return self._view.plan(lambda: self._partitions(start, end))
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        before, after = self._decode(start), self._decode(end)
+        ranges = ranges_between(before, after)
+        if not ranges:
+            return []
+        if not self._view.has_bounds:
+            self._refresh([part.queue for part in ranges])
+        unsubscribed = self._unsubscribed([part.queue for part in ranges])
+        kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
+        report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
+        pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
+        return plan_partitions(self._view, [[piece] for piece in pieces], self._fence)
+
+    def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Return those of `queues` to which the query does not subscribe.
+
+        If there are any and failOnDataLoss is true, raises OptionError instead.
+        """
+        found = self._view.unsubscribed(queues)
+        if self._options.fail_on_data_loss:
+            require_subscribed(found, str(self._options.subscription))
+        return found
+
+    def _fence(self, queue: QueueKey) -> Fence | None:
+        """Return the fence of a task that reads the queue, or None if the query needs no fence."""
+        options, planner = self._options.group, self._group
+        if options is None or planner is None or not (options.is_fenced or options.is_orderly):
+            return None
+        if planner.query.is_outside:  # a query that is not a member has no claims that others could take over
+            return None
+        return Fence(options.group, planner.query.member_id, planner.epochs(self._view.bounds).get(queue, 0))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if self._report is None and self._view.has_bounds:
+            ends = {queue: available.max_offset for queue, available in self._view.bounds.items()}
+            self._report = {**encode_queues(ends), **initial_offset()}
+            if self._group is not None and self._planned is not None:
+                from rmq_spark.datasource.spark.group_planner import (
+                    mark_of,  # the group part of the engine: import late
+                )
+
+                assignment, positions = self._planned
+                metadata = mark_of(self._group.query, self._view, assignment, positions, self._now_ms())
+                self._report[MARK] = {**self._report[MARK], **metadata}
+        return self._report
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_planned(partition, self._settings)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: only the checkpoint records delivered messages."""
+
+    def stop(self) -> None:
+        self._view.close()
+
+    def _decode(self, offset: dict[str, Any]) -> StreamOffset:
+        if self._last is not None and offset == self._last[0]:
+            return self._last[1]
+        return decode_offset(offset, has_brokers=Capability.BROKERS in self._view.backend.location.capabilities)
+
+    def _refresh(self, known: Collection[QueueKey]) -> None:
+        bounds = self._view.bounds
+        self._view.refresh(known)
+        if self._view.bounds is not bounds:
+            self._report = None
+        self._rights.refresh(self._view.backend, self._view.bounds)
+        if not self._has_warned:  # legal, but probably not meant
+            self._has_warned = True
+            options, bounds, backend = self._options, self._view.bounds, self._view.backend
+            warn_of_pattern(options.subscription, list(bounds), backend)
+            ranges = [QueueRange(queue, one.min_offset, one.max_offset) for queue, one in bounds.items()]
+            warn_of_filters(options.filters, ranges, backend)
+
+    def _plan(
+        self, before: StreamOffset, assignment: BatchAssignment, limits: Limits, now_ms: int
+    ) -> tuple[StreamOffset, int | None]:
+        """Return the end of the next batch, and the time (ms since the epoch) from which a plan may have another end.
+
+        Before that time the end changes only if the store or the group does. It is None if time alone changes nothing.
+        """
+        begin = assignment.moved(before, self._view.bounds)
+        bounds = {
+            queue: available
+            for queue, available in self._view.bounds.items()
+            if assignment.has(queue) and (self._is_read(queue) or queue in begin.positions)
+        }
+        progress = self._check_progress(begin, bounds, assignment)
+        if self._group is not None:
+            self._group.publish(before, assignment, progress.begins)
+        held = held_queues(assignment.holds, progress.begins, now_ms, self._last_suspension)
+        targets = {
+            queue: self._end.limit(queue, available.max_offset if self._snapshot is None else self._snapshot[queue])
+            for queue, available in bounds.items()
+            if self._is_read(queue) and queue not in held.queues
+        }
+        until_ms, last_batch_ms = _earlier(self._end.closes_at_ms, held.until_ms), self._last_batch_ms
+        if limits.min_offsets is not None and self._snapshot is None:
+            if must_wait(count_new(progress, targets), limits, now_ms - last_batch_ms):
+                targets = {}
+            else:
+                last_batch_ms = now_ms
+            until_ms = _earlier(until_ms, last_batch_ms + limits.max_delay_ms)
+        sizes = None if limits.max_bytes is None else self._view.backend.sizes
+        after = plan_batch(begin, progress, targets, limits, sizes)
+        self._last_batch_ms = last_batch_ms  # only now, as a plan that meets retention is repeated and must not wait
+        if self._end.is_wanted:
+            after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
+        return assignment.marked(before, after, progress.begins, self._view.bounds), until_ms
+
+    def _is_read(self, queue: QueueKey) -> bool:
+        """Return whether this run reads the queue.
+
+        A run of AvailableNow leaves queues that appear after its start to the next run.
+        """
+        is_new = self._snapshot is not None and queue not in self._snapshot
+        return self._end.covers(queue) and self._rights.allows(queue) and not is_new
+
+    def _check_progress(self, before: StreamOffset, bounds: Bounds, assignment: BatchAssignment) -> Progress:
+        """Return the positions of the queues before the next batch.
+
+        Losses are logged, or raise DataLossError if failOnDataLoss is true.
+        """
+        options = self._options
+        wanted = queues_to_resolve(self._start, before, bounds, options)
+        by_time = find_starts(self._view.backend, wanted, options.starting_times, options.strategy)
+        facts = ProgressFacts(before, bounds, assignment, self._unsubscribed(before.positions), by_time)
+        step = resolve_progress(self._start, facts, options)
+        self._start = step.state
+        if step.warning is not None:
+            _LOG.warning("rmq: %s", step.warning)
+        for losses in step.reports:
+            report_losses(losses, options.fail_on_data_loss, _COUNTED)
+        return step.progress
+
+
+def _is_past(until_ms: int | None, now_ms: int) -> bool:
+    return until_ms is not None and now_ms >= until_ms
+
+
+def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
+    return min((time_ms for time_ms in (one_ms, other_ms) if time_ms is not None), default=None)
+
+
+def _make_group_planner(options: ReadOptions, view: SourceView) -> "GroupPlanner | None":
+    """Return the group planner if the query is a member of a group, else None."""
+    group = options.group
+    if group is None or group.is_broadcasting:
+        return None
+    from rmq_spark.datasource.spark.group_planner import GroupPlanner  # the group part of the engine: import late
+
+    return GroupPlanner(options, group, view)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """A reader that raises the error of invalid options at Spark's first call.
+
+    If the constructor of a reader raised this error, Spark would show an error of its own first, and hide this one.
+    """
+
+    def __init__(self, error: RmqError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error

@@ -1,0 +1,500 @@
+"""The contract between the Spark side and a place that has RocketMQ's queues: a store directory, or a cluster.
+
+A `Location` says where the place is. It is small and picklable, and travels in every partition and task.
+`Location.open` gives a `Backend`, which lists queues, answers for their bounds and reads them. `Location.sink` gives a
+`BatchSink`, which writes a batch of rows in tasks and commits it on the driver. `Backend.group` gives a `GroupSession`,
+the membership of one query in its consumer group.
+
+Values go in and values come out: no path, file or socket is in a signature. A call about queues takes many of them,
+because one call may be a round trip to a broker. What a place cannot do is not among its `capabilities`; the options
+that need it are refused in `load()`. For the same facts every backend raises the same class of error:
+
+| fact | error |
+| --- | --- |
+| the place does not exist or is of an unsupported kind | StorePathError |
+| a topic or queue does not exist | NotFoundError |
+| a range that the queue does not have, or not any more | OffsetRangeError, with the bounds |
+| the place changed during the call; a repeated call may succeed | StoreChangedError |
+| what is stored is damaged | DamageError |
+| another member owns the queue | GroupConflictError |
+| the group or the topic does not allow reading | NoPermissionError |
+
+Objects are for one thread at a time. `rmq_spark.store.testing.backend_suite` is this contract as tests.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from rmq_spark.store.errors import RmqError
+from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter
+from rmq_spark.store.format.columns import COLUMNS as RECORD_COLUMNS
+from rmq_spark.store.format.failed_columns import COPY_TIMES, failed_column_type, refuse_missing_places
+from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.model import CommitKey, QueueBounds, QueueKey, QueueRange, RecordProof, SuspendedQueues, Suspension
+from rmq_spark.store.rebalance.allocation import find_strategy
+
+# What the Spark side needs of the formats below: it imports no other module of the engine for them.
+__all__ = ["COPY_TIMES", "DecodeLimits", "failed_column_type", "find_strategy", "refuse_missing_places"]
+
+BROKER_NAME = "brokerName"
+# The columns that every place reads, with their types: those of a record, and the name of the queue's broker.
+COLUMNS: dict[str, pa.DataType] = {**RECORD_COLUMNS, BROKER_NAME: pa.string()}
+
+
+class Capability(StrEnum):
+    """What a place can do. The value completes the sentence "this place cannot …"."""
+
+    SIZES = "tell the size of messages before it reads them"
+    KEY_SEARCH = "look messages up by key or id"
+    GROUPS = "act as a consumer group"
+    FENCES = "fence tasks whose queue another member has taken"
+    FILES = "be read or written as files of this machine"
+    WRITES = "be written"
+    SEND_BACK = "take messages back that a group failed to consume"
+    EXACTLY_ONCE = "recognise a batch that it stored before"
+    BROKERS = "tell queues apart by the names of brokers"
+
+
+class Location(Protocol):
+    """Where a place is. Small, picklable and hashable."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the place can do."""
+
+    def describe(self) -> str:
+        """Return the name of the place for errors and logs, without secrets."""
+
+    def sharing_advice(self) -> str:
+        """Return what to do if the driver and the executors do not see the same place, as a sentence for errors."""
+
+    def mark(self) -> dict[str, str]:
+        """Return the place as JSON for a query's progress, without secrets. `places.from_mark` reads it."""
+
+    def open(self) -> "Backend":
+        """Return a backend for reading. It may connect or open files only at its first call."""
+
+    def sink(self, terms: "SinkTerms", commit: "CommitTerms") -> "BatchSink":
+        """Return a sink for new messages. Requires the capability WRITES."""
+
+    def send_back_sink(self, terms: "SendBackTerms", commit: "CommitTerms") -> "SendBackSink":
+        """Return a sink for messages that a group failed to consume. Requires the capability SEND_BACK."""
+
+
+class ReadBatch(NamedTuple):
+    """A batch of matching messages, which may be empty, and the progress of the read.
+
+    Every matching message with a queue offset below `next_offset` is in this batch or an earlier one.
+    """
+
+    batch: pa.RecordBatch
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Why consumer groups must not read a queue.
+
+    `reason` is a text for logs. `error` is for a query that names the queue in `assign`; None if the query has no
+    group. If `is_topic`, the whole topic is closed, and a query that names the topic gets the error too.
+    """
+
+    reason: str
+    error: RmqError | None
+    is_topic: bool
+
+
+class Fence(NamedTuple):
+    """The member of a group that owns a queue, and the epoch (number) of its claim to the queue.
+
+    A task with a fence fails if the queue has another owner or epoch when the task begins or ends a range.
+    """
+
+    group: str
+    member_id: str
+    epoch: int
+
+
+class Backend(Protocol):
+    """An open place. The answers of `topics`, `queues` and `bounds` are those of the last `refresh`."""
+
+    @property
+    def location(self) -> Location:
+        """Where the place is."""
+
+    @property
+    def sizes(self) -> "SizeReader | None":
+        """The sizes of messages, or None without the capability SIZES."""
+
+    @property
+    def keys(self) -> "KeySearch | None":
+        """The search by key and id, or None without the capability KEY_SEARCH."""
+
+    def identity(self) -> str | None:
+        """Return the id by which tasks detect that they read another place. None if the place has none."""
+
+    def refresh(self) -> bool:
+        """Look at the place again. Return whether topics, queues or bounds may have changed. Cheap if they have not."""
+
+    def topics(self) -> list[str]:
+        """Return the sorted names of all topics."""
+
+    def queues(self, topics: Collection[str], *, missing_ok: Collection[str] = ()) -> dict[str, list[QueueKey]]:
+        """Return the sorted queues of each topic, empty queues included.
+
+        A topic in `missing_ok` is left out if it does not exist. For another one, NotFoundError is raised.
+        """
+
+    def bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueBounds]:
+        """Return the queue offsets that can be read in each queue. Raises NotFoundError for an unknown queue."""
+
+    def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return for each queue the offset of the first message stored at or after its time (ms since the epoch).
+
+        If there is none, this is the queue's max offset.
+        """
+
+    def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
+        """Return physical offset and store time of messages. One that has expired or does not exist is left out."""
+
+    def read(
+        self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
+    ) -> Iterator[ReadBatch]:
+        """Yield the messages of a range in order, as batches of the `columns` (names in COLUMNS).
+
+        If `wanted` is given, only messages that match it. Batches without rows report progress. All rows that were
+        yielded before an error are correct. Raises OffsetRangeError if the queue does not have the whole range.
+        """
+
+    def barriers(
+        self, queues: Collection[QueueKey], group: str | None, *, is_broadcasting: bool
+    ) -> Mapping[QueueKey, Barrier]:
+        """Return those of `queues` that consumer groups must not read.
+
+        If nothing has changed, the same object is returned. Raises NoPermissionError if `group` must not consume.
+        """
+
+    def deliver_due(self, now_ms: int) -> int | None:
+        """Deliver the delayed messages that are due at `now_ms`, if that is the reader's task in this place.
+
+        Return the time (ms since the epoch) at which the next one is due, or None if nobody has to call again.
+        """
+
+    def group(self, terms: "GroupTerms") -> "GroupSession":
+        """Return the membership of a query, which begins with `GroupSession.join`. Requires GROUPS, as do the next."""
+
+    def committed_offsets(self, group: str) -> dict[QueueKey, int]:
+        """Return the committed offsets of a group."""
+
+    def start_offsets(
+        self,
+        bounds: Mapping[QueueKey, QueueBounds],
+        committed: Mapping[QueueKey, int],
+        fallback: str,
+        times_ms: Mapping[QueueKey, int],
+    ) -> dict[QueueKey, int]:
+        """Return where a group starts in each queue: at its committed offset, else where RocketMQ would start.
+
+        `committed` are all committed offsets of the group. `fallback` is latest, earliest or timestamp; with timestamp
+        `times_ms` has the time of each queue (ms since the epoch), and a queue without one starts at its end.
+        """
+
+    def check_fence(self, fence: Fence, queue: QueueKey) -> None:
+        """Raise GroupConflictError unless the member of the fence owns the queue at the fence's epoch."""
+
+    def commit_final(self, final: "FinalCommit") -> bool:
+        """Commit the offsets of a member whose batch has ended. Return whether they are committed."""
+
+    def reopen(self) -> None:
+        """Forget what is known, after an error. The next call looks at the whole place again."""
+
+    def close(self) -> None:
+        """Release everything. A second call does nothing."""
+
+
+class SizeReader(Protocol):
+    """The sizes of stored records in bytes, known without reading them."""
+
+    def measure(self, parts: Collection[QueueRange]) -> dict[QueueRange, int]:
+        """Return the size of the records of each range."""
+
+    def fit(self, max_bytes: Mapping[QueueRange, int]) -> dict[QueueRange, int]:
+        """Return the end (a queue offset) of the longest prefix of each range whose records have at most that size."""
+
+    def share_wanted(self, part: QueueRange, wanted: RowFilter, samples: int) -> float:
+        """Estimate from samples which share (0 to 1) of the messages of a range passes a filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAnswer:
+    """The result of a search by key or id.
+
+    `found` are the matching messages. These ranges may overlap. A range of several offsets is an inner batch. `unknown`
+    are the messages that the caller must read and compare, because the index does not cover them, and `why` has the
+    reasons for logs.
+    """
+
+    found: list[QueueRange]
+    unknown: list[QueueRange]
+    why: tuple[str, ...] = ()
+
+
+class KeySearch(Protocol):
+    """A search by key and id."""
+
+    def search(self, parts: Sequence[QueueRange], lookup: KeyLookup) -> SearchAnswer:
+        """Return the messages in the ranges, none of which is empty, that have one of the keys or ids."""
+
+
+Sharing: TypeAlias = Literal["all", "shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTerms:
+    """The options of a query that concern its group. `commit` is auto, required or off. All times are in ms.
+
+    With the `assignment` "all" the query reads all queues and is alone in its group; with "shared" the members of the
+    group share them.
+    `subscription` describes topics and filters, and must be the same text in all members.
+    """
+
+    group: str
+    assignment: Sharing = "all"
+    strategy: str = "avg"
+    subscription: str = ""
+    query_name: str = ""
+    commit: str = "auto"
+    lease_timeout_ms: int = 120_000
+    lease_heartbeat_ms: int = 30_000
+    handover_timeout_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssignment:
+    """The result of one rebalance.
+
+    `owned` are the queues that this query owns now, `lost` those that it no longer owns, and `gained` the owned ones
+    that it did not own when `settle` was called last. `held` are the committed offsets of all queues
+    of the group, read after the queues were claimed, or {} if `gained` is empty. `resets` maps each queue, of any
+    member, to the offset of a reset that this query has not applied yet. `reset_number` is the number of the last
+    reset.
+    """
+
+    owned: tuple[QueueKey, ...]
+    gained: tuple[QueueKey, ...]
+    held: Mapping[QueueKey, int]
+    lost: tuple[QueueKey, ...]
+    resets: Mapping[QueueKey, int]
+    reset_number: int
+
+
+class GroupSession(Protocol):
+    """The membership of one query in its group, on the driver. It keeps itself alive between calls."""
+
+    @property
+    def terms(self) -> GroupTerms:
+        """The options of the query that concern its group."""
+
+    @property
+    def member_id(self) -> str:
+        """The id of this query in the group."""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the query reads queues without a claim, because the place does not let it join."""
+
+    @property
+    def batches(self) -> int:
+        """How many batches the query has planned as a member. This is also the number of the last planned batch."""
+
+    @property
+    def epochs(self) -> Mapping[QueueKey, int]:
+        """The epoch of the query's claim of each queue that it owns, for fences."""
+
+    def join(self) -> None:
+        """Join the group, unless the query is a member already. Raises GroupConflictError if a member conflicts."""
+
+    def planning(self) -> AbstractContextManager[None]:
+        """Return a context manager in which a batch is planned: no queue is handed over meanwhile."""
+
+    def has_changed(self) -> bool:
+        """Return whether a rebalance may change anything. Cheap. New messages do not matter here."""
+
+    def rebalance(
+        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+    ) -> GroupAssignment:
+        """Claim this query's share of `queues`, and release the queues that belong to other members.
+
+        `finished` maps each queue to its next queue offset, and all earlier messages of the queue must be done. The
+        offsets of released queues are committed. `applied_reset` is the number of the last reset that the query has
+        applied; with None all present resets are ignored. The caller must have compared `finished` with the bounds
+        that the backend returned last.
+        """
+
+    def begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Commit start offsets for topics in which the group has no offset. Return all committed offsets."""
+
+    def publish(self, finished: Mapping[QueueKey, int]) -> None:
+        """Commit the offsets in `finished` of those queues that this query still owns."""
+
+    def settle(self, *, is_batch: bool = True) -> None:
+        """Confirm that the query has planned an offset that contains the gained queues, and whether as a batch."""
+
+    def suspended(self) -> SuspendedQueues:
+        """Return the group's suspended queues."""
+
+    def leave(self, finished: Mapping[QueueKey, int]) -> None:
+        """Commit the offsets in `finished`, release all queues and leave the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalCommit:
+    """The offsets of a member at the end of `last_batch`, for `Backend.commit_final`.
+
+    `applied_reset` and `applied_suspension` are the numbers of the last reset and of the last change of the suspended
+    queues that the query has applied. `finished_batch` is the member's number of the batch, None if it is unknown:
+    nothing is committed if the member has planned a later batch.
+    """
+
+    group: str
+    member_id: str
+    offsets: Mapping[QueueKey, int]
+    applied_reset: int
+    applied_suspension: int = 0
+    last_batch: CommitKey | None = None
+    finished_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTerms:
+    """How a batch is committed. They mean the same as the sink's options of these names. Durations are in ms."""
+
+    on_conflict: str = "fail"  # or "skip"
+    on_gap: str = "fail"  # or "continue"
+    is_transaction: bool = False
+    flush: str = "sync"
+    staging_retention_ms: int = 24 * 3_600_000
+    lock_timeout_ms: int = 60_000
+    allow_network_store: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTerms:
+    """How new messages are written.
+
+    Every row has a column topic; `topic` is the topic of all rows, or None if they differ. If `creates_topics`, a
+    missing topic gets `queue_count` queues. Bodies of at least `compress_over_bytes` are compressed with `compression`
+    (zlib, lz4, zstd; None for no compression).
+    """
+
+    topic: str | None = None
+    queue_count: int = 4
+    creates_topics: bool = True
+    compression: str | None = None
+    compress_over_bytes: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackTerms:
+    """How the failed messages of a `group` are sent back.
+
+    After `max_reconsume_times` retries a message becomes a dead letter. None means the group's own limit, by default
+    16. `expired_original` says what to do if the original is no longer in the log: "error" raises an error, and
+    "resend" makes the copy from the row, which must contain the body then.
+    """
+
+    group: str
+    max_reconsume_times: int | None = None
+    expired_original: str = "error"
+
+
+class Guarantee(StrEnum):
+    """How often a sink stores each row of a batch that Spark repeats."""
+
+    EXACTLY_ONCE = "exactly once"
+    AT_LEAST_ONCE = "at least once"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTotals:
+    """The totals of one commit: its rows, their bytes in the log, and the number of queues that got rows.
+
+    If the batch was `skipped`, the three numbers are 0.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    queues: int = 0
+    skipped: bool = False
+
+
+Receipt: TypeAlias = object  # what a task's writer returns for the commit: picklable, opaque but for its sink
+
+
+class TaskWriter(Protocol):
+    """Writes the rows of one attempt of one task."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows, in the columns of the sink. Raises OptionError for a row that is not valid, with its number."""
+
+    def finish(self) -> Receipt:
+        """End the writing, so that the commit can rely on it. Return the receipt for the commit."""
+
+    def discard(self) -> None:
+        """Remove what a failed task has written, as far as that is possible."""
+
+
+class BatchSink(Protocol):
+    """Writes batches of rows. Picklable: driver and tasks have copies, which share only keys, tokens and receipts."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How often each row of a repeated batch is stored."""
+
+    def prepare(self) -> str | None:
+        """Check on the driver, before any task runs, that rows can be written. Return the token for `open_task`.
+
+        The token is small and travels to the tasks, which detect by it that they write to another place.
+        """
+
+    def open_task(self, token: str | None, key: CommitKey, task: str) -> TaskWriter:
+        """Return the writer of an attempt of a task, which has the unique name `task`.
+
+        Raises StoreChangedError if this process does not see the place that the driver prepared.
+        """
+
+    def commit(
+        self, key: CommitKey, receipts: Sequence[Receipt], before_commit: Callable[[], None] | None = None
+    ) -> CommitTotals:
+        """Make the rows of all receipts visible, once, even if the call is repeated with the same key.
+
+        If the batch is new, `before_commit` is called when nothing can refuse the batch any more, before its first row
+        is stored. Raises BatchConflictError if the batch does not follow the earlier ones of its query.
+        """
+
+    def abort(self, key: CommitKey, receipts: Sequence[Receipt]) -> None:
+        """Remove what the tasks of an aborted batch have written. A commit that has begun is not undone."""
+
+
+class SendBackSink(BatchSink, Protocol):
+    """A sink for messages that a group failed to consume, with the record of the queues that its listeners suspend."""
+
+    def suspended(self, key: CommitKey) -> Mapping[QueueKey, tuple[Suspension, bool]]:
+        """Return each suspended queue of the group: its suspension, and whether that is settled.
+
+        A suspension is settled if all its dead letters are certainly stored, and `key` is not the batch that made it.
+        """
+
+    def record(
+        self, key: CommitKey, outcomes: Mapping[QueueKey, Suspension | None], known: Mapping[QueueKey, int]
+    ) -> None:
+        """Record the outcomes of a batch: the suspension of each queue, or None if it resumes.
+
+        For `before_commit`. `known` has the number of the last change that the task knew, by queue; a suspension by
+        another query after that stays.
+        """
