@@ -22,16 +22,25 @@ _LEAST_READ_BYTES = 1 << 12
 def list_folder(path: str) -> list[tuple[str, bool]]:
     """Return a pair (name, whether it is a folder) for each entry of the folder `path`, sorted by name.
 
-    Returns [] if the folder does not exist.
+    Returns [] if the folder does not exist. A link that leads nowhere, or to itself, is not a folder.
     """
     try:
         with os.scandir(path) as entries:
-            # `is_dir` needs no further system call on most file systems, because they return the kind with the name.
-            return sorted((entry.name, entry.is_dir()) for entry in entries)
+            return sorted((entry.name, _is_entry_of_folder(entry)) for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise read_error(error.filename or path, "listed", error) from error
+
+
+def _is_entry_of_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder. Most file systems return that with the name, without a system call."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP and entry.is_symlink():
+            return False
+        raise
 
 
 def file_size(path: str) -> int:

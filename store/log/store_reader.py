@@ -254,7 +254,8 @@ class StoreReader:
             return QueueBounds(0, 0)  # the queue is only in topics.json
         try:
             first, end = self._entry_bounds(queue_files)
-        except StoreChangedError:  # retention deleted its first files after they were listed
+        except StoreChangedError:  # retention deleted files of the queue since the last refresh
+            self.refresh()
             first, end = self._entry_bounds(queue_files)
         bounds = QueueBounds(queue_files.offset_of(first, end), queue_files.offset_of(end, end))
         if bounds.min_offset > bounds.max_offset:
@@ -329,9 +330,7 @@ class StoreReader:
         return self._messages_with(self.queues(topic), KeyLookup(keys=(key,)), begin_ms, end_ms)
 
     def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
-        """Return (queue, queue offset) of each message with this id in these topics, sorted.
-
-        Return [] if there is none.
+        """Return (queue, queue offset) of each message in these topics with this id, sorted. [] if there is none.
 
         The id is an offsetMsgId or a UNIQ_KEY. If the key index is incomplete, messages are read instead, as in
         `find_key`.
@@ -427,9 +426,12 @@ class StoreReader:
             raise StoreError(f'the reader of the store at "{self.path}" was closed. Open another one.')
 
     def _entry_bounds(self, queue: ConsumeQueue) -> tuple[int, int]:
-        """Return the range of entry numbers that can be read, as of the last refresh."""
+        """Return the range of entry numbers as of the last refresh. Raises StoreChangedError if files are gone now."""
         self._raise_fault(queue.key)
         end = self._log_end.ends.get(queue.key, queue.run.begin)
+        if queue.run.begin > end:
+            found = f"its files begin at entry {queue.run.begin}; expected entry {end - 1} or an earlier one"
+            raise StoreChangedError(f"cannot read queue {queue.key}: {found}. Plan the read again.")
         if queue.key not in self._min_entries:
             log_begin = self._log.segments.begin
             first = queue.first_from(log_begin, end)

@@ -194,6 +194,14 @@ def test_resolved_follows_links_as_far_as_the_path_exists(tmp_path: Path) -> Non
         files.resolved(str(tmp_path / "link"))
 
 
+def test_list_folder_counts_a_link_as_a_folder_only_if_it_leads_to_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, target in (("alias", "folder"), ("itself", "itself"), ("nowhere", "missing")):
+        (tmp_path / name).symlink_to(target)
+    found = files.list_folder(str(tmp_path))
+    assert found == [("alias", True), ("folder", True), ("itself", False), ("nowhere", False)]
+
+
 def test_absolute_refuses_a_relative_path_in_a_removed_folder() -> None:
     with (
         pytest.raises(OptionError, match=r"'store' cannot be made absolute: .*Give the path from /"),

@@ -18,6 +18,7 @@ from random import Random
 import pytest
 from support.appender import Appender, run_appender
 from support.appender_log import AppenderLog, read_history
+from support.appender_messages import batch_topic
 from support.appender_settings import AppenderSettings
 from support.follower import Follower, Verdict, judge
 
@@ -250,5 +251,29 @@ def test_a_queue_whose_first_file_expires_with_the_first_segment_while_they_are_
         reader.refresh()
         after = reader.bounds(queue)
     assert 0 < during.min_offset <= after.min_offset < during.max_offset == after.max_offset
+    appender.drop()
+    history.close()
+
+
+def test_a_queue_that_loses_all_messages_a_reader_knows_shows_the_later_ones(tmp_path: Path) -> None:
+    store, history = tmp_path / "store", AppenderLog(tmp_path / "history")
+    settings = replace(DENSE, segments_kept=1, death_chance=0, pause_chance=0, topics=2, queues=1)
+    appender = Appender(store, history, Random(1), settings)
+    appender.open()
+    queues = [QueueKey("topic0", 0), QueueKey(batch_topic(2), 0)]
+    with StoreReader(str(store)) as reader:
+        for is_listed in (False, True):
+            for _ in range(ACTS):
+                appender.act()
+            reader.refresh()
+            known = dict(reader._log_end.ends)
+            newest_files = [max(Path(reader._topics.queues[queue].run.folder).iterdir()) for queue in queues]
+            while any(file.exists() for file in newest_files):
+                appender.act()
+            if is_listed:
+                reader._topics.refresh()  # a refresh that finds a new topic lists the queues after the log
+            for queue in queues:
+                bounds = reader.bounds(queue)
+                assert known[queue] <= bounds.min_offset < bounds.max_offset
     appender.drop()
     history.close()
