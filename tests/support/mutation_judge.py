@@ -32,7 +32,7 @@ from pathlib import Path
 from random import Random
 
 from support.arrow_rows import Row, arrow_rows
-from support.plain_truth import LogBytes, Truth, protected, wrapped
+from support.plain_truth import LogBytes, Truth, protected
 
 from rmq_spark.store import COLUMNS, StoreReader, open_reader
 from rmq_spark.store.errors import RmqError
@@ -171,7 +171,7 @@ class Judge:
         """Say whether the row's record was set back in time, without a gap to the time of the last message."""
         record = self.log.record(row["commitLogOffset"])
         there = any(other["storeTimestamp"] >= self.truth.last_time for rows in found.rows.values() for other in rows)
-        return record is not None and wrapped(record.store_ms) < row["storeTimestamp"] and there
+        return record is not None and record.store_ms * 1000 < row["storeTimestamp"] and there
 
     def looks_cut(self, place: int) -> bool:
         """Return whether the log may have been truncated below `place`: no record at the end in the checkpoint."""

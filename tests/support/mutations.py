@@ -219,12 +219,17 @@ class MutableStore:
         return f"{relative}: replaced by {source.relative_to(other)} of {other.name}"
 
     def dangle(self, random: Random) -> str:
-        """Replace a file by a symbolic link that leads nowhere, or to itself."""
+        """Replace a file by a symbolic link that leads nowhere, or to itself.
+
+        A link to itself is an error of the kernel for whoever looks it up. A reader looks up `lock` by its path, so
+        there the link leads nowhere.
+        """
         relative = self._file(random)
         path = self.path / relative
         path.unlink()
         self._touched.append(path)
-        path.symlink_to(random.choice(("nowhere", relative.name)))
+        target = random.choice(("nowhere", relative.name))
+        path.symlink_to("nowhere" if relative.name == "lock" else target)
         return f"{relative}: a dangling link"
 
 
