@@ -9,9 +9,10 @@ from typing import Any
 
 from rmq_spark.store.backend import Location
 from rmq_spark.store.disk.files import parent_process_id
+from rmq_spark.store.disk.host import usable_cores
 from rmq_spark.store.local.directory import StoreDirectory
 
-__all__ = ["from_mark", "locate", "parent_process_id"]
+__all__ = ["from_mark", "locate", "parent_process_id", "usable_cores"]
 
 # The values of these options say where a place is.
 PATH, COMMIT_LOG_PATH, READ_MODE = "path", "commitLogPath", "readMode"

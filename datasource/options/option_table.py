@@ -116,7 +116,7 @@ OPTIONS = (
            "Maximum wait for minOffsetsPerTrigger.", "1m", _STREAM),
     Option("minPartitions", "count", parsers.parse_count, None,
            "Split the largest queues until there are about this many tasks. Order holds within a task.", "16",
-           default_words="one task a queue"),
+           default_words="as the work needs"),
     Option("maxRecordsPerPartition", "count", parsers.parse_count, None,
            "Split queues so that no task has more messages.", "100000"),
     Option("columns", "names", parsers.parse_names, None,

@@ -1,13 +1,79 @@
-"""Division of queue ranges into tasks by maxRecordsPerPartition, then by minPartitions. Pure arithmetic.
+"""Division of queue ranges into tasks. Pure arithmetic.
 
-Follows KafkaOffsetRangeCalculator#getRanges (Spark 4.x), except for the rounding of `count * i / parts`.
+`minPartitions` and `maxRecordsPerPartition` follow KafkaOffsetRangeCalculator#getRanges (Spark 4.x), except for the
+rounding of `count * i / parts`. Beyond these, `make_tasks` avoids tasks that cost more to start than to run, and cores
+that have nothing to do.
 """
 
-from itertools import groupby, pairwise
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 
 from rmq_spark.store.model import QueueRange
 
-_SHORT = 10_000  # messages; a longer range is not packed into one task with others
+# Reading so much takes about as long as starting a task, so ranges share a task up to this size.
+SHARED_MESSAGES = 50_000
+SHARED_BYTES = 16 << 20
+# A piece that a core gets because it would be idle otherwise has at least so many messages.
+LEAST_SPLIT_MESSAGES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimits:
+    """How ranges are divided into tasks.
+
+    `max_records` (messages) and `min_partitions` are the options maxRecordsPerPartition and minPartitions. `cores` is
+    the number of tasks that can run at once. If `are_queues_apart`, no task reads several queues, and only the two
+    options split a queue.
+    """
+
+    max_records: int | None = None
+    min_partitions: int | None = None
+    cores: int = 1
+    are_queues_apart: bool = False
+
+
+def make_tasks(
+    ranges: list[QueueRange], limits: TaskLimits, sizes: Mapping[QueueRange, int] | None = None
+) -> list[list[QueueRange]]:
+    """Divide the ranges into tasks, and return the pieces that each task reads.
+
+    `ranges` must be sorted by queue and offset. The pieces cover them exactly, in the same order, and none is empty.
+
+    Ranges that follow each other share a task, up to `SHARED_MESSAGES` and `SHARED_BYTES`. `sizes` has the bytes of the
+    ranges' records; a range that is missing there counts as 0 bytes. Without `min_partitions`, large ranges are split
+    so that all cores have work.
+    """
+    sizes = sizes or {}
+    most, least = limits.max_records, limits.min_partitions
+    pieces = split_ranges(ranges, most, least)
+    if limits.are_queues_apart:
+        return [[piece] for piece in pieces]
+    if least is None:
+        pieces = _use_cores(pieces, limits.cores)
+    shared = min(SHARED_MESSAGES, most or SHARED_MESSAGES)
+    spare = len(pieces) - (least or 1)  # so many pieces may join the task before them
+    tasks: list[list[QueueRange]] = []
+    messages = size = 0
+    for piece in pieces:
+        added = sizes.get(piece, 0)
+        if spare > 0 and tasks and messages + piece.count <= shared and size + added <= SHARED_BYTES:
+            tasks[-1].append(piece)
+            messages, size, spare = messages + piece.count, size + added, spare - 1
+        else:
+            tasks.append([piece])
+            messages, size = piece.count, added
+    return tasks
+
+
+def _use_cores(pieces: list[QueueRange], cores: int) -> list[QueueRange]:
+    """Split each piece that is larger than a core's share of all messages, in proportion to its length."""
+    total = sum(piece.count for piece in pieces)
+    return [
+        part
+        for piece in pieces
+        for part in split(piece, max(min(_parts(piece.count, total, cores), piece.count // LEAST_SPLIT_MESSAGES), 1))
+    ]
 
 
 def split_ranges(
@@ -46,32 +112,3 @@ def split(part: QueueRange, parts: int) -> list[QueueRange]:
 def _parts(count: int, total: int, wanted: int) -> int:
     """Return the number of pieces for a range with `count` messages, if all `total` messages get `wanted` pieces."""
     return max((2 * count * wanted + total) // (2 * total), 1)
-
-
-def pack_ranges(
-    ranges: list[QueueRange], max_records: int | None = None, min_partitions: int | None = None
-) -> list[list[QueueRange]]:
-    """Divide the ranges into tasks. Return the tasks in order; each is a list of pieces of one queue.
-
-    The pieces cover the ranges exactly, and ranges are divided as in `split_ranges`. If a queue has several ranges,
-    short ones (up to 10,000 messages) are combined: a task gets as many of them as `max_records` allows, because
-    starting a task costs more than reading a short range.
-    """
-    alone: list[QueueRange] = []
-    packs: list[list[QueueRange]] = []
-    for _, group in groupby((part for part in ranges if part.count > 0), key=lambda part: part.queue):
-        parts = list(group)
-        is_scattered = len(parts) > 1
-        short = [part for part in parts if is_scattered and part.count <= _SHORT]
-        alone += [part for part in parts if not is_scattered or part.count > _SHORT]
-        room = 0
-        for part in short:
-            for piece in split(part, -(-part.count // max_records) if max_records else 1):
-                if piece.count > room:
-                    packs.append([])
-                    room = max_records or sum(one.count for one in short)
-                packs[-1].append(piece)
-                room -= piece.count
-    wanted = None if min_partitions is None else max(min_partitions - len(packs), 1)
-    packs += [[piece] for piece in split_ranges(alone, max_records, wanted)]
-    return sorted(packs, key=lambda pack: (pack[0].queue, pack[0].begin))

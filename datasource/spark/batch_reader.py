@@ -8,7 +8,7 @@ the base class (pyspark.sql.worker.plan_data_source_read). If the setting is on,
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +19,17 @@ from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST
 from rmq_spark.datasource.options.read_options import ReadOptions, ReadSettings
 from rmq_spark.datasource.plan.planning import Loss, clip_ranges, find_ahead, require_no_losses, resolve_positions
 from rmq_spark.datasource.plan.pushdown import Predicate, Pushdown, plan_pushdown
-from rmq_spark.datasource.plan.splitting import pack_ranges
+from rmq_spark.datasource.plan.splitting import TaskLimits
 from rmq_spark.datasource.spark.key_selection import look_up, select
-from rmq_spark.datasource.spark.partition import Piece, RmqPartition
+from rmq_spark.datasource.spark.partition import RmqPartition, plan_partitions
 from rmq_spark.datasource.spark.partition_reader import read_partition
 from rmq_spark.datasource.spark.positions import find_offsets, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
-from rmq_spark.store.backend import Fence
 from rmq_spark.store.filter.row_filter import KeyLookup
 from rmq_spark.store.model import QueueKey, QueueRange
+from rmq_spark.store.places import usable_cores
 
 
 class PushedFilters:
@@ -110,8 +110,9 @@ class RmqBatchReader(DataSourceReader):
     def _partitions_of(
         self, view: SourceView, ranges: list[QueueRange], sought: KeyLookup | None = None
     ) -> list[InputPartition]:
-        parts = pack_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
-        return plan_partitions(view, parts, sought=sought, tags=self._pushdown.tags)
+        options = self._options
+        limits = TaskLimits(options.max_records_per_partition, options.min_partitions, usable_cores())
+        return plan_partitions(view, ranges, limits, sought=sought, tags=self._pushdown.tags)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_planned(partition, self._settings)
@@ -146,45 +147,6 @@ class RmqBatchReader(DataSourceReader):
         ahead = find_ahead(begins, bounds, options.group.group)
         report_losses(ahead, options.fail_on_data_loss)
         return begins | {loss.queue: loss.begin for loss in ahead}
-
-
-def plan_partitions(
-    view: SourceView,
-    tasks: Sequence[Sequence[QueueRange]],
-    fence_of: Callable[[QueueKey], Fence | None] = lambda _: None,
-    sought: KeyLookup | None = None,
-    tags: tuple[str, ...] | None = None,
-) -> list[InputPartition]:
-    """Return the partitions of the tasks. Each task reads some ranges, all of one queue.
-
-    A partition contains the positions of the first and last message of each range. `fence_of` returns the fence of a
-    queue; `sought` and `tags` are passed to `RmqPartition`.
-    """
-    if not tasks:
-        return []
-    location, identity = view.backend.location, view.backend.identity()
-    ends = [(part.queue, offset) for ranges in tasks for part in ranges for offset in (part.begin, part.end - 1)]
-    found = view.backend.positions(dict.fromkeys(ends))
-    return [
-        RmqPartition(
-            location,
-            tuple(
-                Piece(
-                    part.queue,
-                    part.begin,
-                    part.end,
-                    found.get((part.queue, part.begin)),
-                    found.get((part.queue, part.end - 1)),
-                )
-                for part in ranges
-            ),
-            identity,
-            fence_of(ranges[0].queue),
-            sought,
-            tags,
-        )
-        for ranges in tasks
-    ]
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:

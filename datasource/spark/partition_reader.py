@@ -26,6 +26,7 @@ from rmq_spark.store.filter.row_filter import LOOKUP_COLUMNS, RowFilter, compile
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange, RecordProof
 
 _LOG = logging.getLogger("rmq_spark")
+_JOINED_ROWS, _JOINED_BYTES = 1024, 1 << 20  # batches that are smaller in both are joined
 
 
 def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
@@ -35,6 +36,10 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
     have expired since the plan and failOnDataLoss is true. Raises DamageError if a file is damaged, and
     GroupConflictError if the partition has a fence and its queue has another owner.
     """
+    return _join_small(_read_pieces(partition, settings))
+
+
+def _read_pieces(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     filters = {topic: _filter_of(topic, partition, settings) for topic in {p.queue.topic for p in partition.pieces}}
     sought, columns = partition.sought, settings.columns
     if sought is not None:
@@ -51,6 +56,24 @@ def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[
             # One check at the end is enough, because Spark discards the rows of a task that fails.
             if partition.fence is not None:
                 backend.check_fence(partition.fence, piece.queue)
+
+
+def _join_small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in larger batches, because each batch costs Spark about as much as a hundred rows."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _JOINED_ROWS or size >= _JOINED_BYTES:
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _filter_of(topic: str, partition: RmqPartition, settings: ReadSettings) -> RowFilter | None:

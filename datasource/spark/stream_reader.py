@@ -50,10 +50,11 @@ from rmq_spark.datasource.plan.planning import (
     ranges_between,
     require_subscribed,
 )
-from rmq_spark.datasource.plan.splitting import split_ranges
+from rmq_spark.datasource.plan.splitting import TaskLimits
 from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
 from rmq_spark.datasource.spark import clocks
-from rmq_spark.datasource.spark.batch_reader import plan_partitions, read_planned, report_losses
+from rmq_spark.datasource.spark.batch_reader import read_planned, report_losses
+from rmq_spark.datasource.spark.partition import plan_partitions
 from rmq_spark.datasource.spark.positions import StreamEnd, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
@@ -62,7 +63,7 @@ from rmq_spark.store.arrival import wait_for_arrival
 from rmq_spark.store.backend import Capability, Fence
 from rmq_spark.store.errors import RmqError, StoreChangedError
 from rmq_spark.store.model import QueueKey, QueueRange
-from rmq_spark.store.places import parent_process_id
+from rmq_spark.store.places import parent_process_id, usable_cores
 
 if TYPE_CHECKING:
     from rmq_spark.datasource.spark.group_planner import GroupPlanner
@@ -233,8 +234,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unsubscribed = self._unsubscribed([part.queue for part in ranges])
         kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
-        pieces = split_ranges(kept, self._options.max_records_per_partition, self._options.min_partitions)
-        return plan_partitions(self._view, [[piece] for piece in pieces], self._fence)
+        options = self._options
+        limits = TaskLimits(
+            options.max_records_per_partition,
+            options.min_partitions,
+            usable_cores(),
+            are_queues_apart=options.group is not None and (options.group.is_fenced or options.group.is_orderly),
+        )
+        return plan_partitions(self._view, kept, limits, self._fence)
 
     def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
         """Return those of `queues` to which the query does not subscribe.

@@ -89,6 +89,11 @@ def memory_bytes() -> int | None:
     return None
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use. Spark's local master runs as many tasks at once."""
+    return len(os.sched_getaffinity(0))
+
+
 def host_name() -> str:
     """Return the machine's host name. It is shown to people, and it distinguishes hosts."""
     return socket.gethostname()

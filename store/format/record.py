@@ -162,9 +162,8 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     layout = HEADS[sys_flag & HOST_BITS]
     if total_size < layout.itemsize + 3:
         return Torn(f"length {total_size} is too short for the header")
-    head = np.frombuffer(view, layout, 1)[0]
-    position = layout.itemsize
-    body_size = int(head["body_size"])
+    fields: dict[str, Any] = dict(zip(layout.names or (), np.frombuffer(view, layout, 1).item(), strict=True))
+    position, body_size = layout.itemsize, fields.pop("body_size")
     topic_length_bytes = 1 if magic == MAGIC_V1 else 2
     if body_size < 0 or position + body_size + topic_length_bytes + 2 > total_size:
         return Torn(f"body of {body_size} bytes in a record of {total_size}")
@@ -180,11 +179,6 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     position += 2
     if properties_size < 0 or position + properties_size != total_size:
         return Torn(f"the parts add up to {position + properties_size}, the length is {total_size}")
-    fields: dict[str, Any] = {
-        name: head[name].tobytes() if "host" in name else int(head[name])
-        for name in layout.names or ()
-        if name != "body_size"
-    }
     return Record(body=body, topic=topic, properties=bytes(view[position:]), **fields)
 
 

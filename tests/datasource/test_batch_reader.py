@@ -74,9 +74,9 @@ def read(path, **given):
 ALL = [(0, n) for n in range(10)] + [(1, 4), (1, 5)]
 
 
-def test_without_options_everything_is_read_with_one_task_a_queue(store) -> None:
+def test_without_options_everything_is_read_and_small_queues_share_a_task(store) -> None:
     assert read(store) == ALL
-    assert len(reader_of(store).partitions()) == 2
+    assert [len(partition.pieces) for partition in reader_of(store).partitions()] == [2]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_ids_are_found_by_producer_s_and_by_broker_s() -> None:
 def test_keys_and_ids_are_found_without_an_index_too(store) -> None:
     assert read(store, keys="nothing") == []
     assert read(store, keys="k3 k5") == [(0, 3), (0, 5)]
-    (partition,) = reader_of(store, keys="k3").partitions()[:1]
-    assert [(piece.begin, piece.end) for piece in partition.pieces] == [(0, 10)]
+    (partition,) = reader_of(store, keys="k3").partitions()
+    assert [(piece.begin, piece.end) for piece in partition.pieces] == [(0, 10), (4, 6)]
 
 
 def test_found_messages_of_a_queue_are_one_task_however_scattered(store, monkeypatch) -> None:

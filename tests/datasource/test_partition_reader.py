@@ -7,8 +7,8 @@ import pytest
 from support.parsed_options import parse_options
 
 from rmq_spark.datasource.options.read_options import ReadSettings
-from rmq_spark.datasource.spark.batch_reader import plan_partitions
-from rmq_spark.datasource.spark.partition import Piece, RmqPartition
+from rmq_spark.datasource.plan.splitting import TaskLimits
+from rmq_spark.datasource.spark.partition import Piece, RmqPartition, plan_partitions
 from rmq_spark.datasource.spark.partition_reader import read_partition
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store.errors import DamageError, DataLossError, StoreChangedError
@@ -28,7 +28,7 @@ def plan(path, *spans):
     view = SourceView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
     view.refresh()
     try:
-        return plan_partitions(view, [[QueueRange(QUEUE, begin, end) for begin, end in spans]])[0]
+        return plan_partitions(view, [QueueRange(QUEUE, begin, end) for begin, end in spans], TaskLimits())[0]
     finally:
         view.close()
 
@@ -87,6 +87,35 @@ def test_a_task_with_many_pieces_opens_the_store_once_and_closes_it(tmp_path, mo
     monkeypatch.setattr(local_backend, "StoreReader", open_and_count)
     assert offsets(partition) == list(range(0, 40, 5))
     assert opened[1:] == ["closed"]
+
+
+def plan_queues(path, count, *, size):
+    """Plan all messages of a store with `count` messages of `size` bytes in each of four queues."""
+    messages = [
+        SampleMessage("orders", n % 4, b"x" * size, store_timestamp=1_600_000_000_000) for n in range(4 * count)
+    ]
+    build_store(path, messages, segment_bytes=32 << 20)
+    view = SourceView(parse_options({"path": str(path), "subscribe": "orders"}, 0))
+    view.refresh()
+    try:
+        return plan_partitions(view, [QueueRange(QueueKey("orders", n), 0, count) for n in range(4)], TaskLimits())
+    finally:
+        view.close()
+
+
+def test_a_task_reads_several_queues_one_after_the_other(tmp_path) -> None:
+    (partition,) = plan_queues(tmp_path / "store", 5, size=10)
+    assert [piece.queue.queue_id for piece in partition.pieces] == [0, 1, 2, 3]
+    (batch,) = read_partition(partition, ReadSettings(("queueId", "queueOffset"), False, 64 << 20, True))
+    assert batch.to_pydict() == {"queueId": [n for n in range(4) for _ in range(5)], "queueOffset": [*range(5)] * 4}
+    assert [batch.num_rows for batch in read_partition(partition, ReadSettings((), False, 64 << 20, True))] == [20]
+
+
+def test_queues_with_large_records_do_not_share_a_task(tmp_path) -> None:
+    partitions = plan_queues(tmp_path / "store", 2, size=3 << 20)
+    assert [[piece.queue.queue_id for piece in partition.pieces] for partition in partitions] == [[0, 1], [2, 3]]
+    whole = ReadSettings(("body",), False, 64 << 20, True)
+    assert [batch.num_rows for one in partitions for batch in read_partition(one, whole)] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])

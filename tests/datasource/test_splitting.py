@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.datasource.plan.splitting import pack_ranges, split, split_ranges
+from rmq_spark.datasource.plan.splitting import (
+    LEAST_SPLIT_MESSAGES,
+    SHARED_BYTES,
+    SHARED_MESSAGES,
+    TaskLimits,
+    make_tasks,
+    split,
+    split_ranges,
+)
 from rmq_spark.datasource.spark.key_selection import join_ranges
 from rmq_spark.store.model import QueueKey, QueueRange
 
@@ -78,20 +86,66 @@ def test_pieces_of_one_range_differ_by_one_at_most(count, parts) -> None:
     st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 60)), max_size=4),
     st.none() | st.integers(1, 9),
     st.none() | st.integers(1, 9),
+    st.booleans(),
 )
-def test_scattered_pieces_are_put_together_and_cover_the_same(found, most, least) -> None:
+def test_tasks_cover_scattered_ranges_in_order(found, most, least, are_apart) -> None:
     parts = [QueueRange(QueueKey("orders", n), one, one + 1) for n, ones in found.items() for one in sorted(ones)]
     joined = join_ranges(parts)
     assert all(one.queue != other.queue or one.end < other.begin for one, other in pairwise(joined))
-    packs = pack_ranges(joined, most, least)
-    read = [(piece.queue, offset) for pack in packs for piece in pack for offset in range(piece.begin, piece.end)]
-    assert sorted(read) == sorted((part.queue, part.begin) for part in parts)
-    assert all(len({piece.queue for piece in pack}) == 1 for pack in packs)
-    assert all(one.end <= other.begin for pack in packs for one, other in pairwise(pack))
-    assert all(sum(piece.count for piece in pack) <= most for pack in packs if most)
+    tasks = make_tasks(joined, TaskLimits(most, least, 4, are_apart))
+    read = [(piece.queue, offset) for task in tasks for piece in task for offset in range(piece.begin, piece.end)]
+    assert read == sorted((part.queue, part.begin) for part in parts)
+    assert all(task for task in tasks)
+    assert all(sum(piece.count for piece in task) <= most for task in tasks if most)
+    assert all(len(task) == 1 for task in tasks if are_apart)
+    assert len(tasks) >= min(least or 1, len(joined))
+    assert least is not None or most is not None or are_apart or len(tasks) <= 1
 
 
-def test_a_queue_in_few_short_pieces_is_one_task_and_long_ones_are_tasks_by_themselves() -> None:
-    key = QueueKey("orders", 0)
-    ranges = [QueueRange(key, *one) for one in ((0, 5), (7, 9), (10, 20_010), (20_020, 20_021))]
-    assert pack_ranges(ranges) == [[ranges[0], ranges[1], ranges[3]], [ranges[2]]]
+HALF, FULL = SHARED_MESSAGES // 2, SHARED_MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("counts", "limits", "tasks"),
+    [
+        ([1] * 5, TaskLimits(), [[1] * 5]),
+        ([HALF, HALF, 1, HALF], TaskLimits(), [[HALF, HALF], [1, HALF]]),
+        ([FULL, 1, 1, FULL + 1], TaskLimits(), [[FULL], [1, 1], [FULL + 1]]),
+        ([5, 5, 5], TaskLimits(max_records=10), [[5, 5], [5]]),
+        ([5, 15, 5], TaskLimits(max_records=10), [[5], [7], [8], [5]]),
+        ([5, 5, 5, 5], TaskLimits(min_partitions=3), [[5, 5], [5], [5]]),
+        ([5, 5], TaskLimits(min_partitions=4), [[2], [3], [2], [3]]),
+        ([5, 0, 5], TaskLimits(are_queues_apart=True), [[5], [5]]),
+        ([8], TaskLimits(max_records=4, are_queues_apart=True), [[4], [4]]),
+    ],
+)
+def test_ranges_share_a_task_as_far_as_the_options_allow(counts, limits, tasks) -> None:
+    found = make_tasks(ranges_of(*counts), limits)
+    assert [[piece.count for piece in task] for task in found] == tasks
+
+
+def test_ranges_with_large_records_do_not_share_a_task() -> None:
+    ranges = ranges_of(3, 3, 3, 3)
+    sizes = dict(zip(ranges, (SHARED_BYTES - 1, 1, 1, SHARED_BYTES), strict=True))
+    assert make_tasks(ranges, TaskLimits(), sizes) == [ranges[:2], ranges[2:3], ranges[3:]]
+
+
+@pytest.mark.parametrize(
+    ("counts", "cores", "pieces"),
+    [
+        ([8], 4, [2] * 4),
+        ([2], 4, [1, 1]),
+        ([1], 4, [1]),
+        ([2, 2], 4, [1] * 4),
+        ([2, 2], 2, [2, 2]),
+        ([28, 4], 2, [14, 14, 4]),
+        ([4, 4, 4, 4, 4], 4, [4] * 5),
+    ],
+)
+def test_large_ranges_are_split_until_each_core_has_work(counts, cores, pieces) -> None:
+    unit = LEAST_SPLIT_MESSAGES
+    ranges = ranges_of(*(count * unit for count in counts))
+    assert [task[0].count for task in make_tasks(ranges, TaskLimits(cores=cores))] == [one * unit for one in pieces]
+    apart = make_tasks(ranges, TaskLimits(cores=cores, are_queues_apart=True))
+    whole = make_tasks(ranges, TaskLimits(cores=cores, min_partitions=1))
+    assert apart == whole == [[part] for part in ranges]
