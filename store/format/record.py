@@ -18,7 +18,7 @@ Source: CommitLog#checkMessageAndReturnSize, MessageExtEncoder#encode, MessageDe
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,6 +140,74 @@ def body_crc(body: bytes | memoryview) -> int:
     return zlib.crc32(body) & BODY_CRC_MASK
 
 
+class RecordParts(NamedTuple):
+    """Where the parts of a record are, and to which queue it belongs. Positions and sizes are in bytes.
+
+    The body, the topic and the properties begin at `body`, `topic` and `properties`, counted from the record's first
+    byte. The properties end with the record.
+    """
+
+    layout: np.dtype[np.void]
+    total_size: int
+    queue_id: int
+    physical_offset: int
+    body: int
+    body_size: int
+    topic: int
+    topic_size: int
+    properties: int
+
+
+# The numbers at the beginning of a header, which all layouts share.
+_FIRST_FIELDS = (RECORD_HEAD.names or ())[: (RECORD_HEAD.names or ()).index("born_timestamp")]
+_FIRST_NUMBERS = struct.Struct(
+    ">" + "".join({"i4": "i", "u4": "I", "i8": "q"}[RECORD_HEAD[name].str[1:]] for name in _FIRST_FIELDS)
+)
+_SIZE, _TOPIC_SIZES = struct.Struct(">i"), {MAGIC_V1: struct.Struct(">b"), MAGIC_V2: struct.Struct(">h")}
+_PROPERTIES_SIZE = struct.Struct(">h")
+
+
+def find_parts(view: bytes | memoryview) -> RecordParts | Blank | Torn:
+    """Find the parts of the record that starts at the first byte of `view`, as `decode_record` does. Never raises."""
+    if len(view) < BLANK_BYTES:
+        return Torn(f"{len(view)} bytes left, a record takes at least {MIN_RECORD_BYTES}")
+    total_size, magic = struct.unpack_from(">iI", view)
+    if magic == MAGIC_BLANK:
+        return Blank(int(np.frombuffer(view, BLANK, 1)[0]["remaining_size"]))
+    if magic not in _TOPIC_SIZES:
+        return Torn(f"magic {magic:#010x}")
+    if not MIN_RECORD_BYTES <= total_size <= len(view):
+        return Torn(f"length {total_size}, {len(view)} bytes left")
+    _, _, _, queue_id, _, _, physical_offset, sys_flag = _FIRST_NUMBERS.unpack_from(view)
+    layout = HEADS[sys_flag & HOST_BITS]
+    body = layout.itemsize
+    if total_size < body + 3:
+        return Torn(f"length {total_size} is too short for the header")
+    (body_size,) = _SIZE.unpack_from(view, body - _SIZE.size)
+    size_of_topic = _TOPIC_SIZES[magic]
+    topic = body + body_size + size_of_topic.size
+    if body_size < 0 or topic + 2 > total_size:
+        return Torn(f"body of {body_size} bytes in a record of {total_size}")
+    (topic_size,) = size_of_topic.unpack_from(view, body + body_size)
+    properties = topic + topic_size + 2
+    if topic_size < 0 or properties > total_size:
+        return Torn(f"topic of {topic_size} bytes in a record of {total_size}")
+    (properties_size,) = _PROPERTIES_SIZE.unpack_from(view, properties - 2)
+    if properties_size < 0 or properties + properties_size != total_size:
+        return Torn(f"the parts add up to {properties + properties_size}, the length is {total_size}")
+    return RecordParts(
+        layout,
+        total_size,
+        queue_id,
+        physical_offset,
+        body,
+        body_size,
+        topic,
+        topic_size,
+        properties,
+    )
+
+
 def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     """Decode the record that starts at the first byte of `view`. Bytes after the record are ignored.
 
@@ -148,38 +216,18 @@ def decode_record(view: bytes | memoryview) -> Record | Blank | Torn:
     `Record.crc_matches`.
     """
     view = memoryview(view)
-    if len(view) < BLANK_BYTES:
-        return Torn(f"{len(view)} bytes left, a record takes at least {MIN_RECORD_BYTES}")
-    total_size, magic = struct.unpack_from(">iI", view)
-    if magic == MAGIC_BLANK:
-        return Blank(int(np.frombuffer(view, BLANK, 1)[0]["remaining_size"]))
-    if magic not in (MAGIC_V1, MAGIC_V2):
-        return Torn(f"magic {magic:#010x}")
-    if not MIN_RECORD_BYTES <= total_size <= len(view):
-        return Torn(f"length {total_size}, {len(view)} bytes left")
-    view = view[:total_size]
-    (sys_flag,) = struct.unpack_from(">i", view, 36)
-    layout = HEADS[sys_flag & HOST_BITS]
-    if total_size < layout.itemsize + 3:
-        return Torn(f"length {total_size} is too short for the header")
-    fields: dict[str, Any] = dict(zip(layout.names or (), np.frombuffer(view, layout, 1).item(), strict=True))
-    position, body_size = layout.itemsize, fields.pop("body_size")
-    topic_length_bytes = 1 if magic == MAGIC_V1 else 2
-    if body_size < 0 or position + body_size + topic_length_bytes + 2 > total_size:
-        return Torn(f"body of {body_size} bytes in a record of {total_size}")
-    body = bytes(view[position : position + body_size])
-    position += body_size
-    (topic_size,) = struct.unpack_from(">b" if magic == MAGIC_V1 else ">h", view, position)
-    position += topic_length_bytes
-    if topic_size < 0 or position + topic_size + 2 > total_size:
-        return Torn(f"topic of {topic_size} bytes in a record of {total_size}")
-    topic = bytes(view[position : position + topic_size])
-    position += topic_size
-    (properties_size,) = struct.unpack_from(">h", view, position)
-    position += 2
-    if properties_size < 0 or position + properties_size != total_size:
-        return Torn(f"the parts add up to {position + properties_size}, the length is {total_size}")
-    return Record(body=body, topic=topic, properties=bytes(view[position:]), **fields)
+    parts = find_parts(view)
+    if not isinstance(parts, RecordParts):
+        return parts
+    names, values = parts.layout.names or (), np.frombuffer(view, parts.layout, 1).item()
+    fields: dict[str, Any] = dict(zip(names, values, strict=True))
+    del fields["body_size"]
+    return Record(
+        body=bytes(view[parts.body : parts.body + parts.body_size]),
+        topic=bytes(view[parts.topic : parts.topic + parts.topic_size]),
+        properties=bytes(view[parts.properties : parts.total_size]),
+        **fields,
+    )
 
 
 def encode_record(record: Record) -> bytes:

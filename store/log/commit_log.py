@@ -23,10 +23,13 @@ from rmq_spark.store.format.record import (
     RECORD_HEAD,
     Blank,
     Record,
+    RecordParts,
     Torn,
     decode_record,
+    find_parts,
 )
 from rmq_spark.store.log.segments import Segment, SegmentRun, list_segments
+from rmq_spark.store.model import QueueKey
 
 _COPY_BYTES = 16 << 20  # maximum size of a stretch that is copied, to limit memory
 _SPARSE = 32  # scattered records that fill less than 1/32 of their stretch leave most of its pages unread
@@ -125,16 +128,35 @@ class CommitLog:
 
         Also return Torn if the record contains another physical offset than its own position.
         """
-        data = self.bytes_at(physical_offset, 4096)
+        data = self._record_bytes(physical_offset)
         if not data and self._lacks(physical_offset):
             return Torn(f"missing segment {self.missing_segment(physical_offset)}; rmq_spark.check shows more")
-        size = int.from_bytes(data[:4], "big", signed=True) if len(data) >= BLANK_BYTES else 0
-        if len(data) < size <= MAX_RECORD_BYTES and int.from_bytes(data[4:8], "big"):
-            data = self.bytes_at(physical_offset, size)
         found = decode_record(data)
         if isinstance(found, Record) and found.physical_offset != physical_offset:
             return Torn(f"a record that contains another physical offset, {found.physical_offset}")
         return found
+
+    def queue_at(self, physical_offset: int) -> tuple[QueueKey, int] | Blank | None:
+        """Return the queue and the size (bytes) of the record at a physical offset.
+
+        Return None where `record_at` returns Torn. This takes a fifth of its time, for a walk over many records.
+        """
+        data = self._record_bytes(physical_offset)
+        parts = find_parts(data)
+        if isinstance(parts, Blank):
+            return parts
+        if not isinstance(parts, RecordParts) or parts.physical_offset != physical_offset:
+            return None
+        topic = data[parts.topic : parts.topic + parts.topic_size]
+        return QueueKey(topic.decode("utf-8", "replace"), parts.queue_id), parts.total_size
+
+    def _record_bytes(self, physical_offset: int) -> bytes:
+        """Return at least the bytes of the record at a physical offset, as far as its segment has them."""
+        data = self.bytes_at(physical_offset, 4096)
+        size = int.from_bytes(data[:4], "big", signed=True) if len(data) >= BLANK_BYTES else 0
+        if len(data) < size <= MAX_RECORD_BYTES and int.from_bytes(data[4:8], "big"):
+            data = self.bytes_at(physical_offset, size)
+        return data
 
     def stretches(
         self,

@@ -31,7 +31,6 @@ from rmq_spark.store.format.record import (
     RECORD_HEAD,
     Blank,
     Record,
-    Torn,
 )
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries
@@ -159,17 +158,17 @@ class LogEnd:
         """
         found, physical_offset = {*self.pending, *self.faults}, self._state.base
         for _ in range(at_most):
-            record = self._log.record_at(physical_offset)
+            record = self._log.queue_at(physical_offset)
+            if record is None:
+                return found
             if isinstance(record, Blank):
                 segment = self._log.segments.holding(physical_offset)
                 if segment is None or self._log.segments.holding(segment.end) is None:
                     return found
                 physical_offset = segment.end
-            elif isinstance(record, Torn):
-                return found
             else:
-                found.add(queue_of(record))
-                physical_offset += record.total_size
+                found.add(record[0])
+                physical_offset += record[1]
         return None
 
     def is_rewritten(self) -> bool:
