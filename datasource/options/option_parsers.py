@@ -115,12 +115,13 @@ def _check_integer(text: str, minimum: int, maximum: int) -> int:
     return _number(found[1])
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, minimum: int = 1) -> int:
     """Parse a size: a number, optionally followed by b, k, m, g or t (powers of 1024). Return it in bytes."""
     found = _NUMBER_AND_UNIT.fullmatch(text.strip().lower())
     unit = _SIZES.get(re.sub(r"(?<=[kmgt])i?b$", "", found[2])) if found else None
-    if found is None or unit is None or not 1 <= _number(found[1]) * unit <= COUNT_MAX:
-        raise InvalidValueError("expected a size ≥ 1 byte: bytes, or a number with k, m or g, such as 64m.")
+    if found is None or unit is None or not minimum <= _number(found[1]) * unit <= COUNT_MAX:
+        least = "1 byte" if minimum else "0"
+        raise InvalidValueError(f"expected a size ≥ {least}: bytes, or a number with k, m or g, such as 64m.")
     return _number(found[1]) * unit
 
 

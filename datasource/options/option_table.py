@@ -119,6 +119,9 @@ OPTIONS = (
            default_words="as the work needs"),
     Option("maxRecordsPerPartition", "count", parsers.parse_count, None,
            "Split queues so that no task has more messages.", "100000"),
+    Option("handOverBytes", "size", partial(parsers.parse_size, minimum=0), "1m",
+           "Maximum size of the records of a micro-batch that the driver reads itself, without a Python task. 0 leaves "
+           "all batches to tasks.", "64k", _STREAM, needs=Capability.SIZES),
     Option("columns", "names", parsers.parse_names, None,
            "Columns to read, in this order, or * for all. Other columns are not decoded.", "queueOffset,body",
            default_words="the default ones"),

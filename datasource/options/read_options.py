@@ -67,6 +67,7 @@ class ReadOptions:
     limits: Limits = Limits()
     min_partitions: int | None = option_field("minPartitions")
     max_records_per_partition: int | None = option_field("maxRecordsPerPartition")
+    hand_over_bytes: int = option_field("handOverBytes")
     columns: tuple[str, ...] | None = option_field("columns")
     check_crc: bool = option_field("checkCrc")
     max_decompressed_bytes: int = option_field("maxDecompressedBytes")

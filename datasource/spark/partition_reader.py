@@ -29,8 +29,13 @@ _LOG = logging.getLogger("rmq_spark")
 _JOINED_ROWS, _JOINED_BYTES = 1024, 1 << 20  # batches that are smaller in both are joined
 
 
-def read_partition(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+def read_partition(
+    partition: RmqPartition, settings: ReadSettings, opened: Backend | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the partition's messages in order, as batches of the requested columns. Many tasks may read at once.
+
+    They are read with `opened`, an open backend of the partition's location, or with a backend that is closed at the
+    end.
 
     Raises StoreChangedError if this machine has no store at the path or another one. Raises DataLossError if messages
     have expired since the plan and failOnDataLoss is true. Raises DamageError if a file is damaged, and
@@ -44,7 +49,8 @@ def _read_pieces(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa
     sought, columns = partition.sought, settings.columns
     if sought is not None:
         settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *LOOKUP_COLUMNS))))
-    with contextlib.closing(partition.location.open()) as backend:
+    place = contextlib.closing(partition.location.open()) if opened is None else contextlib.nullcontext(opened)
+    with place as backend:
         _check_identity(backend, partition)
         for piece in partition.pieces:
             if partition.fence is not None:

@@ -18,6 +18,7 @@ from rmq_spark.datasource.options.schema import Field, check_schema, columns_ddl
 from rmq_spark.datasource.options.write_options import SinkOptions, looks_like_reading, parse_sink_options
 from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
+from rmq_spark.datasource.spark.hand_over import make_hand_over
 from rmq_spark.datasource.spark.stream_reader import RefusedStream, RmqStreamReader
 from rmq_spark.store import places
 from rmq_spark.store.errors import OptionError, RmqError
@@ -71,7 +72,9 @@ class RmqDataSource(DataSource):
             options = _value(self._reading)
             options.check_complete()
             options.check_stream()
-            return RmqStreamReader(options, _read_settings(schema, options), wall_clock_ms)
+            settings = _read_settings(schema, options)
+            hand_over = make_hand_over(options.hand_over_bytes, settings, schema)
+            return RmqStreamReader(options, settings, wall_clock_ms, hand_over=hand_over)
         except RmqError as error:
             return RefusedStream(error)
 

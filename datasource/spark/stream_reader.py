@@ -53,8 +53,8 @@ from rmq_spark.datasource.plan.planning import (
 from rmq_spark.datasource.plan.splitting import TaskLimits
 from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
 from rmq_spark.datasource.spark import clocks
-from rmq_spark.datasource.spark.batch_reader import read_planned, report_losses
-from rmq_spark.datasource.spark.partition import plan_partitions
+from rmq_spark.datasource.spark.batch_reader import plan_partitions, read_planned, report_losses
+from rmq_spark.datasource.spark.hand_over import HandingOver, HandOver
 from rmq_spark.datasource.spark.positions import StreamEnd, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
@@ -75,8 +75,11 @@ _COUNTED = ', counted under "@".lost in the offset of this batch'
 _NOT_COUNTED = ', NOT counted under "@".lost: they disappeared after the batch was planned, and its offset is fixed'
 
 
-class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one run of one query. `options` must be complete; `now_ms` is the clock in ms."""
+class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of one run of one query. `options` must be complete; `now_ms` is the clock in ms.
+
+    Without a `hand_over`, tasks read all batches.
+    """
 
     def __init__(
         self,
@@ -86,12 +89,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
         sleep: Callable[[float], None] = clocks.sleep,
         parent_id: Callable[[], int] = parent_process_id,
+        hand_over: HandOver | None = None,
     ) -> None:
         self._options = options = options.for_stream()
         self._settings = settings
         self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
         self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
         self._view = SourceView(options)
+        self._hand_over = hand_over
         self._end = StreamEnd(options)
         self._rights = ReadRights(options)
         self._group = _make_group_planner(options, self._view)
@@ -108,6 +113,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._has_warned = False  # of patterns and filters without a match, once a run
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._hand_over is not None:
+            self._hand_over.withdraw()  # pickle refuses an object that appears to have another class
         return {"_settings": self._settings}
 
     def initialOffset(self) -> dict[str, Any]:
@@ -132,6 +139,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_suspension = 0 if self._group is None else self._group.last_suspension()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if self._hand_over is not None:
+            self._hand_over.withdraw()  # PySpark did not ask for it
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         self._join()
         self._deliver_due()
@@ -222,7 +231,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._join()  # a repeated batch is planned before latestOffset is called
         with contextlib.nullcontext() if self._group is None else self._group.query.planning():
-            return self._view.plan(lambda: self._partitions(start, end))
+            planned = self._view.plan(lambda: self._partitions(start, end))
+        if self._hand_over is not None:
+            self._hand_over.offer(planned)
+        return planned
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = self._decode(start), self._decode(end)

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadLimit
 from support.appender import Appender, AppenderSettings
 from support.appender_log import AppenderLog
@@ -14,6 +15,7 @@ from support.parsed_options import parse_options
 
 from rmq_spark.datasource.options.read_options import ReadSettings
 from rmq_spark.datasource.plan.offsets import StreamOffset, decode_offset
+from rmq_spark.datasource.spark.hand_over import HandOver
 from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
@@ -116,7 +118,9 @@ class Query:
             del options["subscribe"]
         self.options = parse_options(options, now_ms)
         settings = ReadSettings(COLUMNS, False, 64 << 20, self.options.fail_on_data_loss)
-        self.reader = RmqStreamReader(self.options, settings, self.clock)
+        self.hand_over = HandOver(self.options.hand_over_bytes, settings, _SimpleStreamReaderWrapper)
+        hand_over = self.hand_over if "handOverBytes" in given else None
+        self.reader = RmqStreamReader(self.options, settings, self.clock, hand_over=hand_over)
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         self.committed = checkpoint or json.dumps(self.reader.initialOffset())

@@ -51,6 +51,12 @@ def test_parse_size_refuses_other_texts_with_an_example(text) -> None:
     assert "such as 64m" in refusal(parsers.parse_size, text)
 
 
+def test_parse_size_accepts_0_only_if_the_minimum_is_0() -> None:
+    assert parsers.parse_size("0", minimum=0) == 0
+    assert "a size ≥ 0:" in refusal(parsers.parse_size, "-1", 0)
+    assert "a size ≥ 1 byte:" in refusal(parsers.parse_size, "0")
+
+
 @pytest.mark.parametrize(
     ("text", "duration_ms"),
     [("15m", 900_000), ("500ms", 500), ("2 h", 7_200_000), ("10S", 10_000), ("1d", 86_400_000), ("7", 7)],
