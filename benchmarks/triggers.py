@@ -20,6 +20,7 @@ _WARM_UP_BATCHES = 10
 _START_LIMIT_SECONDS = 120
 _IDLE_SECONDS = 2.0
 _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
+_STAGES = ("triggerExecution", "addBatch", "queryPlanning")
 _COUNTED_RMQ, _COUNTING = "counted_rmq", "counting"
 
 
@@ -89,6 +90,7 @@ def measure_triggers(
         lambda: queries.run(_COUNTING, {}, lambda query: _batch_seconds(query, batches)),
     )
     yield _figure("micro-batch of one message, over a counting source", ours, counting, 1.5)
+    yield _measure_hand_over(queries, backlog, batches, repeats)
     copied, counting = take_turns(
         repeats,
         lambda: queries.run(
@@ -101,6 +103,31 @@ def measure_triggers(
         lambda: queries.run(_COUNTING, {}, lambda query: _batch_seconds(query, batches)),
     )
     yield _figure("micro-batch of one message from store to store, over counting to noop", copied, counting, None)
+
+
+def _measure_hand_over(queries: _Queries, backlog: Mapping[str, str], batches: int, repeats: int) -> Figure:
+    """Return the figure of micro-batches that travel with the plan, over those that a Python task reads."""
+    stages: dict[str, list[dict[str, float]]] = {"1m": [], "0": []}
+
+    def seconds(hand_over_bytes: str) -> float:
+        def measure(query: StreamingQuery) -> float:
+            found = _batch_stages(query, batches)
+            stages[hand_over_bytes].append(found)
+            return found["triggerExecution"]
+
+        return queries.run("rmq", {**backlog, "handOverBytes": hand_over_bytes}, measure)
+
+    with_plan, by_task = take_turns(repeats, lambda: seconds("1m"), lambda: seconds("0"))
+    shown = {
+        size: {name: median(one[name] for one in found) * 1e3 for name in _STAGES} for size, found in stages.items()
+    }
+    return ratio_figure(
+        "micro-batch of one message, with the plan over by a task",
+        with_plan,
+        by_task,
+        note=", ".join(f"{name} {shown['1m'][name]:.0f} and {shown['0'][name]:.0f} ms" for name in _STAGES),
+        detail={"with_plan_ms": shown["1m"], "by_task_ms": shown["0"]},
+    )
 
 
 def _measure_idle(spark: SparkSession, queries: _Queries, stores: SampleStores, repeats: int) -> Iterable[Figure]:
@@ -139,6 +166,11 @@ def _figure(name: str, ours: list[float], counting: list[float], required: float
 
 def _batch_seconds(query: StreamingQuery, batches: int) -> float:
     """Return the median seconds of a trigger, as Spark reports it, over some micro-batches of one row."""
+    return _batch_stages(query, batches)["triggerExecution"]
+
+
+def _batch_stages(query: StreamingQuery, batches: int) -> dict[str, float]:
+    """Return the median seconds of the stages of a trigger, over some micro-batches of one row."""
     _wait(query, lambda: _batch_id(query) >= _WARM_UP_BATCHES)
     first = _batch_id(query)
     _wait(query, lambda: _batch_id(query) >= first + min(batches, 90))  # Spark keeps the progress of the last 100
@@ -147,8 +179,8 @@ def _batch_seconds(query: StreamingQuery, batches: int) -> float:
         if progress["batchId"] > first and progress["numInputRows"]:
             if progress["numInputRows"] != 1:
                 raise RuntimeError(f"a micro-batch of {progress['numInputRows']} rows")
-            durations.append(progress["durationMs"]["triggerExecution"])
-    return median(durations) / 1e3
+            durations.append(progress["durationMs"])
+    return {name: median(one[name] for one in durations) / 1e3 for name in _STAGES}
 
 
 def _batch_id(query: StreamingQuery) -> int:

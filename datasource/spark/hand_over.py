@@ -67,10 +67,10 @@ def find_wrapper(runner: object) -> type | None:
 
     `runner` is the main module of the process; only in the planning process it is PySpark's runner.
     """
-    wrapper = getattr(runner, "_SimpleStreamReaderWrapper", None)
+    wrapper: type | None = getattr(runner, "_SimpleStreamReaderWrapper", None)
     code = getattr(getattr(runner, "partitions_func", None), "__code__", None)
     steps = tuple(name for name in getattr(code, "co_names", ()) if name in _EXPECTED_STEPS)
-    if isinstance(wrapper, type) and callable(getattr(wrapper, "getCache", None)) and steps == _EXPECTED_STEPS:
+    if callable(getattr(wrapper, "getCache", None)) and steps == _EXPECTED_STEPS:
         return wrapper
     _LOG.debug("rmq: no batch travels with the plan, because %r is not the runner of PySpark 4.3", runner)
     return None

@@ -314,6 +314,7 @@ def test_place_without_sizes_is_left_to_tasks(
     query = query_on(store.path, **ON)
     monkeypatch.setattr(LocalBackend, "sizes", None)
     assert next_batch(query).rows is None
+    assert query.reader._view.has_bounds  # it is no error, after which the store is opened again
 
 
 @pytest.mark.parametrize("where", ["measure", "read"])
@@ -330,6 +331,7 @@ def test_error_on_the_driver_is_left_to_the_task_and_the_next_batch_is_handed_ov
         batch = next_batch(query)
         assert batch.rows is None
         assert not is_wrapper(query.reader)
+        assert not query.reader._view.has_bounds  # the next plan opens the store again
         if where == "read":
             with pytest.raises(OSError, match="the disk fails"):
                 rows_of(batch.partitions)
