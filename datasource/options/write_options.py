@@ -152,13 +152,37 @@ _HINTS = dict.fromkeys(index_options(OPTIONS), "It is for reading. Leave it out.
 }
 
 
+# A write option of Spark's streams, and those that belong to it, in lower case.
+_ASYNC_PROGRESS = "asyncprogresstrackingenabled"
+_OF_ASYNC_PROGRESS = {
+    _ASYNC_PROGRESS,
+    "asyncprogresstrackingcheckpointintervalms",
+    "_asyncprogresstrackingoverridesinksupportcheck",
+}
+
+
+def strip_async_progress(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the given options without those of Spark's asynchronous progress tracking.
+
+    Raises OptionError if it is enabled: after a restart Spark then gives other messages to a batch id that the store
+    already has.
+    """
+    if any(name.lower() == _ASYNC_PROGRESS and text.strip().lower() == "true" for name, text in given.items()):
+        raise OptionError(
+            "asyncProgressTrackingEnabled=true would lose or repeat messages: after a restart Spark gives a batch id "
+            "to other messages, and a store writes each batch id once; expected false. Leave "
+            "asyncProgressTrackingEnabled out."
+        )
+    return {name: text for name, text in given.items() if name.lower() not in _OF_ASYNC_PROGRESS}
+
+
 def parse_sink_options(given: Mapping[str, str], locate: Locate) -> SinkOptions:
     """Parse and check the options that a user gives for a write. Upper and lower case of their names do not matter.
 
     `locate` returns the location that the parsed options name, or None. Raises OptionError for an unknown name, an
     invalid value, values that contradict each other, and an option that the place cannot serve.
     """
-    found = parse_given(strip_spark_options(given), SINK_OPTIONS, 0, _HINTS)
+    found = parse_given(strip_async_progress(strip_spark_options(given)), SINK_OPTIONS, 0, _HINTS)
     location = locate(found)
     refuse_unsupported(found, SINK_OPTIONS, location)
     kind = SendBackOptions if found.get("mode") == "sendBack" else SinkOptions

@@ -252,6 +252,19 @@ def stream_txn(case: Case) -> None:
     case.stream(txnAppId="copy", txnVersion="1")
 
 
+def async_progress(case: Case) -> None:
+    """Start a stream that Spark itself would let run."""
+    case.feed(0)
+    writer = case.spark.readStream.schema("body string").text(str(case.folder / "input")).writeStream.format("rmq")
+    writer = writer.options(topic="orders", path=str(case.store), checkpointLocation=str(case.folder / "checkpoint"))
+    writer = writer.options(asyncProgressTrackingEnabled="true", _asyncProgressTrackingOverrideSinkSupportCheck="true")
+    query = writer.trigger(processingTime="0 seconds").start()
+    try:
+        query.awaitTermination(WITHIN_S)
+    finally:
+        query.stop()
+
+
 def other_folder(case: Case) -> None:
     (case.folder / "other").mkdir()
     (case.folder / "other" / "notes.txt").touch()
@@ -280,6 +293,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
     "no queues": lambda case: case.write(queues=0),
     "half a transaction": lambda case: case.write(txnAppId="copy"),
     "a transaction in a stream": stream_txn,
+    "asynchronous progress tracking": async_progress,
     "no path": lambda case: case.frame().write.format("rmq").mode("append").option("topic", "orders").save(),
     "a path that is not local": lambda case: case.write(path="s3://bucket/store"),
     "Spark's own save mode": lambda case: case.write(mode="errorifexists"),

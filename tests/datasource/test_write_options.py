@@ -127,6 +127,18 @@ def test_parse_sink_options_accepts_any_case_and_ignores_options_of_spark() -> N
     assert parse_sink_options(given) == SinkOptions(StoreDirectory("/x"), create_topic=False)
 
 
+def test_parse_sink_options_refuses_asynchronous_progress_tracking() -> None:
+    for given in ({}, {"mode": "sendBack", "consumerGroup": "billing"}):
+        message = refusal(path="/x", **given, asyncprogresstrackingenabled="TRUE")
+        assert message.startswith("asyncProgressTrackingEnabled=true would lose or repeat messages: ")
+        assert message.endswith("Leave asyncProgressTrackingEnabled out.")
+
+
+def test_parse_sink_options_ignores_asynchronous_progress_tracking_that_is_off() -> None:
+    given = {"path": "/x", "asyncProgressTrackingEnabled": "false", "asyncProgressTrackingCheckpointIntervalMs": "9"}
+    assert parse_sink_options(given) == SinkOptions(StoreDirectory("/x"))
+
+
 def test_parse_sink_options_answers_an_unknown_name_with_the_nearest_and_all() -> None:
     message = refusal(path="/x", compresion="zlib")
     assert 'unknown option "compresion". Did you mean compression?' in message
