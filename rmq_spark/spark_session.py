@@ -3,9 +3,11 @@
 import atexit
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from rmq_spark.datasource.spark.source import RmqDataSource
@@ -17,6 +19,11 @@ _HAS_LISTENER = "_rmq_spark_listens"  # attribute of a session, because Spark ca
 _LISTENER_TIMEOUT_MS = 10_000
 # Beginnings of Spark's master URLs whose tasks run on this machine.
 _LOCAL_MASTERS = ("local", "local[", "local-cluster[")
+_CHECKPOINT_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_RENAMING_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_DAEMON_SETTING = "spark.python.daemon.module"
+_TIMEOUT_S = 30
+_DAEMON = "rmq_spark.datasource.spark.worker_daemon"
 
 
 def register(spark: SparkSession) -> None:
@@ -61,9 +68,12 @@ def session(
 
     Use it in scripts and notebooks on one machine; for a session that other code creates, call `register` instead.
     Spark's Python workers use the interpreter of this process unless `PYSPARK_PYTHON` is set, so the virtual
-    environment need not be activated. By default a local master accepts connections from this machine only, the web UI
-    is off, and filters of batch queries are pushed down to the source. `conf` contains Spark's settings, and overrides
-    these defaults.
+    environment need not be activated. `conf` contains Spark's settings.
+
+    What is set neither in `conf` nor elsewhere, such as in spark-defaults.conf or in the active session, gets a value:
+    filters of batch queries are pushed down to the source, and the web UI of a new session is off. A local master
+    accepts connections from this machine only, writes checkpoints without a chmod process for each file, and forks
+    Python workers from a process that has loaded the source. docs/LOW_LATENCY.md explains the last two.
 
     When a query of the session ends, its last offsets are committed to its consumer group (`GroupOffsetListener`). At
     exit the process waits up to 10 s for these commits.
@@ -74,13 +84,11 @@ def session(
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    settings = {"spark.ui.enabled": "false", "spark.sql.python.filterPushdown.enabled": "true"}
     if master.startswith(_LOCAL_MASTERS):
         # Otherwise Spark searches for an external address, and warns if there are several.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.driver.host"] = "127.0.0.1"
-    settings.update(conf or {})
+    settings = dict(conf or {})
+    settings |= _missing_defaults(settings, master)
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -91,6 +99,46 @@ def session(
         setattr(spark, _HAS_LISTENER, True)
         atexit.register(_wait_for_listeners, spark)
     return spark
+
+
+def _missing_defaults(conf: Mapping[str, str], master: str) -> dict[str, str]:
+    """Return our settings for the session that `session` is about to return, without those that somebody has set.
+
+    Starts Spark's JVM, with `conf`, unless it runs: only the JVM knows what spark-defaults.conf and PYSPARK_SUBMIT_ARGS
+    contain. If there is a Spark context already, returns only settings that can be changed in a session.
+    """
+    context, active = SparkContext._active_spark_context, SparkSession.getActiveSession()
+    if context is None:
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(conf.items())))
+        given = {*conf, *(name for name, _ in SparkConf().getAll())}
+    else:
+        master = context.master or ""
+        given = {*conf, *(name for name, _ in context.getConf().getAll()), *(active.conf.getAll if active else ())}
+    is_local = master.startswith(_LOCAL_MASTERS)
+    defaults = {"spark.sql.python.filterPushdown.enabled": "true"}
+    if is_local:
+        defaults[_CHECKPOINT_MANAGER] = _RENAMING_MANAGER
+    if context is None:
+        defaults["spark.ui.enabled"] = "false"
+        if is_local:
+            defaults |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+            if _DAEMON_SETTING not in given and _do_workers_find(_DAEMON):
+                defaults[_DAEMON_SETTING] = _DAEMON
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+def _do_workers_find(module: str) -> bool:
+    """Return whether the interpreter of the workers can import the module. Otherwise no Python task at all could run.
+
+    It may not, if PYSPARK_PYTHON names another interpreter, or if only this process has extended sys.path.
+    """
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    command = [os.environ["PYSPARK_PYTHON"], "-c", code]
+    try:
+        found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.returncode == 0
 
 
 def _wait_for_listeners(spark: SparkSession) -> None:

@@ -68,13 +68,16 @@ ONLY = {
     "io": "store.disk store.testing avro_bodies",
     "mmap": "store.disk",
     "pathlib": "store consuming plots command",
-    "os": "store.disk store.testing java spark_session command.message_output command.all_commands",
+    "os": (
+        "store.disk store.testing datasource.spark.worker_daemon java spark_session command.message_output "
+        "command.all_commands"
+    ),
     "shutil": "store.testing java command.check_repair",
     "signal": "store.disk store.testing command",
     "click": "command",
     "rich": "command",
     "socket": "store.disk.host",
-    "subprocess": "store.testing java",
+    "subprocess": "store.testing java spark_session",
     "tempfile": "store.testing command.demo command.message_output",
     "threading": "datasource group_listeners store.disk.synchronized store.group store.testing command.output",
     "multiprocessing": "",

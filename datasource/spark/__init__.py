@@ -9,6 +9,8 @@ key_selection.py                          ranges by key or id
 group_planner.py                          the queues of a member of a consumer group
 partition.py, partition_reader.py         the input of a task, and how the task reads
 
+worker_daemon.py                          forks Python workers that have the reader loaded
+
 The modules that write:
 
 writer.py, task_writer.py                 df.write and df.writeStream: on the driver, and in tasks
