@@ -19,6 +19,7 @@ NAMES = {
     "decode": "log bytes to Arrow columns, over memcpy",
     "scan": "a Spark scan, over the limit of Spark's transport",
     "triggers": "an idle trigger, a micro-batch of one message, over a source that counts",
+    "latency": "one message a trigger, over a source that counts; from send to the end of the trigger",
     "open": "open a store and read a row, ten segments over one",
     "memory": "anonymous memory of a reading task",
     "append": "columns to messages in a store, over memcpy; waits for the lock",
@@ -91,7 +92,7 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
         from seeking import measure_seeking
 
         yield from measure_seeking(stores, messages, repeats)
-    if {"scan", "triggers", "open", "sink", "group", "seek", "filter"} & set(names):
+    if {"scan", "triggers", "latency", "open", "sink", "group", "seek", "filter"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats)
 
 
@@ -122,6 +123,10 @@ def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int,
             yield from measure_sinks(spark, stores, messages, repeats)
         if "triggers" in names:
             yield from measure_triggers(spark, stores, looks_file, messages, max(repeats // 2, 3))
+        if "latency" in names:
+            from latency import measure_latency
+
+            yield from measure_latency(spark, stores, messages, max(repeats // 2, 3))
         if "group" in names:
             from grouping import measure_groups
 
