@@ -25,7 +25,8 @@ _ASYNC_PROGRESS = {"asyncProgressTrackingEnabled": "true"}
 _PHASES = ("triggerExecution", "walCommit", "addBatch", "commitOffsets")  # of Spark's progress report
 _WARM_UP_BATCHES, _BATCHES = 10, 30
 _LIMIT_S = 120
-_SENDS = 40
+_SENDS, _SENDS_WITH_PAUSES = 40, 12
+_LONG_PAUSE_S = 10
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,12 @@ class _Runs:
 
 
 def measure_latency(
-    spark: SparkSession, stores: SampleStores, messages: int, repeats: int, *, sends: int = _SENDS, pause_s: float = 0.5
+    spark: SparkSession, stores: SampleStores, messages: int, repeats: int, pause_s: float
 ) -> Iterable[Figure]:
-    """Yield the durations of triggers over the counting source, and the latencies of messages."""
+    """Yield the durations of triggers over the counting source, and the latencies of messages.
+
+    `pause_s` is the time between two messages. After a minute without a task Spark ends its Python workers.
+    """
     runs, ours_manager = _Runs(spark, stores), spark.conf.get(CHECKPOINT_MANAGER)
     backlog = {"path": str(stores.path(Shape(messages))), "subscribe": TOPIC, "startingOffsets": "earliest"}
     backlog["maxOffsetsPerTrigger"] = "1"
@@ -108,6 +112,7 @@ def measure_latency(
         yield _figure("the same, both with session()", ours, tuned, 0.60)
         for name, rounds in found.items():
             yield _phases_figure(name, rounds)
+        sends = _SENDS if pause_s < _LONG_PAUSE_S else _SENDS_WITH_PAUSES
         for case in (_live(case, stores) for case in cases if case.source == "rmq"):
             yield _latency_figure(case.name, runs.latencies_ms(case, sends, pause_s))
     finally:

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     messages = MESSAGES // 10 if asked.quick else MESSAGES
     begin = time.perf_counter()
     figures = []
-    for figure in _measure(names, asked.data, messages, asked.repeats):
+    for figure in _measure(names, asked.data, messages, asked.repeats, asked.pause):
         figures.append(figure)
         print(f"{figure.name}: {figure.value:.3g}{figure.unit} {figure.verdict} ({figure.note})", flush=True)
     about = {**_machine(), "messages": messages, "repeats": asked.repeats, "seconds": time.perf_counter() - begin}
@@ -56,6 +56,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the data: minutes less, more noise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
     parser.add_argument("--only", action="append", choices=NAMES, help="one of these; may be given again")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds between the messages of `latency` (0.5)")
     parser.add_argument("--repeats", type=int, default=7, help="turns of each comparison (7)")
     parser.add_argument(
         "--data",
@@ -66,7 +67,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> Iterator[Figure]:
+def _measure(names: Iterable[str], data: Path, messages: int, repeats: int, pause_s: float) -> Iterator[Figure]:
     stores = SampleStores(data.absolute())
     if "decode" in names:
         from decoding import measure_decoding
@@ -93,10 +94,12 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int) -> I
 
         yield from measure_seeking(stores, messages, repeats)
     if {"scan", "triggers", "latency", "open", "sink", "group", "seek", "filter"} & set(names):
-        yield from _measure_in_spark(names, stores, messages, repeats)
+        yield from _measure_in_spark(names, stores, messages, repeats, pause_s)
 
 
-def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int, repeats: int) -> Iterator[Figure]:
+def _measure_in_spark(
+    names: Iterable[str], stores: SampleStores, messages: int, repeats: int, pause_s: float
+) -> Iterator[Figure]:
     from opening import measure_opening_in_spark
     from scanning import measure_scans
     from spark_for_benchmarks import start_spark
@@ -126,7 +129,7 @@ def _measure_in_spark(names: Iterable[str], stores: SampleStores, messages: int,
         if "latency" in names:
             from latency import measure_latency
 
-            yield from measure_latency(spark, stores, messages, max(repeats // 2, 3))
+            yield from measure_latency(spark, stores, messages, max(repeats // 2, 3), pause_s)
         if "group" in names:
             from grouping import measure_groups
 

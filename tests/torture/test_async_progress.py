@@ -58,7 +58,7 @@ class Tracked:
         if not self.checkpoints or self.random.random() < NEW_CHECKPOINT_SHARE:
             self.checkpoints += 1
         checkpoint = self._folder / f"checkpoint-{self.checkpoints}"
-        interval_ms = self.random.choice((0, 300, 1000))
+        interval_ms = self.random.choice((300, 1000, 5000))
         arguments = (self.store, self.notes, checkpoint, self.sink, interval_ms)
         life = self._start("async_progress_life.py", *map(str, arguments))
         assert life.wait_for("started", STARTS_WITHIN_S), self.text(life)
