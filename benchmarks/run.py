@@ -24,7 +24,7 @@ NAMES = {
     "memory": "anonymous memory of a reading task",
     "append": "columns to messages in a store, over memcpy; waits for the lock",
     "deliver": "a tick where a million messages wait, over a thousand; how late they are",
-    "sink": "rows through Spark into a store, over a sink that discards",
+    "sink": "rows through Spark into a store, over a sink that only counts; bytes to disk",
     "seek": "seeks by time and key in a hundred times the messages; the end of a topic by a condition",
     "filter": "a filter that keeps one in a hundred, over no filter; bytes of the log that it touches",
     "group": "an idle member of a group, polled over waiting; its wake; publishing, over Spark's own commit",
