@@ -23,6 +23,7 @@ from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
 from rmq_spark.store.format.record import Record, decode_record
+from rmq_spark.store.format.single_message import SingleMessage, SingleRecord
 from rmq_spark.store.log.retention import Expired
 from rmq_spark.store.log.store_lock import MAX_SESSION_BYTES
 from rmq_spark.store.log.store_reader import StoreReader
@@ -144,6 +145,12 @@ class Producer(Synchronized):
         and DiskFullError if the disk is full. After these errors nothing was appended. For many messages, `send_many`
         is faster by orders of magnitude.
         """
+        if delay_level is None and deliver_at_ms is None:
+            self._check_open()
+            message = SingleMessage(topic, body, tags, keys, properties, sharding_key, queue_id, flag)
+            single = self._record_builder.encode_one(message)
+            if single is not None:
+                return self._append_one(single)
         row = {
             "topic": topic,
             "body": body,
@@ -306,6 +313,16 @@ class Producer(Synchronized):
         if not self._is_closed:
             self._writer.close()
             self._is_closed = True
+
+    def _append_one(self, record: SingleRecord) -> SendResult:
+        batch = record.as_batch()
+        with self._writer.section() as session:
+            self._ensure_topics(session, batch)
+            appended = session.append(batch)
+            if self._flush == "sync":
+                session.settle()
+        queue, offset = record.queue, int(appended.queue_offsets[0])
+        return SendResult(queue.topic, queue.queue_id, offset, int(appended.physical_offsets[0]), record.message_id)
 
     def _append(
         self, messages: pa.RecordBatch, rows_before: int | None = None

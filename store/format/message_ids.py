@@ -389,8 +389,11 @@ class UniqueIds:
 
     def __init__(self, ip: str, pid: int, random_bits: int, zone: datetime.tzinfo | None = None) -> None:
         self._prefix = str(make_unique_key(ip, pid, random_bits, 0))[:-NUMBER_CHARS]
+        self._prefix_hash, self._prefix_power = string_hash(self._prefix), pow(31, len(self._prefix), 1 << 32)
         self._zone = zone
         self._next = 0
+        self._second: int | None = None  # the second for which `_month_begin_ms` was computed
+        self._month_begin_ms = 0
 
     def take(self, count: int, now_ms: int) -> UniqueIdRun:
         """Return the next `count` keys. `now_ms` is the current time in ms since the epoch.
@@ -398,13 +401,38 @@ class UniqueIds:
         The numbers in the keys always increase. If the clock is set back, or a new month begins, they continue after
         the last number.
         """
-        now = datetime.datetime.fromtimestamp(now_ms // 1000, self._zone)
-        month_begin = now.replace(day=1, hour=0, minute=0, second=0, fold=0)  # MessageClientIDSetter#setStartTime
-        month_ms = now_ms - int(month_begin.timestamp()) * 1000
-        first = max(self._next, month_ms << _COUNTER_BITS)
+        return UniqueIdRun(self._prefix, self._take(count, now_ms), count)
+
+    def take_one(self, now_ms: int) -> str:
+        """Return the next key, as `take` with a count of 1 does."""
+        return f"{self._prefix}{self._take(1, now_ms):0{NUMBER_CHARS}X}"
+
+    @property
+    def width(self) -> int:
+        """The number of characters of a key: 32, or 56 if the address is an IPv6 address."""
+        return len(self._prefix) + NUMBER_CHARS
+
+    def hash_of(self, key: str, before: int) -> int:
+        """Return the Java hash, modulo 2^32, of a text that ends with one of these keys.
+
+        `before` is the hash of the text before the key.
+        """
+        value = before * self._prefix_power + self._prefix_hash & 0xFFFFFFFF
+        for digit in key[-NUMBER_CHARS:].encode():
+            value = 31 * value + digit
+        return value & 0xFFFFFFFF
+
+    def _take(self, count: int, now_ms: int) -> int:
+        """Return the number of the next key, and advance by `count`."""
+        second = now_ms // 1000
+        if second != self._second:
+            now = datetime.datetime.fromtimestamp(second, self._zone)
+            month_begin = now.replace(day=1, hour=0, minute=0, second=0, fold=0)  # MessageClientIDSetter#setStartTime
+            self._second, self._month_begin_ms = second, int(month_begin.timestamp()) * 1000
+        first = max(self._next, now_ms - self._month_begin_ms << _COUNTER_BITS)
         self._next = first + count
         assert self._next <= 1 << _NUMBER_BITS, (self._next, count, now_ms)
-        return UniqueIdRun(self._prefix, first, count)
+        return first
 
 
 @cache

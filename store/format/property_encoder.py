@@ -242,6 +242,17 @@ def _check_values(texts: Texts, what: str) -> None:
         raise RowFault(row, f"{what} {_NO_SEPARATOR}")
 
 
+@lru_cache(maxsize=1 << 10)
+def is_plain_name(name: str) -> bool:
+    """Say whether a property of this name is valid, has no column of its own, and is copied unchanged."""
+    try:
+        data = name.encode()
+    except UnicodeEncodeError:
+        return False
+    is_owned = name in OWN_COLUMNS or name in ENGINE_OWNED or name.startswith(TRANSIENT_PREFIX)
+    return bool(name) and not is_owned and not _CONTROLS.search(data)
+
+
 def _shown(name: str) -> str:
     return repr(name) if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]!r}… of {len(name)} characters"
 

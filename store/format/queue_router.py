@@ -87,6 +87,23 @@ class QueueRouter:
             )
         return number_queues(topics, counts, chosen)
 
+    def route_one(self, topic: str, queue_id: object, key_hash: int | None) -> int | None:
+        """Return the queue id of one message, as `route` does. Return None if `queue_id` is not a queue of the topic.
+
+        `queue_id` and `key_hash` (the Java hash of a sharding key) may be None. Round-robin does not continue before
+        `advance` is called. Raises the errors of `route` that concern the topic.
+        """
+        count = self._queue_count(topic)
+        if queue_id is not None:
+            return queue_id if type(queue_id) is int and 0 <= queue_id < count else None
+        if key_hash is not None:
+            return abs(key_hash) % count
+        return self._next.get(topic, self._start) % count
+
+    def advance(self, topic: str) -> None:
+        """Continue round-robin after a message whose queue was chosen by `route_one`."""
+        self._next[topic] = (self._next.get(topic, self._start) + 1) % self._queue_count(topic)
+
     def _queue_count(self, topic: str) -> int:
         if topic not in self._counts:
             count = self._write_queues(topic)

@@ -24,11 +24,12 @@ from rmq_spark.store.format.body_codec import BodyRules, Compression
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.delay_routing import DelayRules
-from rmq_spark.store.format.java import Host
+from rmq_spark.store.format.java import Host, encode_host
 from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS, EncodedRecords, MessageEncoder
 from rmq_spark.store.format.message_ids import UniqueIds
 from rmq_spark.store.format.own_files import BROKER_VERSIONS, DelayTerms, StoreSettings
 from rmq_spark.store.format.queue_router import QueueRouter
+from rmq_spark.store.format.single_message import SingleEncoder, SingleMessage, SingleRecord
 from rmq_spark.store.log.segments import FileSizes, list_segments
 from rmq_spark.store.log.store_lock import refuse_network
 from rmq_spark.store.log.store_state import commit_log_folders, found_broker_version, read_settings, settings_stamp
@@ -283,16 +284,14 @@ class RecordBuilder:
         self._topics_stamp: tuple[int, int, int] | None = None  # of topics.json when its queue counts were read
         self._settings_stamp: tuple[int, int] | None = None  # of the settings when the delay rules were read
         address = ipv4_address()
+        born_host, store_host = Host(address, 0), Host(address, BROKER_PORT)
+        ids, segment_bytes = UniqueIds(address, files.process_id(), random_bits()), self._segment_bytes()
+        kind = None if settings.compression is None else Compression[settings.compression.upper()]
+        rules = BodyRules(kind, settings.compress_over)
         self._encoder = MessageEncoder(
-            born_host=Host(address, 0),
-            store_host=Host(address, BROKER_PORT),
-            ids=UniqueIds(address, files.process_id(), random_bits()),
-            body_rules=BodyRules(
-                None if settings.compression is None else Compression[settings.compression.upper()],
-                settings.compress_over,
-            ),
-            segment_bytes=self._segment_bytes(),
+            born_host=born_host, store_host=store_host, ids=ids, body_rules=rules, segment_bytes=segment_bytes
         )
+        self._single = SingleEncoder(encode_host(born_host), encode_host(store_host), ids, rules, segment_bytes)
         self._router = QueueRouter(self._write_queues, random_bits())
 
     def encode(self, messages: pa.RecordBatch, first_row: int | None) -> EncodedRecords:
@@ -303,11 +302,23 @@ class RecordBuilder:
         """
         if not _DELAY_COLUMNS.isdisjoint(messages.schema.names):
             self._refresh_delay_rules()
+        self._follow_topics()
+        return self._encoder.encode(messages, self._router, wall_clock_ms(), first_row)
+
+    def encode_one(self, message: SingleMessage) -> SingleRecord | None:
+        """Encode one message without a delay. Return None if `encode` must encode or refuse it.
+
+        Raises the errors of `encode` that concern the topic.
+        """
+        self._follow_topics()
+        return self._single.encode(message, self._router, wall_clock_ms())
+
+    def _follow_topics(self) -> None:
+        """Make the router read the numbers of queues again if topics.json has changed."""
         stamp = files.stamp(self._topics_path)
         if stamp != self._topics_stamp:
             self._router.forget_counts()
             self._topics_stamp = stamp
-        return self._encoder.encode(messages, self._router, wall_clock_ms(), first_row)
 
     def forget_topics(self) -> None:
         """Make the next `encode` call read the topics again. Needed after a topic has lost queues."""
