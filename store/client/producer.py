@@ -1,7 +1,9 @@
 """The producer: it sends messages, sends failed messages back, creates topics and deletes old messages."""
 
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,6 +26,7 @@ from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
 from rmq_spark.store.format.record import Record, decode_record
 from rmq_spark.store.format.single_message import SingleMessage, SingleRecord
+from rmq_spark.store.log.open_session import OpenSession
 from rmq_spark.store.log.retention import Expired
 from rmq_spark.store.log.store_lock import MAX_SESSION_BYTES
 from rmq_spark.store.log.store_reader import StoreReader
@@ -99,6 +102,9 @@ class Producer(Synchronized):
         disk = Disk()
         finisher = IntentRollForward(self.path, disk, wall_clock_ms)
         self._writer = StoreWriter(self.path, disk, settings, wall_clock_ms, time.sleep, (finisher,))
+        self._open_session = OpenSession(self._writer)
+        # Also at the end of the interpreter, and if the producer is garbage-collected.
+        weakref.finalize(self, self._open_session.end)
         self._record_builder = RecordBuilder(self.path, builder)
         self._is_closed = False
 
@@ -254,7 +260,7 @@ class Producer(Synchronized):
         """
         check_new_topic(topic, queues, perm)
         self._check_open()
-        with self._writer.section() as session:
+        with self._section() as session:
             return session.ensure_topic(topic, queues, perm)
 
     def topics(self) -> list[str]:
@@ -284,7 +290,7 @@ class Producer(Synchronized):
         """
         check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
         self._check_open()
-        with self._writer.section() as session:
+        with self._section() as session:
             return session.expire(max_age_ms, max_bytes)
 
     @synchronized
@@ -292,6 +298,7 @@ class Producer(Synchronized):
         """Set the limits by which every rmq-spark writer deletes old messages of this store. None removes a limit."""
         check_limits(max_age_ms=max_age_ms, max_bytes=max_bytes)
         self._check_open()
+        self._open_session.end()
         self._writer.set_retention(max_age_ms, max_bytes)
 
     @synchronized
@@ -301,7 +308,7 @@ class Producer(Synchronized):
         A broker that starts next then does not assume a crash.
         """
         self._check_open()
-        with self._writer.section() as session:
+        with self._section() as session:
             session.settle()
 
     @synchronized
@@ -311,18 +318,31 @@ class Producer(Synchronized):
         A second call does nothing.
         """
         if not self._is_closed:
+            self._open_session.end()
             self._writer.close()
             self._is_closed = True
 
     def _append_one(self, record: SingleRecord) -> SendResult:
-        batch = record.as_batch()
-        with self._writer.section() as session:
-            self._ensure_topics(session, batch)
-            appended = session.append(batch)
-            if self._flush == "sync":
+        """Append one message, in the session that stays open between such appends unless each one is synced."""
+        if self._flush == "sync":
+            batch = record.as_batch()
+            with self._section() as session:
+                self._ensure_topics(session, batch)
+                appended = session.append(batch)
                 session.settle()
-        queue, offset = record.queue, int(appended.queue_offsets[0])
-        return SendResult(queue.topic, queue.queue_id, offset, int(appended.physical_offsets[0]), record.message_id)
+            queue_offset, physical_offset = int(appended.queue_offsets[0]), int(appended.physical_offsets[0])
+        else:
+            stamp = self._record_builder.topics_stamp
+            queue_offset, physical_offset = self._open_session.append(record, stamp, self._ensure_topic)
+        return SendResult(record.queue.topic, record.queue.queue_id, queue_offset, physical_offset, record.message_id)
+
+    def _ensure_topic(self, session: WriteSession, record: SingleRecord) -> None:
+        self._ensure_topics(session, record.as_batch())
+
+    def _section(self) -> AbstractContextManager[WriteSession]:
+        """Return a write session of its own."""
+        self._open_session.end()
+        return self._writer.section()
 
     def _append(
         self, messages: pa.RecordBatch, rows_before: int | None = None
@@ -337,7 +357,7 @@ class Producer(Synchronized):
         try:
             records = self._record_builder.encode(messages, rows_before)
             for part in split_records(records, MAX_SESSION_BYTES):
-                with self._writer.section() as session:
+                with self._section() as session:
                     self._ensure_topics(session, part)
                     appended.append(session.append(part))
                     if self._flush == "sync":
@@ -361,7 +381,7 @@ class Producer(Synchronized):
             numbers = sent.rows[first : first + len(part)]
             dead = sent.decisions.are_dead[first : first + len(part)]
             first += len(part)
-            with self._writer.section() as session:
+            with self._section() as session:
                 sending.topics.ensure(session, retry=not dead.all(), dead=bool(dead.any()))
                 appended = session.append(part)
                 if self._flush == "sync":
@@ -369,7 +389,7 @@ class Producer(Synchronized):
             yield numbers, appended.physical_offsets, appended.store_time_ms
 
     def _release_locks(self) -> None:
-        self._writer.lock.release()
+        self._open_session.release()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -103,6 +103,19 @@ class FileLock:
         """Say whether a starting broker waits until this is released. Always False, because brokers wait for leases."""
         return False
 
+    @property
+    def lets_brokers_wait(self) -> bool:
+        """Say whether a starting broker waits until this is released. Always False, because brokers wait for leases."""
+        return False
+
+    def is_other_locked(self, at: int) -> bool:
+        """Say whether another object or process has locked the byte at position `at` of the file. For a held lock."""
+        assert self._file is not None
+        with reading(self.path, "asked for its lock"):
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+            answer = fcntl.fcntl(self._file.fileno(), fcntl.F_OFD_GETLK, asked)
+        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
     def lease_seconds_left(self) -> float:
         """Return for how many seconds no broker can read the store. Infinite here, because this lock has no lease."""
         return math.inf
@@ -272,6 +285,11 @@ class BrokerLock(FileLock):
             return True  # the kernel does not tell whether the lease was already removed or will be
         self._intact_s = now_s
         return False
+
+    @property
+    def lets_brokers_wait(self) -> bool:
+        """Say whether a starting broker waits until this lock is released. False without a lease."""
+        return self.is_held and self._has_lease
 
     def lease_seconds_left(self) -> float:
         """Return for how many seconds no broker can read the store. If <= 0, a broker may read it already.

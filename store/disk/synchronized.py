@@ -64,6 +64,18 @@ def synchronized(
     return cast(Callable[Concatenate[_Self, _Given], _Returned], call)
 
 
+def start_thread(function: Callable[_Given, object], *args: _Given.args, **kwargs: _Given.kwargs) -> bool:
+    """Call a function in a thread that does not keep the process alive.
+
+    Return False if no thread can start, as while the interpreter ends.
+    """
+    try:
+        threading.Thread(target=function, args=args, kwargs=kwargs, daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
+
+
 _all: "weakref.WeakSet[Synchronized]" = weakref.WeakSet()
 
 

@@ -344,6 +344,15 @@ def encode_entries(physical_offsets: ArrayLike, record_sizes: ArrayLike, tags_co
     return entries.tobytes()
 
 
+_QUEUE_UNIT = struct.Struct(">qiq")  # the fields of QUEUE_UNIT
+assert _QUEUE_UNIT.size == QUEUE_UNIT.itemsize
+
+
+def encode_entry(physical_offset: int, record_size: int, tags_code: int) -> bytes:
+    """Return the bytes of one plain entry."""
+    return _QUEUE_UNIT.pack(physical_offset, record_size, tags_code)
+
+
 def encode_blank_fill(count: int) -> bytes:
     """Return the bytes of `count` entries of blank fill, which precede the entry of a queue's first message."""
     return encode_entries(np.full(count, BLANK_FILL_OFFSET), np.full(count, BLANK_FILL_SIZE), np.zeros(count, np.int64))

@@ -22,8 +22,9 @@ Source: IndexFile#putKey, #selectPhyOffset, IndexHeader, IndexService (4.9, 5.3)
 because the header in the file may then be newer than the slots, and `learn_shape` cannot use such a file.
 """
 
+import struct
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -57,6 +58,9 @@ INDEX_UNIT = np.dtype(
 
 
 assert INDEX_UNIT.itemsize == 20
+_HEADER = struct.Struct(">qqqqii")  # the fields of INDEX_HEADER
+_UNIT = struct.Struct(">iqii")  # the fields of INDEX_UNIT
+assert (_HEADER.size, _UNIT.size) == (INDEX_HEADER.itemsize, INDEX_UNIT.itemsize)
 MAX_SECONDS = (1 << 31) - 1  # maximum of an entry's `seconds`
 _SAMPLE_UNITS = 64  # number of entries that are read to confirm a guessed shape
 _CHUNK_UNITS = 1 << 18
@@ -212,7 +216,34 @@ def decode_header(data: bytes) -> IndexHeader:
 
 def encode_header(header: IndexHeader) -> bytes:
     """Return the 40 bytes of a header."""
-    return np.array([tuple(getattr(header, name) for name in INDEX_HEADER.names or ())], INDEX_HEADER).tobytes()
+    return _HEADER.pack(
+        header.begin_timestamp,
+        header.end_timestamp,
+        header.begin_physical_offset,
+        header.end_physical_offset,
+        header.used_slot_count,
+        header.next_unit,
+    )
+
+
+def encode_unit(key_hash: int, physical_offset: int, seconds: int, previous_unit: int) -> bytes:
+    """Return the bytes of one entry."""
+    return _UNIT.pack(key_hash, physical_offset, seconds, previous_unit)
+
+
+def encode_slot(newest_unit: int) -> bytes:
+    """Return the bytes of one slot."""
+    return newest_unit.to_bytes(INDEX_SLOT.itemsize, "big", signed=True)
+
+
+def decode_slot(data: bytes) -> int:
+    """Return the number of the newest entry of a slot. Return 0 if `data` is empty."""
+    return int.from_bytes(data, "big", signed=True)
+
+
+def seconds_since(begin_ms: int, time_ms: int) -> int:
+    """Return the field `seconds` of an entry. `begin_ms` is the begin time of its file."""
+    return 0 if begin_ms <= 0 else min(max((time_ms - begin_ms) // 1000, 0), MAX_SECONDS)
 
 
 def learn_shape(read: Read, file_bytes: int, expected: IndexShape | None = None) -> IndexShape | None:
@@ -367,4 +398,14 @@ class IndexState:
 def state_of(name: str, shape: IndexShape | None, header: IndexHeader) -> IndexState:
     """Return the state of a key index whose newest file has this name, shape and header."""
     slot_count, unit_count = (shape.slot_count, shape.unit_count) if shape else (0, 0)
-    return IndexState(name, slot_count, unit_count, **asdict(header))
+    return IndexState(
+        name,
+        slot_count,
+        unit_count,
+        header.begin_timestamp,
+        header.end_timestamp,
+        header.begin_physical_offset,
+        header.end_physical_offset,
+        header.used_slot_count,
+        header.next_unit,
+    )

@@ -253,6 +253,40 @@ def encode_slot(watermark: Watermark) -> tuple[int, bytes]:
     return number * SLOT_BYTES, slot.ljust(SLOT_BYTES, b"\0")
 
 
+class OpenSlots:
+    """Encodes watermarks of an open session faster than `encode_slot`. Most of their fields are those of `begin`."""
+
+    def __init__(self, begin: Watermark) -> None:
+        assert begin.is_open, begin
+        first, last = {"boot": begin.boot, "checkpoint_crc": begin.checkpoint_crc}, {"dirty": begin.dirty}
+        first |= {"settled_end": begin.settled_end, "is_open": True}
+        _, slot = encode_slot(begin)
+        text = slot.rstrip(b"\0")[_CRC_DIGITS:-1]
+        if json.loads(text)["dirty"] is None:
+            last = {"dirty": None}  # they may be too many
+        self._first, self._last = json.dumps(first)[1:-1], json.dumps(last)[1:-1]
+        index = asdict(begin.index)
+        self._index = json.dumps({name: index.pop(name) for name in ("name", "slot_count", "unit_count")})[:-1]
+        self._end = f'"settled_number": {begin.settled_number}, "is_syncing": {json.dumps(begin.is_syncing)}}}'
+
+    def encode(self, watermark: Watermark) -> tuple[int, bytes]:
+        """Return what `encode_slot` returns.
+
+        `watermark` differs from `begin` only in its end, last message, logged end, number, and the header of the index.
+        """
+        index = watermark.index
+        text = (
+            f'{{"v": {VERSION}, "end": {watermark.end}, "last_ms": {watermark.last_ms}, '
+            f'"last_place": {watermark.last_place}, "last_head": "{watermark.last_head.hex()}", {self._first}, '
+            f'"logged_end": {watermark.logged_end}, {self._last}, "index": {self._index}, '
+            f'"begin_timestamp": {index.begin_timestamp}, "end_timestamp": {index.end_timestamp}, '
+            f'"begin_physical_offset": {index.begin_physical_offset}, '
+            f'"end_physical_offset": {index.end_physical_offset}, "used_slot_count": {index.used_slot_count}, '
+            f'"next_unit": {index.next_unit}}}, "number": {watermark.number}, {self._end}'
+        ).encode()
+        return watermark.number % 2 * SLOT_BYTES, _with_crc(text).ljust(SLOT_BYTES, b"\0")
+
+
 def decode_slots(data: bytes) -> tuple[Watermark | None, Watermark | None]:
     """Return the newest watermark in the file, and the newest settled watermark. Never raises.
 

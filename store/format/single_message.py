@@ -66,6 +66,11 @@ class SingleRecord:
     tags_code: int
     key_hashes: tuple[int, ...]  # java.index_key_hash of each index entry; UNIQ_KEY is before KEYS
 
+    @property
+    def key_count(self) -> int:
+        """The number of index entries."""
+        return len(self.key_hashes)
+
     def stamp(self, queue_offset: int, physical_offset: int, time_ms: int) -> None:
         """Write queue offset, physical offset and store time (ms) into the record's header."""
         _OFFSETS.pack_into(self.data, _OFFSETS_AT, queue_offset, physical_offset)

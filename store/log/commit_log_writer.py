@@ -18,7 +18,7 @@ from rmq_spark.store.disk.write import Disk, WritableFile
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.file_names import segment_name
-from rmq_spark.store.format.record import encode_blank
+from rmq_spark.store.format.record import BLANK_BYTES, encode_blank
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.segments import Filler, Placement, Segment
 from rmq_spark.store.log.store_state import SIDE_FOLDER
@@ -230,6 +230,7 @@ class CommitLogWriter:
         self._folders = tuple(sorted(folders))
         self._new_segment_bytes = segment_bytes
         self._open: WritableFile | None = None
+        self._segment: Segment | None = None  # that of the open file
 
     @property
     def segment_bytes(self) -> int:
@@ -263,6 +264,20 @@ class CommitLogWriter:
             else:
                 self._file(segment).write(position, data[write.begin : write.end])
             self._changes.note_file(segment.path)
+
+    def has_room(self, physical_offset: int, size: int) -> bool:
+        """Say whether a record of `size` bytes fits at this physical offset into the segment that is open."""
+        segment = self._segment
+        if self._open is None or segment is None or self._open.path != segment.path:
+            return False
+        return segment.begin <= physical_offset <= segment.end - size - BLANK_BYTES
+
+    def write_one(self, physical_offset: int, data: bytes | bytearray) -> None:
+        """Write one record for which `has_room` is true."""
+        assert self._open is not None
+        assert self._segment is not None
+        self._open.write(physical_offset - self._segment.begin, data)
+        self._changes.note_file(self._segment.path)
 
     def clear_from(self, physical_offset: int) -> int:
         """Clear the log from a physical offset to its end, for recovery. Return how many bytes of data were cleared.
@@ -320,5 +335,5 @@ class CommitLogWriter:
     def _file(self, segment: Segment) -> WritableFile:
         if self._open is None or self._open.path != segment.path:
             self.close()
-            self._open = self._disk.open(segment.path)
+            self._open, self._segment = self._disk.open(segment.path), segment
         return self._open

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.disk.write import Disk, WritableFile
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.consume_queue_entry import (
@@ -22,11 +22,15 @@ from rmq_spark.store.format.consume_queue_entry import (
     encode_batch_entries,
     encode_blank_fill,
     encode_entries,
+    encode_entry,
 )
 from rmq_spark.store.log.commit_log_writer import DirtyFiles, write_again
 from rmq_spark.store.log.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmq_spark.store.log.queue_registry import QueueRegistry
+from rmq_spark.store.log.segments import Segment
 from rmq_spark.store.model import QueueKey
+
+_MAX_OPEN = 64  # queues whose files stay open between two entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,12 @@ class ConsumeQueueWriter:
         self._file_bytes, self._is_batch, self._sync_with_log = file_bytes, is_batch, sync_with_log
         self._heartbeat = heartbeat
         self._ends: dict[QueueKey, _End] = {}
+        self._files: dict[QueueKey, tuple[WritableFile, Segment]] = {}
         self._new_bytes: dict[np.dtype[np.void], int] = {}  # size (bytes) of the first file of a new queue, by layout
 
     def forget(self) -> None:
         """Clear the cache, because another process may have written."""
+        self.close()
         self._ends.clear()
         self._new_bytes.clear()
 
@@ -299,6 +305,41 @@ class ConsumeQueueWriter:
         end.number, end.last_record = end.number + len(entries), None
         counts = entries.message_counts
         end.offset = int(entries.queue_offsets[-1]) + (1 if counts is None else int(counts[-1]))
+
+    def open(self, key: QueueKey) -> bool:
+        """Keep the queue's newest file open for `put_one`, until `close`. Say whether this was possible.
+
+        Only plain queues can be open, and only _MAX_OPEN at a time.
+        """
+        end = self._end(key)
+        if key in self._files:
+            return True
+        segments = end.queue.run.segments
+        if end.queue.layout is not QUEUE_UNIT or not segments or len(self._files) >= _MAX_OPEN:
+            return False
+        self._files[key] = self._disk.open(segments[-1].path), segments[-1]
+        return True
+
+    def next_of_open(self, key: QueueKey) -> int | None:
+        """Return the next queue offset of a queue. Return None if it is not open, or if its newest file is full."""
+        known = self._files.get(key)
+        if known is None:
+            return None
+        end, segment = self._ends[key], known[1]
+        return end.offset if segment.begin <= end.number * QUEUE_UNIT.itemsize < segment.end else None
+
+    def put_one(self, key: QueueKey, physical_offset: int, size: int, tags_code: int) -> None:
+        """Append one entry to a queue for which `next_of_open` has returned an offset."""
+        end, (file, segment) = self._ends[key], self._files[key]
+        position = end.number * QUEUE_UNIT.itemsize - segment.begin
+        file.write(position, encode_entry(physical_offset, size, tags_code))
+        self._changes.note_file(segment.path)
+        end.number, end.offset, end.last_record = end.number + 1, end.offset + 1, None
+
+    def close(self) -> None:
+        """Close the files that `open` keeps open."""
+        while self._files:
+            self._files.popitem()[1][0].close()
 
     def _write(self, end: _End, number: int, entries: NewEntries) -> None:
         run = end.queue.run

@@ -14,26 +14,31 @@ Source: IndexService#load, #buildIndex, #flush, #deleteExpiredFile, #getAndCreat
 5.3).
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rmq_spark.store.disk import files
-from rmq_spark.store.disk.write import Disk
+from rmq_spark.store.disk.write import Disk, WritableFile
 from rmq_spark.store.errors import StoreChangedError, StorePathError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.index_file import (
     INDEX_HEADER,
+    INDEX_SLOT,
     INDEX_UNIT,
     IndexHeader,
     IndexShape,
     IndexState,
     decode_header,
+    decode_slot,
     encode_header,
+    encode_slot,
+    encode_unit,
     learn_shape,
+    seconds_since,
     state_of,
 )
 from rmq_spark.store.format.index_keys import SlotGroups, encode_keys, seeded_header
@@ -197,9 +202,12 @@ class KeyIndex:
         self._changes = changes or DirtyFiles(disk, (root,))
         self._files = IndexFiles(root, disk, shape, now_ms, self._changes)
         self._unfinished: IndexState | None = None  # the state before a `put_many` that failed
+        self._open_file: KnownFile | None = None
+        self._opened: WritableFile | None = None
 
     def refresh(self) -> None:
         """Clear the cache, because another process may have written."""
+        self.close()
         self._files.refresh()
         self._unfinished = None
 
@@ -270,6 +278,61 @@ class KeyIndex:
             begin = part.stop
         self._unfinished = None
         return count
+
+    def has_room(self, key_count: int) -> bool:
+        """Say whether `put_one` can add so many keys: a file is open, is not empty, and has room for them."""
+        file = self._open_file
+        is_usable = file is not None and self._opened is not None and self._unfinished is None
+        return is_usable and file is not None and not file.header.is_empty and file.room >= key_count
+
+    def put_one(self, key_hashes: Sequence[int], physical_offset: int, store_time_ms: int) -> None:
+        """Add the keys of one record, as `put_many` does, if `has_room` is true for them."""
+        file, opened = self._open_file, self._opened
+        assert file is not None
+        assert opened is not None
+        assert file.shape is not None
+        shape, before = file.shape, file.header
+        self._unfinished = state_of(file.name, shape, before)
+        self._changes.note_file(file.path)
+        number, used, newest, entries = before.next_unit, before.used_slot_count, dict[int, int](), []
+        seconds = seconds_since(before.begin_timestamp, store_time_ms)
+        for key_hash in key_hashes:
+            position = shape.slot_position(key_hash)
+            previous = newest.get(position)
+            if previous is None:
+                previous = decode_slot(opened.read(position, INDEX_SLOT.itemsize))
+                if not 0 < previous <= number:  # as in IndexFile#putKey
+                    previous, used = 0, used + 1
+            entries.append(encode_unit(key_hash, physical_offset, seconds, previous))
+            newest[position] = number
+            number += 1
+        after = replace(
+            before,
+            end_timestamp=store_time_ms,
+            end_physical_offset=physical_offset,
+            used_slot_count=used,
+            next_unit=number,
+        )
+        # In the order of `_put`: entries, slots, header.
+        opened.write(shape.unit_position(before.next_unit), b"".join(entries))
+        for position, value in newest.items():
+            opened.write(position, encode_slot(value))
+        opened.write(0, encode_header(after))
+        file.header, self._unfinished = after, None
+
+    def open(self) -> None:
+        """Keep the newest file open for `put_one`, until `close`."""
+        last = self._files.last()
+        if last is not self._open_file:
+            self.close()
+            if last is not None and last.shape is not None:
+                self._open_file, self._opened = last, self._disk.open(last.path)
+
+    def close(self) -> None:
+        """Close the file that `open` keeps open."""
+        opened, self._opened, self._open_file = self._opened, None, None
+        if opened is not None:
+            opened.close()
 
     def repair(self, state: IndexState) -> bool:
         """Restore the index to `state`, after a later writer crashed. Return whether this was possible.

@@ -74,6 +74,8 @@ class StoreFiles:
     def close(self) -> None:
         """Close every file. The next use opens the file again."""
         self.log_writer.close()
+        self.queues.close()
+        self.index.close()
         self.log.close()
 
     def refresh(self) -> None:
@@ -87,6 +89,8 @@ class StoreFiles:
 
         These are the files that changed since the store was last flushed and marked clean.
         """
+        self.queues.close()
+        self.index.close()
         self.watermark = watermark
         self.changes = DirtyFiles(self.disk, (self.root, *self.folders), watermark.dirty, self.heartbeat)
         self.log_writer = CommitLogWriter(self.disk, self.log, self.folders, self.changes, self._sizes.segment_bytes)

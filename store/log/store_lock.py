@@ -8,15 +8,15 @@ starting broker from reading the store. Our writers exclude each other by a lock
 `rmq/` make waiting fair:
 
 - `turn`: byte 0 of this file is locked by the process that is next. A process takes this lock before it waits for the
-  store, and releases it once it has the store. So a process that releases the store and wants it again must wait after
-  all others.
+  store, and releases it once it has the store. Processes that wait for this lock stand in a line (`waiting_line.py`).
+  So a process that releases the store and wants it again must wait after all others.
 - `holder.json`: contains the name of the process that holds the store, the time when it took the lock, and its
   progress. The holder writes this file while it still has the lock on byte 0 of `turn`, and removes it before it
   releases the store. A change of the file shows progress. Waiting times out only if there is no progress.
 
 When a process dies, the kernel releases all of its locks. `holder.json` then names a dead process.
 
-`LockWait` determines how often to poll and when to stop waiting. It does no I/O; its caller polls and sleeps.
+`LockWait` determines how often to poll and when to stop waiting. Its caller polls and sleeps.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.checkpoint import decode_abort
 from rmq_spark.store.format.own_files import Holder, decode_holder, encode_holder
 from rmq_spark.store.log.store_state import SIDE_FOLDER
+from rmq_spark.store.log.waiting_line import WaitingLine
 
 MAX_SESSION_BYTES = 64 << 20  # maximum size of records per hold of the lock, to limit how long others wait
-# Pauses of the process with the lock of `turn`. Only the holder is before it, so it polls often; after a second less
-# often.
+# Pauses of the process with the lock of `turn`. Only the holder is before it. In the line pauses are longer.
 _NEXT_POLL_MS = 2
 _LONG_POLL_MS = 20
 _LONG_AFTER_MS = 1_000
-# Pauses of processes that wait for the lock of `turn`. The longest waiters poll most often, so that they get it before
+# Pauses of processes that wait until the line has room. The longest waiters poll most often, so that they get it before
 # newcomers.
 _NEW_POLL_MS = 40
 _OLD_POLL_MS = 4
@@ -52,8 +52,7 @@ _OLD_AFTER_MS = 4_000
 # lock cannot distinguish such a holder from one of ours that is about to write its name on a slow disk.
 _NAMELESS_MS = 1_000
 _NAMELESS_WITHOUT_TURN_MS = 10_000
-# A process with the lock of `turn` polls at least every 20 ms. So if the store's lock is free for this long and is not
-# taken, that process was stopped.
+# A process with the lock of `turn` polls often. If the store's lock stays free for this long, that process is stopped.
 _ABANDONED_MS = 2_000
 
 
@@ -96,13 +95,14 @@ class LockWait:
         """
         return self._idle_ms >= (_NAMELESS_MS if has_turn else _NAMELESS_WITHOUT_TURN_MS)
 
-    def pause_ms(self, *, has_turn: bool) -> int:
+    def pause_ms(self, *, has_turn: bool, place: int | None = None) -> int:
         """Return how long to sleep before the next poll (ms).
 
-        `has_turn` means that this process has the lock of `turn`.
+        `has_turn` means that this process has the lock of `turn`. Otherwise `place` is its place in the line, or None.
         """
-        if has_turn:
+        if has_turn or place is not None:
             pause = _NEXT_POLL_MS if self._idle_ms < _LONG_AFTER_MS else _LONG_POLL_MS
+            pause *= 1 if has_turn or place is None else place + 2
         else:
             pause = _NEW_POLL_MS - (_NEW_POLL_MS - _OLD_POLL_MS) * min(self._waited_ms, _OLD_AFTER_MS) // _OLD_AFTER_MS
         return max(1, min(pause, self._timeout_ms - self._idle_ms))
@@ -152,6 +152,7 @@ def refuse_opener(root: str, lock_path: str, timeout_ms: int) -> LockTimeoutErro
 
 TURN = "turn"
 HOLDER = "holder.json"
+_TURN_AT = 0  # the byte of `turn` that the process that is next locks
 _OURS_AT = 1  # the byte of `turn` that one of our writers locks while it holds the store
 _LOCK_CONTENT = b"lock"  # a broker writes the same
 _BROKER_COMMAND = "java"
@@ -195,8 +196,9 @@ class StoreLock:
         self._root, self._disk, self._settings, self._now_ms, self._sleep = root, disk, settings, now_ms, sleep
         self._lock: FileLock = BrokerLock(files.join(root, filenames.LOCK))
         self._is_remote: bool | None = None
-        self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN), only_writers=True)
+        self._turn = FileLock(files.join(root, SIDE_FOLDER, TURN), _TURN_AT, only_writers=True)
         self._writers_lock = FileLock(self._turn.path, _OURS_AT)
+        self._line = WaitingLine(self._turn.path)
         self._holder_path = files.join(root, SIDE_FOLDER, HOLDER)
         self._holder: Holder | None = None
         self._written_ms = 0
@@ -229,6 +231,7 @@ class StoreLock:
             self._wait()
             self._name_holder()
             self._turn.release()
+            self._line.leave()
             yield number
         finally:
             # An interrupted `with` may be finalized late, when the same object already holds the lock for another
@@ -247,6 +250,7 @@ class StoreLock:
         calls `release` once more when its work ends.
         """
         try:
+            self._line.leave()
             if self._holder is not None and self._lock.is_held:  # in a forked child the file is the parent's
                 # The session is complete. If the name stays, it misleads waiting processes, but does no harm.
                 with contextlib.suppress(StoreError):
@@ -323,6 +327,16 @@ class StoreLock:
         """Say whether a starting broker waits for the release. If so, end the session soon."""
         return self._lock.broker_is_waiting
 
+    @property
+    def is_wanted(self) -> bool:
+        """Say whether one of our writers waits for the release, or a starting broker. Costs two system calls."""
+        return self._lock.broker_is_waiting or self._writers_lock.is_other_locked(_TURN_AT)
+
+    @property
+    def lets_brokers_wait(self) -> bool:
+        """Say whether the lock is held, and a starting broker waits for its release instead of failing."""
+        return self._lock.lets_brokers_wait
+
     def refuse_broker(self, needed_s: float = 0) -> None:
         """Raise LockTimeoutError if a waiting broker could begin to read the store within `needed_s` seconds. Cheap.
 
@@ -377,7 +391,9 @@ class StoreLock:
         """
         wait, slept_ms = LockWait(self._settings.lock_timeout_ms), 0
         while True:
-            has_turn = self._turn.is_held or self._turn.try_take()
+            has_turn = self._turn.is_held or (self._line.move_up() and self._turn.try_take())
+            if has_turn:
+                self._line.leave()
             if (has_turn or wait.is_turn_abandoned) and self._try_take():
                 return
             content = files.read_small(self._holder_path)
@@ -391,7 +407,7 @@ class StoreLock:
                 if not locked and self._try_take():
                     return
                 raise self._refuse(content)
-            slept_ms = self._pause(wait.pause_ms(has_turn=has_turn))
+            slept_ms = self._pause(wait.pause_ms(has_turn=has_turn, place=self._line.place))
 
     def _try_take(self) -> bool:
         """Try to take the store's lock. Return whether it was taken.

@@ -20,6 +20,7 @@ from rmq_spark.store.format.own_files import DelayTerms, Rebuild, StoreSettings
 from rmq_spark.store.log.recovery import begin_rebuild, forget_note, prepare
 from rmq_spark.store.log.retention import Expired, Needed, RetentionHold, refuse_lost_waiting_queues
 from rmq_spark.store.log.segments import FileSizes
+from rmq_spark.store.log.single_append import SingleAppender
 from rmq_spark.store.log.store_files import StoreFiles
 from rmq_spark.store.log.store_lock import StoreLock
 from rmq_spark.store.log.store_state import (
@@ -137,6 +138,10 @@ class StoreWriter:
                 finally:
                     if self.lock.is_latest(hold):  # otherwise a later session uses the files
                         self._files.close()
+
+    def single_appender(self, session: WriteSession) -> SingleAppender:
+        """Return an object that appends single messages in a session that `section` has yielded."""
+        return SingleAppender(self._files, self.lock, session)
 
     def close(self) -> None:
         """Make everything durable, mark the store as cleanly shut down (remove `abort`), and release the lock."""

@@ -313,6 +313,11 @@ class RecordBuilder:
         self._follow_topics()
         return self._single.encode(message, self._router, wall_clock_ms())
 
+    @property
+    def topics_stamp(self) -> tuple[int, int, int] | None:
+        """The stamp of topics.json as of the last call of `encode` or `encode_one`. None if the file did not exist."""
+        return self._topics_stamp
+
     def _follow_topics(self) -> None:
         """Make the router read the numbers of queues again if topics.json has changed."""
         stamp = files.stamp(self._topics_path)

@@ -21,6 +21,7 @@ from rmq_spark.store.disk.locks import is_locked, is_open_to_write
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.group.group_files import GroupPaths
 from rmq_spark.store.group.membership import Clocks, Membership, MemberTerms
+from rmq_spark.store.log.open_session import LINGER_S
 from rmq_spark.store.model import QueueKey
 
 # A file that is dropped without being closed warns; here an interrupt has kept it from that.
@@ -33,6 +34,8 @@ LOCKING = (
         "locks",
         "store_writer",
         "write_session",
+        "open_session",
+        "single_append",
         "contextlib",
         "member_lease",
         "group_files",
@@ -60,6 +63,14 @@ def held(root: Path) -> list[str]:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
         except BlockingIOError:
             found.append("lock has a lease")
+    return found
+
+
+def held_for_long(root: Path) -> list[str]:
+    """Return the locks that somebody holds, except those of a session that ends by itself."""
+    end_s = time.monotonic() + 20 * LINGER_S
+    while (found := held(root)) and time.monotonic() < end_s:
+        time.sleep(LINGER_S / 10)
     return found
 
 
@@ -155,7 +166,7 @@ def _locks_left(root: Path, name: str, sample: int | None) -> tuple[Counter[str]
         interrupt, error = interrupted(call, at, LOCKING)
         if name in FORGOTTEN:
             error = None
-        for lock in held(root):
+        for lock in held_for_long(root):
             left[f"{interrupt.place}: {lock}"] += 1
         del error  # until here it has kept all frames
         call()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmq_spark.store.format.own_files import SLOT_BYTES, Watermark, decode_slots, encode_slot
+from rmq_spark.store.format.index_file import IndexState
+from rmq_spark.store.format.own_files import SLOT_BYTES, OpenSlots, Watermark, decode_slots, encode_slot
 
 NOTE = Watermark(100, 5, 50, b"head", "boot", 7, 60, True, 90, ("a", "b"), number=11, settled_number=4)
 SETTLED = replace(NOTE, is_open=False, end=60, dirty=())
@@ -59,3 +60,27 @@ def test_decode_slots_ignores_torn_slots_and_other_versions() -> None:
 def test_encode_slot_omits_too_many_dirty_files() -> None:
     many = replace(NOTE, dirty=tuple(f"consumequeue/topic-{number}" for number in range(1000)))
     assert decode_slots(file_of(many))[0] == replace(many, dirty=None)
+
+
+INDEX = IndexState("20260101000000000", 7, 40, 1, 2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    "dirty", [(), ("a", 'quote " and 标'), None, tuple(f"topic-{number}" for number in range(1000))]
+)
+@pytest.mark.parametrize("is_syncing", [False, True])
+def test_open_slots_encode_as_encode_slot(dirty: tuple[str, ...] | None, is_syncing: bool) -> None:
+    begin = replace(NOTE, boot='host "a"', dirty=dirty, is_syncing=is_syncing, index=INDEX)
+    slots = OpenSlots(begin)
+    later = replace(
+        begin,
+        end=1 << 40,
+        last_ms=-1,
+        last_place=7,
+        last_head=b"\0\xff",
+        logged_end=(1 << 40) + 9,
+        number=12,
+        index=IndexState("20260101000000000", 7, 40, 11, 12, 13, 14, 15, 16),
+    )
+    assert slots.encode(begin) == encode_slot(begin)
+    assert slots.encode(later) == encode_slot(later)

@@ -43,6 +43,13 @@ def test_pause_ms_is_shortest_with_the_lock_of_turn() -> None:
     assert new.pause_ms(has_turn=True) < looked(LockWait(60_000), 50_000).pause_ms(has_turn=False)
 
 
+def test_pause_ms_is_shorter_at_the_front_of_the_line() -> None:
+    wait = LockWait(60_000)
+    pauses = [wait.pause_ms(has_turn=False, place=place) for place in range(8)]
+    assert [wait.pause_ms(has_turn=True), *pauses] == list(range(2, 20, 2))
+    assert wait.pause_ms(has_turn=False) > pauses[-1]
+
+
 @pytest.mark.parametrize("has_turn", [True, False])
 def test_pause_ms_ends_at_the_timeout(has_turn: bool) -> None:
     wait = looked(LockWait(1_000), 990)

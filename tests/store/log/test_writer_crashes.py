@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.encoded_samples import encode_samples
+from support.single_samples import single_record
 
 from rmq_spark.store import open_reader
 from rmq_spark.store.disk.write import Disk
@@ -114,6 +115,31 @@ def live(root: Path) -> Workload:
     work.note(done + 4, settled, gone)
     store.close()
     work.note(done + 4, done + 4, gone)
+    return work
+
+
+def live_singly(root: Path) -> Workload:
+    """Create a store, and append messages one by one in sessions that stay open, over several segments, and close."""
+    root.mkdir()
+    work = Workload(CrashDisk(root))
+    store = writer(root / "s", work.disk)
+    done = settled = 0
+    for size, settle in ((14, False), (9, True), (2, False)):
+        with store.section() as section:
+            section.ensure_topic("T", QUEUES)
+            appender = store.single_appender(section)
+            for number in range(done, done + size):
+                appender.append(single_record("T", number, number % QUEUES, keys=1, padding=number * 13 % 50))
+                done = number + 1
+                work.note(done, settled)
+            appender.finish()
+            appender.close()
+            if settle:
+                section.settle()
+                settled = done
+                work.note(done, settled)
+    store.close()
+    work.note(done, done)
     return work
 
 
@@ -221,6 +247,14 @@ def test_append_survives_a_crash_at_some_system_calls(tmp_path: Path, monkeypatc
     print(f"{tried[0]} points of {work.disk.effect_count}, {tried[1]} images")
 
 
+@pytest.mark.slow
+def test_append_one_survives_a_crash_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = live_singly(tmp_path / "live")
+    step = max(work.disk.effect_count // POINTS_IN_DEFAULT_SUITE, 1)
+    tried = crash_everywhere(work, tmp_path / "image", every(work, step, 0), 1, monkeypatch)
+    print(f"{tried[0]} points of {work.disk.effect_count}, {tried[1]} images")
+
+
 def fill_up_to(store: StoreWriter, end: int) -> int:
     """Append messages and settle, until the log ends at a position. Return how many."""
     sizes = [len(encode_samples([replace(sample(number), body=b"%05d" % number)]).data) for number in range(4)]
@@ -272,6 +306,16 @@ def test_append_survives_a_crash_at_every_system_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     work = live(tmp_path / "live")
+    tried = crash_everywhere(work, tmp_path / "image", every(work, 1, 0), seed, monkeypatch)
+    print(f"seed {seed}: {tried[0]} points, {tried[1]} images")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(4))
+def test_append_one_survives_a_crash_at_every_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    work = live_singly(tmp_path / "live")
     tried = crash_everywhere(work, tmp_path / "image", every(work, 1, 0), seed, monkeypatch)
     print(f"seed {seed}: {tried[0]} points, {tried[1]} images")
 
