@@ -58,7 +58,8 @@ class OpenSession(Synchronized):
             self._drop_unusable()
             self._is_changing = True
             try:
-                if self._session is None or self._appender is None:
+                is_new = self._session is None
+                if is_new:
                     self._begin()
                 assert self._session is not None
                 assert self._appender is not None
@@ -72,6 +73,8 @@ class OpenSession(Synchronized):
                 raise
             self._is_changing = False
             self._used_s = now_s = time.monotonic()
+            if is_new:
+                self._looked_s = now_s  # the first append opens files; the next ones are fast
             is_due = now_s - self._looked_s >= LOOK_S or now_s - self._begun_s >= LONGEST_S
             if is_due or not self._writer.lock.lets_brokers_wait:
                 self._look(now_s)
@@ -102,7 +105,7 @@ class OpenSession(Synchronized):
         self._session = self._section.__enter__()
         self._appender = self._writer.single_appender(self._session)
         self._topics = None
-        self._begun_s = self._looked_s = time.monotonic()
+        self._begun_s = time.monotonic()
         if not has_thread:
             self._begun_s -= LONGEST_S  # the session ends after this append
 
