@@ -88,7 +88,7 @@ def session(
         # Otherwise Spark searches for an external address, and warns if there are several.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = dict(conf or {})
-    settings |= _missing_defaults(settings, master)
+    settings |= _missing_defaults({"spark.app.name": app_name, "spark.master": master, **settings})
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -101,13 +101,15 @@ def session(
     return spark
 
 
-def _missing_defaults(conf: Mapping[str, str], master: str) -> dict[str, str]:
+def _missing_defaults(conf: Mapping[str, str]) -> dict[str, str]:
     """Return our settings for the session that `session` is about to return, without those that somebody has set.
 
     Starts Spark's JVM, with `conf`, unless it runs: only the JVM knows what spark-defaults.conf and PYSPARK_SUBMIT_ARGS
     contain. If there is a Spark context already, returns only settings that can be changed in a session.
     """
-    context, active = SparkContext._active_spark_context, SparkSession.getActiveSession()
+    # Not only the active session: that is one of this thread, and getOrCreate returns the one of any thread.
+    context, active = SparkContext._active_spark_context, SparkSession._instantiatedSession
+    master = conf["spark.master"]
     if context is None:
         SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(conf.items())))
         given = {*conf, *(name for name, _ in SparkConf().getAll())}

@@ -86,6 +86,8 @@ def test_what_an_active_session_has_is_not_overridden(tmp_path: Path) -> None:
         "assert spark.conf.getAll == before, 'register() changes no configuration'\n"
         f"for name, value in {theirs}.items():\n"
         "    spark.conf.set(name, value)\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "assert ThreadPoolExecutor(1).submit(rmq_spark.session).result() is spark, 'where no session is active'\n"
         "assert rmq_spark.session() is spark\n"
     )
     settings, (daemon, *_) = shown(run(tmp_path, program))

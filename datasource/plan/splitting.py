@@ -14,6 +14,8 @@ from rmq_spark.store.model import QueueRange
 # Reading so much takes about as long as starting a task, so ranges share a task up to this size.
 SHARED_MESSAGES = 50_000
 SHARED_BYTES = 16 << 20
+# Up to this many messages share a task although cores have nothing to do.
+LEAST_SHARED_MESSAGES = 10_000
 # A piece that a core gets because it would be idle otherwise has at least so many messages.
 LEAST_SPLIT_MESSAGES = 100_000
 
@@ -40,9 +42,9 @@ def make_tasks(
 
     `ranges` must be sorted by queue and offset. The pieces cover them exactly, in the same order, and none is empty.
 
-    Ranges that follow each other share a task, up to `SHARED_MESSAGES` and `SHARED_BYTES`. `sizes` has the bytes of the
-    ranges' records; a range that is missing there counts as 0 bytes. Without `min_partitions`, large ranges are split
-    so that all cores have work.
+    Ranges that follow each other share a task, up to `SHARED_MESSAGES` and `SHARED_BYTES`, or up to the share of a core
+    if that is less. `sizes` has the bytes of the ranges' records; a range that is missing there counts as 0 bytes.
+    Without `min_partitions`, large ranges are split so that all cores have work.
     """
     sizes = sizes or {}
     most, least = limits.max_records, limits.min_partitions
@@ -51,7 +53,10 @@ def make_tasks(
         return [[piece] for piece in pieces]
     if least is None:
         pieces = _use_cores(pieces, limits.cores)
-    shared = min(SHARED_MESSAGES, most or SHARED_MESSAGES)
+    total = sum(piece.count for piece in pieces)
+    # Tasks of about the same length, not one long task and many short ones.
+    part = max(-(-total // limits.cores), LEAST_SHARED_MESSAGES) if least is None else -(-total // least)
+    shared = min(SHARED_MESSAGES, most or SHARED_MESSAGES, part)
     spare = len(pieces) - (least or 1)  # so many pieces may join the task before them
     tasks: list[list[QueueRange]] = []
     messages = size = 0

@@ -41,10 +41,10 @@ def read_partition(
     have expired since the plan and failOnDataLoss is true. Raises DamageError if a file is damaged, and
     GroupConflictError if the partition has a fence and its queue has another owner.
     """
-    return _join_small(_read_pieces(partition, settings))
+    return _join_small(_read_pieces(partition, settings, opened))
 
 
-def _read_pieces(partition: RmqPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+def _read_pieces(partition: RmqPartition, settings: ReadSettings, opened: Backend | None) -> Iterator[pa.RecordBatch]:
     filters = {topic: _filter_of(topic, partition, settings) for topic in {p.queue.topic for p in partition.pieces}}
     sought, columns = partition.sought, settings.columns
     if sought is not None:

@@ -53,8 +53,9 @@ from rmq_spark.datasource.plan.planning import (
 from rmq_spark.datasource.plan.splitting import TaskLimits
 from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
 from rmq_spark.datasource.spark import clocks
-from rmq_spark.datasource.spark.batch_reader import plan_partitions, read_planned, report_losses
+from rmq_spark.datasource.spark.batch_reader import read_planned, report_losses
 from rmq_spark.datasource.spark.hand_over import HandingOver, HandOver
+from rmq_spark.datasource.spark.partition import plan_partitions
 from rmq_spark.datasource.spark.positions import StreamEnd, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView

@@ -104,7 +104,7 @@ class Producer(Synchronized):
         self._writer = StoreWriter(self.path, disk, settings, wall_clock_ms, time.sleep, (finisher,))
         self._open_session = OpenSession(self._writer)
         # Also at the end of the interpreter, and if the producer is garbage-collected.
-        weakref.finalize(self, self._open_session.end)
+        weakref.finalize(self, self._open_session.end_at_last)
         self._record_builder = RecordBuilder(self.path, builder)
         self._is_closed = False
 

@@ -24,7 +24,8 @@ REWRITE_BYTES = 4096  # a multiple of the block size of direct writes on any dis
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_DIRECT_WRITES = {errno.EINVAL, errno.EOPNOTSUPP}  # on tmpfs before Linux 6.6, and on some FUSE file systems
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: start writing the data to disk, and do not wait until that is done
-_write_out = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux
+_write_out = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)  # Linux
+_LOST_WRITES = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
@@ -130,9 +131,15 @@ class SystemCalls:
         _sync_data(descriptor)
 
     def begin_sync(self, descriptor: int) -> None:
-        """Start writing the file's data to disk, and do not wait. This guarantees nothing and may have no effect."""
-        if _write_out is not None:
-            _write_out(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
+        """Start writing the file's data to disk, and do not wait. This guarantees nothing and may have no effect.
+
+        Raises OSError if the kernel could not write some of it, because a later sync may not report that again.
+        """
+        if _write_out is None:
+            return
+        failed = _write_out(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
+        if failed and ctypes.get_errno() in _LOST_WRITES:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def sync_folder(self, path: str) -> None:
         """Make all creations, renames and removals of names in the folder durable that were done so far."""

@@ -292,8 +292,12 @@ class WritableFile:
             raise read_error(self.path, "asked for its length", error) from error
 
     def begin_sync(self) -> None:
-        """Start writing the file's data to disk, so that a later `sync` waits less. This guarantees nothing."""
-        self._calls.begin_sync(self._descriptor)
+        """Start writing the file's data to disk, so that a later `sync` waits less. This guarantees nothing.
+
+        Raises StoreError if the kernel could not write some of it.
+        """
+        with _explained(self.path):
+            self._calls.begin_sync(self._descriptor)
 
     def sync(self) -> None:
         """Make all bytes durable that this or any other process has written to the file so far."""

@@ -14,11 +14,10 @@ The functions are pure. They do not open files, read the clock or use random num
 | `checkpoint`, `abort` | `checkpoint` |
 | `timerlog`, `timerwheel`, `config/timercheck` | `timer` |
 | `config/*.json` | `config_json`, which uses `fastjson` |
-| new messages, which become records | `message_encoder`, `message_columns`, `queue_router`, `delay_routing`, |
-| | `delay_levels` |
+| new messages, which become records | `message_encoder`, `single_message`, `message_columns`, `queue_router`, |
+| | `delay_routing`, `delay_levels` |
 | rows of messages that are sent back | `failed_columns` |
 | `rmq/queues` | `queue_registry` |
-| other JSON files in `rmq/` | `side_file` |
 | `rmq/watermark`, `rmq/holder.json`, `rmq/settings.json`, `rmq/rebuild` | `own_files` |
 | other JSON files in `rmq/` | `side_file` |
 | paths of these files | `file_names` |

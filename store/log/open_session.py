@@ -2,7 +2,7 @@
 
 It ends when a writer waits for the lock or a broker starts, when nothing was appended for LINGER_S, and after LONGEST_S
 in any case. The append that runs looks for them every LOOK_S. Between appends a thread does that. So whoever waits gets
-the lock after at most LOOK_S and one append.
+the lock after LOOK_S and one append, or later if the process is stopped or Python's interpreter lock is taken.
 
 If a starting broker would not wait for the lock but fail, the session ends after each append. That is so if the kernel
 grants no lease (`BrokerLock`).
@@ -25,6 +25,7 @@ from rmq_spark.store.log.write_session import WriteSession
 LINGER_S = 0.05
 LONGEST_S = 1.0
 LOOK_S = 0.003
+_AT_LAST_S = 1.0
 _LOG = logging.getLogger("rmq_spark")
 
 
@@ -90,6 +91,18 @@ class OpenSession(Synchronized):
             self._drop_unusable()
             self._end()
 
+    def end_at_last(self) -> None:
+        """End the session, unless a call of this object is under way. For a finalizer, which may run inside of one.
+
+        Such a call ends the session itself, or the process ends, and then the next writer recovers the store.
+        """
+        if self._mutex.acquire(timeout=_AT_LAST_S):
+            try:
+                if not self._is_changing:
+                    self.end()
+            finally:
+                self._mutex.release()
+
     def release(self) -> None:
         """Release the lock if it is held although no session is open, because of an interrupt."""
         with self._mutex:
@@ -150,7 +163,8 @@ class OpenSession(Synchronized):
     def _drop_unusable(self) -> None:
         """Leave a session that an interrupt has left in an unknown state, or that belongs to the parent process."""
         if self._section is not None and (self._is_changing or not self._writer.lock.is_held):
-            with contextlib.suppress(StoreError):
+            # ValueError: another thread of the parent was inside the session when this process was forked.
+            with contextlib.suppress(StoreError, ValueError):
                 self._leave(StoreError("the session was interrupted, or is the parent process's"))
 
     def _leave(self, error: BaseException | None) -> None:

@@ -16,10 +16,12 @@ messages it says that the last record is complete. If the process dies then, the
 the keys of that record again, with the same bytes.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.write import WritableFile
+from rmq_spark.store.errors import StoreError
 from rmq_spark.store.format.own_files import OpenSlots
 from rmq_spark.store.format.record import RECORD_HEAD
 from rmq_spark.store.format.single_message import SingleRecord
@@ -112,8 +114,9 @@ class SingleAppender:
         """Append a message with all checks, and open the files that it belongs to."""
         self.finish()
         appended = self._session.append(record.as_batch())
-        self._store.queues.open(record.queue)
-        self._store.index.open()
+        with contextlib.suppress(StoreError):  # the message is complete; the next one is appended here again
+            self._store.queues.open(record.queue)
+            self._store.index.open()
         return int(appended.queue_offsets[0]), int(appended.physical_offsets[0])
 
     def _open(self) -> _Log:

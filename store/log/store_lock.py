@@ -1,6 +1,4 @@
-"""The lock of a store: among our processes and brokers, only one writer at a time may write.
-
-Also the wait for the lock.
+"""The lock of a store: among our processes and brokers, only one writer at a time may write. Also the wait for it.
 
 The lock is on byte 0 of the file `lock`. A broker takes it when it starts, and keeps it as long as it runs
 (DefaultMessageStore#start, 4.9 and 5.3). Our writers take a shared lock together with a lease, which prevents a
@@ -16,7 +14,7 @@ starting broker from reading the store. Our writers exclude each other by a lock
 
 When a process dies, the kernel releases all of its locks. `holder.json` then names a dead process.
 
-`LockWait` determines how often to poll and when to stop waiting. Its caller polls and sleeps.
+`LockWait` determines how often to poll, and when to stop. Its caller polls and sleeps.
 """
 
 import contextlib
@@ -39,21 +37,20 @@ from rmq_spark.store.log.waiting_line import WaitingLine
 
 MAX_SESSION_BYTES = 64 << 20  # maximum size of records per hold of the lock, to limit how long others wait
 # Pauses of the process with the lock of `turn`. Only the holder is before it. In the line pauses are longer.
-_NEXT_POLL_MS = 2
-_LONG_POLL_MS = 20
+_NEXT_POLL_MS, _LONG_POLL_MS = 2, 20
 _LONG_AFTER_MS = 1_000
-# Pauses of processes that wait until the line has room. The longest waiters poll most often, so that they get it before
-# newcomers.
-_NEW_POLL_MS = 40
-_OLD_POLL_MS = 4
+# Pauses of processes that wait until the line has room. The longest waiters poll most often, so they get it first.
+_NEW_POLL_MS, _OLD_POLL_MS = 40, 4
 _OLD_AFTER_MS = 4_000
-# One of our holders writes its name before it releases `turn`, and removes it just before it releases the store. So a
-# process with the lock of `turn` needs little time to see that the holder is not one of ours. A process without that
-# lock cannot distinguish such a holder from one of ours that is about to write its name on a slow disk.
+# One of our holders has its name in `holder.json` from before it releases `turn` until it releases the store. So a
+# process with the lock of `turn` soon sees that a holder is not one of ours. A process without that lock cannot
+# distinguish such a holder from one of ours that is about to write its name on a slow disk.
 _NAMELESS_MS = 1_000
 _NAMELESS_WITHOUT_TURN_MS = 10_000
 # A process with the lock of `turn` polls often. If the store's lock stays free for this long, that process is stopped.
 _ABANDONED_MS = 2_000
+_STOPPED_MS = 200  # if `turn` stays free for this long, a process in the line is stopped: those behind it go past it
+_LEAST_WAIT_MS = 25  # a holder that sends single messages needs a few ms to notice that somebody waits
 
 
 class LockWait:
@@ -389,9 +386,12 @@ class StoreLock:
 
         If the process with the lock of `turn` was stopped, return with the store's lock alone.
         """
-        wait, slept_ms = LockWait(self._settings.lock_timeout_ms), 0
+        wait, slept_ms, free_ms = LockWait(max(self._settings.lock_timeout_ms, _LEAST_WAIT_MS)), 0, 0
         while True:
             has_turn = self._turn.is_held or (self._line.move_up() and self._turn.try_take())
+            if not has_turn:
+                free_ms = 0 if is_locked(self._turn.path, _TURN_AT) else free_ms + slept_ms
+                has_turn = free_ms >= _STOPPED_MS and self._turn.try_take()
             if has_turn:
                 self._line.leave()
             if (has_turn or wait.is_turn_abandoned) and self._try_take():

@@ -1,8 +1,8 @@
 """The line of processes that wait for the lock of `turn`, in the order in which they came.
 
 The line has PLACES places, one byte of the file `rmq/turn` each. A process joins at the last place, and moves up
-whenever the place before it is free. So no process overtakes another one. The process at the first place takes the lock
-of `turn` next, and then leaves the line. If the line is full, a process tries to join again later.
+whenever the place before it is free. No process overtakes another one that runs. The process at the first place takes
+the lock of `turn` next, and then leaves the line. If the line is full, a process tries to join again later.
 """
 
 from rmq_spark.store.disk.locks import FileLock

@@ -236,10 +236,10 @@ class BatchRollForward:
             # If a crash prevents this, the next writer has to compare one more chunk.
             physical_offset = int(appended.physical_offsets[-1])
             self.intents.add_hint(intent, Hint(rows, physical_offset))
-            last = session.record_from(physical_offset)
-            if last is not None:
-                count = Count(rows, physical_offset, fingerprint_of(last), is_complete=True)
-                self.intents.save_count(intent, count)
+            last = decode_record(records.data[len(records.data) - int(records.sizes[-1]) :].data)
+            assert isinstance(last, Record), last  # `append` has filled in its header
+            count = Count(rows, physical_offset, fingerprint_of(last), is_complete=True)
+            self.intents.save_count(intent, count)
         return rows
 
     def conclude(self, session: WriteSession, intent: Intent) -> None:

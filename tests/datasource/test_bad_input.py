@@ -273,10 +273,12 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
         Case.read,
     ),
     "a truncated segment": then(lambda case: os.truncate(case.segment(1), 1000), Case.read),
-    "a segment that shrinks while it is read": lambda case: case.stream(lambda: os.truncate(case.segment(1), 1000)),
-    "a segment that is deleted while it is read": lambda case: case.stream(lambda: expire(case)),
-    "another store on the executor": lambda case: case.stream(lambda: replace_store(case)),
-    "no store on the executor": lambda case: case.stream(lambda: shutil.rmtree(case.store)),
+    "a segment that shrinks while it is read": lambda case: case.stream(
+        lambda: os.truncate(case.segment(1), 1000), handOverBytes="0"
+    ),
+    "a segment that is deleted while it is read": lambda case: case.stream(lambda: expire(case), handOverBytes="0"),
+    "another store on the executor": lambda case: case.stream(lambda: replace_store(case), handOverBytes="0"),
+    "no store on the executor": lambda case: case.stream(lambda: shutil.rmtree(case.store), handOverBytes="0"),
     "a body that decompresses to gigabytes": bomb,
     "a group name that RocketMQ refuses": lambda case: case.join(consumerGroup="billing team"),
     "a start at the group's offset without a group": lambda case: case.stream(startingOffsets="group"),

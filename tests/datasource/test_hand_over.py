@@ -29,10 +29,10 @@ from pyspark.sql.types import (
 )
 
 from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.plan.splitting import TaskLimits
 from rmq_spark.datasource.spark import hand_over
-from rmq_spark.datasource.spark.batch_reader import plan_partitions
 from rmq_spark.datasource.spark.hand_over import HandOver, find_wrapper, make_hand_over
-from rmq_spark.datasource.spark.partition import RmqPartition
+from rmq_spark.datasource.spark.partition import RmqPartition, plan_partitions
 from rmq_spark.datasource.spark.partition_reader import read_partition
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.backend import Fence
@@ -273,21 +273,20 @@ def test_partition_of_several_queues_is_handed_over(store: "GrowingStore", query
     store.append("orders", 1, 2)
     query = query_on(store.path, **ON)
     query.plan()
-    ranges = [QueueRange(QueueKey("orders", 1), 0, 2), QueueRange(QueueKey("orders", 0), 1, 3)]
-    planned = plan_partitions(query.reader._view, [ranges])
+    ranges = [QueueRange(QueueKey("orders", 0), 1, 3), QueueRange(QueueKey("orders", 1), 0, 2)]
+    planned = plan_partitions(query.reader._view, ranges, TaskLimits())
     query.hand_over.offer(planned)
     rows = [row for batch in query.hand_over.take(query.reader._view) or () for row in batch.to_pylist()]
-    assert [(row["queueId"], row["queueOffset"]) for row in rows] == [(1, 0), (1, 1), (0, 1), (0, 2)]
+    assert [(row["queueId"], row["queueOffset"]) for row in rows] == [(0, 1), (0, 2), (1, 0), (1, 1)]
     assert rows == rows_of(planned)
 
 
 def test_offer_refuses_partitions_of_spark_and_with_a_fence(store: "GrowingStore", query_on: QueryOn) -> None:
     query = query_on(store.path, **ON)
     query.plan()
-    (planned,) = plan_partitions(query.reader._view, [[QueueRange(QueueKey("orders", 0), 0, 3)]])
-    fenced = plan_partitions(
-        query.reader._view, [[QueueRange(QueueKey("orders", 0), 0, 3)]], lambda _: Fence("billing", "me", 1)
-    )
+    view, ranges = query.reader._view, [QueueRange(QueueKey("orders", 0), 0, 3)]
+    (planned,) = plan_partitions(view, ranges, TaskLimits())
+    fenced = plan_partitions(view, ranges, TaskLimits(), lambda _: Fence("billing", "me", 1))
     for refused in ([], [InputPartition(None)], fenced, [planned, planned]):
         query.hand_over.offer([planned])
         query.hand_over.offer(refused)

@@ -200,6 +200,44 @@ def test_session_ends_with_its_producer(root: Path) -> None:
     assert (watermark(root).is_open, watermark(root).logged_end) == (False, 0)
 
 
+def test_session_ends_under_its_lock_if_its_producer_is_collected_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = rmq_spark.open_store(str(root))
+    store.cycle = store  # type: ignore[attr-defined]  # only the collector can free it
+    lock, finish, held = store._writer.lock, SingleAppender.finish, list[bool]()
+
+    def collect_and_finish(appender: SingleAppender) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            gc.collect()
+            held.append(lock.is_held)
+        finish(appender)
+
+    send(store, 0)
+    send(store, 1)
+    monkeypatch.setattr(SingleAppender, "finish", collect_and_finish)
+    del store
+    wait_until(lambda: bool(held) and not is_session_open(root))
+    assert held == [True]
+    assert not watermark(root).is_open
+
+
+def test_interpreter_ends_although_a_thread_waits_for_the_store(root: Path) -> None:
+    program = """
+import sys, threading, time, rmq_spark
+store = rmq_spark.open_store(sys.argv[1], lock_timeout_ms=10**9)
+threading.Thread(target=store.send, args=("t", b"x"), daemon=True).start()
+while store._writer.lock._line.place is None and not store._writer.lock._turn.is_held:
+    time.sleep(0.01)
+"""
+    with rmq_spark.open_store(str(root))._writer.section():
+        child = subprocess.Popen([sys.executable, "-c", program, root], env={"PYTHONPATH": ":".join(sys.path)})
+        try:
+            assert child.wait(PATIENCE_S) == 0
+        finally:
+            child.kill()
+
+
 @pytest.mark.usefixtures("stays_open")
 def test_topic_that_was_removed_meanwhile_is_created_again(root: Path) -> None:
     store = rmq_spark.open_store(str(root))

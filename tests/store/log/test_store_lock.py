@@ -22,6 +22,7 @@ from rmq_spark.store.errors import LockTimeoutError, StoreError, StorePathError
 from rmq_spark.store.format.own_files import Holder, decode_holder, encode_holder
 from rmq_spark.store.log import store_lock
 from rmq_spark.store.log.store_lock import StoreLock
+from rmq_spark.store.log.waiting_line import WaitingLine
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.testing.failing_disk import FailingDisk
 
@@ -259,11 +260,28 @@ def test_hold_ignores_a_clock_that_is_set_during_the_wait(root: Path, jump_ms: i
     assert 57_000 <= time.slept_ms <= 60_100
 
 
-def test_lock_timeout_of_zero_tries_once(root: Path) -> None:
-    first, second = (make_lock(root, lock_timeout_ms=0) for _ in range(2))
+def test_lock_timeout_of_zero_waits_only_for_an_idle_session_to_end(root: Path) -> None:
+    time = FakeTime()
+    first, second = make_lock(root), make_lock(root, time, lock_timeout_ms=0)
     with first.hold(), pytest.raises(LockTimeoutError, match="no progress for 0 s"), second.hold():
         pytest.fail("two hold it")
+    assert 0 < time.slept_ms < 30
     assert is_free(root)
+    holding, time = first.hold(), FakeTime()
+    holding.__enter__()
+    time.during = lambda: time.slept_ms > 10 and first.release()
+    second = make_lock(root, time, lock_timeout_ms=0)
+    with second.hold():
+        assert second.is_held
+
+
+def test_hold_goes_past_a_stopped_process_in_the_line(root: Path) -> None:
+    make_lock(root)._make_files()
+    stopped, time = WaitingLine(str(root / "rmq/turn")), FakeTime()
+    while not stopped.move_up():
+        pass
+    with make_lock(root, time).hold():
+        assert 100 < time.slept_ms < 1000
 
 
 class WaitsError(Exception):
