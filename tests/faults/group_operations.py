@@ -20,7 +20,6 @@ QUEUES = [QueueKey("orders", queue_id) for queue_id in range(base_stores.QUEUES)
 STOOD = 5  # the queue offset of the first member in each queue
 BATCH = 2  # the number of the batch that it planned last
 _FINISHED = ".finished"
-_OFFSETS = "consumerOffset.json"
 
 
 def _join(session: Session, handover_timeout_ms: int = base_stores.HOUR_MS) -> GroupSession:
@@ -107,11 +106,11 @@ def _hand_over(session: Session, number: int) -> None:
 
 def _publishing(name: str, finished_batch: int | None, judge: Callable[[Outcome], Iterator[str]]) -> Operation:
     act = _publish_last_offsets(finished_batch)
-    return Operation(name, base_stores.settled, act, judge, prepare=_plan_batches, rewritten=_OFFSETS)
+    return Operation(name, base_stores.settled, act, judge, prepare=_plan_batches)
 
 
 def _handing_over(name: str, prepare: Callable[[Session], None]) -> Operation:
-    return Operation(name, base_stores.settled, _hand_over, prepare=prepare, rewritten=_OFFSETS)
+    return Operation(name, base_stores.settled, _hand_over, prepare=prepare)
 
 
 SHARING = (

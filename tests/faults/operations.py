@@ -109,8 +109,7 @@ class Operation:
     """One operation.
 
     `prepare` comes before calls fail. `reads`: its answer is compared with the answer without a fault. Where the answer
-    is a file, `view` reads it, after calls no longer fail. A file whose sync fails and that is then written again as a
-    new one, with a sync, is named by `rewritten`: the operation may succeed.
+    is a file, `view` reads it, after calls no longer fail.
     """
 
     name: str
@@ -124,7 +123,6 @@ class Operation:
     reads: bool = False
     view: Callable[[Session], object] | None = None
     prepare: Callable[[Session], None] | None = None
-    rewritten: str = ""
 
 
 class _ErrorsLogged(logging.Handler):

@@ -27,7 +27,8 @@ from shim import Effect, Hit
 from rmq_spark.store import check, close
 
 _SYSTEM_TOPICS = (*base_stores.WAITING_TOPICS, "%DLQ%")  # a topic of messages that wait; dead letters may be doubled
-_TOPICS_FILE = "topics.json"  # every operation that sends writes it again after a failed sync: `Disk.make_durable`
+# If a sync of these fails, `Disk.make_durable` replaces the file by a new one, so the operation may succeed.
+_WRITTEN_AGAIN = ("topics.json", "consumerOffset.json")
 _TEXT_CHARS = 600
 
 
@@ -45,7 +46,7 @@ def ending_faults(operation: Operation, kind: FaultKind, plain: Plain, tried: Tr
     if second.how == "ok" and operation.reads and tried.second_answer != plain.answer:
         yield f"AGAIN {difference(plain.answer, tried.second_answer)}"
     is_sync = kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync")
-    is_repeated = os.path.basename(tried.hit.path) in (operation.rewritten, _TOPICS_FILE)
+    is_repeated = os.path.basename(tried.hit.path) in _WRITTEN_AGAIN
     if first.how == "ok" and is_sync and operation.is_durable and not is_repeated:
         yield f"SWALLOWED {tried.hit}: the operation returned"
 
