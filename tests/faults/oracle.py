@@ -12,6 +12,7 @@
    kept. No intent of a commit is left open (INTENTS).
 """
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -47,7 +48,9 @@ def ending_faults(operation: Operation, kind: FaultKind, plain: Plain, tried: Tr
         yield f"AGAIN {difference(plain.answer, tried.second_answer)}"
     is_sync = kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync")
     is_repeated = os.path.basename(tried.hit.path) in _WRITTEN_AGAIN
-    if first.how == "ok" and is_sync and operation.is_durable and not is_repeated:
+    # A writer continues if a full disk keeps it from finishing the batch of another application, and logs that.
+    is_left = operation.name == "recover" and kind.error == errno.ENOSPC
+    if first.how == "ok" and is_sync and operation.is_durable and not is_repeated and not is_left:
         yield f"SWALLOWED {tried.hit}: the operation returned"
 
 
