@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from rmq_spark.store.model import QueueRange
 
-# Reading so much takes about as long as starting a task, so ranges share a task up to this size.
-SHARED_MESSAGES = 50_000
-SHARED_BYTES = 16 << 20
+# Reading so much takes about twice as long as starting a task, so ranges share a task up to this size.
+SHARED_MESSAGES = 100_000
+SHARED_BYTES = 64 << 20
 # Up to this many messages share a task although cores have nothing to do.
 LEAST_SHARED_MESSAGES = 10_000
 # A piece that a core gets because it would be idle otherwise has at least so many messages.
@@ -42,8 +42,8 @@ def make_tasks(
 
     `ranges` must be sorted by queue and offset. The pieces cover them exactly, in the same order, and none is empty.
 
-    Ranges that follow each other share a task, up to `SHARED_MESSAGES` and `SHARED_BYTES`, or up to the share of a core
-    if that is less. `sizes` has the bytes of the ranges' records; a range that is missing there counts as 0 bytes.
+    Ranges that follow each other share a task, up to `SHARED_MESSAGES` and `SHARED_BYTES`, or about up to the share of
+    a core if that is less: a range joins if at least half of it is within the share. `sizes` has the bytes of the ranges' records; a range that is missing there counts as 0 bytes.
     Without `min_partitions`, large ranges are split so that all cores have work.
     """
     sizes = sizes or {}
@@ -56,13 +56,14 @@ def make_tasks(
     total = sum(piece.count for piece in pieces)
     # Tasks of about the same length, not one long task and many short ones.
     part = max(-(-total // limits.cores), LEAST_SHARED_MESSAGES) if least is None else -(-total // least)
-    shared = min(SHARED_MESSAGES, most or SHARED_MESSAGES, part)
+    shared = min(SHARED_MESSAGES, most or SHARED_MESSAGES)
     spare = len(pieces) - (least or 1)  # so many pieces may join the task before them
     tasks: list[list[QueueRange]] = []
     messages = size = 0
     for piece in pieces:
         added = sizes.get(piece, 0)
-        if spare > 0 and tasks and messages + piece.count <= shared and size + added <= SHARED_BYTES:
+        is_small = messages + piece.count <= shared and size + added <= SHARED_BYTES
+        if spare > 0 and tasks and is_small and messages + piece.count // 2 <= part:
             tasks[-1].append(piece)
             messages, size, spare = messages + piece.count, size + added, spare - 1
         else:
