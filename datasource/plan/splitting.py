@@ -43,7 +43,8 @@ def make_tasks(
     `ranges` must be sorted by queue and offset. The pieces cover them exactly, in the same order, and none is empty.
 
     Ranges that follow each other share a task, up to `SHARED_MESSAGES` and `SHARED_BYTES`, or about up to the share of
-    a core if that is less: a range joins if at least half of it is within the share. `sizes` has the bytes of the ranges' records; a range that is missing there counts as 0 bytes.
+    a core if that is less: a range joins if at least half of it is within the share. `sizes` has the bytes of the
+    ranges' records; a range that is missing there counts as 0 bytes.
     Without `min_partitions`, large ranges are split so that all cores have work.
     """
     sizes = sizes or {}

@@ -6,6 +6,7 @@ its host, the boot of that host, the namespace of its process id, the process id
 """
 
 import errno
+import functools
 import os
 import socket
 from dataclasses import dataclass
@@ -73,6 +74,11 @@ def boot_id() -> str:
 
     This is the kernel's boot id. If a container hides that, it is the line of /proc/stat with the time of the boot.
     """
+    return _boot_id()
+
+
+@functools.cache  # no process lives longer than a boot
+def _boot_id() -> str:
     found = _read(f"{_PROC}/sys/kernel/random/boot_id").strip()
     if not found:
         started = [line for line in _read(f"{_PROC}/stat").splitlines() if line.startswith("btime ")]

@@ -66,18 +66,25 @@ class IndexFiles:
     """The index files of the store at `root`. Each file is read when it is first needed, and cached until `refresh`.
 
     `shape` (the numbers of slots and entries) is used if the store has no file that shows it. `now_ms` is the clock for
-    the names of files (ms since the epoch).
+    the names of files (ms since the epoch). `shapes` has the shapes of files by name, and gets those that are found:
+    the shape of a file never changes.
     """
 
     def __init__(
-        self, root: str, disk: Disk, shape: IndexShape, now_ms: Callable[[], int], changes: DirtyFiles
+        self,
+        root: str,
+        disk: Disk,
+        shape: IndexShape,
+        now_ms: Callable[[], int],
+        changes: DirtyFiles,
+        shapes: dict[str, IndexShape],
     ) -> None:
         assert shape.slot_count > 0, shape
         assert shape.unit_count > 1, shape
         self.folder = files.join(root, filenames.INDEX)
         self._root, self._disk, self._changes = root, disk, changes
         self._shape, self._now_ms = shape, now_ms
-        self._shapes: dict[str, IndexShape] = {}  # by file name; the shape of a file never changes
+        self._shapes = shapes
         self._known: dict[str, KnownFile] = {}
         self._names: list[str] | None = None
         self._highest_name = ""
@@ -105,7 +112,8 @@ class IndexFiles:
         if file is None:
             with files.OpenFile(self.path(name)) as opened:
                 header = decode_header(opened.read(0, INDEX_HEADER.itemsize))
-                file = KnownFile(name, opened.path, opened.size(), header, self._shapes.get(name))
+                shape, size = self._shapes.get(name), opened.size()
+                file = KnownFile(name, opened.path, size, header, shape if shape and shape.file_bytes == size else None)
             self._known[name] = file
         return file
 
@@ -187,7 +195,8 @@ class KeyIndex:
 
     `shape` (the numbers of slots and entries) is used if the store has no file that shows it. `now_ms` is the clock for
     the names of files (ms since the epoch). Changed files are added to `changes`, and the caller must sync these. If
-    `changes` is not given, call `sync` instead.
+    `changes` is not given, call `sync` instead. `shapes` is that of `IndexFiles`: give it to several objects for the
+    same store.
     """
 
     def __init__(
@@ -197,10 +206,11 @@ class KeyIndex:
         shape: IndexShape,
         now_ms: Callable[[], int],
         changes: DirtyFiles | None = None,
+        shapes: dict[str, IndexShape] | None = None,
     ) -> None:
         self._disk = disk
         self._changes = changes or DirtyFiles(disk, (root,))
-        self._files = IndexFiles(root, disk, shape, now_ms, self._changes)
+        self._files = IndexFiles(root, disk, shape, now_ms, self._changes, {} if shapes is None else shapes)
         self._unfinished: IndexState | None = None  # the state before a `put_many` that failed
         self._open_file: KnownFile | None = None
         self._opened: WritableFile | None = None

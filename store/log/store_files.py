@@ -17,6 +17,7 @@ from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.checkpoint import Checkpoint, decode_checkpoint, encode_abort, encode_checkpoint
 from rmq_spark.store.format.consume_queue_entry import QUEUE_UNIT
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS
+from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.own_files import StoreSettings, Watermark
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.commit_log_writer import CommitLogWriter, DirtyFiles
@@ -57,7 +58,8 @@ class StoreFiles:
         self.topics = TopicWriter(disk, root, heartbeat)
         self.delay_offsets = DelayOffsetFile(root, disk, now_ms, lambda _: None)  # no waits under the lock
         self.queues = self._queue_writer()
-        self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes)
+        self._index_shapes: dict[str, IndexShape] = {}
+        self.index = KeyIndex(root, disk, sizes.index, now_ms, self.changes, self._index_shapes)
         self.watermark = nothing_written()
         self._checked_ms: int | None = None
         self.sound_queues: set[QueueKey] = set()  # queues in which this writer searched for a hole and found none
@@ -95,7 +97,8 @@ class StoreFiles:
         self.changes = DirtyFiles(self.disk, (self.root, *self.folders), watermark.dirty, self.heartbeat)
         self.log_writer = CommitLogWriter(self.disk, self.log, self.folders, self.changes, self._sizes.segment_bytes)
         self.queues = self._queue_writer()
-        self.index = KeyIndex(self.root, self.disk, self._sizes.index, self.now_ms, self.changes)
+        shape, shapes = self._sizes.index, self._index_shapes
+        self.index = KeyIndex(self.root, self.disk, shape, self.now_ms, self.changes, shapes)
 
     def must_check_queues(self, watermark: Watermark) -> bool:
         """Say whether the queues must be compared with a watermark now.

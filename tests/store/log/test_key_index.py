@@ -236,7 +236,7 @@ def test_put_many_adds_a_record_once_that_a_broker_added_twice(golden: Path, tmp
 def test_put_many_continues_real_files_of_five_slots(golden: Path, tmp_path: Path) -> None:
     first, second = (path.read_bytes() for path in sorted((golden / "index-rollover").glob("2*")))
     lay(tmp_path, [first])
-    files = IndexFiles(str(tmp_path), Disk(), IndexShape(), lambda: START_MS, DirtyFiles(Disk(), ()))
+    files = IndexFiles(str(tmp_path), Disk(), IndexShape(), lambda: START_MS, DirtyFiles(Disk(), ()), {})
     files.make(files.last())  # the first one was not full
     units = np.frombuffer(second, INDEX_UNIT, decode_header(second).next_unit, TINY.unit_position(0))[1:]
     header = decode_header(second)
