@@ -174,8 +174,11 @@ class LogEnd:
     def is_rewritten(self) -> bool:
         """Return whether the next refresh must be whole, because earlier results are not valid any more.
 
-        They are not valid if the last record was overwritten, or if files that could not be read have changed.
+        They are not valid if the last record was overwritten, if files that could not be read have changed, or if the
+        log begins after the physical offset from which the next refresh would read.
         """
+        if self._state.base < self._log.segments.begin:
+            return True  # also if the log was empty, so that there is no last record
         physical_offset, header = self._state.last_record
         if header and self._log.bytes_at(physical_offset, RECORD_HEAD.itemsize) != header:
             return True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_spark.store import open_reader
+from rmq_spark.store import open_reader, open_store
 from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.checkpoint import Checkpoint, encode_checkpoint
 from rmq_spark.store.format.record import RECORD_HEAD
@@ -204,3 +204,17 @@ def test_log_end_stays_the_same_if_a_refresh_fails(tmp_path: Path) -> None:
         assert reader.refresh()
         assert (reader.log_end, reader.bounds(QUEUE)) == (end, QueueBounds(0, 28))
         assert reader.bounds(QueueKey("U", 0)) == QueueBounds(0, 1)
+
+
+def test_log_end_follows_a_log_whose_first_segments_expired_since_it_was_empty(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with open_store(store, segment_bytes=1 << 16) as producer:
+        producer.create_topic("T", 1)
+        with open_reader(store) as reader:
+            assert reader.bounds(QUEUE) == QueueBounds(0, 0)
+            for _ in range(3):
+                producer.send("T", bytes(40_000))
+            assert producer.expire(max_bytes=1 << 16).segments == 2
+            assert reader.refresh()
+            assert reader.bounds(QUEUE) == QueueBounds(2, 3)
+            assert not reader.refresh()
