@@ -154,10 +154,7 @@ class Backend(Protocol):
         """Return the queue offsets that can be read in each queue. Raises NotFoundError for an unknown queue."""
 
     def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Return for each queue the offset of the first message stored at or after its time (ms since the epoch).
-
-        If there is none, this is the queue's max offset.
-        """
+        """Return for each queue the offset of the first message stored at or after its time (ms), or its end."""
 
     def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
         """Return physical offset and store time of messages. One that has expired or does not exist is left out."""
@@ -170,6 +167,11 @@ class Backend(Protocol):
         If `wanted` is given, only messages that match it. Batches without rows report progress. All rows that were
         yielded before an error are correct. Raises OffsetRangeError if the queue does not have the whole range.
         """
+
+    def read_together(
+        self, parts: Sequence[QueueRange], columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
+    ) -> pa.RecordBatch | None:
+        """Return the messages of small ranges of one topic in order, or None if `read` must read them one by one."""
 
     def barriers(
         self, queues: Collection[QueueKey], group: str | None, *, is_broadcasting: bool
@@ -422,10 +424,7 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CommitTotals:
-    """The totals of one commit: its rows, their bytes in the log, and the number of queues that got rows.
-
-    If the batch was `skipped`, the three numbers are 0.
-    """
+    """The rows of one commit, their bytes in the log, and the number of queues that got rows; all 0 if `skipped`."""
 
     rows: int = 0
     bytes: int = 0

@@ -12,7 +12,7 @@ Invariants:
 import contextlib
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -21,11 +21,12 @@ from rmq_spark.datasource.options.read_options import ReadSettings
 from rmq_spark.datasource.plan.planning import EXPIRED, Loss, require_no_losses
 from rmq_spark.datasource.spark.partition import Piece, RmqPartition
 from rmq_spark.store.backend import Backend, DecodeLimits
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError, StorePathError
+from rmq_spark.store.errors import NotFoundError, OffsetRangeError, RmqError, StoreChangedError, StorePathError
 from rmq_spark.store.filter.row_filter import LOOKUP_COLUMNS, RowFilter, compile_filter, matches_lookup, only_tags
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange, RecordProof
 
 _LOG = logging.getLogger("rmq_spark")
+_GROUPED_MESSAGES = 10_000  # pieces are read together up to this many
 _JOINED_ROWS, _JOINED_BYTES = 1024, 1 << 20  # batches that are smaller in both are joined
 
 
@@ -52,16 +53,48 @@ def _read_pieces(partition: RmqPartition, settings: ReadSettings, opened: Backen
     place = contextlib.closing(partition.location.open()) if opened is None else contextlib.nullcontext(opened)
     with place as backend:
         _check_identity(backend, partition)
-        for piece in partition.pieces:
-            if partition.fence is not None:
-                backend.check_fence(partition.fence, piece.queue)
-            for batch in _read_piece(backend, partition, piece, settings, filters[piece.queue.topic]):
+        if partition.fence is not None:
+            backend.check_fence(partition.fence, partition.pieces[0].queue)
+        for pieces in _groups(partition.pieces):
+            for batch in _read_group(backend, partition, pieces, settings, filters[pieces[0].queue.topic]):
                 rows = batch if sought is None else batch.filter(matches_lookup(batch, sought)).select(columns)
                 if rows.num_rows:
                     yield rows
-            # One check at the end is enough, because Spark discards the rows of a task that fails.
-            if partition.fence is not None:
-                backend.check_fence(partition.fence, piece.queue)
+        # One check at the end is enough, because Spark discards the rows of a task that fails.
+        if partition.fence is not None:
+            backend.check_fence(partition.fence, partition.pieces[0].queue)
+
+
+def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces in order. Small ones of one topic that follow each other are in one list."""
+    group: list[Piece] = []
+    messages = 0
+    for piece in pieces:
+        is_same_topic = bool(group) and group[0].queue.topic == piece.queue.topic
+        if group and (not is_same_topic or messages + piece.count > _GROUPED_MESSAGES):
+            yield group
+            group, messages = [], 0
+        group.append(piece)
+        messages += piece.count
+    if group:
+        yield group
+
+
+def _read_group(
+    backend: Backend, partition: RmqPartition, pieces: list[Piece], settings: ReadSettings, wanted: RowFilter | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of the pieces in order, read together if the place can and everything is as planned."""
+    if len(pieces) > 1:
+        with contextlib.suppress(RmqError):  # reading piece by piece reports it
+            together = None
+            if not _find_moved(backend, [(piece, piece.begin) for piece in pieces]):
+                limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
+                together = backend.read_together(pieces, settings.columns, limits, wanted)
+            if together is not None:
+                yield together
+                return
+    for piece in pieces:
+        yield from _read_piece(backend, partition, piece, settings, wanted)
 
 
 def _join_small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -141,20 +174,31 @@ def _check_proofs(backend: Backend, partition: RmqPartition, piece: Piece, begin
     The last message of the piece is compared, and the first one if it has not been read yet. A message that has expired
     is left to the read, which reports it.
     """
-    checks: list[tuple[int, RecordProof | None]] = [(piece.end - 1, piece.last)]
-    if begin == piece.begin < piece.end - 1:
-        checks.append((begin, piece.first))
-    asked = {(piece.queue, offset): planned for offset, planned in checks if planned is not None}
-    for (_, offset), found in backend.positions(asked).items():
-        planned = asked[piece.queue, offset]
-        if found != planned:
-            raise _changed(
-                partition,
-                piece.queue,
-                f"the message at queue offset {offset} is at physical offset {found.physical_offset}, stored at "
-                f"{found.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
-                f"{planned.store_time_ms} ms",
-            )
+    for queue, offset, found, planned in _find_moved(backend, [(piece, begin)]):
+        raise _changed(
+            partition,
+            queue,
+            f"the message at queue offset {offset} is at physical offset {found.physical_offset}, stored at "
+            f"{found.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
+            f"{planned.store_time_ms} ms",
+        )
+
+
+def _find_moved(
+    backend: Backend, begun: Iterable[tuple[Piece, int]]
+) -> list[tuple[QueueKey, int, RecordProof, RecordProof]]:
+    """Return queue and offset of the messages that are not as planned, with the proof that was found and the planned.
+
+    Each piece is given with the offset of its next message. The last message of a piece is compared, and the first one
+    if it is the next.
+    """
+    asked: dict[tuple[QueueKey, int], RecordProof] = {}
+    for piece, begin in begun:
+        if piece.last is not None:
+            asked[piece.queue, piece.end - 1] = piece.last
+        if begin == piece.begin < piece.end - 1 and piece.first is not None:
+            asked[piece.queue, begin] = piece.first
+    return [(*at, found, asked[at]) for at, found in backend.positions(asked).items() if found != asked[at]]
 
 
 def _skip(piece: Piece, begin: int, available: QueueBounds, fail: bool) -> int:

@@ -45,6 +45,12 @@ def _one_value(column: NDArray[np.uint32]) -> int | None:
     return int(column[0]) if len(column) and (column == column[0]).all() else None
 
 
+def _are_of_queues(words: NDArray[np.uint32], queue_ids: int | NDArray[np.int64]) -> bool:
+    """Return whether these stored words are the queue ids."""
+    expected = _swapped(queue_ids) if isinstance(queue_ids, int) else queue_ids.astype(">i4").view(np.uint32)
+    return bool((words == expected).all())
+
+
 class RecordFault(ValueError):
     """Record number `row` of a run is damaged, or differs from its consume-queue entry. `what` names the wrong part.
 
@@ -58,11 +64,12 @@ class RecordFault(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RecordRun:
-    """Records of one queue in the order of the queue, with the values of their consume-queue entries.
+    """Records of one topic in the order of the log, with the values of their consume-queue entries.
 
     Each array has one int64 per record. `positions` are positions in `buffer` (bytes), `sizes` are bytes,
-    `physical_offsets` are bytes in the commit log, and `queue_offsets` count messages. The caller must have checked
-    that every record is inside the buffer and that every size is at least MIN_RECORD_BYTES.
+    `physical_offsets` are bytes in the commit log, and `queue_offsets` count messages. `queue_id` is a number if all
+    records are of one queue. The caller must have checked that every record is inside the buffer and that every size
+    is at least MIN_RECORD_BYTES.
     """
 
     buffer: Bytes
@@ -71,7 +78,7 @@ class RecordRun:
     physical_offsets: NDArray[np.int64]
     queue_offsets: NDArray[np.int64]
     topic: str
-    queue_id: int
+    queue_id: int | NDArray[np.int64]
     message_counts: NDArray[np.int64] | None = None  # messages in each record; None if every record is one message
 
     def __len__(self) -> int:
@@ -86,7 +93,7 @@ class RecordRun:
             self.physical_offsets[records],
             self.queue_offsets[records],
             self.topic,
-            self.queue_id,
+            self.queue_id if isinstance(self.queue_id, int) else self.queue_id[records],
             None if self.message_counts is None else self.message_counts[records],
         )
 
@@ -159,7 +166,7 @@ class RecordHeaders:
             np.array_equal(rows["physical_offset"].astype(np.int64), run.physical_offsets)
             and np.array_equal(rows["queue_offset"].astype(np.int64), run.queue_offsets)
             and np.array_equal(rows["total_size"].astype(np.int64), run.sizes)
-            and (words[:, _WORD["queue_id"]] == _swapped(run.queue_id)).all()
+            and _are_of_queues(words[:, _WORD["queue_id"]], run.queue_id)
             and (magics in _TOPIC_LENGTH_BYTES or (magics is None and np.isin(rows["magic"], _MAGICS).all()))
         ):
             return
@@ -167,7 +174,7 @@ class RecordHeaders:
             ("physical offset", rows["physical_offset"], run.physical_offsets),
             ("queue offset", rows["queue_offset"], run.queue_offsets),
             ("record length", rows["total_size"], run.sizes),
-            ("queue id", rows["queue_id"], np.full(len(run), run.queue_id)),
+            ("queue id", rows["queue_id"], np.broadcast_to(run.queue_id, len(run))),
         ):
             differing = np.flatnonzero(found != expected)
             if len(differing):

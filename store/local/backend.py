@@ -112,6 +112,9 @@ class LocalBackend:
 
     def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
         """Return physical offset and store time of the messages that are still in the log."""
+        together = self._reader.small_ranges.proofs(at)
+        if together is not None:
+            return together
         found = {}
         for queue, offset in at:
             try:
@@ -124,18 +127,23 @@ class LocalBackend:
         self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
     ) -> Iterator[ReadBatch]:
         """Yield the messages of a range in order. The column brokerName is null: a directory has no broker names."""
-        stored = [name for name in columns if name != BROKER_NAME]
+        stored = _stored(columns)
         found = self._reader.read_with_progress(part.queue, part.begin, part.end, stored, limits, wanted)
-        if len(stored) == len(columns):
-            yield from found
-            return
         for batch, next_offset in found:
-            nulls = pa.nulls(batch.num_rows, pa.string())
-            arrays = [nulls if name == BROKER_NAME else batch.column(name) for name in columns]
-            yield ReadBatch(pa.RecordBatch.from_arrays(arrays, names=list(columns)), next_offset)
+            yield ReadBatch(_with_brokers(batch, columns), next_offset)
+
+    def read_together(
+        self, parts: Sequence[QueueRange], columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
+    ) -> pa.RecordBatch | None:
+        """Return the messages of small ranges as one batch. See `small_ranges`."""
+        batch = self._reader.small_ranges.read(parts, _stored(columns), limits, wanted)
+        return None if batch is None else _with_brokers(batch, columns)
 
     def measure(self, parts: Collection[QueueRange]) -> dict[QueueRange, int]:
         """Return the size of the records of each range in bytes."""
+        together = self._reader.small_ranges.record_bytes(parts)
+        if together is not None:
+            return together
         return {part: self._reader.record_bytes(part.queue, part.begin, part.end) for part in parts}
 
     def fit(self, max_bytes: Mapping[QueueRange, int]) -> dict[QueueRange, int]:
@@ -227,3 +235,17 @@ class LocalBackend:
             finished_batch=final.finished_batch,
             commit_log_path=self._paths.commit_log_path,
         )
+
+
+def _stored(columns: Sequence[str]) -> list[str]:
+    """Return the columns that come from the store."""
+    return [name for name in columns if name != BROKER_NAME]
+
+
+def _with_brokers(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return a batch of the stored `columns` with all `columns`. A directory has no names of brokers."""
+    if BROKER_NAME not in columns:
+        return batch
+    nulls = pa.nulls(batch.num_rows, pa.string())
+    arrays = [nulls if name == BROKER_NAME else batch.column(name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))

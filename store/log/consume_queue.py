@@ -11,7 +11,7 @@ This module does not verify entries, because that requires reading their records
 Source: ConsumeQueue, BatchConsumeQueue (5.3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -105,6 +105,14 @@ class EntryFiles:
     def end(self) -> int:
         """Return the number after the last entry for which the files have room, whether it was written or not."""
         return self._run.end // self.layout.itemsize
+
+    def has_around(self, number: int) -> bool:
+        """Return whether the files are listed, and one has room for the entries `number` - 1 and `number`."""
+        if self._listed is None:
+            return False
+        size = self.layout.itemsize
+        segment = self._listed.holding((number - 1) * size)
+        return segment is not None and (number + 1) * size <= segment.end
 
     def path_of(self, number: int) -> tuple[str, int]:
         """Return the path of the file that contains an entry, and the entry's position in the file (bytes).
@@ -236,11 +244,16 @@ class ConsumeQueue:
     def read(self, begin: int, end: int) -> Entries:
         """Return the entries with the numbers [begin, end). Entries after the last file are left out."""
         raw = self.run.read(begin, end)
+        return self.entries_of(raw, np.arange(begin, begin + len(raw)))
+
+    @staticmethod
+    def entries_of(raw: NDArray[np.void], queue_offsets: NDArray[np.int64]) -> Entries:
+        """Return the entries `raw` of 20 bytes, which have these queue offsets, as columns."""
         return Entries(
             raw["physical_offset"].astype(np.int64),
             raw["record_size"].astype(np.int64),
             raw["tags_code"].astype(np.int64),
-            np.arange(begin, begin + len(raw)),
+            queue_offsets,
             None,
         )
 
@@ -425,3 +438,35 @@ class BatchConsumeQueue(ConsumeQueue):
         """Return the queue offset after the last message of `entries`, which must not be empty."""
         assert entries.message_counts is not None
         return int(entries.queue_offsets[-1] + entries.message_counts[-1])
+
+
+class EntryTable:
+    """Entries of many queues in memory. `parts` has the entries of each queue, and the number of the first.
+
+    Entries of batch queues are left out.
+    """
+
+    def __init__(self, parts: Mapping[QueueKey, tuple[int, Entries]]) -> None:
+        self._parts = {key: part for key, part in parts.items() if part[1].message_counts is None}
+        self._joined: Entries | None = None  # made at the first search
+        self._rows: dict[QueueKey, tuple[int, int, int]] = {}  # the numbers [begin, end), and the row of number 0
+
+    def find(self, ranges: Iterable[tuple[QueueKey, int, int]]) -> Entries | None:
+        """Return the entries of the ranges (queue, begin, end), one after another. None if any is not in the table."""
+        if self._joined is None:
+            self._join()
+        rows: list[int] = []
+        for queue, begin, end in ranges:
+            first, last, origin = self._rows.get(queue, (0, -1, 0))
+            if begin < first or end > last:
+                return None
+            rows.extend(range(origin + begin, origin + end))
+        return None if self._joined is None else self._joined.take(np.array(rows, np.intp))
+
+    def _join(self) -> None:
+        row = 0
+        for key, (begin, entries) in self._parts.items():
+            self._rows[key] = begin, begin + len(entries), row - begin
+            row += len(entries)
+        if self._parts:
+            self._joined = Entries.joined([entries for _, entries in self._parts.values()])

@@ -7,17 +7,21 @@ damaged.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.errors import DamageError
+from rmq_spark.store.errors import DamageError, StoreError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.byte_ranges import Bytes
 from rmq_spark.store.format.checkpoint import Checkpoint
-from rmq_spark.store.format.consume_queue_entry import is_address, message_count
+from rmq_spark.store.format.consume_queue_entry import MAX_ADDRESS, is_address, message_count
 from rmq_spark.store.format.java import string_hash
+from rmq_spark.store.format.message_columns import Texts
 from rmq_spark.store.format.properties import TAGS, parse
 from rmq_spark.store.format.record import (
     BORN_HOST_V6,
@@ -31,6 +35,7 @@ from rmq_spark.store.format.record import (
     Record,
     Torn,
 )
+from rmq_spark.store.format.record_batch import NotWholeError, WholeRecords
 from rmq_spark.store.format.record_headers import gather
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries
@@ -38,6 +43,7 @@ from rmq_spark.store.log.record_chain import RecordChain, ShutdownState
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import SCHEDULE_TOPIC
 
+_MANY_QUEUES = 16  # from this many, reading all at once is faster
 _BLOCK_RECORDS = 1 << 13  # so few that their headers stay in the processor's cache during the comparison
 
 
@@ -235,6 +241,33 @@ class EntryValidator:
         path, position = queue.run.path_of(end - 1)
         found = record.why if isinstance(record, Torn) else "a record that disagrees with it"
         return DamageError(f"the last entry of queue {queue.key}", path, position, "one for its record", found)
+
+    def find_good(self, last: Mapping[QueueKey, Entries], closing: ShutdownState) -> set[QueueKey]:
+        """Return queues of whose last entries `confirm` removes none. It may return fewer than there are.
+
+        `last` has the last entry of each queue. Each has one message, and agrees with the header of its record.
+        """
+        if len(last) < _MANY_QUEUES:
+            return set()
+        entries = Entries.joined(list(last.values()))
+        order = np.argsort(entries.physical_offsets, kind="stable")
+        names = list(last)
+        entries, keys = entries.take(order), [names[at] for at in order.tolist()]
+        if (np.diff(entries.physical_offsets) < entries.sizes[:-1]).any():
+            return set()
+        good: set[QueueKey] = set()
+        with suppress(StoreError, NotWholeError):
+            for stretch in self._log.stretches(entries.physical_offsets, entries.sizes, are_scattered=True):
+                part, asked = entries.part(stretch.first, stretch.last), keys[stretch.first : stretch.last]
+                whole = WholeRecords.of(stretch.buffer, stretch.positions, stretch.positions + part.sizes)
+                topics = pa.array([key.topic.encode() for key in asked], pa.binary())
+                agree = pc.equal(whole.topics(), topics).to_numpy(zero_copy_only=False)
+                if closing is not ShutdownState.CLOSED:
+                    hashes = Texts.of(whole.pairs().column(TAGS)).java_hashes()
+                    agree &= (part.tags_codes == hashes) | (part.tags_codes <= MAX_ADDRESS)
+                stretch.check()
+                good.update(key for key, agrees in zip(asked, agree.tolist(), strict=True) if agrees)
+        return good
 
     def confirm(self, key: QueueKey, entries: Entries, last: int, closing: ShutdownState) -> int:
         """Return how many of the first `last` entries remain if trailing stale or partly written entries are removed.

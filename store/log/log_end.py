@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rmq_spark.store.errors import DamageError, StoreError
+from rmq_spark.store.errors import DamageError, StoreChangedError, StoreError
 from rmq_spark.store.format.checkpoint import Checkpoint
 from rmq_spark.store.format.record import (
     BLANK_BYTES,
@@ -33,7 +33,7 @@ from rmq_spark.store.format.record import (
     Record,
 )
 from rmq_spark.store.log.commit_log import CommitLog
-from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries
+from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries, EntryTable
 from rmq_spark.store.log.entry_check import EntryValidator, compare_headers, read_next_entry
 from rmq_spark.store.log.log_end_state import (
     AwaitedEntry,
@@ -53,6 +53,9 @@ from rmq_spark.store.log.log_end_state import (
 )
 from rmq_spark.store.log.record_chain import RecordChain, ShutdownState, StoreState
 from rmq_spark.store.model import QueueKey
+
+_RECENT_ENTRIES = 1 << 16  # kept after a refresh
+_FEW_ENTRIES = 64
 
 
 class LogEnd:
@@ -74,6 +77,7 @@ class LogEnd:
         self._may_exist, self._last_indexed = may_exist, last_indexed
         self._validator = EntryValidator(log, checkpoint, last_indexed)
         self._state = EndState()
+        self.recent = EntryTable({})  # the entries that the last refresh confirmed, unless they are many
 
     @property
     def begin(self) -> int:
@@ -207,6 +211,7 @@ class LogEnd:
         """
         state = state or self._read_state()
         self._state = replace(self._state, token=None)  # so that a refresh follows if this one raises
+        self.recent = EntryTable({})
         try:
             self._refresh(queues, list(among), state, whole=whole)
             if not self.faults or self._read_state() == state:
@@ -236,6 +241,8 @@ class LogEnd:
         facts = Facts(store, queues, new_entries, unreadable, chain)
         moved, needs = advance(state, facts)
         self._state = conclude(moved, needs, facts, self._look_up(moved, needs, facts))
+        if sum(new.confirmed for new in new_entries.values()) <= _RECENT_ENTRIES:
+            self.recent = EntryTable({key: (new.begin, new.confirmed_entries()) for key, new in new_entries.items()})
 
     def _read_new_entries(
         self, queues: Mapping[QueueKey, ConsumeQueue], among: list[QueueKey], state: EndState, *, whole: bool
@@ -247,11 +254,17 @@ class LogEnd:
         found, unreadable = {}, {}
         for key in among:
             queue = queues[key]
+            known = state.ends.get(key)
+            if not whole and known is not None:
+                new = _read_few_new(queue, known, state.last_offsets.get(key))
+                if new is not None:
+                    found[key] = known, new
+                    continue
+            queue.run.refresh()
             fault = queue.run.fault()
             if fault is not None:
                 unreadable[key] = queue, fault
                 continue
-            known = state.ends.get(key)
             if whole or known is None or _is_recreated(queue, known, state.last_offsets.get(key)):
                 end = queue.search_written_end()
                 begin = queue.first_from(state.base, end)
@@ -274,9 +287,20 @@ class LogEnd:
         """Confirm the entries of each queue, and find damage after them. `agree` is the result of `_chain`."""
         found = {}
         unnamed = _messages_by_topic(chained.unitless) if closing is ShutdownState.CLOSED else {}
+        agreeing_of = {
+            key: count_agreeing(agree[key], entries, chained.end, closing) for key, (_, entries) in new_entries.items()
+        }
+        good = self._validator.find_good(
+            {
+                key: entries.part(agreeing_of[key] - 1, agreeing_of[key])
+                for key, (_, entries) in new_entries.items()
+                if agreeing_of[key] and entries.message_counts is None
+            },
+            closing,
+        )
         for key, (begin, entries) in new_entries.items():
-            agreeing = count_agreeing(agree[key], entries, chained.end, closing)
-            confirmed = self._validator.confirm(key, entries, agreeing, closing)
+            agreeing = agreeing_of[key]
+            confirmed = agreeing if key in good else self._validator.confirm(key, entries, agreeing, closing)
             fault = None
             if closing is ShutdownState.CLOSED:
                 rest = entries.part(confirmed, len(entries))
@@ -349,6 +373,26 @@ def _has_changed(awaited: AwaitedEntry) -> bool:
     current = queue.read(number, number + queue.is_written(number))
     queue.run.close()
     return not current.equals(awaited.previous)
+
+
+def _read_few_new(queue: ConsumeQueue, known: int, last_offset: int | None) -> Entries | None:
+    """Return the written entries from number `known` on, with one read and without listing the queue's files.
+
+    The arguments are those of `_is_recreated`. Returns None if the files must be listed: a file may have been added, or
+    the queue created again.
+    """
+    if last_offset is None or queue.are_batches or not queue.run.has_around(known):
+        return None
+    try:
+        before = queue.read(known - 1, min(known + _FEW_ENTRIES, queue.run.end))
+    except StoreChangedError:
+        return None
+    finally:
+        queue.run.close()  # a store may have more queues than a process may have open files
+    unwritten = np.flatnonzero(before.sizes <= 0)
+    if not len(unwritten) or int(before.physical_offsets[0]) != last_offset:
+        return None
+    return before.part(1, int(unwritten[0]))
 
 
 def _is_recreated(queue: ConsumeQueue, known: int, last_offset: int | None) -> bool:

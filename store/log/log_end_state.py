@@ -116,6 +116,10 @@ class NewEntries:
     confirmed: int
     fault: DamageError | None = None
 
+    def confirmed_entries(self) -> Entries:
+        """Return the entries that passed all checks."""
+        return self.entries if self.confirmed == len(self.entries) else self.entries.part(0, self.confirmed)
+
 
 @dataclass(frozen=True, slots=True)
 class ChainFacts:
@@ -186,7 +190,11 @@ def count_agreeing(agree: NDArray[np.bool_], entries: Entries, log_end: int, clo
     beyond `log_end`. After a crash, count only the entries before the first one without a valid record, because a power
     cut may have lost entries in the middle.
     """
+    if not len(entries):
+        return 0
     valid = agree & (entries.physical_offsets + entries.sizes <= log_end)
+    if valid[-1] and (len(entries) == 1 or closing is not ShutdownState.CRASHED):
+        return len(entries)
     last = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
     if closing is ShutdownState.CRASHED and not valid[:last].all():
         return int(np.argmin(valid))

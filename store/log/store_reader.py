@@ -48,6 +48,7 @@ from rmq_spark.store.log.queue_registry import (
 )
 from rmq_spark.store.log.rebuild import being_rebuilt, read_rebuild
 from rmq_spark.store.log.record_chain import ShutdownState
+from rmq_spark.store.log.small_ranges import SmallRanges
 from rmq_spark.store.log.store_state import (
     commit_log_folders,
     index_safe_until_ms,
@@ -89,6 +90,7 @@ class StoreReader:
             self._topics.may_exist,
             lambda: last_indexed_place(self.path),
         )
+        self.small_ranges = SmallRanges(self._log, self._queue, lambda: self._log_end.recent)
         self._min_entries: dict[QueueKey, int] = {}
         self._lost: dict[QueueKey, StoreError] = {}  # queues whose files are missing, or cannot be listed
         self._doubt: QueueDoubt | None = None
@@ -171,10 +173,7 @@ class StoreReader:
         is_listed, registered = self._list_queues(touched)
         queues = self._topics.queues
         if touched is not None:
-            chosen = touched & queues.keys()
-            for key in chosen:
-                queues[key].run.refresh()
-            self._log_end.refresh(queues, chosen, whole=False, state=state)
+            self._log_end.refresh(queues, touched & queues.keys(), whole=False, state=state)
         else:
             # Earlier results stay valid unless the log was rewritten.
             whole = not self._is_refreshed or self._is_in_rebuild or self._log_end.is_rewritten()

@@ -140,7 +140,7 @@ class TopicTable:
         self._has_configs = False
         self._found = FoundTopics()
         self._queues: dict[QueueKey, ConsumeQueue] = {}
-        self._ids: dict[str, list[int]] = {}  # queue ids of the queues that have a folder, by topic
+        self._keys: dict[str, dict[int, QueueKey]] = {}  # the queues that have a folder, by topic and queue id
 
     @property
     def queues(self) -> dict[QueueKey, ConsumeQueue]:
@@ -195,9 +195,9 @@ class TopicTable:
             for topic, is_folder in files.list_folder(files.join(self._root, tree)):
                 if is_folder and not topic.startswith(LIGHT_QUEUE_PREFIX):
                     self._list_queues(tree, topic, kind, found)
-        self._queues, self._ids, self._is_listed = found, {}, True
+        self._queues, self._keys, self._is_listed = found, {}, True
         for key in found:
-            self._ids.setdefault(key.topic, []).append(key.queue_id)
+            self._keys.setdefault(key.topic, {})[key.queue_id] = key
 
     def look_at_configs(self) -> None:
         """Read topics.json again if it has changed."""
@@ -231,7 +231,7 @@ class TopicTable:
     def topics(self) -> list[str]:
         """Return the names of all topics that topics.json or a folder names, sorted."""
         self._refresh_once()
-        names = {*self._ids, *self._found.file.topics}
+        names = {*self._keys, *self._found.file.topics}
         return sorted(name for name in names if not name.startswith(LIGHT_QUEUE_PREFIX))
 
     def has(self, key: QueueKey) -> bool:
@@ -255,8 +255,10 @@ class TopicTable:
     def queues_of(self, topic: str) -> list[QueueKey]:
         """Return the topic's queues, sorted by queue id. Empty queues are included. Return [] for an unknown topic."""
         self._refresh_once()
-        queue_ids = {*self._ids.get(topic, ()), *range(self._count(topic))}
-        return [QueueKey(topic, queue_id) for queue_id in sorted(queue_ids)]
+        keys = self._keys.get(topic, {})
+        queue_ids = {*keys, *range(self._count(topic))}
+        # Python compares equal keys much faster if they are one object.
+        return [keys.get(queue_id) or QueueKey(topic, queue_id) for queue_id in sorted(queue_ids)]
 
 
 def describe_missing_topic(topic: str, known: Iterable[str], path: str) -> str:

@@ -315,6 +315,19 @@ class BackendReadingTests(BackendFixtures):
         assert [row for batch, _ in batches for row in batch.column(0).to_pylist()] == list(range(300))
         assert batches[-1].next_offset == 300
 
+    @pytest.mark.parametrize("wanted", [None, tags_filter("red"), sql92_filter("number > 4")])
+    def test_read_together_returns_the_messages_of_each_range_or_none(
+        self, backend: Backend, filled: QueueKey, append: Append, wanted: RowFilter | None
+    ) -> None:
+        append("orders", 0, MESSAGES[:3])
+        backend.refresh()
+        first = next(queue for queue in backend.queues(["orders"])["orders"] if queue.queue_id == 0)
+        parts = [QueueRange(first, 0, 2), QueueRange(filled, 3, 7)]
+        for columns in (list(COLUMNS), ["body"]):
+            found = backend.read_together(parts, columns, LIMITS, wanted)
+            expected = [row for part in parts for row in read_rows(backend, part, columns, wanted)]
+            assert found is None or found.to_pylist() == expected
+
     def test_read_that_is_closed_early_disturbs_no_later_one(self, backend: Backend, filled: QueueKey) -> None:
         reading = backend.read(QueueRange(filled, 0, COUNT), ALL, LIMITS, None)
         next(reading)

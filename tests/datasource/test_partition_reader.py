@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 from support.parsed_options import parse_options
@@ -111,11 +112,46 @@ def test_a_task_reads_several_queues_one_after_the_other(tmp_path) -> None:
     assert [batch.num_rows for batch in read_partition(partition, ReadSettings((), False, 64 << 20, True))] == [20]
 
 
+def test_a_task_of_several_queues_finds_another_store_in_the_last_one(tmp_path) -> None:
+    (partition,) = plan_queues(tmp_path / "store", 2, size=10)
+    pieces = partition.pieces
+    moved = replace(pieces[3], last=RecordProof(pieces[3].last.physical_offset, 1))
+    other = RmqPartition(partition.location, (*pieces[:3], moved), partition.identity)
+    with pytest.raises(StoreChangedError, match=r"in queue orders/3: the message at queue offset 1 .* planned with"):
+        list(read_partition(other, SETTINGS))
+    assert len(list(read_partition(partition, SETTINGS))) == 1
+
+
+def test_a_task_of_several_queues_reports_damage_with_its_place(tmp_path) -> None:
+    (partition,) = plan_queues(tmp_path / "store", 2, size=10)
+    segment = oldest_segment(tmp_path / "store")
+    with open(segment, "r+b") as file:
+        file.seek(partition.pieces[2].last.physical_offset + 20)
+        file.write(b"\xff" * 8)
+    with pytest.raises(DamageError, match=r"queue offset, message 1 of queue orders/2") as caught:
+        list(read_partition(partition, SETTINGS))
+    assert str(segment) in str(caught.value)
+
+
+def test_a_task_of_several_topics_reads_each_topic_alone(tmp_path) -> None:
+    path = tmp_path / "store"
+    build_store(path, [SampleMessage(topic, n, topic.encode()) for topic in ("a", "b", "b") for n in range(2)])
+    view = SourceView(parse_options({"path": str(path), "subscribe": "a,b"}, 0))
+    view.refresh()
+    ranges = [QueueRange(queue, 0, bounds.max_offset) for queue, bounds in view.bounds.items()]
+    (partition,) = plan_partitions(view, ranges, TaskLimits())
+    view.close()
+    columns = ("topic", "queueId", "queueOffset", "body")
+    (batch,) = read_partition(partition, ReadSettings(columns, False, 64 << 20, True))
+    expected = [("a", 0, 0), ("a", 1, 0), ("b", 0, 0), ("b", 0, 1), ("b", 1, 0), ("b", 1, 1)]
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [(*row, row[0].encode()) for row in expected]
+
+
 def test_queues_with_large_records_do_not_share_a_task(tmp_path) -> None:
     partitions = plan_queues(tmp_path / "store", 2, size=3 << 20)
     assert [[piece.queue.queue_id for piece in partition.pieces] for partition in partitions] == [[0, 1], [2, 3]]
     whole = ReadSettings(("body",), False, 64 << 20, True)
-    assert [batch.num_rows for one in partitions for batch in read_partition(one, whole)] == [2, 2, 2, 2]
+    assert [sum(batch.num_rows for batch in read_partition(one, whole)) for one in partitions] == [4, 4]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])
@@ -183,6 +219,8 @@ class Interrupted:
 
     def __init__(self, store, after, then):
         self._store, self._after, self._then = store, after, then
+
+        self.small_ranges = store.small_ranges
 
     def close(self):
         self._store.close()

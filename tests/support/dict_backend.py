@@ -111,6 +111,11 @@ class DictBackend:
         rows = [{**message, "properties": list(message["properties"].items())} for message in messages]
         yield ReadBatch(pa.RecordBatch.from_pylist(rows, schema=pa.schema(COLUMNS)).select(columns), part.end)
 
+    def read_together(
+        self, parts: Sequence[QueueRange], columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
+    ) -> pa.RecordBatch | None:
+        return None
+
     def barriers(
         self, queues: Collection[QueueKey], group: str | None, *, is_broadcasting: bool
     ) -> Mapping[QueueKey, Barrier]:
