@@ -18,7 +18,7 @@ MESSAGES = 4_000_000
 NAMES = {
     "decode": "log bytes to Arrow columns, over memcpy",
     "scan": "a Spark scan, over the limit of Spark's transport",
-    "triggers": "an idle trigger, a micro-batch of one message, over a source that counts",
+    "triggers": "an idle trigger, a micro-batch of one message, over a source that counts; many queues over one",
     "latency": "one message a trigger, over a source that counts; from send to the end of the trigger",
     "open": "open a store and read a row, ten segments over one",
     "memory": "anonymous memory of a reading task",
@@ -100,6 +100,7 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int, paus
 def _measure_in_spark(
     names: Iterable[str], stores: SampleStores, messages: int, repeats: int, pause_s: float
 ) -> Iterator[Figure]:
+    from many_queues import measure_many_queues, measure_many_queues_in_spark
     from opening import measure_opening_in_spark
     from scanning import measure_scans
     from spark_for_benchmarks import start_spark
@@ -126,6 +127,8 @@ def _measure_in_spark(
             yield from measure_sinks(spark, stores, messages, repeats)
         if "triggers" in names:
             yield from measure_triggers(spark, stores, looks_file, messages, max(repeats // 2, 3))
+            yield from measure_many_queues(stores, max(repeats, 5))
+            yield from measure_many_queues_in_spark(spark, stores, max(2 * repeats, 11))
         if "latency" in names:
             from latency import measure_latency
 
