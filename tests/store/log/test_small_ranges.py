@@ -213,7 +213,7 @@ def test_bodies_that_fill_a_result_are_read_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("abort", [True, False], ids=["live", "closed"])
 def test_refresh_of_many_queues_leaves_out_an_entry_for_a_record_of_another_topic(tmp_path: Path, abort: bool) -> None:
     found = [SampleMessage("orders", queue_id, b"body", tags="A") for queue_id in range(QUEUES)]
-    found += [SampleMessage("other", 3, b"body", tags="A") for _ in range(2)]
+    found += [SampleMessage("other", 3, b"body", tags="A") for _ in range(3)]
     built = build_store(tmp_path / "store", found, abort=abort)
     with StoreReader(str(built.path)) as reader:
         reader.refresh()
@@ -227,3 +227,16 @@ def test_refresh_of_many_queues_leaves_out_an_entry_for_a_record_of_another_topi
         reader.refresh()
         bounds = {queue_id: reader.bounds(QueueKey("orders", queue_id)).max_offset for queue_id in range(QUEUES)}
         assert bounds == dict.fromkeys(range(QUEUES), 1)
+
+
+@pytest.mark.parametrize("abort", [True, False], ids=["live", "closed"])
+def test_refresh_of_many_queues_waits_for_the_tags_code_of_an_entry(tmp_path: Path, abort: bool) -> None:
+    found = [SampleMessage("orders", queue_id, b"body", tags="A") for queue_id in range(QUEUES)]
+    built = build_store(tmp_path / "store", found, abort=abort)
+    file = entry_file(built.path, 3)
+    text = file.read_bytes()
+    file.write_bytes(text[:12] + bytes(8) + text[20:])
+    with StoreReader(str(built.path)) as reader:
+        reader.refresh()
+        bounds = {queue_id: reader.bounds(QueueKey("orders", queue_id)).max_offset for queue_id in range(QUEUES)}
+        assert bounds == {**dict.fromkeys(range(QUEUES), 1), 3: 0 if abort else 1}
