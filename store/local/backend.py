@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.group_session import GroupSession
     from rmq_spark.store.group.read_rights import GroupRights
 
+_FEW = 2  # so many positions or ranges are read faster one by one
+
 
 class LocalBackend:
     """A store directory that is open for reading. It implements `Backend`, `SizeReader` and `KeySearch`."""
@@ -112,7 +114,7 @@ class LocalBackend:
 
     def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
         """Return physical offset and store time of the messages that are still in the log."""
-        together = self._reader.small_ranges.proofs(at)
+        together = self._reader.small_ranges.proofs(at) if len(at) > _FEW else None
         if together is not None:
             return together
         found = {}
@@ -141,7 +143,7 @@ class LocalBackend:
 
     def measure(self, parts: Collection[QueueRange]) -> dict[QueueRange, int]:
         """Return the size of the records of each range in bytes."""
-        together = self._reader.small_ranges.record_bytes(parts)
+        together = self._reader.small_ranges.record_bytes(parts) if len(parts) > _FEW else None
         if together is not None:
             return together
         return {part: self._reader.record_bytes(part.queue, part.begin, part.end) for part in parts}
