@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -64,6 +65,7 @@ MESSAGE_TYPES = {
     "deliverTimestamp": pa.timestamp("ms", tz="UTC"),  # or another unit, or integers (ms)
 }
 assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
+_KEPT_BYTES = 31 << 20  # glibc ignores larger blocks
 BROKER_PORT = 10911  # RocketMQ's default. The store host of a record is the address of a broker that serves the store.
 
 _KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins the keys of a list as a client does
@@ -379,12 +381,22 @@ class SinkSettings:
     allow_network_store: bool = False
 
 
+def _keep_freed_memory() -> None:
+    """Let malloc keep up to 64 MiB of freed memory for the next arrays, instead of giving it back to the kernel.
+
+    Otherwise the kernel clears the same memory for each batch again. When a large block is freed, glibc raises its
+    limits to the size of the block (mallopt(3), M_MMAP_THRESHOLD). The memory of this block is never used.
+    """
+    np.empty(_KEPT_BYTES, np.uint8)
+
+
 class TaskStage:
     """Encodes and stages the rows of one task. Their staging file is ignored until the driver commits it."""
 
     def __init__(self, settings: SinkSettings, key: CommitKey, name: str) -> None:
         root = files.absolute(settings.path)
         refuse_network(root, allowed=settings.allow_network_store)
+        _keep_freed_memory()
         self._record_builder = RecordBuilder(root, settings.record_builder)
         self._stage = StageWriter(root, Disk(), folder_of(key), name)
         self._row_count = 0
@@ -418,6 +430,7 @@ def commit_sink(
     Creates the store if it does not exist.
     """
     root, disk = files.absolute(settings.path), Disk()
+    _keep_freed_memory()
     writer = StoreWriter(
         root,
         disk,
