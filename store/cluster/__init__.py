@@ -1,0 +1,22 @@
+"""A live cluster as a place of the contract (`store.backend`), over RocketMQ's remoting protocol.
+
+frame.py           bytes <-> commands, each with a header and a body
+codes.py           the numbers of requests and responses
+requests.py        the requests for routes, positions and messages; group_requests.py those about groups
+responses.py       what they return; answer_fields.py checks the contents
+answer_rules.py    which responses are answers, and which are errors
+signing.py         the signature of an account
+namespace.py       names of topics and groups with a namespace
+address.py         where the cluster is: name servers, account, TLS; credentials.py reads the file of an account
+client.py          requests to name servers and brokers; server.py those to one of them, ticket.py one request
+client_context.py  what the servers of one client share; failures.py explains why one does not answer
+connection.py      one socket
+routes.py          what name servers list, and listed before
+queue_answers.py   rules for the queues of brokers that go away and come back
+positions.py       bounds, offsets of times, single records; time_search.py the search for a time
+catalog.py         what a reader knows: topics, queues and answers about them
+puller.py          reads ranges; pull_pipeline.py and pull_pace.py decide which pulls are in flight
+pulled_records.py  bodies of pulls -> record batches
+long_poll.py       pulls that brokers hold until a message arrives
+backend.py         a cluster as a place of the contract; reader.py the same for programs
+"""
