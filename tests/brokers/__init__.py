@@ -1,0 +1,62 @@
+"""Name servers and brokers of RocketMQ in this process, for tests: they speak the remoting protocol on 127.0.0.1.
+
+    from brokers import RunningCluster, faults
+
+    with RunningCluster(tmp_path, release="4.9", name_servers=2, brokers=2) as cluster:
+        cluster.create_topic("orders", queues=4)
+        cluster.send("orders", b"one", b"two", broker="broker-a", queue_id=0, tags="A", keys="k1")
+        ...  # cluster.address is the value of the option nameServer
+        cluster.brokers["broker-a"].kill()
+        cluster.brokers["broker-a"].restart(new_port=True)
+
+The fixture `run_cluster` calls `RunningCluster` with a folder of its own, and closes the cluster after the test.
+
+Messages are in store directories that the engine writes and reads (`folder / broker name`), so record bytes, consume
+queues, filters and limits of pulls are real. Topics without a message reach the directory when a store is copied or
+closed. A light cluster (`is_light=True`) stores nothing and only counts; fifty
+brokers with 20,000 queues start in less than a second.
+
+| to | use |
+| --- | --- |
+| create, change, delete topics | `cluster.create_topic`, `cluster.delete_topic`, `Broker.set_topic(name, perm=…)` |
+| append messages | `Broker.send`, `Broker.send_rows`, `Broker.write` for anything else that the engine can do |
+| let messages expire | `Broker.expire(topic, queue_id, before, keeps_minimum=…)`, `MessageStore.expire_log` |
+| replace a store | `Broker.copy_store(path)`, `Broker.replace_store(path)`; a new path is an empty store |
+| take a server away | `stop`, `kill`, `restart(new_port=…)`, `freeze`, `thaw`, `cluster.forget(broker)` |
+| empty the routes | `NameServer.restart()`, then `cluster.register_all()` |
+| fail over | `cluster.add_slave(name)`, `Broker.act_as_master()` |
+| spoil answers | `Server.fail(code, faults.garbage(), times=…, when=…)`, `Server.heal()`; see `brokers.faults` |
+| count requests | `cluster.clear_requests()`, `Server.requests`, `Server.seen_requests(code)` |
+| check rights | `broker.accounts = AccountTable(Account(…))` |
+| speak TLS | `RunningCluster(tls=ServerTls(cert_file, key_file))` |
+| change limits | `broker.settings.on_disk = True`, and other fields of `BrokerSettings` |
+
+One thread serves all sockets of a cluster. Methods of servers may be called from any thread; they run in that one.
+Requests have one handler each, in modules `*_requests.py`; `broker.HANDLER_TABLES` names these modules. An error of a
+handler is raised when the cluster is closed.
+"""
+
+from brokers import faults
+from brokers.accounts import Account, AccountTable
+from brokers.broker import Broker, BrokerSettings
+from brokers.name_server import NameServer
+from brokers.releases import RELEASES, Release
+from brokers.running_cluster import RunningCluster
+from brokers.server import ServerTls
+from brokers.topics import Topic
+from brokers.wire import Answer
+
+__all__ = [
+    "RELEASES",
+    "Account",
+    "AccountTable",
+    "Answer",
+    "Broker",
+    "BrokerSettings",
+    "NameServer",
+    "Release",
+    "RunningCluster",
+    "ServerTls",
+    "Topic",
+    "faults",
+]

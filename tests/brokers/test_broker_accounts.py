@@ -1,0 +1,148 @@
+"""Accounts of the tests' brokers: signatures, and the rights that each release asks for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from brokers import Account, AccountTable, Broker, RunningCluster
+from brokers.raw_client import RawClient, text_of
+from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.cluster.frame import Command, encode_command
+from rmq_spark.store.cluster.signing import sign_command
+
+RunCluster = Callable[..., RunningCluster]
+BOTH = pytest.mark.parametrize("release", ["4.9", "5.3"])
+REFUSED = {"4.9": ResponseCode.SYSTEM_ERROR, "5.3": ResponseCode.NO_PERMISSION}
+QUEUE = {"topic": "orders", "queueId": 0}
+GROUP = {"consumerGroup": "billing"}
+NUMBERS = {"queueOffset": 0, "maxMsgNums": 1, "commitOffset": 0, "suspendTimeoutMillis": 0}
+PULL = {**QUEUE, **GROUP, **NUMBERS, "sysFlag": 4, "subscription": "*"}
+READER = Account("reader", "a secret", topics={"orders": "SUB"}, groups={"billing": "SUB"})
+ADMIN = Account("admin", "another secret", is_admin=True)
+
+
+@pytest.fixture
+def ask(run_cluster: RunCluster) -> Callable[..., Command]:
+    """A function that sends a request to a broker with accounts, signed by one of them."""
+    brokers: dict[str, Broker] = {}
+
+    def send(release: str, signer: Account | None, code: int, fields: dict[str, Any], **changes: str) -> Command:
+        if release not in brokers:
+            cluster = run_cluster(release=release)
+            cluster.create_topic("orders", 1)
+            cluster.send("orders", b"x")
+            brokers[release] = cluster.broker
+            tokened = Account("tokened", "a secret", is_admin=True, security_token="a token")
+            rich = replace(READER, access_key="rich", topics={"*": "SUB|GET|CREATE"}, groups={"billing": "SUB|GET"})
+            cluster.broker.accounts = AccountTable(READER, ADMIN, tokened, rich)
+        command = Command(code, 1, {name: text_of(value) for name, value in fields.items()})
+        if signer is not None:
+            command = sign_command(command, signer.access_key, signer.secret_key, signer.security_token or "")
+        command = replace(command, fields={**command.fields, **changes})
+        with RawClient(brokers[release].address) as client:
+            client.send_bytes(encode_command(command))
+            return client.receive()
+
+    return send
+
+
+@BOTH
+def test_a_signed_pull_with_its_rights_is_answered(ask: Callable[..., Command], release: str) -> None:
+    assert ask(release, READER, RequestCode.PULL_MESSAGE, PULL).code == 0
+
+
+@pytest.mark.parametrize(
+    ("signer", "remark_of_4", "remark_of_5"),
+    [
+        (None, "AclException: No accessKey is configured", "username cannot be null."),
+        (Account("nobody", "x"), "AclException: No acl config for nobody", "User:nobody is not found."),
+        (
+            replace(READER, secret_key="wrong"),
+            "AclException: Check signature failed for accessKey=reader",
+            "check signature failed.",
+        ),
+    ],
+)
+@BOTH
+def test_a_request_without_a_valid_signature_is_refused(
+    ask: Callable[..., Command], release: str, signer: Account | None, remark_of_4: str, remark_of_5: str
+) -> None:
+    answer = ask(release, signer, RequestCode.PULL_MESSAGE, PULL)
+    assert answer.code == REFUSED[release]
+    assert (remark_of_4 if release == "4.9" else remark_of_5) in (answer.remark or "")
+
+
+@BOTH
+def test_a_signature_covers_every_field(ask: Callable[..., Command], release: str) -> None:
+    assert ask(release, READER, RequestCode.PULL_MESSAGE, PULL, queueOffset="1").code == REFUSED[release]
+    assert ask(release, READER, RequestCode.PULL_MESSAGE, PULL, more="field").code == REFUSED[release]
+
+
+@BOTH
+def test_a_security_token_is_compared(ask: Callable[..., Command], release: str) -> None:
+    tokened = Account("tokened", "a secret", security_token="a token")
+    assert ask(release, tokened, RequestCode.PULL_MESSAGE, PULL).code == 0
+    assert ask(release, replace(tokened, security_token=None), RequestCode.PULL_MESSAGE, PULL).code == REFUSED[release]
+    other = replace(tokened, security_token="another")
+    assert ask(release, other, RequestCode.PULL_MESSAGE, PULL).code == REFUSED[release]
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "of_4", "of_5"),
+    [
+        (RequestCode.PULL_MESSAGE, {**PULL, "topic": "payments"}, False, False),
+        (RequestCode.PULL_MESSAGE, {**PULL, "consumerGroup": "others"}, False, False),
+        (RequestCode.GET_TOPIC_STATS_INFO, QUEUE, True, False),
+        (RequestCode.GET_MAX_OFFSET, QUEUE, True, False),
+        (RequestCode.GET_MIN_OFFSET, QUEUE, True, False),
+        (RequestCode.GET_EARLIEST_MSG_STORETIME, QUEUE, True, False),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**QUEUE, "timestamp": 1}, True, False),
+        (RequestCode.QUERY_CONSUMER_OFFSET, {**QUEUE, **GROUP}, True, True),
+        (RequestCode.GET_CONSUME_STATS, GROUP, True, False),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"topic": "orders", "offset": 0}, True, True),
+    ],
+)
+def test_5_asks_a_reader_for_more_rights_than_4(
+    ask: Callable[..., Command], code: int, fields: dict[str, Any], of_4: bool, of_5: bool
+) -> None:
+    for release, is_allowed in (("4.9", of_4), ("5.3", of_5)):
+        answer = ask(release, READER, code, fields)
+        assert answer.code == (0 if is_allowed else REFUSED[release]), answer
+        if not is_allowed:
+            wanted = "no matched policies." if release == "5.3" else "No default permission for"
+            assert wanted in (answer.remark or "")
+        if "payments" not in fields.values() and "others" not in fields.values():
+            assert ask(release, Account("rich", "a secret"), code, fields).code == 0
+
+
+@BOTH
+def test_only_some_accounts_create_topics(ask: Callable[..., Command], release: str) -> None:
+    numbers = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    fields = {"topic": "new", "topicFilterType": "SINGLE_TAG", **numbers}
+    assert ask(release, READER, RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == REFUSED[release]
+    rich = ask(release, Account("rich", "a secret"), RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
+    assert rich.code == (REFUSED["4.9"] if release == "4.9" else 0)
+    assert ask(release, ADMIN, RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == 0
+
+
+def test_name_servers_check_no_account(run_cluster: RunCluster) -> None:
+    cluster = run_cluster()
+    cluster.broker.accounts = AccountTable()
+    cluster.create_topic("orders")
+    with RawClient(cluster.name_servers[0].address) as client:
+        assert client.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}).code == 0
+
+
+@pytest.mark.parametrize(("release", "signs_it", "code"), [("4.9", False, 22), ("5.3", True, 22), ("4.9", True, 1)])
+def test_4_leaves_one_field_out_of_the_signature(
+    ask: Callable[..., Command], release: str, signs_it: bool, code: int
+) -> None:
+    fields = {"topic": "orders", "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1}
+    query = RequestCode.QUERY_MESSAGE
+    if signs_it:
+        answer = ask(release, READER, query, {**fields, "_UNIQUE_KEY_QUERY": True})
+    else:
+        answer = ask(release, READER, query, fields, _UNIQUE_KEY_QUERY="true")
+    assert answer.code == code
