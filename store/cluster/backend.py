@@ -1,0 +1,377 @@
+"""Reading a live cluster through the contract of `store.backend`.
+
+The backend connects at its first call, and asks name servers and brokers as `catalog` describes. It has no identity: a
+cluster's name is often the default one, and its brokers come and go. Tasks recognise the place by the records that the
+driver planned with (`positions`), whose physical offsets and store times another cluster does not share.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NoReturn
+
+from rmq_spark.store.backend import (
+    Barrier,
+    Fence,
+    FinalCommit,
+    GroupSession,
+    GroupTerms,
+    ReadBatch,
+)
+from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.catalog import ClusterCatalog
+from rmq_spark.store.cluster.client import ClusterClient, borrowed_client
+from rmq_spark.store.cluster.long_poll import HeldPulls
+from rmq_spark.store.cluster.puller import Puller, PullTerms
+from rmq_spark.store.cluster.requests import CheckFilterRequest
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    DamageError,
+    NoPermissionError,
+    NotFoundError,
+    OffsetRangeError,
+    OptionError,
+    StoreError,
+)
+from rmq_spark.store.filter.row_filter import TAG, Expression, RowFilter
+from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.model import (
+    Away,
+    Forbidden,
+    Gone,
+    QueueAnswer,
+    QueueBounds,
+    QueueKey,
+    QueueRange,
+    RecordProof,
+)
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+
+DEFAULT_PULL_GROUP = "rmq-spark-reader"
+_LOOK_MS = 5000  # the longest time between two looks at the cluster while the driver waits for messages
+_NO_NEWS_MS = 200.0  # pause after news that change nothing
+_CHECK_PAUSE_S = 0.25  # between two looks at a broker that was away during a read
+_NO_BARRIERS: Mapping[QueueKey, Barrier] = {}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000  # noqa: TID251 - the default of an argument
+
+
+class ClusterBackend:
+    """A cluster that is open for reading. It implements `Backend`. For one thread.
+
+    `now_ms` returns ms since the epoch, and `monotonic_ms` a time that never runs back.
+    """
+
+    def __init__(
+        self,
+        location: ClusterAddress,
+        now_ms: Callable[[], int] = _now_ms,
+        monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._location = location
+        self._terms = PullTerms(
+            location.pull_group or DEFAULT_PULL_GROUP,
+            location.namespace,
+            location.pulls_in_flight,
+            location.broker_down_timeout_ms or 0,
+        )
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+        self._held = ExitStack()
+        self._opened: tuple[ClusterClient, ClusterCatalog] | None = None
+        self._is_new = True  # whether nothing was asked since the place was opened or reopened
+        self._sleep = sleep
+        self._refreshed_ms = 0.0
+        self._puller: Puller | None = None
+        self._held_pulls: HeldPulls | None = None
+        self._is_away = False  # whether the address of the broker that is read was asked for before
+        self._read_topics: dict[str, str] = {}  # the topic that was read last, by broker
+        self._filters: dict[tuple[str, str, Expression], bool] = {}  # whether a broker tests an expression
+
+    @property
+    def location(self) -> ClusterAddress:
+        """Where the cluster is."""
+        return self._location
+
+    @property
+    def sizes(self) -> None:
+        """None: a broker tells no sizes of messages."""
+        return
+
+    @property
+    def keys(self) -> None:
+        """None: the search by key is not supported."""
+        return
+
+    @property
+    def _catalog(self) -> ClusterCatalog:
+        return self._connected()[1]
+
+    def _connected(self) -> tuple[ClusterClient, ClusterCatalog]:
+        """Return client and catalogue, which are made at the first call."""
+        if self._opened is None:
+            client = self._held.enter_context(borrowed_client(self._location))
+            group = self._terms.stored_group
+            catalog = ClusterCatalog(client, self._location, group, self._now_ms, self._monotonic_ms)
+            self._puller = Puller(client, self._next_address, self._terms, is_acting_master=self._is_acting_master)
+            self._opened = client, catalog
+        return self._opened
+
+    def _next_address(self, broker: str) -> str:
+        """Return where to read from a broker. A second question means that nothing answered at the first address."""
+        renews, self._is_away = self._is_away, True
+        return self._catalog.find_address(self._read_topics[broker], broker, renews=renews)
+
+    def _known_address(self, broker: str) -> str:
+        return self._catalog.find_address(self._read_topics[broker], broker, renews=False)
+
+    def _is_acting_master(self, broker: str) -> bool:
+        return self._catalog.book.listing(self._read_topics[broker], broker).is_acting
+
+    def identity(self) -> None:
+        """Return None: a cluster has no id. The positions of records identify it."""
+
+    def refresh(self) -> bool:
+        """Ask all brokers of the topics that were used for their bounds. One request for each broker and topic."""
+        is_new, self._is_new = self._is_new, False
+        self._refreshed_ms = self._monotonic_ms()
+        return self._catalog.refresh() or is_new
+
+    def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
+        """Wait for a message in one of the queues, by pulls that the brokers hold, then look at the cluster again.
+
+        Without news the cluster is only looked at every 5 s, so that new queues and brokers are found.
+        """
+        client, _ = self._connected()
+        self._read_topics.update({queue.broker: queue.topic for queue in after})
+        if self._held_pulls is None:
+            self._held_pulls = HeldPulls(client, self._known_address, self._terms, sleep=self._sleep)
+        self._held_pulls.watch(after)
+        news = self._held_pulls.wait(timeout_ms)
+        if not news and self._monotonic_ms() - self._refreshed_ms < _LOOK_MS:
+            return False
+        changed = self.refresh()
+        if news and not changed:
+            self._sleep(min(timeout_ms, _NO_NEWS_MS) / 1000)  # such as a queue that cannot be read any more
+        return changed
+
+    def topics(self) -> list[str]:
+        """Return the sorted names of all topics of the namespace."""
+        return self._catalog.topics()
+
+    def queues(self, topics: Collection[str], *, missing_ok: Collection[str] = ()) -> dict[str, list[QueueKey]]:
+        """Return the sorted queues of each topic, also those whose broker is away. Retired brokers are left out."""
+        found = self._catalog.queues(topics)
+        for topic, queues in found.items():
+            if not queues and topic not in missing_ok and not self._catalog.book.has_route(topic):
+                raise self._unknown_topic(topic)
+        return {topic: queues for topic, queues in found.items() if queues or topic not in missing_ok}
+
+    def bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueAnswer]:
+        """Return the answer about the bounds of each queue, as of the last look."""
+        return self._catalog.answers(queues)
+
+    def require_bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueBounds]:
+        """Return the bounds of queues.
+
+        Raises NotFoundError, NoPermissionError or BackendUnavailableError for a queue without bounds.
+        """
+        return {queue: self._require(queue, answer) for queue, answer in self.bounds(queues).items()}
+
+    def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return the offset of the first message stored at or after the time of each queue.
+
+        The same on brokers of all versions. Raises BackendUnavailableError if a broker is away.
+        """
+        bounds = self.require_bounds(times_ms.keys())
+        found, firsts = self._catalog.looks.offsets_at(times_ms, bounds)
+        for queue, first in firsts.items():
+            self._catalog.note_expired(queue, first)
+        return found
+
+    def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
+        """Return physical offset and store time of messages, by pulls of one message each.
+
+        The last record of each queue is remembered, to recognise the queue by it when its broker comes back.
+        """
+        answers = self.bounds({queue: None for queue, _ in at})
+        for queue, answer in answers.items():
+            if not isinstance(answer, Away):
+                self._require(queue, answer)
+            elif self._catalog.is_missing(queue):
+                raise self._unknown_queue(queue, answer.reason)
+        stored = [place for place in at if _holds(answers[place[0]], place[1])]
+        found = {}
+        for place, look in self._catalog.looks.look(stored).items():
+            queue, offset = place
+            if look.first > offset:
+                self._catalog.note_expired(queue, look.first)
+            elif look.proof is not None:
+                found[place] = look.proof
+                self._catalog.note_read(queue, offset, look.proof)
+        return found
+
+    def read(
+        self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
+    ) -> Iterator[ReadBatch]:
+        """Yield the messages of a range in order. A broker that is away is waited for. See `Puller.read`.
+
+        At the end raises NotFoundError if another store has taken the broker's place meanwhile, as far as `positions`
+        was asked for a record of the queue before.
+        """
+        queue = part.queue
+        if not queue.broker:
+            raise self._unknown_queue(queue, "the name of its broker is missing")
+        self._connected()
+        assert self._puller is not None
+        self._read_topics[queue.broker], self._is_away = queue.topic, False
+        reached = part.begin
+        try:
+            for found in self._puller.read(part, columns, limits, wanted, self._broker_filter(queue, wanted)):
+                reached = found.next_offset
+                yield found
+            self._check_connection(queue)
+        except DamageError as error:
+            # A broker of 4.9 may answer any bytes for a message that has expired.
+            answer = self._catalog.look_again(queue)
+            if not isinstance(answer, QueueBounds) or answer.min_offset <= reached:
+                raise
+            raise OffsetRangeError(str(queue), part.begin, part.end, answer.min_offset, answer.max_offset) from error
+        except OffsetRangeError as error:
+            if error.min_offset > part.begin:
+                self._catalog.note_expired(queue, error.min_offset)
+            bounds = error.min_offset, error.max_offset
+            raise OffsetRangeError(str(queue), part.begin, part.end, *bounds, error.next_step) from error
+
+    def _check_connection(self, queue: QueueKey) -> None:
+        """Check after a read that its broker has not been replaced, if there was a new connection to it."""
+        if not self._catalog.has_new_connection(queue):
+            return
+        self._catalog.compare_again(queue)
+        since_ms, timeout_ms = self._monotonic_ms(), self._terms.broker_down_timeout_ms
+        while isinstance(answer := self._catalog.look_again(queue), Away):
+            if timeout_ms and self._monotonic_ms() - since_ms >= timeout_ms:
+                break
+            self._sleep(_CHECK_PAUSE_S)
+            self._catalog.refresh()
+        self._require(queue, answer)
+
+    def read_together(
+        self, parts: Sequence[QueueRange], columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
+    ) -> None:
+        """Return None: ranges are read one by one, so that a broker that is away is waited for."""
+
+    def barriers(
+        self, queues: Collection[QueueKey], group: str | None, *, is_broadcasting: bool
+    ) -> Mapping[QueueKey, Barrier]:
+        """Return no barrier: what a broker forbids, it refuses itself (`Forbidden`)."""
+        return _NO_BARRIERS
+
+    def deliver_due(self, now_ms: int) -> None:
+        """Do nothing, because brokers deliver delayed messages themselves."""
+
+    def group(self, terms: GroupTerms) -> GroupSession:
+        """Raise OptionError, because this place lacks the capability GROUPS."""
+        self._refuse_groups()
+
+    def committed_offsets(self, group: str, queues: Collection[QueueKey]) -> NoReturn:
+        """Raise OptionError, because this place lacks the capability GROUP_OFFSETS."""
+        self._refuse_groups()
+
+    def start_offsets(
+        self,
+        group: str,
+        bounds: Mapping[QueueKey, QueueBounds],
+        committed: Mapping[QueueKey, int],
+        fallback: str,
+        times_ms: Mapping[QueueKey, int],
+    ) -> NoReturn:
+        """Raise OptionError, because this place lacks the capability GROUP_OFFSETS."""
+        self._refuse_groups()
+
+    def check_fence(self, fence: Fence, queue: QueueKey) -> None:
+        """Raise OptionError, because this place lacks the capability FENCES."""
+        self._refuse_groups()
+
+    def commit_final(self, final: FinalCommit) -> bool:
+        """Raise OptionError, because this place lacks the capability GROUPS."""
+        self._refuse_groups()
+
+    def reopen(self) -> None:
+        """Look at everything again at the next call. What is remembered about queues stays."""
+        self._is_new = True
+        if self._opened is not None:
+            self._opened[1].forget()
+
+    def close(self) -> None:
+        """Give the connections back to this process."""
+        self.reopen()
+        if self._held_pulls is not None:
+            self._held_pulls.close()
+        self._opened = self._puller = self._held_pulls = None
+        self._held.close()
+
+    def _require(self, queue: QueueKey, answer: QueueAnswer) -> QueueBounds:
+        """Return the bounds of a queue. Raise the error for any other answer."""
+        if isinstance(answer, QueueBounds):
+            return answer
+        if isinstance(answer, Gone) or self._catalog.is_missing(queue):
+            raise self._unknown_queue(queue, answer.reason)
+        if isinstance(answer, Forbidden):
+            raise NoPermissionError(
+                f"cannot read queue {queue}: {answer.reason}. Ask an administrator for the right: {answer.right}."
+            )
+        raise BackendUnavailableError(
+            f"cannot read queue {queue}: {answer.reason}. Repeat the read when the broker {queue.broker} is back."
+        )
+
+    def _unknown_queue(self, queue: QueueKey, reason: str) -> NotFoundError:
+        return NotFoundError(f"no queue {queue} in {self._location.describe()}: {reason}.")
+
+    def _unknown_topic(self, topic: str) -> NotFoundError:
+        return NotFoundError(
+            f'no name server has a route of topic "{topic}", in {self._location.describe()}; expected a topic of this '
+            "cluster. Check the name (option subscribe); after a restart of a name server or a broker wait 30 s."
+        )
+
+    def _broker_filter(self, queue: QueueKey, wanted: RowFilter | None) -> Expression | None:
+        """Return an expression that the broker tests, so that it sends fewer messages. They are tested again here.
+
+        A tag filter is preferred, because brokers test it without reading messages. SQL92 is only used if the broker
+        compiles it (CHECK_CLIENT_CONFIG): a pull with an expression that it cannot compile returns all messages.
+        """
+        if wanted is None or queue.topic == SCHEDULE_TOPIC or queue.topic.startswith(RETRY_TOPIC_PREFIX):
+            return None  # in these topics the tags hashes are others, or the group's own subscription counts
+        for expression in sorted(wanted.expressions, key=lambda one: one.kind != TAG):
+            if expression.kind == TAG or self._compiles(queue, expression):
+                return expression
+        return None
+
+    def _compiles(self, queue: QueueKey, expression: Expression) -> bool:
+        """Return whether the broker of a queue tests an expression."""
+        key = queue.topic, queue.broker, expression
+        if key not in self._filters:
+            client, catalog = self._connected()
+            request = CheckFilterRequest(
+                catalog.topic_of(queue.topic), self._terms.stored_group, expression.text, expression.kind
+            )
+            try:
+                response = client.call(self._known_address(queue.broker), request)
+            except BackendUnavailableError:
+                return False
+            except (OptionError, StoreError):
+                self._filters[key] = False
+            else:
+                self._filters[key] = response.is_supported
+        return self._filters[key]
+
+    def _refuse_groups(self) -> NoReturn:
+        raise OptionError(
+            f"{self._location.describe()} cannot be used as a consumer group; expected a store directory."
+        )
+
+
+def _holds(answer: QueueAnswer, offset: int) -> bool:
+    return isinstance(answer, QueueBounds) and answer.min_offset <= offset < answer.max_offset
