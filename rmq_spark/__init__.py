@@ -55,7 +55,9 @@ if TYPE_CHECKING:
         serve_store,
     )
     from rmq_spark.store.errors import (
+        BackendUnavailableError,
         BatchConflictError,
+        BrokerError,
         DamageError,
         DataLossError,
         DiskFullError,
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
         StoreChangedError,
         StoreError,
         StorePathError,
+        UnknownOutcomeError,
     )
 
 __version__ = "0.1.0.dev0"
@@ -76,7 +79,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "COLUMNS",
     "DUMP_KINDS",
+    "BackendUnavailableError",
     "BatchConflictError",
+    "BrokerError",
     "ConsumeConcurrentlyStatus",
     "ConsumeContext",
     "ConsumeOrderlyStatus",
@@ -95,6 +100,7 @@ __all__ = [
     "StoreChangedError",
     "StoreError",
     "StorePathError",
+    "UnknownOutcomeError",
     "check",
     "close",
     "consume",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from rmq_spark.datasource.options.option_table import OPTIONS, parse_value
+from rmq_spark.datasource.options.option_table import OPTIONS, parse_value, require
 from rmq_spark.datasource.options.read_options import ReadOptions, parse_options
 from rmq_spark.datasource.options.schema import Field
 from rmq_spark.datasource.options.sink_schema import check_send_back_schema
@@ -16,7 +16,7 @@ from rmq_spark.datasource.options.write_options import SendBackOptions
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.listener import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
 from rmq_spark.datasource.spark.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
-from rmq_spark.store.backend import Location
+from rmq_spark.store.backend import Capability, Location
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import check_retrying_group, retry_topic
@@ -216,6 +216,7 @@ def _plans(df: "DataFrame") -> Iterator[Any]:
 def _check_source(source: ReadOptions, path: str, group: str, model: str) -> Location:
     """Return the location that the stream reads. Raises OptionError if it does not fit the arguments of `consume`."""
     location, member = source.check_complete()[0], source.group
+    require(location, Capability.SEND_BACK, "consume()")
     given, read = locate({"path": path}), location.mark()["path"]
     if given is None or given.mark()["path"] != read:
         raise OptionError(

@@ -9,8 +9,9 @@ is therefore loaded from its own module when it is first used.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
+from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.client.create_store import create_store
     from rmq_spark.store.client.producer import Producer, SendResult
     from rmq_spark.store.client.pull_consumer import PullConsumer
+    from rmq_spark.store.cluster.reader import ClusterReader
     from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions, republish_dead_letters
     from rmq_spark.store.delivery.scheduler import DeliveryScheduler
     from rmq_spark.store.delivery.send_back_sink import SendBackSettings, SendBackTask, commit_copies
@@ -145,19 +147,78 @@ _MODULES = {
 _HOMES = {name: f"rmq_spark.store.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
+@overload
 def open_reader(
     path: "str | PurePath", *, commit_log_path: str | None = None, read_mode: str = "auto"
 ) -> "StoreExplorer":
-    """Open the store at `path` for reading. No file is changed, created or locked.
+    """Open a store directory."""
 
-    `commit_log_path` is needed only if the commit log is outside of the store's folder: it is the folder of the log, or
-    several folders separated by commas. `read_mode` is "mmap" (map files into memory), "pread" (do not map them) or
-    "auto" (map them except on network and FUSE file systems). A notebook shows the returned reader as a summary of the
-    store. Raises StorePathError if there is no store at `path`, or a store of an unsupported kind.
+
+@overload
+def open_reader(
+    *,
+    name_server: str,
+    broker_addresses: str = "",
+    namespace: str = "",
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    security_token: str | None = None,
+    credentials_file: str | None = None,
+    tls: bool = False,
+    tls_verify: str = "ca",
+    tls_ca_file: str | None = None,
+    tls_cert_file: str | None = None,
+    tls_key_file: str | None = None,
+    tls_key_password: str | None = None,
+    request_timeout_ms: int = 3000,
+    broker_down_timeout_ms: int = 300_000,
+) -> "ClusterReader":
+    """Open a live cluster."""
+
+
+def open_reader(
+    path: "str | PurePath | None" = None,
+    *,
+    commit_log_path: str | None = None,
+    read_mode: str = "auto",
+    name_server: str | None = None,
+    **cluster_options: "str | int | None",
+) -> "StoreExplorer | ClusterReader":
+    """Open the store at `path`, or the cluster of `name_server`, for reading.
+
+    In a store no file is changed, created or locked. `commit_log_path` is needed only if the commit log is outside of
+    the store's folder: it is the folder of the log, or several folders separated by commas. `read_mode` is "mmap" (map
+    files into memory), "pread" (do not map them) or "auto" (map them except on network and FUSE file systems). A
+    notebook shows the returned reader as a summary of the store. Raises StorePathError if there is no store at `path`,
+    or a store of an unsupported kind.
+
+    `name_server` is "host:9876", several separated by a semicolon. The reader of a cluster connects at its first call.
+    The other arguments mean what the options of these names mean for a query. `tls_verify` is "ca", "full" or "none".
+    A request may take `request_timeout_ms`, and a read waits `broker_down_timeout_ms` for a broker (0: for ever).
+    Raises OptionError for an invalid argument.
     """
+    if (path is None) == (name_server is None):
+        found = "both were given" if path is not None else "none was given"
+        raise OptionError(f"open_reader: {found}; expected either path or name_server. Name one place to read from.")
+    if name_server is not None:
+        from rmq_spark.store.cluster.reader import ClusterReader
+        from rmq_spark.store.places import locate_cluster
+
+        if commit_log_path is not None or read_mode != "auto":
+            raise OptionError(
+                "open_reader: commit_log_path and read_mode are for a store directory; expected none of them with "
+                "name_server. Remove them."
+            )
+        return ClusterReader(locate_cluster(name_server, cluster_options))
+    if cluster_options:
+        raise OptionError(
+            f"open_reader: {', '.join(cluster_options)} only mean something with name_server; expected a store at "
+            "path. Remove them, or give name_server instead of path."
+        )
     from rmq_spark.store.disk import files
     from rmq_spark.store.view.explorer import StoreExplorer
 
+    assert path is not None
     return StoreExplorer(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
 
 

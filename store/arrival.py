@@ -43,6 +43,30 @@ def wait_for_arrival(
     return True
 
 
+class Polling:
+    """A wait that its caller divides into single polls, to do other work between them. For one thread at a time.
+
+    The pauses depend on the time that was waited since the last poll that returned True.
+    """
+
+    def __init__(self, now_ms: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._now_ms, self._sleep = now_ms, sleep
+        self._waited_ms = 0.0
+        self._polls_ms = (0.0, 0.0)  # the time that the last two polls took. A single slow poll has no effect
+
+    def poll(self, has_moved: Callable[[], bool], longest_ms: float) -> bool:
+        """Pause for at most `longest_ms`, then call `has_moved` once and return its result."""
+        nap = max(min(nap_ms(self._waited_ms, min(self._polls_ms)), longest_ms), 0.0)
+        begun_ms = self._now_ms()
+        self._sleep(nap / 1000)
+        before_ms = self._now_ms()
+        moved = has_moved()
+        after_ms = self._now_ms()
+        self._polls_ms = (self._polls_ms[1], after_ms - before_ms)
+        self._waited_ms = 0.0 if moved else self._waited_ms + max(after_ms - begun_ms, nap)
+        return moved
+
+
 def nap_ms(waited_ms: float, poll_ms: float) -> float:
     """Return the length of the next pause in ms.
 

@@ -17,29 +17,73 @@ that need it are refused in `load()`. For the same facts every backend raises th
 | the place changed during the call; a repeated call may succeed | StoreChangedError |
 | what is stored is damaged | DamageError |
 | another member owns the queue | GroupConflictError |
-| the group or the topic does not allow reading | NoPermissionError |
+| the group, the topic or the account does not allow reading | NoPermissionError |
+| no broker or name server answers; the call may be repeated later | BackendUnavailableError |
+
+A queue whose broker is away is no error for `bounds`: the answer says so (`Away`). A task waits for it in `read`.
 
 Objects are for one thread at a time. `rmq_spark.store.testing.backend_suite` is this contract as tests.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from rmq_spark.store.batch_sink import (
+    BatchSink,
+    CommitTerms,
+    CommitTotals,
+    Guarantee,
+    Receipt,
+    SendBackSink,
+    SendBackTerms,
+    SinkTerms,
+    TaskWriter,
+)
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter
 from rmq_spark.store.format.columns import COLUMNS as RECORD_COLUMNS
 from rmq_spark.store.format.failed_columns import COPY_TIMES, failed_column_type, refuse_missing_places
 from rmq_spark.store.format.rows import DecodeLimits
-from rmq_spark.store.model import CommitKey, QueueBounds, QueueKey, QueueRange, RecordProof, SuspendedQueues, Suspension
+from rmq_spark.store.model import (
+    Away,
+    CommitKey,
+    Forbidden,
+    Gone,
+    QueueAnswer,
+    QueueBounds,
+    QueueKey,
+    QueueRange,
+    RecordProof,
+    SuspendedQueues,
+)
 from rmq_spark.store.rebalance.allocation import find_strategy
 
-# What the Spark side needs of the formats below: it imports no other module of the engine for them.
-__all__ = ["COPY_TIMES", "DecodeLimits", "failed_column_type", "find_strategy", "refuse_missing_places"]
+# Names of other modules that belong to the contract, or that the Spark side needs.
+__all__ = [
+    "COPY_TIMES",
+    "Away",
+    "BatchSink",
+    "CommitTerms",
+    "CommitTotals",
+    "DecodeLimits",
+    "Forbidden",
+    "Gone",
+    "Guarantee",
+    "QueueAnswer",
+    "Receipt",
+    "SendBackSink",
+    "SendBackTerms",
+    "SinkTerms",
+    "TaskWriter",
+    "failed_column_type",
+    "find_strategy",
+    "refuse_missing_places",
+]
 
 BROKER_NAME = "brokerName"
 # The columns that every place reads, with their types: those of a record, and the name of the queue's broker.
@@ -51,6 +95,7 @@ class Capability(StrEnum):
 
     SIZES = "tell the size of messages before it reads them"
     KEY_SEARCH = "look messages up by key or id"
+    GROUP_OFFSETS = "tell the committed offsets of consumer groups"
     GROUPS = "act as a consumer group"
     FENCES = "fence tasks whose queue another member has taken"
     FILES = "be read or written as files of this machine"
@@ -58,6 +103,7 @@ class Capability(StrEnum):
     SEND_BACK = "take messages back that a group failed to consume"
     EXACTLY_ONCE = "recognise a batch that it stored before"
     BROKERS = "tell queues apart by the names of brokers"
+    NAME_SERVERS = "be reached through a name server"
 
 
 class Location(Protocol):
@@ -76,13 +122,19 @@ class Location(Protocol):
     def mark(self) -> dict[str, str]:
         """Return the place as JSON for a query's progress, without secrets. `places.from_mark` reads it."""
 
+    def without_secrets(self) -> "Location":
+        """Return the location as partitions carry it: without passwords and keys. An equal one if it has none."""
+
+    def with_secrets_of(self, source: Any) -> "Location":
+        """Return the location with the secrets of `source`, the location from which `without_secrets` made it."""
+
     def open(self) -> "Backend":
         """Return a backend for reading. It may connect or open files only at its first call."""
 
-    def sink(self, terms: "SinkTerms", commit: "CommitTerms") -> "BatchSink":
+    def sink(self, terms: SinkTerms, commit: CommitTerms) -> BatchSink:
         """Return a sink for new messages. Requires the capability WRITES."""
 
-    def send_back_sink(self, terms: "SendBackTerms", commit: "CommitTerms") -> "SendBackSink":
+    def send_back_sink(self, terms: SendBackTerms, commit: CommitTerms) -> SendBackSink:
         """Return a sink for messages that a group failed to consume. Requires the capability SEND_BACK."""
 
 
@@ -150,14 +202,32 @@ class Backend(Protocol):
         A topic in `missing_ok` is left out if it does not exist. For another one, NotFoundError is raised.
         """
 
-    def bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueBounds]:
-        """Return the queue offsets that can be read in each queue. Raises NotFoundError for an unknown queue."""
+    def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
+        """Wait for new messages, then look at the place again. Return what `refresh` would return.
+
+        `after` has the queues that the caller reads, each with its max offset as of the last `refresh`. Returns after
+        `timeout_ms` at the latest. May return False earlier, so the caller calls it again. Requests to brokers may stay
+        open between two calls. Other changes than new messages need not end the wait.
+        """
+
+    def bounds(self, queues: Collection[QueueKey]) -> Mapping[QueueKey, QueueAnswer]:
+        """Return the queue offsets that can be read in each queue, or why they are not known.
+
+        Raises NotFoundError for an unknown queue. A place with the capability BROKERS does not raise it, and answers
+        Away or Gone. A place without this capability answers only QueueBounds.
+        """
 
     def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Return for each queue the offset of the first message stored at or after its time (ms), or its end."""
+        """Return for each queue the offset of the first message stored at or after its time (ms since the epoch).
+
+        If there is none, this is the queue's max offset.
+        """
 
     def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
-        """Return physical offset and store time of messages. One that has expired or does not exist is left out."""
+        """Return physical offset and store time of messages.
+
+        One that has expired, does not exist, or whose broker is away is left out.
+        """
 
     def read(
         self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
@@ -188,13 +258,14 @@ class Backend(Protocol):
         """
 
     def group(self, terms: "GroupTerms") -> "GroupSession":
-        """Return the membership of a query, which begins with `GroupSession.join`. Requires GROUPS, as do the next."""
+        """Return the membership of a query, which begins with `GroupSession.join`. Requires GROUPS."""
 
-    def committed_offsets(self, group: str) -> dict[QueueKey, int]:
-        """Return the committed offsets of a group."""
+    def committed_offsets(self, group: str, queues: Collection[QueueKey]) -> dict[QueueKey, int]:
+        """Return the committed offsets of a group in `queues`. May contain more queues. Requires GROUP_OFFSETS."""
 
     def start_offsets(
         self,
+        group: str,
         bounds: Mapping[QueueKey, QueueBounds],
         committed: Mapping[QueueKey, int],
         fallback: str,
@@ -202,15 +273,16 @@ class Backend(Protocol):
     ) -> dict[QueueKey, int]:
         """Return where a group starts in each queue: at its committed offset, else where RocketMQ would start.
 
-        `committed` are all committed offsets of the group. `fallback` is latest, earliest or timestamp; with timestamp
-        `times_ms` has the time of each queue (ms since the epoch), and a queue without one starts at its end.
+        `committed` are the committed offsets of the group in all queues of these topics. `fallback` is latest, earliest
+        or timestamp; with timestamp `times_ms` has the time of each queue (ms since the epoch), and a queue without one
+        starts at its end. Requires GROUP_OFFSETS.
         """
 
     def check_fence(self, fence: Fence, queue: QueueKey) -> None:
-        """Raise GroupConflictError unless the member of the fence owns the queue at the fence's epoch."""
+        """Raise GroupConflictError unless the fence's member owns the queue at its epoch. Requires FENCES."""
 
     def commit_final(self, final: "FinalCommit") -> bool:
-        """Commit the offsets of a member whose batch has ended. Return whether they are committed."""
+        """Commit the offsets of a member whose batch has ended. Return whether they are. Requires GROUPS."""
 
     def reopen(self) -> None:
         """Forget what is known, after an error. The next call looks at the whole place again."""
@@ -370,130 +442,3 @@ class FinalCommit:
     applied_suspension: int = 0
     last_batch: CommitKey | None = None
     finished_batch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTerms:
-    """How a batch is committed. They mean the same as the sink's options of these names. Durations are in ms."""
-
-    on_conflict: str = "fail"  # or "skip"
-    on_gap: str = "fail"  # or "continue"
-    is_transaction: bool = False
-    flush: str = "sync"
-    staging_retention_ms: int = 24 * 3_600_000
-    lock_timeout_ms: int = 60_000
-    allow_network_store: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SinkTerms:
-    """How new messages are written.
-
-    Every row has a column topic; `topic` is the topic of all rows, or None if they differ. If `creates_topics`, a
-    missing topic gets `queue_count` queues. Bodies of at least `compress_over_bytes` are compressed with `compression`
-    (zlib, lz4, zstd; None for no compression).
-    """
-
-    topic: str | None = None
-    queue_count: int = 4
-    creates_topics: bool = True
-    compression: str | None = None
-    compress_over_bytes: int = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class SendBackTerms:
-    """How the failed messages of a `group` are sent back.
-
-    After `max_reconsume_times` retries a message becomes a dead letter. None means the group's own limit, by default
-    16. `expired_original` says what to do if the original is no longer in the log: "error" raises an error, and
-    "resend" makes the copy from the row, which must contain the body then.
-    """
-
-    group: str
-    max_reconsume_times: int | None = None
-    expired_original: str = "error"
-
-
-class Guarantee(StrEnum):
-    """How often a sink stores each row of a batch that Spark repeats."""
-
-    EXACTLY_ONCE = "exactly once"
-    AT_LEAST_ONCE = "at least once"
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTotals:
-    """The rows of one commit, their bytes in the log, and the number of queues that got rows; all 0 if `skipped`."""
-
-    rows: int = 0
-    bytes: int = 0
-    queues: int = 0
-    skipped: bool = False
-
-
-Receipt: TypeAlias = object  # what a task's writer returns for the commit: picklable, opaque but for its sink
-
-
-class TaskWriter(Protocol):
-    """Writes the rows of one attempt of one task."""
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows, in the columns of the sink. Raises OptionError for a row that is not valid, with its number."""
-
-    def finish(self) -> Receipt:
-        """End the writing, so that the commit can rely on it. Return the receipt for the commit."""
-
-    def discard(self) -> None:
-        """Remove what a failed task has written, as far as that is possible."""
-
-
-class BatchSink(Protocol):
-    """Writes batches of rows. Picklable: driver and tasks have copies, which share only keys, tokens and receipts."""
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """How often each row of a repeated batch is stored."""
-
-    def prepare(self) -> str | None:
-        """Check on the driver, before any task runs, that rows can be written. Return the token for `open_task`.
-
-        The token is small and travels to the tasks, which detect by it that they write to another place.
-        """
-
-    def open_task(self, token: str | None, key: CommitKey, task: str) -> TaskWriter:
-        """Return the writer of an attempt of a task, which has the unique name `task`.
-
-        Raises StoreChangedError if this process does not see the place that the driver prepared.
-        """
-
-    def commit(
-        self, key: CommitKey, receipts: Sequence[Receipt], before_commit: Callable[[], None] | None = None
-    ) -> CommitTotals:
-        """Make the rows of all receipts visible, once, even if the call is repeated with the same key.
-
-        If the batch is new, `before_commit` is called when nothing can refuse the batch any more, before its first row
-        is stored. Raises BatchConflictError if the batch does not follow the earlier ones of its query.
-        """
-
-    def abort(self, key: CommitKey, receipts: Sequence[Receipt]) -> None:
-        """Remove what the tasks of an aborted batch have written. A commit that has begun is not undone."""
-
-
-class SendBackSink(BatchSink, Protocol):
-    """A sink for messages that a group failed to consume, with the record of the queues that its listeners suspend."""
-
-    def suspended(self, key: CommitKey) -> Mapping[QueueKey, tuple[Suspension, bool]]:
-        """Return each suspended queue of the group: its suspension, and whether that is settled.
-
-        A suspension is settled if all its dead letters are certainly stored, and `key` is not the batch that made it.
-        """
-
-    def record(
-        self, key: CommitKey, outcomes: Mapping[QueueKey, Suspension | None], known: Mapping[QueueKey, int]
-    ) -> None:
-        """Record the outcomes of a batch: the suspension of each queue, or None if it resumes.
-
-        For `before_commit`. `known` has the number of the last change that the task knew, by queue; a suspension by
-        another query after that stays.
-        """

@@ -13,7 +13,10 @@
         ├── LockTimeoutError       another process holds the store: wait, or stop that process
         ├── DiskFullError          the disk is full, nothing was lost: free space and write again
         ├── BatchConflictError     a batch does not follow what its query wrote earlier: see onBatchConflict, onBatchGap
-        └── GroupConflictError     two members of a consumer group conflict: stop one of them
+        ├── GroupConflictError     two members of a consumer group conflict: stop one of them
+        ├── BackendUnavailableError  no broker or name server answered: start it, or check the address, and repeat
+        ├── UnknownOutcomeError    a request may have been executed or not: find out before you repeat it
+        └── BrokerError            a broker or name server refused a request: the message has its answer
 
 There are two classes only where a caller would act differently. The message is for people: it says what failed, what
 was found, what was expected and what to do next. Every error can be pickled, because Spark passes errors between
@@ -167,3 +170,25 @@ class GroupConflictError(StoreError):
 
     The message names both members and where each runs. Nothing was read, and no offset of the group was changed.
     """
+
+
+class BackendUnavailableError(StoreError):
+    """No broker or name server of the cluster answered in time. Nothing was changed, and the call can be repeated."""
+
+
+class UnknownOutcomeError(StoreError):
+    """A request that must not be repeated was sent, and no answer came. The broker has executed it or not."""
+
+
+class BrokerError(StoreError):
+    """A broker or name server answered a request with an error that has no class of its own (MQBrokerException).
+
+    `code` is the number of the answer (ResponseCode), and `text` the whole message. The request was not executed.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+    def __str__(self) -> str:
+        return self.text

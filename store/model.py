@@ -8,6 +8,7 @@ bytes. Ranges are half-open: `[begin, end)` includes `begin` and excludes `end`.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple, TypeAlias
 
 LAST_SECONDS_MS = 978_307_200_000  # 2001-01-01: every RocketMQ message is newer; seconds of this century are smaller
 LAST_MS = 253_402_300_799_999  # the end of 9999: microseconds and nanoseconds of this century are larger
@@ -111,6 +112,38 @@ class QueueBounds:
 
     min_offset: int
     max_offset: int
+
+
+class Away(NamedTuple):
+    """Nothing is known about a queue at this time, because its broker does not answer, or is not trusted yet.
+
+    `since_ms` is the time from which the broker has been away (ms since the epoch), and `reason` is a text for logs.
+    The queue may come back unchanged. So its position is kept, and it is not read meanwhile.
+    """
+
+    broker: str
+    since_ms: int
+    reason: str
+
+
+class Gone(NamedTuple):
+    """A queue was deleted, or replaced by another one under its name. `reason` is a text for errors."""
+
+    reason: str
+
+
+class Forbidden(NamedTuple):
+    """The place refuses to answer for a queue. `right` is the right that the user lacks, `reason` what was refused.
+
+    A reason that ends with a full stop is a whole error text, which says what was expected and what to do next.
+    """
+
+    right: str
+    reason: str
+
+
+# What a place answers about the bounds of a queue. A store directory always answers QueueBounds.
+QueueAnswer: TypeAlias = QueueBounds | Away | Gone | Forbidden
 
 
 @dataclass(frozen=True, slots=True)

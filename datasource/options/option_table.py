@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from rmq_spark.datasource.options import filters
 from rmq_spark.datasource.options import option_parsers as parsers
+from rmq_spark.datasource.options.cluster_options import TLS_ON
 from rmq_spark.datasource.options.option_parsers import InvalidValueError
 from rmq_spark.store.backend import Capability, Location
 from rmq_spark.store.errors import OptionError
@@ -46,6 +47,7 @@ class Option:
     requires: str | None = None  # an option, or an option and its value, without which this one is an error
     conflicts: str | None = None  # an option and its value with which this one must have its default
     needs: Capability | None = None  # what a place must be able to do for this option
+    is_secret: bool = False  # errors do not show its text; Spark hides it because of its name
 
     @property
     def default_value(self) -> Any:
@@ -63,15 +65,70 @@ _OFFSETS = "earliest, latest, group or JSON"
 _STREAM, _BATCH = (STREAM,), (BATCH,)
 _of_group = partial(Option, queries=_STREAM, requires=GROUP)
 _of_members = partial(_of_group, conflicts=BROADCASTING)
+_of_cluster = partial(Option, needs=Capability.NAME_SERVERS)
+_of_tls = partial(_of_cluster, requires=TLS_ON)
 # fmt: off
 OPTIONS = (
     Option("path", "path", parsers.parse_path, None,
            "Folder of the store, a broker's storePathRootDir. `load(path)` is the same. A relative path starts at the "
            "folder in which the driver was started, ~ at the home of its user.", "/data/store",
-           default_words="required"),
+           default_words="one of path, nameServer"),
     Option("commitLogPath", "paths", parsers.parse_paths, None,
            "Folder or folders of the commit log (a broker's storePathCommitLog), if outside of the store's folder.",
            "/disk1/log,/disk2/log", default_words="in path", needs=Capability.FILES),
+    _of_cluster("nameServer", "addresses", parsers.parse_text, None,
+                "Name servers of a live cluster, each as host:port, separated by semicolons or commas. A name that has "
+                "several IP addresses stands for all of them.", "ns1:9876;ns2:9876",
+                default_words="one of path, nameServer"),
+    _of_cluster("brokerAddresses", "addresses", parsers.parse_text, None,
+                "Addresses at which driver and executors reach brokers, by the names of the brokers. They replace "
+                "those that the name servers return, for example with port forwarding.",
+                "broker-a=host1:10911;broker-b=host2:10911", default_words="those of the name servers"),
+    _of_cluster("accessKey", "text", parsers.parse_text, None,
+                "Name of the account that signs requests. Requires secretKey.", "rmq-reader",
+                default_words="environment variable RMQ_ACCESS_KEY", is_secret=True),
+    _of_cluster("secretKey", "text", parsers.parse_text, None,
+                "Secret key of the account.", "…",
+                default_words="environment variable RMQ_SECRET_KEY", is_secret=True),
+    _of_cluster("securityToken", "text", parsers.parse_text, None,
+                "Security token of a temporary account, which accessKey and secretKey belong to.", "…",
+                default_words="no token", is_secret=True),
+    _of_cluster("credentialsFile", "path", parsers.parse_path, None,
+                "File with the keys of the account, on the driver and on every executor. It is read again when it "
+                "changes, so tokens can rotate.", "/run/secrets/rmq", default_words="no file"),
+    _of_cluster("tls", _FLAG, parsers.parse_flag, "false", "Whether connections are encrypted.", "true"),
+    _of_tls("tlsVerify", "word", parsers.parse_words("ca", "full", "none"), "ca",
+            "Checks of a server's certificate: ca (its issuer, as in RocketMQ's own client), full (its host name too) "
+            "or none.", "full"),
+    _of_tls("tlsCaFile", "path", parsers.parse_path, None,
+            "File with the certificates of the authorities that issue servers' certificates, on every machine.",
+            "/etc/rmq/ca.pem", default_words="the system's"),
+    _of_tls("tlsCertFile", "path", parsers.parse_path, None,
+            "File with the client's certificate, on every machine. Requires tlsKeyFile.", "/etc/rmq/client.pem",
+            default_words="no certificate"),
+    _of_tls("tlsKeyFile", "path", parsers.parse_path, None,
+            "File with the key of the client's certificate, on every machine.", "/etc/rmq/client.key",
+            default_words="no key"),
+    _of_tls("tlsKeyPassword", "text", parsers.parse_text, None,
+            "Password of the key file.", "…", default_words="no password", is_secret=True),
+    _of_cluster("namespace", "name", parsers.parse_text, None,
+                "Namespace of topics and groups, as in RocketMQ 4.x clients. Columns, offsets and patterns show names "
+                "without it.", "team-a", default_words="no namespace"),
+    _of_cluster("requestTimeout", "duration", parsers.parse_duration, "3s",
+                "How long a request waits for its answer. Pulls wait longer.", "10s"),
+    _of_cluster("brokerDownTimeout", "duration", partial(parsers.parse_duration, minimum_ms=0), None,
+                "How long to wait for a broker that does not answer; after that the query fails and names the broker. "
+                "0 means for ever: the query reads the other brokers meanwhile, and its progress names the missing "
+                "one. A batch query and AvailableNow read nothing until all brokers answer.", "10m",
+                default_words="streams 0, batch and AvailableNow 5m"),
+    _of_cluster("retiredBrokers", "names", parsers.parse_names, None,
+                "Names of brokers that were removed for ever. The query drops their queues, and logs how many messages "
+                "were not read.", "broker-b"),
+    _of_cluster("pullsInFlight", "count", parsers.parse_count, None,
+                "Number of pulls that a task has in flight at each broker.", "16", default_words="from the answers"),
+    _of_cluster("pullGroup", "name", parsers.parse_text, None,
+                "Consumer group in whose name tasks pull. The account needs the right to subscribe with it.",
+                "spark-reader", default_words="the consumerGroup or rmq-spark, with -reader"),
     Option("subscribe", "topics", parsers.parse_topics, None,
            "Topics to read, separated by commas.", "orders,payments", alias="topic", default_words="one of three"),
     Option("subscribePattern", "regular expression", parsers.parse_pattern, None,
@@ -79,7 +136,8 @@ OPTIONS = (
            "topics match only if the pattern, or one of its alternatives, is their full name.", "orders-.*",
            default_words="one of three"),
     Option("assign", "JSON", parsers.parse_assignment, None,
-           "Queues to read, by topic and queue id.", '{"orders": [0, 1]}', default_words="one of three"),
+           "Queues to read, by topic and queue id. In a cluster the name of the broker precedes the id, as in "
+           '"broker-a:0", unless one broker has the whole topic.', '{"orders": [0, 1]}', default_words="one of three"),
     Option("startingOffsets", _OFFSETS, parsers.parse_starts, None,
            "Where a new query begins. In JSON -1 is latest and -2 earliest; queues that it omits begin at the default. "
            "group is the committed offset of the consumerGroup. A stream uses it for its first batch only; queues that "
@@ -146,7 +204,7 @@ OPTIONS = (
            "7F0000010A2F18B4AAC20001BBC60000", _BATCH, needs=Capability.KEY_SEARCH),
     Option(GROUP, "name", parsers.parse_text, None,
            "Consumer group of the query. startingOffsets=group begins at its committed offsets. A stream is a member "
-           "of the group and publishes its offsets.", "billing", needs=Capability.GROUPS),
+           "of the group and publishes its offsets.", "billing", needs=Capability.GROUP_OFFSETS),
     _of_group("assignment", "word", parsers.parse_words("all", "shared"), "all",
               "all: the query reads all queues and is alone in its group; shared: the queries of the group share the "
               "queues.", "shared"),
@@ -375,6 +433,8 @@ def parse_value(option: Option, text: str, now_ms: int) -> Any:
         return option.parse(text, now_ms) if option.timed else option.parse(text)
     except InvalidValueError as error:
         shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+        if option.is_secret:
+            shown = "…"
         raise OptionError(f'{option.name}="{shown}": {error} Example: {option.name}={option.example}') from None
 
 

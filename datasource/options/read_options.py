@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rmq_spark.datasource.options.cluster_options import check_place
 from rmq_spark.datasource.options.filters import NO_FILTERS, Filters, make_filters
 from rmq_spark.datasource.options.group_options import (
     GroupOptions,
@@ -35,6 +36,8 @@ from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.row_filter import TAG
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import RETRY_TOPIC_PREFIX
+
+COMPLETE_WAIT_MS = 300_000  # brokerDownTimeout of batch queries and of the trigger AvailableNow, if it is not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,24 @@ class ReadOptions:
     long_polling_ms: int = option_field("longPollingMs")
     query_name: str = ""
     filters: Filters = NO_FILTERS
+    broker_down_timeout_ms: int | None = option_field("brokerDownTimeout")
+    retired_brokers: tuple[str, ...] | None = option_field("retiredBrokers")
+
+    def named_queues(self) -> Iterator[tuple[str, QueueKey]]:
+        """Yield the queues that options name, each with the name of the option."""
+        read = self.subscription.chosen if isinstance(self.subscription, WithRetry) else self.subscription
+        yield from (("assign", queue) for queue in (read.queues if isinstance(read, Assignment) else ()))
+        for name, wanted in (
+            ("startingOffsets", self.starting_offsets),
+            ("endingOffsets", self.ending_offsets),
+            ("startingTimestamp", self.starting_times),
+            ("endingTimestamp", self.ending_times),
+        ):
+            yield from ((name, queue) for queue in (wanted.queues if wanted else ()))
+
+    def wait_ms(self) -> int:
+        """Return how long a read that must be complete waits for a broker that is away, in ms. 0 means for ever."""
+        return COMPLETE_WAIT_MS if self.broker_down_timeout_ms is None else self.broker_down_timeout_ms
 
     @property
     def names_group_as_start(self) -> bool:
@@ -96,9 +117,9 @@ class ReadOptions:
         """Return (location, subscription). Raises OptionError if one of them is missing."""
         if self.location is None:
             raise OptionError(
-                'path is required. Give the folder of the store, as in .option("path", "/data/store") or '
-                '.load("/data/store"). (A table in Spark\'s catalog cannot pass options to a Python source; use a '
-                "temporary view.)"
+                'path or nameServer is required. Give the folder of the store, as in .option("path", "/data/store") or '
+                '.load("/data/store"), or the name server of a cluster, as in .option("nameServer", "ns1:9876"). '
+                "(A table in Spark's catalog cannot pass options to a Python source; use a temporary view.)"
             )
         if self.subscription is None:
             raise OptionError(
@@ -149,6 +170,8 @@ class ReadOptions:
                     f'{name} works in batch queries only (spark.read). In a stream, read the column "{name}" and '
                     "filter it."
                 )
+        if self.group is not None:
+            require(self.location, Capability.GROUPS, "consumerGroup in a stream")
         check_stream_start(self.group, self.starting_offsets, has_time=self.starting_times is not None)
 
 
@@ -161,6 +184,7 @@ def parse_options(given: Mapping[str, str], now_ms: int, locate: Locate) -> Read
     `check_complete` checks them.
     """
     found = parse_given(strip_spark_options(given), OPTIONS, now_ms)
+    check_place(found)
     location = locate(found)
     refuse_unsupported(found, OPTIONS, location)
     # Spark does not pass the query's name to sources. Messages of other members of a group name the query by the option
@@ -176,7 +200,7 @@ def parse_options(given: Mapping[str, str], now_ms: int, locate: Locate) -> Read
         **field_values(ReadOptions, found),
     )
     _check_together(options)
-    for name, queue in _named_queues(options):
+    for name, queue in options.named_queues():
         if queue.broker:
             require(location, Capability.BROKERS, f"the queue {queue} in {name}")
     return options
@@ -256,19 +280,6 @@ def _check_not_both(side: str, offsets: Positions | None, times: Times | None) -
         )
 
 
-def _named_queues(options: ReadOptions) -> Iterator[tuple[str, QueueKey]]:
-    """Yield the queues that options name, each with the name of the option."""
-    read = options.subscription
-    yield from (("assign", queue) for queue in (read.queues if isinstance(read, Assignment) else ()))
-    for name, wanted in (
-        ("startingOffsets", options.starting_offsets),
-        ("endingOffsets", options.ending_offsets),
-        ("startingTimestamp", options.starting_times),
-        ("endingTimestamp", options.ending_times),
-    ):
-        yield from ((name, queue) for queue in (wanted.queues if wanted else ()))
-
-
 def _check_covered(options: ReadOptions) -> None:
     """Raise OptionError if an offset, time or filter is given for a queue or topic that the query does not read."""
     read = options.subscription
@@ -309,3 +320,4 @@ class ReadSettings:
     max_decompressed_bytes: int
     fail_on_data_loss: bool
     filters: Filters = NO_FILTERS
+    secrets: Location | None = None  # the location with its secrets, which partitions lack; None if it has none

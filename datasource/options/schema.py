@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rmq_spark.store.backend import COLUMNS
+from rmq_spark.store.backend import BROKER_NAME, COLUMNS
 from rmq_spark.store.errors import OptionError
 
 # The columns of a query if neither the option `columns` nor a schema is given. Most queries need them, and they are
@@ -47,13 +47,14 @@ class Field:
     nullable: bool
 
 
-def resolve_columns(asked: Sequence[str] | None) -> tuple[str, ...]:
+def resolve_columns(asked: Sequence[str] | None, *, has_brokers: bool = False) -> tuple[str, ...]:
     """Return the columns that the option `columns` asks for; `asked` is None if it is not given.
 
-    Raises OptionError for a column that does not exist.
+    `has_brokers` is whether the place has broker names, which are a default column then. Raises OptionError for a
+    column that does not exist.
     """
     if asked is None:
-        return DEFAULT_COLUMNS
+        return (DEFAULT_COLUMNS[0], BROKER_NAME, *DEFAULT_COLUMNS[1:]) if has_brokers else DEFAULT_COLUMNS
     if tuple(asked) == ("*",):
         return tuple(COLUMNS)
     for name in asked:

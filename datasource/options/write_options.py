@@ -5,10 +5,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from rmq_spark.datasource.options.cluster_options import NAME_SERVER
 from rmq_spark.datasource.options.option_table import (
     OPTIONS,
     SEND,
@@ -50,6 +51,7 @@ class SinkOptions:
     Sizes are in bytes, durations in ms.
     """
 
+    needs: ClassVar[tuple[Capability, str]] = (Capability.WRITES, "a write")
     location: Location | None = None
     topic: str | None = option_field("topic", SINK_OPTIONS)
     queue_count: int = option_field("queues", SINK_OPTIONS)
@@ -72,12 +74,8 @@ class SinkOptions:
                 'path is required. Give the folder of the store, as in .option("path", "/data/store") or '
                 '.save("/data/store"). (A table in Spark\'s catalog cannot pass options to a Python source.)'
             )
-        require(self.location, *self._needs)
+        require(self.location, *self.needs)
         return self.location
-
-    @property
-    def _needs(self) -> tuple[Capability, str]:
-        return Capability.WRITES, "a write"
 
     def check_stream(self) -> None:
         """Raise OptionError if txnAppId and txnVersion are given, which a stream cannot have."""
@@ -123,13 +121,10 @@ class SinkOptions:
 class SendBackOptions(SinkOptions):
     """The options of one write with mode=sendBack: its rows are messages that `group` failed to consume."""
 
+    needs: ClassVar[tuple[Capability, str]] = (Capability.SEND_BACK, "mode=sendBack")
     group: str = option_field("consumerGroup", SINK_OPTIONS)
     max_reconsume_times: int | None = option_field("maxReconsumeTimes", SINK_OPTIONS)
     expired_original: str = option_field("expiredOriginal", SINK_OPTIONS)
-
-    @property
-    def _needs(self) -> tuple[Capability, str]:
-        return Capability.SEND_BACK, "mode=sendBack"
 
     def check_columns(self, given: Sequence[Field]) -> None:
         """Raise OptionError if rows with these columns cannot be sent back."""
@@ -182,6 +177,7 @@ def parse_sink_options(given: Mapping[str, str], locate: Locate) -> SinkOptions:
     `locate` returns the location that the parsed options name, or None. Raises OptionError for an unknown name, an
     invalid value, values that contradict each other, and an option that the place cannot serve.
     """
+    _refuse_unwritable_cluster(given, locate)
     found = parse_given(strip_async_progress(strip_spark_options(given)), SINK_OPTIONS, 0, _HINTS)
     location = locate(found)
     refuse_unsupported(found, SINK_OPTIONS, location)
@@ -194,6 +190,17 @@ def parse_sink_options(given: Mapping[str, str], locate: Locate) -> SinkOptions:
         )
     _check_mode(kind, found)
     return kind(location=location, **field_values(kind, found))
+
+
+def _refuse_unwritable_cluster(given: Mapping[str, str], locate: Locate) -> None:
+    """Raise OptionError if the options of a write name a cluster, and clusters cannot be written."""
+    if NAME_SERVER.lower() not in {name.lower() for name in given}:
+        return
+    by_name = index_options([option for option in OPTIONS if option.needs is Capability.NAME_SERVERS])
+    found = parse_given({name: text for name, text in given.items() if name.lower() in by_name}, OPTIONS, 0)
+    is_sending_back = any(name.lower() == "mode" and text.lower() == "sendback" for name, text in given.items())
+    kind = SendBackOptions if is_sending_back else SinkOptions
+    require(locate(found), *kind.needs)
 
 
 def _check_mode(kind: type[SinkOptions], found: Mapping[str, Any]) -> None:

@@ -18,7 +18,12 @@ name of a topic, has the metadata:
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its end |
 | lost | the number of messages, by queue, that planning has skipped with failOnDataLoss=false since the query began |
+| since | queues that appear later begin at the first message stored at or after this time (ms since the epoch) |
 | turn | the queue that was served last, if a limit was too small to serve all; the next batch begins after this queue |
+
+`since` exists only in a place with broker names, and not if the query begins at earliest or at a group's offsets. It is
+fixed by the first batch: a broker that was away then is read from the same point in time when it comes back. Without
+`since` such a queue begins at its first message.
 
 A group moves a queue (`seek`) after a reset, when the queue comes from another member, and when an orderly listener
 suspended it. `lost` does not include messages that disappear after their batch was planned, because the end of the
@@ -35,6 +40,7 @@ could be left out.) Spark passes the text three times in every trigger, which is
 queues, so redundant keys are omitted.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -70,10 +76,21 @@ class StreamOffset:
     reset: int = 0
     group: str = ""
     suspended: int = 0
+    since_ms: int | None = None
 
     def is_initial(self) -> bool:
         """Return whether this is the initial offset, which is the constant before the first batch."""
         return not self.positions and self.starts is None
+
+    @property
+    def has_brokers(self) -> bool:
+        """Whether this is an offset of a place with broker names."""
+        return self.since_ms is not None or any(queue.broker for queue in self.positions)
+
+
+def version_of(*, has_brokers: bool) -> int:
+    """Return the version of the offsets of a place with or without broker names."""
+    return VERSION_WITH_BROKERS if has_brokers else VERSION
 
 
 def initial_offset() -> dict[str, Any]:
@@ -83,8 +100,7 @@ def initial_offset() -> dict[str, Any]:
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
     """Return an offset as JSON, in the one form that has a given content. It never equals the initial offset."""
-    has_brokers = any(queue.broker for queue in offset.positions)
-    metadata: dict[str, Any] = {"v": VERSION_WITH_BROKERS if has_brokers else VERSION}
+    metadata: dict[str, Any] = {"v": version_of(has_brokers=offset.has_brokers)}
     if offset.starts or not offset.positions:
         metadata["start"] = encode_queues(offset.starts or {})
     if offset.seeks:
@@ -93,14 +109,15 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         metadata["group"] = offset.group
     if offset.reset or offset.group:
         metadata["reset"] = offset.reset
-    if offset.suspended:
-        metadata["suspended"] = offset.suspended
-    if offset.ending:
-        metadata["ending"] = True
-    if offset.ended:
-        metadata["ended"] = True
-    if offset.lost:
-        metadata["lost"] = encode_queues(offset.lost)
+    others = {
+        "suspended": offset.suspended,
+        "ending": offset.ending,
+        "ended": offset.ended,
+        "lost": encode_queues(offset.lost),
+    }
+    metadata |= {name: value for name, value in others.items() if value}
+    if offset.since_ms is not None:
+        metadata["since"] = offset.since_ms
     if offset.cursor is not None:
         metadata["turn"] = str(offset.cursor)
     return {**encode_queues(offset.positions), MARK: metadata}
@@ -117,13 +134,44 @@ def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
 def decode_offset(value: Any, *, has_brokers: bool = False) -> StreamOffset:
     """Return the offset in a JSON value. `has_brokers` is whether the place has broker names.
 
-    Raises OptionError if the offset has another version than such a place writes, or is not an offset of rmq.
+    Raises OptionError if the offset is that of the other kind of place, has an unknown version, or is not one of rmq.
     """
+    offset = _decode(value)
+    is_foreign = not all(queue.broker for queue in offset.positions) if has_brokers else offset.has_brokers
+    if is_foreign:
+        raise OptionError(_describe_other_place(offset, has_brokers=has_brokers))
+    return offset
+
+
+def _describe_other_place(offset: StreamOffset, *, has_brokers: bool) -> str:
+    """Return the error text for a checkpoint of a directory in a cluster, or the reverse."""
+    brokers = {queue.broker for queue in offset.positions}
+    if has_brokers:
+        found, expected, change = "a store directory", "one of a cluster", "write each queue id with its broker's name"
+        pasted = offset.positions
+    else:
+        found, expected, change = (
+            "a cluster",
+            "one of a store directory",
+            "keep only the queues of its broker, without the name",
+        )
+        pasted = {
+            QueueKey(queue.topic, queue.queue_id, "" if len(brokers) == 1 else queue.broker): position
+            for queue, position in offset.positions.items()
+        }
+    return (
+        f"the checkpoint is one of {found}; expected {expected}. Give the query a checkpointLocation of its own. To "
+        f"continue at the same messages, if they have the same queue offsets here, add "
+        f"startingOffsets={json.dumps(encode_queues(pasted), separators=(',', ':'))} ({change}, where necessary)."
+    )
+
+
+def _decode(value: Any) -> StreamOffset:
     if not isinstance(value, dict):  # such as the number of a source that counts
         raise OptionError(_FOREIGN.format(f"{str(value)[:_SHOWN_CHARACTERS]!r}"))
     metadata = value.get(MARK)
     version = metadata.get("v") if isinstance(metadata, dict) else None
-    accepted = (VERSION, VERSION_WITH_BROKERS) if has_brokers else (VERSION,)
+    accepted = VERSION, VERSION_WITH_BROKERS
     if version not in accepted:
         raise OptionError(
             f"the checkpoint has offsets of version {version!r}; expected version {' or '.join(map(str, accepted))}. "
@@ -143,6 +191,7 @@ def decode_offset(value: Any, *, has_brokers: bool = False) -> StreamOffset:
             int(metadata.get("reset", 0)),
             str(metadata.get("group", "")),
             int(metadata.get("suspended", 0)),
+            int(metadata["since"]) if "since" in metadata else None,
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None
@@ -156,5 +205,5 @@ def decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]
 
 
 def _decode_queue(text: str) -> QueueKey:
-    topic, _, queue = text.rpartition("/")
+    topic, _, queue = text.partition("/")  # a broker's name may have a slash, and a topic's may not
     return QueueKey.of_text(topic, queue)

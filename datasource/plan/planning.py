@@ -25,6 +25,7 @@ AHEAD = (
 )
 VANISHED = "the queue does not exist any more, as a second scan of the store confirmed"
 UNSUBSCRIBED = "the checkpoint has a position in the queue, to which the query does not subscribe"
+NO_REASONS: Mapping[QueueKey, str] = {}
 _SHOWN_TOPICS, _SHOWN_QUEUES = 5, 8  # in an error
 
 
@@ -73,19 +74,22 @@ def resolve_positions(
     default: int,
     name: str,
     clip: bool = False,
+    away: Collection[QueueKey] = (),
 ) -> tuple[dict[QueueKey, int], list[Loss]]:
     """Return the offset at which each queue in `bounds` begins or ends, and the losses.
 
     The offset of a queue is the first that is given of: its offset in `by_time`, its offset in `wanted`, the default of
     `wanted`, and `default`. If it is below the queue's minimum, it becomes the minimum, and the messages between are a
     loss. If it is beyond the queue's end, OffsetRangeError is raised, because such an offset has never existed; with
-    `clip` it becomes the end instead. Raises NotFoundError for a queue in `wanted` that does not exist. `name` is the
-    name of the option in errors.
+    `clip` it becomes the end instead. A queue in `away` has unknown bounds, so it gets its offset in `wanted` as it is,
+    and no position if that is none. Raises NotFoundError for another queue in `wanted` that does not exist. `name` is
+    the name of the option in errors.
     """
     wanted = wanted or Positions()
-    check_named(wanted.queues, bounds, name)
+    check_named(wanted.queues, {*bounds, *away} if away else bounds, name)
     default = default if wanted.default is None else wanted.default
-    positions, losses = {}, []
+    positions = {queue: offset for queue in away if (offset := wanted.queues.get(queue, LATEST)) >= 0}
+    losses = []
     for queue, available in bounds.items():
         offset = by_time.get(queue, wanted.queues.get(queue, default))
         if offset == EARLIEST:
@@ -107,11 +111,11 @@ def resolve_positions(
     return positions, losses
 
 
-def check_named(queues: Iterable[QueueKey], bounds: Bounds, name: str) -> None:
-    """Raise NotFoundError if one of `queues`, which the option `name` contains, is not in `bounds`."""
+def check_named(queues: Iterable[QueueKey], known: Collection[QueueKey], name: str) -> None:
+    """Raise NotFoundError if one of `queues`, which the option `name` contains, is not in `known`."""
     for queue in queues:
-        if queue not in bounds:
-            ids = ", ".join(other.id_text for other in sorted(bounds) if other.topic == queue.topic)
+        if queue not in known:
+            ids = ", ".join(other.id_text for other in sorted(known) if other.topic == queue.topic)
             raise NotFoundError(
                 f"{name}: the queue {queue} is not in the store. "
                 + (f'Queues of topic "{queue.topic}": {ids}.' if ids else f'The topic "{queue.topic}" does not exist.')
@@ -162,20 +166,31 @@ def require_subscribed(queues: Collection[QueueKey], subscription: str) -> None:
 
 
 def check_progress(
-    offset: StreamOffset, bounds: Bounds, starts: Mapping[QueueKey, int], unsubscribed: Collection[QueueKey] = ()
+    offset: StreamOffset,
+    bounds: Bounds,
+    starts: Mapping[QueueKey, int],
+    dropped: Collection[QueueKey] = (),
+    away: Collection[QueueKey] = (),
+    gone: Mapping[QueueKey, str] = NO_REASONS,
 ) -> Progress:
     """Return the positions of the queues in `bounds` before the next batch. `offset` is the end of the previous batch.
 
     A queue that is not in `offset` begins at its position in `starts`, or at its minimum if `starts` lacks it too. So
-    if `offset` is the initial offset, `starts` must have the start of the query. A queue that is in `offset` but not in
-    `bounds` is left out of the next offset. It is a loss, unless it is in `unsubscribed`.
+    if `offset` is the initial offset, `starts` must have the start of the query. A queue in `away` keeps its position,
+    if it has one. Any other queue that is in `offset` but not in `bounds` is left out of the next offset. It is a loss,
+    for the reason in `gone` if there is one, unless it is in `dropped`.
     """
     losses = [
-        Loss(queue, position, position, VANISHED)
+        Loss(queue, position, position, gone.get(queue, VANISHED))
         for queue, position in offset.positions.items()
-        if queue not in bounds and queue not in unsubscribed
+        if queue not in bounds and queue not in dropped and queue not in away
     ]
     begins, new = {}, {}
+    for queue in away:
+        if queue in offset.positions:
+            begins[queue] = offset.positions[queue]
+        elif queue in starts:
+            begins[queue] = new[queue] = starts[queue]
     for queue, available in bounds.items():
         position = offset.positions.get(queue)
         if position is None:
@@ -216,7 +231,7 @@ def plan_batch(
             lost[loss.queue] = lost.get(loss.queue, 0) + loss.count
     positions = {**begins, **take.ends}
     starts = {queue: start for queue, start in progress.starts.items() if start < positions[queue]}
-    return StreamOffset(positions, starts, lost=lost, cursor=take.cursor)
+    return StreamOffset(positions, starts, lost=lost, cursor=take.cursor, since_ms=before.since_ms)
 
 
 def count_new(progress: Progress, targets: Mapping[QueueKey, int]) -> int:
@@ -265,17 +280,25 @@ def ranges_between(before: StreamOffset, after: StreamOffset) -> list[QueueRange
 
 
 def clip_ranges(
-    ranges: Iterable[QueueRange], bounds: Bounds, unsubscribed: Collection[QueueKey] = ()
+    ranges: Iterable[QueueRange],
+    bounds: Bounds,
+    unsubscribed: Collection[QueueKey] = (),
+    away: Collection[QueueKey] = (),
+    gone: Mapping[QueueKey, str] = NO_REASONS,
 ) -> tuple[list[QueueRange], list[Loss]]:
     """Return the parts of the ranges that are within the bounds, none empty, and the other parts as losses.
 
-    If a range's queue is not in `bounds`, the whole range is a loss; `unsubscribed` determines which reason is given.
+    If a range's queue is in `away`, the whole range is kept, and its task waits for the broker. If its queue is not in
+    `bounds` either, the whole range is a loss; `unsubscribed` and `gone` determine which reason is given.
     """
     kept, losses = [], []
     for part in ranges:
         available = bounds.get(part.queue)
+        if part.queue in away:
+            kept.append(part)
+            continue
         if available is None:
-            why = UNSUBSCRIBED if part.queue in unsubscribed else VANISHED
+            why = UNSUBSCRIBED if part.queue in unsubscribed else gone.get(part.queue, VANISHED)
             losses.append(Loss(part.queue, part.begin, part.end, why))
             continue
         begin, end = max(part.begin, available.min_offset), min(part.end, available.max_offset)

@@ -13,7 +13,7 @@ from rmq_spark.store.model import QueueRange
 
 # Reading so much takes about twice as long as starting a task, so ranges share a task up to this size.
 SHARED_MESSAGES = 100_000
-SHARED_BYTES = 64 << 20
+SHARED_BYTES = 32 << 20
 # Up to this many messages share a task although cores have nothing to do.
 LEAST_SHARED_MESSAGES = 10_000
 # A piece that a core gets because it would be idle otherwise has at least so many messages.

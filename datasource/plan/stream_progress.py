@@ -7,7 +7,7 @@ must find the offset of a time, and `resolve_progress` is the step from one batc
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from rmq_spark.datasource.options.option_parsers import LATEST
+from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST
 from rmq_spark.datasource.options.read_options import ReadOptions
 from rmq_spark.datasource.plan.batch_assignment import BatchAssignment
 from rmq_spark.datasource.plan.offsets import StreamOffset
@@ -42,6 +42,10 @@ class ProgressFacts:
     - `assignment`: the queues and positions that the group sets.
     - `unsubscribed`: the queues in `before` to which the query does not subscribe.
     - `by_time`: the start offset by startingTimestamp of each queue in `queues_to_resolve` that has such a time.
+    - `later`: the start offset of each queue in `later_times`.
+    - `away`: the queues whose broker is away. They are not in `bounds`.
+    - `gone`: the reason for each queue that was deleted or replaced. It is not in `bounds` either.
+    - `retired`: the queues in `before` whose broker the user has retired.
     """
 
     before: StreamOffset
@@ -49,6 +53,10 @@ class ProgressFacts:
     assignment: BatchAssignment = field(default_factory=BatchAssignment)
     unsubscribed: Collection[QueueKey] = ()
     by_time: Mapping[QueueKey, int] = field(default_factory=dict)
+    later: Mapping[QueueKey, int] = field(default_factory=dict)
+    away: Collection[QueueKey] = ()
+    gone: Mapping[QueueKey, str] = field(default_factory=dict)
+    retired: Collection[QueueKey] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,44 @@ def queues_to_resolve(state: StartState | None, before: StreamOffset, bounds: Bo
     return {queue: one for queue, one in bounds.items() if not options.begins_as_retry(queue)}
 
 
+CLOCK_SKEW_MS = 60_000  # by so much the clocks of driver and broker may differ
+
+
+def frozen_since(options: ReadOptions, now_ms: int) -> int | None:
+    """Return the time from which a query that begins now reads the queues that it meets after its first batch.
+
+    The offset of the first batch has this time (ms since the epoch) as `since`. None if the query begins at earliest or
+    at its group's offsets. `now_ms` is the driver's clock, so `CLOCK_SKEW_MS` are allowed before it.
+    """
+    start, times = options.starting_offsets, options.starting_times
+    if options.begins_at_group or (start is not None and start.default == EARLIEST):
+        return None
+    since_ms = now_ms - CLOCK_SKEW_MS
+    return since_ms if times is None or times.default_ms is None else min(times.default_ms, since_ms)
+
+
+def later_times(before: StreamOffset, bounds: Bounds, options: ReadOptions) -> dict[QueueKey, int]:
+    """Return the queues in `bounds` that the query meets after its first batch and that begin at a time, with the time.
+
+    Other new queues begin at their first message. This is so in a store directory, where a queue is never away.
+    """
+    if not before.has_brokers or before.is_initial():
+        return {}
+    named = {} if options.starting_offsets is None else options.starting_offsets.queues
+    found = {}
+    for queue in bounds:
+        if queue in before.positions or named.get(queue) == EARLIEST or options.begins_as_retry(queue):
+            continue
+        times_ms = [
+            time_ms
+            for time_ms in (before.since_ms, *options.starting_times_of([queue]).values())
+            if time_ms is not None
+        ]
+        if times_ms:
+            found[queue] = min(times_ms)
+    return found
+
+
 def resolve_progress(state: StartState | None, facts: ProgressFacts, options: ReadOptions) -> ProgressStep:
     """Return the positions of the queues before the next batch, and the losses to report.
 
@@ -93,22 +139,25 @@ def resolve_progress(state: StartState | None, facts: ProgressFacts, options: Re
     }
     group_bounds, name = {queue: bounds[queue] for queue in group_starts}, "the consumer group's offset"
     starts, losses = resolve_positions(group_bounds, None, group_starts, LATEST, name, clip=True)
+    dropped = {*facts.unsubscribed, *facts.retired}
     if not is_first:
         warning = None
         if facts.unsubscribed:
             problem = describe_unsubscribed(facts.unsubscribed, str(options.subscription))
             warning = f"failOnDataLoss=false: {problem}. The query drops these positions"
-        progress = check_progress(before, bounds, starts, facts.unsubscribed)
+        progress = check_progress(before, bounds, {**facts.later, **starts}, dropped, facts.away, facts.gone)
         progress = replace(progress, losses=[*progress.losses, *losses, *assignment.losses])
         return ProgressStep(state, progress, [progress.losses], warning)
     reports = [losses]
     if state is None:
         wanted, clip = queues_to_resolve(state, before, bounds, options), not options.fail_on_data_loss
         state = StartState(
-            *resolve_positions(wanted, options.starting_offsets, facts.by_time, LATEST, "startingOffsets", clip=clip)
+            *resolve_positions(
+                wanted, options.starting_offsets, facts.by_time, LATEST, "startingOffsets", clip=clip, away=facts.away
+            )
         )
         reports = [state.losses, losses]
-    progress = check_progress(before, bounds, {**state.starts, **starts})
+    progress = check_progress(before, bounds, {**state.starts, **starts}, dropped, facts.away, facts.gone)
     return ProgressStep(state, replace(progress, losses=[*progress.losses, *losses, *state.losses]), reports)
 
 

@@ -20,6 +20,8 @@ from rmq_spark.datasource.options.read_options import ReadOptions, ReadSettings
 from rmq_spark.datasource.plan.planning import Loss, clip_ranges, find_ahead, require_no_losses, resolve_positions
 from rmq_spark.datasource.plan.pushdown import Predicate, Pushdown, plan_pushdown
 from rmq_spark.datasource.plan.splitting import TaskLimits
+from rmq_spark.datasource.spark import clocks
+from rmq_spark.datasource.spark.broker_wait import BrokerWait
 from rmq_spark.datasource.spark.key_selection import look_up, select
 from rmq_spark.datasource.spark.partition import RmqPartition, plan_partitions
 from rmq_spark.datasource.spark.partition_reader import read_partition
@@ -72,9 +74,16 @@ class RmqBatchReader(DataSourceReader):
     `partitions` runs once, on the driver. `read` runs in the tasks, on a copy of the reader that has only the settings.
     """
 
-    def __init__(self, options: ReadOptions, settings: ReadSettings) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        settings: ReadSettings,
+        monotonic_ms: Callable[[], float] = clocks.monotonic_ms,
+        sleep: Callable[[float], None] = clocks.sleep,
+    ) -> None:
         self._options = options
         self._settings = settings
+        self._monotonic_ms, self._sleep = monotonic_ms, sleep
         self._pushdown = Pushdown()
         # Not a method: see the docstring of the module.
         self.pushFilters = PushedFilters(self._push)  # type: ignore[method-assign]
@@ -93,7 +102,8 @@ class RmqBatchReader(DataSourceReader):
             view.close()
 
     def _plan(self, view: SourceView) -> list[InputPartition]:
-        view.refresh()
+        self._options = view.name_brokers(self._options, is_new=True)
+        view.refresh_all(BrokerWait(self._options.wait_ms(), self._monotonic_ms, self._sleep))
         options, ranges = self._options, self._ranges(view)
         rights = ReadRights(options)
         rights.refresh(view.backend, view.bounds)
@@ -127,7 +137,8 @@ class RmqBatchReader(DataSourceReader):
         clip = not options.fail_on_data_loss
         by_time = self._starts(view)
         begins, losses = resolve_positions(bounds, options.starting_offsets, by_time, EARLIEST, "startingOffsets", clip)
-        by_time = find_offsets(view.backend, bounds, options.ending_times)
+        times_ms = {} if options.ending_times is None else options.ending_times.of_each(bounds)
+        by_time = find_offsets(view.backend, bounds, times_ms)
         ends, end_losses = resolve_positions(bounds, options.ending_offsets, by_time, LATEST, "endingOffsets", clip)
         wanted_ends = {loss.queue: loss.begin for loss in end_losses}  # ends below the minimum
         losses = [replace(loss, end=min(loss.end, wanted_ends.get(loss.queue, loss.end))) for loss in losses]
@@ -141,10 +152,10 @@ class RmqBatchReader(DataSourceReader):
         if not options.names_group_as_start:
             return find_starts(view.backend, bounds, options.starting_times, options.strategy)
         assert options.group is not None
-        committed = view.backend.committed_offsets(options.group.group)
-        times_ms = options.starting_times_of(bounds)
-        begins = view.backend.start_offsets(bounds, committed, options.group.fallback, times_ms)
-        ahead = find_ahead(begins, bounds, options.group.group)
+        group, times_ms = options.group.group, options.starting_times_of(bounds)
+        committed = view.backend.committed_offsets(group, list(bounds))
+        begins = view.backend.start_offsets(group, bounds, committed, options.group.fallback, times_ms)
+        ahead = find_ahead(begins, bounds, group)
         report_losses(ahead, options.fail_on_data_loss)
         return begins | {loss.queue: loss.begin for loss in ahead}
 

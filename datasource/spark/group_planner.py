@@ -205,10 +205,11 @@ class GroupPlanner:
         """
         new = {queue.topic for queue in queues} - {queue.topic for queue in committed}
         start_offsets, times_ms = self._view.backend.start_offsets, self._options.starting_times_of(bounds)
+        group = self._group.group
         if new:
             unknown = {queue: available for queue, available in bounds.items() if queue.topic in new}
-            committed = self._query.begin(start_offsets(unknown, {}, fallback, times_ms))
-        return start_offsets({queue: bounds[queue] for queue in queues}, committed, fallback, times_ms)
+            committed = self._query.begin(start_offsets(group, unknown, {}, fallback, times_ms))
+        return start_offsets(group, {queue: bounds[queue] for queue in queues}, committed, fallback, times_ms)
 
 
 _MEASURED_QUEUES = 100  # the maximum number of lagging queues to measure: each takes a third of a ms at every trigger

@@ -31,9 +31,9 @@ class Piece(QueueRange):
 class RmqPartition(InputPartition):
     """The pieces that a task reads, sorted by queue and offset. Only a task without a fence reads several queues.
 
-    `identity` is the id of the place (`Backend.identity`), None if it has none. The task applies the filters of the
-    query. If `sought` is not None, only messages with one of its keys or ids are rows. If `tags` is not None, only
-    messages with one of these tags are rows.
+    `location` has no secrets; those are in `ReadSettings`. `identity` is the id of the place (`Backend.identity`), None
+    if it has none. The task applies the filters of the query. If `sought` is not None, only messages with one of its
+    keys or ids are rows. If `tags` is not None, only messages with one of these tags are rows.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ def plan_partitions(
     if not ranges:
         return []
     backend = view.backend
-    location, identity = backend.location, backend.identity()
+    location, identity = backend.location.without_secrets(), backend.identity()
     proofs = backend.positions(_edges(ranges))
     tasks = make_tasks(list(ranges), limits, _sizes(view, ranges, proofs))
     missing = [edge for edge in _edges([piece for task in tasks for piece in task]) if edge not in proofs]

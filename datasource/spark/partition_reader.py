@@ -50,8 +50,10 @@ def _read_pieces(partition: RmqPartition, settings: ReadSettings, opened: Backen
     sought, columns = partition.sought, settings.columns
     if sought is not None:
         settings = replace(settings, columns=tuple(dict.fromkeys((*columns, *LOOKUP_COLUMNS))))
-    place = contextlib.closing(partition.location.open()) if opened is None else contextlib.nullcontext(opened)
-    with place as backend:
+    location = partition.location
+    if settings.secrets is not None:
+        location = location.with_secrets_of(settings.secrets)
+    with contextlib.closing(location.open()) if opened is None else contextlib.nullcontext(opened) as backend:
         _check_identity(backend, partition)
         if partition.fence is not None:
             backend.check_fence(partition.fence, partition.pieces[0].queue)
@@ -86,11 +88,10 @@ def _read_group(
     """Yield the messages of the pieces in order, read together if the place can and everything is as planned."""
     if len(pieces) > 1:
         with contextlib.suppress(RmqError):  # reading piece by piece reports it
-            together = None
-            if not _find_moved(backend, [(piece, piece.begin) for piece in pieces]):
-                limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
-                together = backend.read_together(pieces, settings.columns, limits, wanted)
-            if together is not None:
+            limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
+            together = backend.read_together(pieces, settings.columns, limits, wanted)
+            # Only then, because a place that cannot read them together asks brokers for the positions.
+            if together is not None and not _find_moved(backend, [(piece, piece.begin) for piece in pieces]):
                 yield together
                 return
     for piece in pieces:
@@ -146,6 +147,10 @@ def _read_piece(
                 raise _changed(partition, piece.queue, str(error)) from None
             # The bounds in the error are only those of the requested range.
             available = backend.bounds([piece.queue])[piece.queue]
+            if not isinstance(available, QueueBounds):  # the broker went away after the error
+                raise
+            first = max(available.min_offset, error.min_offset)  # the bounds may be older than the error
+            available = QueueBounds(first, max(available.max_offset, first))
             begin = _skip(piece, begin, available, settings.fail_on_data_loss)
         except NotFoundError as error:
             raise _changed(partition, piece.queue, str(error)) from None

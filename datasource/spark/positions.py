@@ -9,7 +9,7 @@ known in a queue as soon as a message was stored at or after the time, or the cl
 queue is *open*.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from rmq_spark.datasource.options.option_parsers import Times
@@ -26,7 +26,7 @@ def find_starts(backend: Backend, bounds: Bounds, times: Times | None, strategy:
     If no message was stored in a queue at or after the time, `strategy` determines its start: "latest" (its end),
     "earliest" (its minimum), or "error", which raises OptionError. An empty queue begins at its only offset.
     """
-    starts = find_offsets(backend, bounds, times)
+    starts = find_offsets(backend, bounds, {} if times is None else times.of_each(bounds))
     for queue, offset in starts.items():
         available = bounds[queue]
         if offset == available.max_offset and available.min_offset < available.max_offset:
@@ -41,12 +41,11 @@ def find_starts(backend: Backend, bounds: Bounds, times: Times | None, strategy:
     return starts
 
 
-def find_offsets(backend: Backend, bounds: Bounds, times: Times | None) -> dict[QueueKey, int]:
-    """Return the offset of the first message stored at or after the time of each queue in `bounds` that has a time.
+def find_offsets(backend: Backend, bounds: Bounds, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+    """Return the offset of the first message stored at or after the time of each queue in `times_ms`.
 
-    If there is no such message, this is the end of the queue.
+    The queues are in `bounds`. If there is no such message, this is the end of the queue.
     """
-    times_ms = {} if times is None else times.of_each(bounds)
     found = backend.offsets_at(times_ms) if times_ms else {}
     return {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset) for queue, offset in found.items()
@@ -80,6 +79,11 @@ class StreamEnd:
         self._open: set[QueueKey] = set()
         self.closes_at_ms: int | None = None  # the first time at which the clock alone determines an open queue's end
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the ends by endingOffsets are known."""
+        return self._ends is not None
+
     def refresh(self, backend: Backend, bounds: Bounds, now_ms: int) -> None:
         """Determine the ends of the queues in `bounds` that are not known yet.
 
@@ -100,7 +104,7 @@ class StreamEnd:
         self._open.clear()
         self.closes_at_ms = None
         unknown = {queue: available for queue, available in bounds.items() if queue not in self._ends}
-        for queue, offset in find_offsets(backend, unknown, self._times).items():
+        for queue, offset in find_offsets(backend, unknown, self._times.of_each(unknown)).items():
             available, time_ms = bounds[queue], self._times.of(queue)
             assert time_ms is not None
             if offset < available.max_offset or now_ms >= time_ms + _VISIBLE_AFTER_MS:
@@ -118,8 +122,19 @@ class StreamEnd:
         """Return `offset`, or the end of the queue if that is known and smaller."""
         return min(offset, (self._ends or {}).get(queue, offset))
 
-    def is_reached(self, positions: Mapping[QueueKey, int]) -> bool:
-        """Return whether `positions` has reached the end of every queue, and no queue is open."""
-        if self._ends is None or self._open:
+    def is_reached(self, positions: Mapping[QueueKey, int], away: Collection[QueueKey] = ()) -> bool:
+        """Return whether `positions` has reached the end of every queue, and no queue is open.
+
+        A queue in `away` whose end is not known, or that has no position yet, has not reached its end.
+        """
+        ends = self._ends
+        if ends is None or self._open:
             return False
-        return all(positions.get(queue, end) >= end for queue, end in self._ends.items())
+        for queue in away:
+            if queue in ends:
+                is_open = queue not in positions
+            else:
+                is_open = self._times is not None and self._times.of(queue) is not None
+            if is_open:
+                return False
+        return all(positions.get(queue, end) >= end for queue, end in ends.items())

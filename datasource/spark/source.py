@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from pyspark.sql.datasource import (
@@ -21,6 +22,7 @@ from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.hand_over import make_hand_over
 from rmq_spark.datasource.spark.stream_reader import RefusedStream, RmqStreamReader
 from rmq_spark.store import places
+from rmq_spark.store.backend import Capability
 from rmq_spark.store.errors import OptionError, RmqError
 
 Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
@@ -54,12 +56,12 @@ class RmqDataSource(DataSource):
         location, _ = options.check_complete()
         with contextlib.closing(location.open()) as backend:
             backend.identity()  # raises StorePathError if the path is not a suitable store
-        return columns_ddl(resolve_columns(options.columns))
+        has_brokers = Capability.BROKERS in location.capabilities
+        return columns_ddl(resolve_columns(options.columns, has_brokers=has_brokers))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        options = _value(self._reading)
-        options.check_complete()
+        options = _waiting(_value(self._reading), is_stream=False)
         options.check_batch()
         return RmqBatchReader(options, _read_settings(schema, options))
 
@@ -69,8 +71,7 @@ class RmqDataSource(DataSource):
         If the options are invalid, returns a reader that raises the error at Spark's first call.
         """
         try:
-            options = _value(self._reading)
-            options.check_complete()
+            options = _waiting(_value(self._reading), is_stream=True)
             options.check_stream()
             settings = _read_settings(schema, options)
             hand_over = make_hand_over(options.hand_over_bytes, settings, schema)
@@ -115,13 +116,22 @@ def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None)
     return options.sink().prepare()
 
 
+def _waiting(options: ReadOptions, *, is_stream: bool) -> ReadOptions:
+    """Return the options, which must be complete, with the time that tasks wait for a broker in the location."""
+    location, _ = options.check_complete()
+    wait_ms = (options.broker_down_timeout_ms or 0) if is_stream else options.wait_ms()
+    return replace(options, location=places.with_wait(location, wait_ms))
+
+
 def _read_settings(schema: StructType, options: ReadOptions) -> ReadSettings:
+    location = options.location
     return ReadSettings(
         check_schema(_fields(schema), options.columns),
         options.check_crc,
         options.max_decompressed_bytes,
         options.fail_on_data_loss,
         options.filters,
+        None if location is None or location.without_secrets() == location else location,
     )
 
 

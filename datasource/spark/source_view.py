@@ -3,34 +3,92 @@
 If the place has not changed, a refresh is cheap, whatever the number of queues. A topic or queue is treated as missing
 only if a second scan, which looks at everything again, does not find it either. One scan is not enough, because a
 broker overwrites its configuration files in place.
+
+In a place with broker names a queue that is not listed may only be away. So the view asks the place about every queue
+that the query has ever known, and believes only its answer.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from rmq_spark.datasource.options.read_options import ReadOptions
-from rmq_spark.store.errors import NotFoundError, StoreChangedError, StoreError
+from rmq_spark.datasource.plan.absence import AwayBroker, describe_changes, group_by_broker
+from rmq_spark.datasource.plan.broker_names import unnamed_topics, with_brokers
+from rmq_spark.datasource.spark.broker_wait import BrokerWait
+from rmq_spark.store.backend import Away, Capability, Forbidden, Gone, QueueAnswer
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    NoPermissionError,
+    NotFoundError,
+    StoreChangedError,
+    StoreError,
+)
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.places import with_wait
+
+_LOG = logging.getLogger("rmq_spark")
 
 T = TypeVar("T")
 _PLANS_MAX = 3  # a file that disappears every time is not a coincidence
 
 
 class SourceView:
-    """The driver's view of what one query reads. `backend` is opened at its first use. For one thread at a time."""
+    """The driver's view of what one query reads. `backend` is opened at its first use. For one thread at a time.
+
+    `has_brokers` is whether the place has broker names.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         location, self._subscription = options.check_complete()
+        self.has_brokers = Capability.BROKERS in location.capabilities
+        self._retired = frozenset(options.retired_brokers or ())
+        self._logged_away: frozenset[str] = frozenset()
         self.backend = location.open()
         self._moved = False  # whether the place has changed since `bounds` were read
         self._has_looked = False  # whether `has_moved` was called since the last refresh
         self.has_bounds = False
+        self._has_remembered = False  # whether `remember` was called
         self._seen: set[QueueKey] = set()
         self.bounds: Mapping[QueueKey, QueueBounds] = {}
+        self.away: Mapping[QueueKey, Away] = {}
+        self.gone: Mapping[QueueKey, str] = {}  # why each queue is gone that the query has known
+
+    @property
+    def brokers_away(self) -> dict[str, AwayBroker]:
+        """The brokers that are away and have queues of the query, as of the last refresh."""
+        return group_by_broker(self.away) if self.away else {}
+
+    def change_wait(self, wait_ms: int) -> None:
+        """Let tasks wait for a broker that is away for `wait_ms`; 0 means for ever. Call it before anything is read."""
+        location = with_wait(self.backend.location, wait_ms)
+        if location != self.backend.location:
+            self.backend.close()
+            self.backend = location.open()
+
+    def name_brokers(self, options: ReadOptions, *, is_new: bool) -> ReadOptions:
+        """Return the options with the broker's name in each queue that they name.
+
+        `is_new` is whether the query begins now. Raises OptionError if several brokers have the topic of such a queue.
+        """
+        topics = unnamed_topics(options, is_new=is_new) if self.has_brokers else set()
+        if not topics:
+            return options
+        self.has_moved()
+        named = with_brokers(options, self.backend.queues(topics, missing_ok=topics))
+        _, self._subscription = named.check_complete()
+        return named
 
     def has_moved(self) -> bool:
         """Return whether `bounds` may be outdated. Cheap if they are not. Raises DamageError if a file is damaged."""
         self._moved = self.backend.refresh() or self._moved
+        self._has_looked = True
+        return self._moved
+
+    def wait(self, timeout_ms: float) -> bool:
+        """Wait for new messages, and return whether `bounds` may be outdated. See `Backend.wait_for_messages`."""
+        after = {queue: available.max_offset for queue, available in self.bounds.items()}
+        self._moved = self.backend.wait_for_messages(after, timeout_ms) or self._moved
         self._has_looked = True
         return self._moved
 
@@ -68,12 +126,74 @@ class SourceView:
         return not self._misses(self._seen)
 
     def _misses(self, queues: Collection[QueueKey]) -> bool:
-        return any(queue not in self.bounds and self._subscription.covers(queue) for queue in queues)
+        return any(
+            queue not in self.bounds
+            and queue not in self.away
+            and queue not in self.gone
+            and queue.broker not in self._retired
+            and self._subscription.covers(queue)
+            for queue in queues
+        )
 
     def _read_bounds(self) -> None:
         queues = self._subscription.find_queues(self.backend, self._seen)
-        self.bounds = self.backend.bounds(queues)
+        if self.has_brokers:
+            known = (queue for queue in self._seen if self._subscription.covers(queue))
+            queues = sorted(queue for queue in {*queues, *known} if queue.broker not in self._retired)
+        answers = self.backend.bounds(queues)
+        _require_rights(answers)
+        self.bounds = {queue: found for queue, found in answers.items() if isinstance(found, QueueBounds)}
         self._seen.update(queues)
+        if self.has_brokers:
+            self.away = {queue: found for queue, found in answers.items() if isinstance(found, Away)}
+            self.gone = {queue: found.reason for queue, found in answers.items() if isinstance(found, Gone)}
+            self._log_away()
+
+    def _log_away(self) -> None:
+        """Log the brokers that went away or came back since the last refresh."""
+        brokers = self.brokers_away
+        for line in describe_changes(sorted(self._logged_away), brokers):
+            _LOG.warning("rmq: %s", line)
+        self._logged_away = frozenset(brokers)
+
+    def refresh_all(self, wait: BrokerWait, known: Collection[QueueKey] = ()) -> None:
+        """Refresh again and again until no broker is away.
+
+        Raises BackendUnavailableError if that takes longer than `wait` allows.
+        """
+        self.refresh(known)
+        while self.away:
+            try:
+                wait.pause(self.brokers_away)
+            except BackendUnavailableError:
+                self.reopen()  # so that `plan` does not begin another wait
+                raise
+            self.refresh(known)
+
+    def remember(self, positions: Mapping[QueueKey, int]) -> None:
+        """Let the place remember the record before each position of a query that begins again.
+
+        A place with broker names recognises by it that a broker was replaced, also in a queue that the run has not read
+        yet. Only the first call has an effect.
+        """
+        if self._has_remembered or not self.has_brokers:
+            return
+        self._has_remembered = True
+        bounds = self.bounds
+        held = (queue for queue in positions.keys() & bounds.keys() if positions[queue] <= bounds[queue].max_offset)
+        self.backend.positions([(queue, positions[queue] - 1) for queue in sorted(held) if positions[queue] > 0])
+
+    def retired(self, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Return those of `queues` whose broker the option retiredBrokers names."""
+        return {queue for queue in queues if queue.broker in self._retired} if self._retired else set()
+
+    def find_last_bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueBounds]:
+        """Return the bounds of retired queues, as far as their broker still answers."""
+        try:
+            answers = self.backend.bounds(queues)
+        except StoreError:
+            return {}
+        return {queue: found for queue, found in answers.items() if isinstance(found, QueueBounds)}
 
     def unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
         """Return those of `queues` to which the query does not subscribe, whether or not they exist."""
@@ -82,13 +202,18 @@ class SourceView:
     def plan(self, work: Callable[[], T]) -> T:
         """Call `work` and return its result.
 
-        Retention may delete a file that is being read. In that case the place is opened again and `work` is repeated.
-        Raises StoreChangedError if that happens three times in a row.
+        Retention may delete a file that is being read, and a broker may go away after it answered for its queues. In
+        these cases the place is opened again and `work` is repeated. Raises the error if that happens three times in a
+        row, and BackendUnavailableError at once if nobody has answered for the queues.
         """
         for _ in range(_PLANS_MAX - 1):
             try:
                 return work()
             except StoreChangedError:
+                self.reopen()
+            except BackendUnavailableError:
+                if not self.has_bounds:
+                    raise
                 self.reopen()
         return work()
 
@@ -101,3 +226,17 @@ class SourceView:
         """Release the place at the end of the query."""
         self.backend.close()
         self._moved = self._has_looked = self.has_bounds = False
+
+
+def _require_rights(answers: Mapping[QueueKey, QueueAnswer]) -> None:
+    """Raise NoPermissionError if the place refuses to answer for a queue."""
+    for queue, answer in answers.items():
+        if not isinstance(answer, Forbidden):
+            continue
+        text = f"the queue {queue} cannot be read: {answer.reason}"
+        if not answer.reason.endswith("."):
+            text += (
+                f"; expected the right {answer.right}. Ask an administrator of the cluster to grant it, to the topic "
+                "or to the account of accessKey, or subscribe to other topics."
+            )
+        raise NoPermissionError(text)

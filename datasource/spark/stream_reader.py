@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from rmq_spark.datasource.options.option_parsers import MARK
 from rmq_spark.datasource.options.read_options import Limits, ReadOptions, ReadSettings
+from rmq_spark.datasource.plan.absence import describe_for_progress, describe_left_out, describe_retired, find_overdue
 from rmq_spark.datasource.plan.batch_assignment import BatchAssignment, held_queues
 from rmq_spark.datasource.plan.limits import must_wait
 from rmq_spark.datasource.plan.offsets import (
@@ -39,6 +40,7 @@ from rmq_spark.datasource.plan.offsets import (
     encode_offset,
     encode_queues,
     initial_offset,
+    version_of,
 )
 from rmq_spark.datasource.plan.planning import (
     Bounds,
@@ -51,18 +53,25 @@ from rmq_spark.datasource.plan.planning import (
     require_subscribed,
 )
 from rmq_spark.datasource.plan.splitting import TaskLimits
-from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
+from rmq_spark.datasource.plan.stream_progress import (
+    ProgressFacts,
+    StartState,
+    frozen_since,
+    later_times,
+    queues_to_resolve,
+    resolve_progress,
+)
 from rmq_spark.datasource.spark import clocks
 from rmq_spark.datasource.spark.batch_reader import read_planned, report_losses
+from rmq_spark.datasource.spark.broker_wait import BrokerWait
 from rmq_spark.datasource.spark.hand_over import HandingOver, HandOver
 from rmq_spark.datasource.spark.partition import plan_partitions
-from rmq_spark.datasource.spark.positions import StreamEnd, find_starts
+from rmq_spark.datasource.spark.positions import StreamEnd, find_offsets, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
-from rmq_spark.store.arrival import wait_for_arrival
-from rmq_spark.store.backend import Capability, Fence
-from rmq_spark.store.errors import RmqError, StoreChangedError
+from rmq_spark.store.backend import Fence
+from rmq_spark.store.errors import BackendUnavailableError, RmqError, StoreChangedError
 from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.places import parent_process_id, usable_cores
 
@@ -71,7 +80,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rmq_spark")
 
-_GROUP_POLL_MS = 50.0  # interval at which a waiting trigger polls the consumer group
+_WAIT_MS = 200.0  # the longest wait for messages without a look at due messages and the consumer group
+_UNAVAILABLE_PAUSE_S = 0.5  # between two triggers while nobody answers
+_GROUP_POLL_MS = 50.0  # the shortest interval at which a waiting trigger looks at the consumer group
 _COUNTED = ', counted under "@".lost in the offset of this batch'
 _NOT_COUNTED = ', NOT counted under "@".lost: they disappeared after the batch was planned, and its offset is fixed'
 
@@ -92,17 +103,21 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         parent_id: Callable[[], int] = parent_process_id,
         hand_over: HandOver | None = None,
     ) -> None:
-        self._options = options = options.for_stream()
         self._settings = settings
         self._now_ms, self._monotonic_ms, self._sleep = now_ms, monotonic_ms, sleep
         self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
+        self._options = options = options.for_stream()
         self._view = SourceView(options)
+        self._has_brokers = self._view.has_brokers
         self._hand_over = hand_over
         self._end = StreamEnd(options)
         self._rights = ReadRights(options)
         self._group = _make_group_planner(options, self._view)
         self._next_due_ms: int | None = None  # time of the first scheduled message
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: the ends of the queues
+        self._must_wait = False  # a run of AvailableNow, and the first look at the ends of a stream, need all brokers
+        self._since_ms: int | None = None  # of a new query: see `frozen_since`
+        self._unavailable_ms: int | None = None  # since when nobody answers
         self._last_suspension: int | None = None  # of AvailableNow: the number of the last one when the run began
         self._start: StartState | None = None  # the start of a new query, once resolved
         self._idle_at: dict[str, Any] | None = None  # the offset after which the last plan found no message
@@ -135,6 +150,9 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
     def prepareForTriggerAvailableNow(self) -> None:
         self._join()
         self._deliver_due()
+        self._must_wait = True
+        self._view.change_wait(self._options.wait_ms())
+        self._name_brokers(is_new=False)
         self._view.plan(lambda: self._refresh(()))
         self._snapshot = {queue: available.max_offset for queue, available in self._view.bounds.items()}
         self._last_suspension = 0 if self._group is None else self._group.last_suspension()
@@ -143,12 +161,38 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         if self._hand_over is not None:
             self._hand_over.withdraw()  # PySpark did not ask for it
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
-        self._join()
-        self._deliver_due()
-        end = self._view.plan(lambda: self._plan_end(start, limits))
-        if end is start and self._options.long_polling_ms > 0 and self._snapshot is None:
-            return self._wait_for_batch(start, limits)
+        try:
+            self._join()
+            self._deliver_due()
+            end = self._view.plan(lambda: self._plan_end(start, limits))
+            if self._unavailable_ms is not None:
+                self._unavailable_ms = None
+                _LOG.warning("rmq: the place answers again, and batches are planned")
+            if end is start and self._options.long_polling_ms > 0 and self._snapshot is None:
+                end = self._wait_for_batch(start, limits)
+        except BackendUnavailableError as error:
+            self._tolerate(error)
+            return start
+        overdue = find_overdue(self._view.brokers_away, self._now_ms(), self._options.broker_down_timeout_ms or 0)
+        if overdue is not None:
+            raise BackendUnavailableError(overdue)
         return end
+
+    def _tolerate(self, error: BackendUnavailableError) -> None:
+        """Pause and return if the query can wait until somebody answers again, and log this once. Else raise the error.
+
+        A run that has not planned yet does not wait, because the address may be wrong. Nor does AvailableNow, which
+        would end without the rest.
+        """
+        now_ms, timeout_ms = self._now_ms(), self._options.broker_down_timeout_ms or 0
+        if self._must_wait or (self._last is None and self._idle_at is None):
+            raise error
+        if self._unavailable_ms is None:
+            self._unavailable_ms = now_ms
+            _LOG.warning("rmq: no batch is planned until somebody answers again: %s", error)
+        if timeout_ms and now_ms - self._unavailable_ms >= timeout_ms:
+            raise error
+        self._sleep(_UNAVAILABLE_PAUSE_S)
 
     def _join(self) -> None:
         """Join the group, if the query has one. Called before anything is read, because the group may refuse it."""
@@ -168,37 +212,40 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
 
         If there are none within longPollingMs, returns `start`. Stopping the query ends the wait, because Spark ends
         this process. If messages arrive that the query does not read, such as those of another topic, the wait
-        continues; the pauses between polls are then in proportion to the duration of a poll.
+        continues.
         """
-        until_ms, end, group_poll_ms = self._monotonic_ms() + self._options.long_polling_ms, start, 0.0
-
-        def has_arrived() -> bool:
-            nonlocal end, group_poll_ms
+        until_ms, group_poll_ms = self._monotonic_ms() + self._options.long_polling_ms, 0.0
+        while (left_ms := until_ms - self._monotonic_ms()) > 0:
             try:
-                has_changed = self._view.has_moved()
+                has_changed = self._view.wait(min(left_ms, _WAIT_MS))
                 if has_changed or _is_past(self._next_due_ms, self._now_ms()):
                     self._deliver_due()  # a new message may be due earlier than the scheduled ones
                     has_changed = self._view.has_moved()
                 has_changed = has_changed or _is_past(self._idle_until_ms, self._now_ms())
-            except StoreChangedError:  # a file disappeared during the poll; planning reopens all files
+            except StoreChangedError:  # a file disappeared during the wait; planning reopens all files
                 has_changed = True
-            # Polling the group costs ten times as much as polling the log, and is less urgent.
+            # A look at the group costs ten times as much as a look at a directory's log, and is less urgent.
             if self._monotonic_ms() >= group_poll_ms:
                 group_poll_ms = self._monotonic_ms() + _GROUP_POLL_MS
                 if self._parent_id() != self._spark_id:
-                    return True  # Spark is dead; the end of this process releases its locks
+                    return start  # Spark is dead; the end of this process releases its locks
                 has_changed = has_changed or (self._group is not None and self._group.has_changed())
             if has_changed:
                 end = self._view.plan(lambda: self._plan_end(start, limits))
-            return end is not start
-
-        wait_for_arrival(has_arrived, until_ms, self._monotonic_ms, self._sleep)
-        return end
+                if end is not start:
+                    return end
+        return start
 
     def _plan_end(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         """Return the end of the next batch. While it is planned, the group's handover thread releases no queue."""
         with contextlib.nullcontext() if self._group is None else self._group.query.planning():
             return self._latest_offset(start, limits)
+
+    def _name_brokers(self, *, is_new: bool) -> None:
+        """Add the broker's name to each queue that the options name without it, as soon as the queue matters."""
+        options = self._view.name_brokers(self._options, is_new=is_new)
+        if options is not self._options:
+            self._options, self._end, self._rights = options, StreamEnd(options), ReadRights(options)
 
     def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         now_ms = self._now_ms()
@@ -209,8 +256,17 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         if not has_changed and start == self._idle_at and not _is_past(self._idle_until_ms, now_ms):
             return start
         before = self._decode(start)
+        self._name_brokers(is_new=before.is_initial())
         self._refresh(before.positions)
+        self._view.remember(before.positions)
+        if before.is_initial() and self._has_brokers:
+            if self._since_ms is None:
+                self._since_ms = frozen_since(self._options, now_ms)
+            before = replace(before, since_ms=self._since_ms)
         bounds = self._view.bounds
+        if self._snapshot is not None and self._has_brokers:  # a broker that was away when the snapshot was made
+            missed = before.positions.keys() & bounds.keys() - self._snapshot.keys()
+            self._snapshot = {**self._snapshot, **{queue: bounds[queue].max_offset for queue in missed}}
         self._end.refresh(self._view.backend, bounds, now_ms)
         assignment = BatchAssignment()
         if self._group is not None:
@@ -239,13 +295,19 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = self._decode(start), self._decode(end)
+        self._name_brokers(is_new=before.is_initial())
         ranges = ranges_between(before, after)
+        retired = self._view.retired([part.queue for part in ranges])
+        for line in describe_left_out([part for part in ranges if part.queue in retired]):
+            _LOG.warning("rmq: %s", line)
+        ranges = [part for part in ranges if part.queue not in retired]
         if not ranges:
             return []
         if not self._view.has_bounds:
             self._refresh([part.queue for part in ranges])
         unsubscribed = self._unsubscribed([part.queue for part in ranges])
-        kept, losses = clip_ranges(ranges, self._view.bounds, unsubscribed)
+        view = self._view
+        kept, losses = clip_ranges(ranges, view.bounds, unsubscribed, view.away, view.gone)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
         options = self._options
         limits = TaskLimits(
@@ -254,7 +316,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             usable_cores(),
             are_queues_apart=options.group is not None and (options.group.is_fenced or options.group.is_orderly),
         )
-        return plan_partitions(self._view, kept, limits, self._fence)
+        return plan_partitions(view, kept, limits, self._fence)
 
     def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
         """Return those of `queues` to which the query does not subscribe.
@@ -278,15 +340,17 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_bounds:
             ends = {queue: available.max_offset for queue, available in self._view.bounds.items()}
-            self._report = {**encode_queues(ends), **initial_offset()}
+            metadata: dict[str, Any] = {"v": version_of(has_brokers=self._has_brokers)}
+            if self._view.away:
+                metadata["away"] = describe_for_progress(self._view.brokers_away)
+            self._report = {**encode_queues(ends), MARK: metadata}
             if self._group is not None and self._planned is not None:
                 from rmq_spark.datasource.spark.group_planner import (
                     mark_of,  # the group part of the engine: import late
                 )
 
                 assignment, positions = self._planned
-                metadata = mark_of(self._group.query, self._view, assignment, positions, self._now_ms())
-                self._report[MARK] = {**self._report[MARK], **metadata}
+                metadata |= mark_of(self._group.query, self._view, assignment, positions, self._now_ms())
         return self._report
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -301,11 +365,14 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
     def _decode(self, offset: dict[str, Any]) -> StreamOffset:
         if self._last is not None and offset == self._last[0]:
             return self._last[1]
-        return decode_offset(offset, has_brokers=Capability.BROKERS in self._view.backend.location.capabilities)
+        return decode_offset(offset, has_brokers=self._has_brokers)
 
     def _refresh(self, known: Collection[QueueKey]) -> None:
         bounds = self._view.bounds
-        self._view.refresh(known)
+        if self._must_wait or (self._end.is_wanted and not self._end.is_known):
+            self._view.refresh_all(self._broker_wait(), known)
+        else:
+            self._view.refresh(known)
         if self._view.bounds is not bounds:
             self._report = None
         self._rights.refresh(self._view.backend, self._view.bounds)
@@ -315,6 +382,11 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             warn_of_pattern(options.subscription, list(bounds), backend)
             ranges = [QueueRange(queue, one.min_offset, one.max_offset) for queue, one in bounds.items()]
             warn_of_filters(options.filters, ranges, backend)
+
+    def _broker_wait(self) -> BrokerWait:
+        """Return a wait for brokers that are away. It ends with Spark."""
+        wait_ms = self._options.wait_ms()
+        return BrokerWait(wait_ms, self._monotonic_ms, self._sleep, lambda: self._parent_id() != self._spark_id)
 
     def _plan(
         self, before: StreamOffset, assignment: BatchAssignment, limits: Limits, now_ms: int
@@ -349,7 +421,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         after = plan_batch(begin, progress, targets, limits, sizes)
         self._last_batch_ms = last_batch_ms  # only now, as a plan that meets retention is repeated and must not wait
         if self._end.is_wanted:
-            after = replace(after, ending=True, ended=self._end.is_reached(after.positions))
+            is_reached = self._end.is_reached(after.positions, self._view.away)
+            after = replace(after, ending=True, ended=is_reached)
         return assignment.marked(before, after, progress.begins, self._view.bounds), until_ms
 
     def _is_read(self, queue: QueueKey) -> bool:
@@ -365,10 +438,19 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
 
         Losses are logged, or raise DataLossError if failOnDataLoss is true.
         """
-        options = self._options
+        options, view = self._options, self._view
         wanted = queues_to_resolve(self._start, before, bounds, options)
-        by_time = find_starts(self._view.backend, wanted, options.starting_times, options.strategy)
-        facts = ProgressFacts(before, bounds, assignment, self._unsubscribed(before.positions), by_time)
+        by_time = find_starts(view.backend, wanted, options.starting_times, options.strategy)
+        later = find_offsets(view.backend, bounds, later_times(before, bounds, options))
+        retired = view.retired(before.positions)
+        if retired:
+            positions = {queue: before.positions[queue] for queue in retired}
+            for line in describe_retired(positions, view.find_last_bounds(retired)):
+                _LOG.warning("rmq: %s", line)
+        unsubscribed = self._unsubscribed(before.positions.keys() - retired)
+        facts = ProgressFacts(
+            before, bounds, assignment, unsubscribed, by_time, later, view.away.keys(), view.gone, retired
+        )
         step = resolve_progress(self._start, facts, options)
         self._start = step.state
         if step.warning is not None:

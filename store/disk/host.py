@@ -74,14 +74,14 @@ def boot_id() -> str:
 
     This is the kernel's boot id. If a container hides that, it is the line of /proc/stat with the time of the boot.
     """
-    return _boot_id()
+    return _boot_id(_PROC)
 
 
 @functools.cache  # no process lives longer than a boot
-def _boot_id() -> str:
-    found = _read(f"{_PROC}/sys/kernel/random/boot_id").strip()
+def _boot_id(proc: str) -> str:
+    found = _read(f"{proc}/sys/kernel/random/boot_id").strip()
     if not found:
-        started = [line for line in _read(f"{_PROC}/stat").splitlines() if line.startswith("btime ")]
+        started = [line for line in _read(f"{proc}/stat").splitlines() if line.startswith("btime ")]
         found = started[0] if started else ""
     return found
 

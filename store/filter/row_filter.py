@@ -115,11 +115,12 @@ class RowFilter:
     """A compiled filter: one expression, or several that must all match. Thread-safe.
 
     `codes` are the hashes of the wanted tags. It is None if consume-queue entries cannot be tested, so that every
-    message must be read.
+    message must be read. `expressions` are those that a broker can test: each wanted message passes all of them.
     """
 
     codes: frozenset[int] | None
     _test: PropertyTest
+    expressions: tuple[Expression, ...] = ()
 
     @property
     def property_names(self) -> tuple[str, ...]:
@@ -185,9 +186,9 @@ def compile_filter(expression: Expression | None) -> RowFilter | None:
     if expression.kind == SQL92:
         from rmq_spark.store.filter.sql92_filter import compile_sql92  # few queries need the parser
 
-        return RowFilter(None, compile_sql92(expression.text))
+        return RowFilter(None, compile_sql92(expression.text), (expression,))
     tags = parse_tag_expression(expression.text)
-    return None if tags.tags is None else RowFilter(tags.codes, _TagTest(tags.values))
+    return None if tags.tags is None else RowFilter(tags.codes, _TagTest(tags.values), (expression,))
 
 
 def only_tags(tags: Collection[str], wanted: RowFilter | None = None) -> RowFilter:
@@ -197,9 +198,21 @@ def only_tags(tags: Collection[str], wanted: RowFilter | None = None) -> RowFilt
     not messages that have no tag.
     """
     codes, test = frozenset(map(string_hash, tags)), _TagTest(pa.array(sorted(tags), pa.string()))
+    expressions = _express_tags(tags)
     if wanted is None:
-        return RowFilter(codes, test)
-    return RowFilter(codes if wanted.codes is None else codes & wanted.codes, _BothTests((test, wanted)))
+        return RowFilter(codes, test, expressions)
+    both = codes if wanted.codes is None else codes & wanted.codes
+    return RowFilter(both, _BothTests((test, wanted)), expressions + wanted.expressions)
+
+
+def _express_tags(tags: Collection[str]) -> tuple[Expression, ...]:
+    """Return the expression for tags. Return () if there is none, as for a tag that contains `||`."""
+    text = " || ".join(sorted(tags))
+    try:
+        is_equal = set(parse_tag_expression(text).tags or ()) == set(tags)
+    except OptionError:
+        return ()
+    return (Expression(TAG, text),) if tags and is_equal else ()
 
 
 def make_expression(*, tags: str | None = None, sql92: str | None = None) -> Expression | None:

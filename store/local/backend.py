@@ -5,11 +5,12 @@ The parts for groups and for delivery are imported when they are first used, bec
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from rmq_spark.store.arrival import Polling
 from rmq_spark.store.backend import (
     BROKER_NAME,
     Barrier,
@@ -38,8 +39,15 @@ _FEW = 2  # so many positions or ranges are read faster one by one
 class LocalBackend:
     """A store directory that is open for reading. It implements `Backend`, `SizeReader` and `KeySearch`."""
 
-    def __init__(self, location: Location, paths: StorePaths) -> None:
+    def __init__(
+        self,
+        location: Location,
+        paths: StorePaths,
+        monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._location, self._paths = location, paths
+        self._polling = Polling(monotonic_ms, sleep)
         self._opened: StoreReader | None = None
         self._ends_stamp: tuple[int, int, int] | None = None  # not newer than the bounds that were returned last
         self._scheduler: DeliveryScheduler | None = None
@@ -90,6 +98,10 @@ class LocalBackend:
     def refresh(self) -> bool:
         """Read the store's state again. See `StoreReader.refresh`."""
         return self._reader.refresh()
+
+    def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
+        """Pause, then read the store's state again. The pauses become longer with the time without changes."""
+        return self._polling.poll(self.refresh, timeout_ms)
 
     def topics(self) -> list[str]:
         """Return the sorted names of all topics."""
@@ -198,14 +210,15 @@ class LocalBackend:
 
         return GroupSession(self._paths.path, terms, lambda: self._ends_stamp)
 
-    def committed_offsets(self, group: str) -> dict[QueueKey, int]:
-        """Return the group's offsets in config/consumerOffset.json."""
+    def committed_offsets(self, group: str, queues: Collection[QueueKey]) -> dict[QueueKey, int]:
+        """Return the group's offsets in config/consumerOffset.json, those of other queues too."""
         from rmq_spark.store.group.offset_file import read_group_offsets
 
         return read_group_offsets(self._paths.path, group, time.sleep)
 
     def start_offsets(
         self,
+        group: str,
         bounds: Mapping[QueueKey, QueueBounds],
         committed: Mapping[QueueKey, int],
         fallback: str,

@@ -17,8 +17,8 @@ class StoreDirectory(StorePaths):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """All capabilities but BROKERS, because a directory belongs to one broker, whose name is not stored."""
-        return frozenset(Capability) - {Capability.BROKERS}
+        """All capabilities but two: a directory belongs to one broker, whose name is not stored, and has no server."""
+        return frozenset(Capability) - {Capability.BROKERS, Capability.NAME_SERVERS}
 
     def open(self) -> "LocalBackend":
         """Return a backend, which opens the store at its first call."""

@@ -1,6 +1,7 @@
 """The paths of a store directory. Its own module, because the location, the backend and the sinks need them."""
 
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,14 @@ class StorePaths:
         return (
             "On a cluster the path must be storage that the driver and all executors share, mounted at the same path."
         )
+
+    def without_secrets(self) -> Self:
+        """Return the same paths, because they contain no secret."""
+        return self
+
+    def with_secrets_of(self, source: Self) -> Self:
+        """Return the same paths, because they need no secret."""
+        return self
 
     def mark(self) -> dict[str, str]:
         """Return the paths, by the names of the options."""

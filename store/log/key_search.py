@@ -325,19 +325,10 @@ class MessageSearch:
     def _unknown(self, part: QueueRange, coverages: IndexCoverages) -> Iterator[QueueRange]:
         """Yield the parts of a range that no trusted file covers."""
         queue, entries_end = self._queue_of(part.queue, part.begin, part.end)
-        if isinstance(queue, BatchConsumeQueue):
-            yield part  # messages of inner batches have keys of their own, which are not in any index
-            return
-        begin = part.begin
-        for coverage in coverages.files:
-            known = max(queue.first_from(coverage.begin + 1, entries_end), begin)
-            until = min(queue.first_from(coverage.end, entries_end), part.end)
-            if known < until:
-                if begin < known:
-                    yield QueueRange(part.queue, begin, known)
-                begin = until
-        if begin < part.end:
-            yield QueueRange(part.queue, begin, part.end)
+        try:
+            yield from _uncovered(queue, entries_end, part, coverages)
+        finally:
+            queue.run.close()  # a store may have more queues than a process may have open files
 
     def _has_samples(self, coverages: IndexCoverages, ranges: Sequence[QueueRange]) -> bool:
         """Return whether the index has the keys of sampled records, which are spread over the parts that it covers.
@@ -458,3 +449,21 @@ def _messages_of(record: Record) -> QueueRange:
     key = QueueKey(record.topic.decode("utf-8", "replace"), record.queue_id)
     count = message_count(record) if record.sys_flag & INNER_BATCH else 1
     return QueueRange(key, record.queue_offset, record.queue_offset + count)
+
+
+def _uncovered(
+    queue: ConsumeQueue, entries_end: int, part: QueueRange, coverages: IndexCoverages
+) -> Iterator[QueueRange]:
+    if isinstance(queue, BatchConsumeQueue):
+        yield part  # messages of inner batches have keys of their own, which are not in any index
+        return
+    begin = part.begin
+    for coverage in coverages.files:
+        known = max(queue.first_from(coverage.begin + 1, entries_end), begin)
+        until = min(queue.first_from(coverage.end, entries_end), part.end)
+        if known < until:
+            if begin < known:
+                yield QueueRange(part.queue, begin, known)
+            begin = until
+    if begin < part.end:
+        yield QueueRange(part.queue, begin, part.end)

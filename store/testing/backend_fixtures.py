@@ -3,7 +3,7 @@
 The tests are in `backend_reading`, `backend_groups` and `backend_sinks`; `backend_suite` puts them together.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -33,6 +33,20 @@ class Message:
     store_time_ms: int = FIRST_MS
 
 
+COUNT = 12
+TAGS = ("red", "green", "Aa", "BB", None, "red")  # "Aa" and "BB" have the same hash
+MESSAGES = [
+    Message(
+        b"body %d " % number + b"." * 200,
+        TAGS[number % len(TAGS)],
+        f"key{number} all" if number % 4 else None,
+        {"number": str(number)},
+        FIRST_MS + number // 2 * 1000,  # two messages have the same time
+    )
+    for number in range(COUNT)
+]
+
+
 class Append(Protocol):
     """The fixture `append`: it stores messages at the end of a queue."""
 
@@ -42,6 +56,7 @@ class Append(Protocol):
 
 Expire: TypeAlias = Callable[[QueueKey, int], int]
 FailNextCall: TypeAlias = Callable[[], None]
+Switch: TypeAlias = Callable[[QueueKey], None]
 Reset: TypeAlias = Callable[[str, Mapping[QueueKey, int]], None]
 
 
@@ -62,6 +77,8 @@ class BackendFixtures:
     - `other_location` is a `Location` of another place of the same kind, into which somebody has written.
     - `close_topic` is a function of a topic. It forbids consumer groups to read the topic.
     - `reset` is a function of (group, offsets by queue). It resets the group's offsets, as an administrator does.
+    - `take_away` is a function of a queue. The server that has the queue stops to answer, and keeps its messages.
+    - `bring_back` is a function of a queue. The server answers again.
 
     `secrets` are the texts in the location that must not appear in errors, logs and checkpoints.
     """
@@ -90,6 +107,16 @@ class BackendFixtures:
         return pytest.skip("the subclass gives no fixture reset")
 
     @pytest.fixture
+    def take_away(self) -> Switch:
+        """Skip the test, because the place has no servers."""
+        return pytest.skip("the subclass gives no fixture take_away")
+
+    @pytest.fixture
+    def bring_back(self) -> Switch:
+        """Skip the test, because the place has no servers."""
+        return pytest.skip("the subclass gives no fixture bring_back")
+
+    @pytest.fixture
     def backend(self, location: Location) -> Iterator[Backend]:
         """A backend of the location. It is closed after the test."""
         with closing(location.open()) as backend:
@@ -116,6 +143,13 @@ def sql92_filter(expression: str) -> RowFilter:
     return wanted
 
 
+def bounds_of(backend: Backend, queues: Collection[QueueKey]) -> dict[QueueKey, QueueBounds]:
+    """Return the bounds of queues, each of which must be there."""
+    found = {queue: one for queue, one in backend.bounds(queues).items() if isinstance(one, QueueBounds)}
+    assert found.keys() == set(queues)
+    return found
+
+
 def whole(queue: QueueKey, bounds: QueueBounds) -> QueueRange:
     """Return the range of all messages of a queue."""
     return QueueRange(queue, bounds.min_offset, bounds.max_offset)
@@ -140,5 +174,14 @@ def stored_bodies(location: Location, topic: str) -> list[bytes]:
     with closing(location.open()) as backend:
         backend.refresh()
         queues = backend.queues([topic], missing_ok=[topic]).get(topic, [])
-        parts = [whole(queue, bounds) for queue, bounds in backend.bounds(queues).items()]
+        parts = [whole(queue, bounds) for queue, bounds in bounds_of(backend, queues).items()]
         return sorted(row["body"] for part in parts for row in read_rows(backend, part, ["body"]))
+
+
+def times_ms(backend: Backend, queue: QueueKey) -> list[int]:
+    """Return the store times of all messages of the queue, in ms."""
+    (bounds,) = bounds_of(backend, [queue]).values()
+    return [
+        round(row["storeTimestamp"].timestamp() * 1000)
+        for row in read_rows(backend, whole(queue, bounds), ["storeTimestamp"])
+    ]

@@ -19,7 +19,16 @@ from rmq_spark.store.backend import (
 )
 from rmq_spark.store.errors import GroupConflictError, NoPermissionError, RmqError
 from rmq_spark.store.model import QueueKey, SuspendedQueues
-from rmq_spark.store.testing.backend_fixtures import FIRST_MS, Append, BackendFixtures, Expire, Message, Reset, require
+from rmq_spark.store.testing.backend_fixtures import (
+    FIRST_MS,
+    Append,
+    BackendFixtures,
+    Expire,
+    Message,
+    Reset,
+    bounds_of,
+    require,
+)
 
 GROUP = "billing"
 COUNT = 12
@@ -147,7 +156,7 @@ class BackendGroupTests(BackendFixtures):
         member = join()
         member.rebalance(queues)
         member.session.leave({queues[0]: 3, queues[1]: 4})
-        assert backend.committed_offsets(GROUP) == {queues[0]: 3, queues[1]: 4}
+        assert backend.committed_offsets(GROUP, queues) == {queues[0]: 3, queues[1]: 4}
 
     def test_join_of_a_second_query_that_reads_all_queues_is_a_conflict(
         self, queues: list[QueueKey], join: Join
@@ -198,13 +207,13 @@ class BackendGroupTests(BackendFixtures):
         one, two = join(), join()
         owned = _share_out([one, two], queues)
         one.session.publish(dict.fromkeys(queues, 5))
-        assert backend.committed_offsets(GROUP) == dict.fromkeys(owned[one.id], 5)
+        assert backend.committed_offsets(GROUP, queues) == dict.fromkeys(owned[one.id], 5)
         two.session.publish(dict.fromkeys(queues, 6))
         expected = dict.fromkeys(owned[one.id], 5) | dict.fromkeys(owned[two.id], 6)
-        assert backend.committed_offsets(GROUP) == expected
+        assert backend.committed_offsets(GROUP, queues) == expected
 
     def test_committed_offsets_of_a_group_without_any(self, queues: list[QueueKey], backend: Backend) -> None:
-        assert backend.committed_offsets("unknown") == {}
+        assert backend.committed_offsets("unknown", queues) == {}
 
     def test_begin_commits_only_where_the_topic_has_no_offset(
         self, queues: list[QueueKey], join: Join, backend: Backend
@@ -214,7 +223,7 @@ class BackendGroupTests(BackendFixtures):
         first = dict.fromkeys(queues, 2)
         assert member.session.begin(first) == first
         assert member.session.begin(dict.fromkeys(queues, 9)) == first
-        assert backend.committed_offsets(GROUP) == first
+        assert backend.committed_offsets(GROUP, queues) == first
 
     # Epochs and fences.
 
@@ -276,14 +285,14 @@ class BackendGroupTests(BackendFixtures):
         member.rebalance(queues, is_batch=True)
         final = FinalCommit(GROUP, member.id, dict.fromkeys(queues, 5), 0, finished_batch=1)
         assert backend.commit_final(pickle.loads(pickle.dumps(final)))
-        assert backend.committed_offsets(GROUP) == dict.fromkeys(queues, 5)
+        assert backend.committed_offsets(GROUP, queues) == dict.fromkeys(queues, 5)
 
     def test_commit_final_never_moves_offsets_back(self, queues: list[QueueKey], join: Join, backend: Backend) -> None:
         member = join()
         member.rebalance(queues)
         member.session.publish(dict.fromkeys(queues, 6))
         assert not backend.commit_final(FinalCommit(GROUP, member.id, dict.fromkeys(queues, 4), 0))
-        assert backend.committed_offsets(GROUP) == dict.fromkeys(queues, 6)
+        assert backend.committed_offsets(GROUP, queues) == dict.fromkeys(queues, 6)
 
     def test_commit_final_of_a_former_owner_commits_nothing(
         self, queues: list[QueueKey], join: Join, backend: Backend
@@ -294,7 +303,7 @@ class BackendGroupTests(BackendFixtures):
         two = join()
         two.rebalance(queues)
         assert not backend.commit_final(FinalCommit(GROUP, one.id, dict.fromkeys(queues, 5), 0))
-        assert backend.committed_offsets(GROUP) == {}
+        assert backend.committed_offsets(GROUP, queues) == {}
 
     def test_commit_final_of_an_earlier_batch_commits_nothing(
         self, queues: list[QueueKey], join: Join, backend: Backend
@@ -304,7 +313,7 @@ class BackendGroupTests(BackendFixtures):
             member.rebalance(queues, is_batch=True)
         commits = [FinalCommit(GROUP, member.id, dict.fromkeys(queues, 4 + n), 0, finished_batch=n) for n in (1, 2)]
         assert [backend.commit_final(final) for final in commits] == [False, True]
-        assert backend.committed_offsets(GROUP) == dict.fromkeys(queues, 6)
+        assert backend.committed_offsets(GROUP, queues) == dict.fromkeys(queues, 6)
 
     def test_commit_final_leaves_out_queues_that_were_reset(
         self, queues: list[QueueKey], join: Join, backend: Backend, reset: Reset
@@ -314,7 +323,7 @@ class BackendGroupTests(BackendFixtures):
         reset(GROUP, {queues[0]: 1})
         final = FinalCommit(GROUP, member.id, dict.fromkeys(queues, 8), member.applied_reset)
         assert backend.commit_final(final)
-        assert backend.committed_offsets(GROUP) == dict.fromkeys(queues, 8) | {queues[0]: 1}
+        assert backend.committed_offsets(GROUP, queues) == dict.fromkeys(queues, 8) | {queues[0]: 1}
 
     # Resets.
 
@@ -340,7 +349,7 @@ class BackendGroupTests(BackendFixtures):
         assert both.resets == {queues[0]: 5, queues[1]: 3}, "the last one of each queue"
         member.applied_reset = first.reset_number
         assert member.rebalance(queues).resets == {queues[0]: 5}
-        assert backend.committed_offsets(GROUP) == {queues[0]: 5, queues[1]: 3}
+        assert backend.committed_offsets(GROUP, queues) == {queues[0]: 5, queues[1]: 3}
 
     def test_reset_is_not_undone_by_finished_offsets(
         self, queues: list[QueueKey], join: Join, reset: Reset, backend: Backend
@@ -350,7 +359,7 @@ class BackendGroupTests(BackendFixtures):
         reset(GROUP, dict.fromkeys(queues, 2))
         two = join()
         one.rebalance(queues, dict.fromkeys(queues, 9), is_batch=True)
-        assert backend.committed_offsets(GROUP) == dict.fromkeys(queues, 2)
+        assert backend.committed_offsets(GROUP, queues) == dict.fromkeys(queues, 2)
         found = two.rebalance(queues)
         assert found.gained
         assert {found.held[queue] for queue in found.gained} == {2}
@@ -374,14 +383,14 @@ class BackendGroupTests(BackendFixtures):
     def test_start_offsets_of_a_young_queue_are_its_begin(
         self, queues: list[QueueKey], backend: Backend, fallback: str
     ) -> None:
-        found = backend.start_offsets(backend.bounds(queues), {}, fallback, {})
+        found = backend.start_offsets(GROUP, bounds_of(backend, queues), {}, fallback, {})
         assert found == dict.fromkeys(queues, 0)
 
     def test_start_offsets_are_committed_ones_or_the_begin_of_a_new_queue(
         self, queues: list[QueueKey], backend: Backend
     ) -> None:
         committed = {queues[0]: 7, queues[1]: 99}
-        found = backend.start_offsets(backend.bounds(queues), committed, "latest", {})
+        found = backend.start_offsets(GROUP, bounds_of(backend, queues), committed, "latest", {})
         assert found == dict.fromkeys(queues, 0) | committed
 
     @pytest.mark.parametrize(
@@ -407,7 +416,7 @@ class BackendGroupTests(BackendFixtures):
         backend.reopen()
         backend.refresh()
         times_ms = {} if time_ms is None else {queues[0]: time_ms}
-        found = backend.start_offsets(backend.bounds(queues[:1]), {}, fallback, times_ms)
+        found = backend.start_offsets(GROUP, bounds_of(backend, queues[:1]), {}, fallback, times_ms)
         assert found == {queues[0]: begin if expected is None else expected}
 
     def test_barriers_of_a_closed_topic(

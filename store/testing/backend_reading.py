@@ -7,7 +7,7 @@ capability.
 import json
 import pickle
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -16,35 +16,26 @@ import pytest
 from rmq_spark.store.backend import COLUMNS, Backend, Capability, Location
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreError, StorePathError
 from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter
-from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange, RecordProof
+from rmq_spark.store.model import Away, Gone, QueueBounds, QueueKey, QueueRange, RecordProof
 from rmq_spark.store.testing.backend_fixtures import (
+    COUNT,
     FIRST_MS,
     LIMITS,
+    MESSAGES,
     Append,
     BackendFixtures,
     Expire,
     FailNextCall,
     Message,
+    bounds_of,
     read_batches,
     read_rows,
     require,
     sql92_filter,
     tags_filter,
-    whole,
+    times_ms,
 )
 
-COUNT = 12
-TAGS = ("red", "green", "Aa", "BB", None, "red")  # "Aa" and "BB" have the same hash
-MESSAGES = [
-    Message(
-        b"body %d " % number + b"." * 200,
-        TAGS[number % len(TAGS)],
-        f"key{number} all" if number % 4 else None,
-        {"number": str(number)},
-        FIRST_MS + number // 2 * 1000,  # two messages have the same time
-    )
-    for number in range(COUNT)
-]
 ALL = ["queueOffset", "body"]
 
 _CALLS: dict[str, Callable[[Backend, QueueKey], object]] = {
@@ -55,15 +46,6 @@ _CALLS: dict[str, Callable[[Backend, QueueKey], object]] = {
     "read": lambda backend, queue: read_rows(backend, QueueRange(queue, 0, 1), ALL),
 }
 each_call = pytest.mark.parametrize("call", _CALLS.values(), ids=list(_CALLS))
-
-
-def _times_ms(backend: Backend, queue: QueueKey) -> list[int]:
-    """Return the store times of all messages of the queue, in ms."""
-    (bounds,) = backend.bounds([queue]).values()
-    return [
-        round(row["storeTimestamp"].timestamp() * 1000)
-        for row in read_rows(backend, whole(queue, bounds), ["storeTimestamp"])
-    ]
 
 
 class BackendReadingTests(BackendFixtures):
@@ -87,6 +69,13 @@ class BackendReadingTests(BackendFixtures):
         return filled, begin
 
     # Locations.
+
+    def test_location_without_secrets_is_the_same_place(self, location: Location) -> None:
+        shown = location.without_secrets()
+        assert (shown.mark(), shown.capabilities) == (location.mark(), location.capabilities)
+        assert shown.without_secrets() == shown
+        data = pickle.dumps(shown)
+        assert not [secret for secret in self.secrets if secret.encode() in data]
 
     def test_location_is_equal_after_pickling_and_can_be_hashed(self, location: Location) -> None:
         copy = pickle.loads(pickle.dumps(location))
@@ -146,7 +135,7 @@ class BackendReadingTests(BackendFixtures):
         assert len(queues) >= self.QUEUES
         assert {queue.topic for queue in queues} == {"orders"}
         assert filled in queues
-        empty = backend.bounds([queue for queue in queues if queue != filled])
+        empty = bounds_of(backend, [queue for queue in queues if queue != filled])
         assert all(bounds.min_offset == bounds.max_offset for bounds in empty.values())
 
     def test_queues_leave_out_missing_topics_only_if_that_is_ok(self, backend: Backend, filled: QueueKey) -> None:
@@ -164,7 +153,7 @@ class BackendReadingTests(BackendFixtures):
         append("payments", 0, MESSAGES[:2])
         backend.refresh()
         queues = [queue for found in backend.queues(["orders", "payments"]).values() for queue in found]
-        bounds = backend.bounds(queues)
+        bounds = bounds_of(backend, queues)
         assert set(bounds) == set(queues)
         counts = {(queue.topic, queue.queue_id): found.max_offset for queue, found in bounds.items()}
         assert (counts["orders", 1], counts["orders", 2], counts["payments", 0]) == (COUNT, 3, 2)
@@ -189,6 +178,12 @@ class BackendReadingTests(BackendFixtures):
         backend.refresh()
         assert not backend.refresh()
 
+    def test_wait_for_messages_finds_new_messages(self, backend: Backend, filled: QueueKey, append: Append) -> None:
+        backend.bounds([filled])
+        append("orders", 1, MESSAGES[:1])
+        assert any(backend.wait_for_messages({filled: COUNT}, 200) for _ in range(200))
+        assert backend.bounds([filled]) == {filled: QueueBounds(0, COUNT + 1)}
+
     def test_bounds_are_those_of_the_last_refresh(self, backend: Backend, filled: QueueKey, append: Append) -> None:
         before = backend.bounds([filled])
         append("orders", 1, MESSAGES[:1])
@@ -197,19 +192,19 @@ class BackendReadingTests(BackendFixtures):
     # Times and positions.
 
     def test_offsets_at_the_time_of_each_message(self, backend: Backend, filled: QueueKey) -> None:
-        times = _times_ms(backend, filled)
+        times = times_ms(backend, filled)
         assert times == sorted(times)
         found = [backend.offsets_at({filled: time}) for time in times]
         assert found == [{filled: times.index(time)} for time in times]
 
     def test_offsets_at_times_between_messages(self, backend: Backend, filled: QueueKey) -> None:
-        times = _times_ms(backend, filled)
+        times = times_ms(backend, filled)
         for number, (one, other) in enumerate(pairwise(times)):
             if other > one + 1:
                 assert backend.offsets_at({filled: one + 1}) == {filled: number + 1}
 
     def test_offsets_at_times_before_and_after_all_messages(self, backend: Backend, filled: QueueKey) -> None:
-        times = _times_ms(backend, filled)
+        times = times_ms(backend, filled)
         assert backend.offsets_at({filled: times[0] - 1}) == {filled: 0}
         assert backend.offsets_at({filled: times[-1] + 1}) == {filled: COUNT}
 
@@ -356,17 +351,24 @@ class BackendReadingTests(BackendFixtures):
 
     # Errors, reopen and close.
 
-    @each_call
-    def test_not_found_error_for_a_missing_topic(
-        self, backend: Backend, filled: QueueKey, call: Callable[[Backend, QueueKey], object]
-    ) -> None:
-        with pytest.raises(NotFoundError, match="missing"):
-            call(backend, QueueKey("missing", 0, filled.broker))
+    @pytest.mark.parametrize("name", _CALLS)
+    def test_not_found_error_for_a_missing_topic(self, backend: Backend, filled: QueueKey, name: str) -> None:
+        with _not_found(backend.location, name, match="missing"):
+            _CALLS[name](backend, QueueKey("missing", 0, filled.broker))
 
     @pytest.mark.parametrize("name", [name for name in _CALLS if name != "queues"])
     def test_not_found_error_for_a_missing_queue(self, backend: Backend, filled: QueueKey, name: str) -> None:
-        with pytest.raises(NotFoundError):
+        with _not_found(backend.location, name):
             _CALLS[name](backend, QueueKey("orders", 99, filled.broker))
+
+    def test_bounds_of_missing_queues_are_unknown_where_brokers_may_be_away(
+        self, backend: Backend, filled: QueueKey
+    ) -> None:
+        require(backend.location, Capability.BROKERS)
+        missing = [QueueKey("missing", 0, filled.broker), QueueKey("orders", 99, filled.broker)]
+        for answer in backend.bounds(missing).values():
+            assert isinstance(answer, Away | Gone)
+            assert answer.reason
 
     @each_call
     def test_store_path_error_for_a_missing_place(
@@ -479,6 +481,13 @@ class BackendReadingTests(BackendFixtures):
         ids = [row["msgId"] for row in read_rows(backend, part, ["msgId"])]
         answer = backend.keys.search([part], KeyLookup((), (ids[7],)))
         assert _offsets(answer.found) <= {7} <= _offsets(answer.found) | _offsets(answer.unknown)
+
+
+def _not_found(location: Location, name: str, match: str | None = None) -> AbstractContextManager[object]:
+    """Return a context in which NotFoundError is expected. Places with brokers answer `bounds` instead."""
+    if name == "bounds" and Capability.BROKERS in location.capabilities:
+        return nullcontext()
+    return pytest.raises(NotFoundError, match=match)
 
 
 def _offsets(ranges: list[QueueRange]) -> set[int]:
