@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import shutil
@@ -22,6 +23,7 @@ from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import RmqError
 
 if TYPE_CHECKING:
+    from brokers import RunningCluster
     from pyspark.sql import SparkSession
 
 for name in ("fixtures", "reading", "groups", "sinks"):  # an assert shows its values only in modules named here
@@ -196,6 +198,16 @@ def copy_store() -> Callable[[Path, Path], Path]:
         return Path(shutil.copytree(store, target, copy_function=_copy_data, dirs_exist_ok=True))
 
     return copy
+
+
+@pytest.fixture
+def run_cluster(tmp_path: Path) -> Iterator[Callable[..., "RunningCluster"]]:
+    """A function that starts name servers and brokers in this process: see `brokers.RunningCluster`."""
+    from brokers import RunningCluster
+
+    with contextlib.ExitStack() as stack:
+        numbers = itertools.count()
+        yield lambda **terms: stack.enter_context(RunningCluster(tmp_path / f"cluster-{next(numbers)}", **terms))
 
 
 @pytest.fixture(scope="session")

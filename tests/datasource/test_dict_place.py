@@ -83,7 +83,8 @@ class TestQueryOfADict(DictFixtures):
         [
             ("maxBytesPerTrigger", "64m", "tell the size of messages before it reads them"),
             ("keys", "a", "look messages up by key or id"),
-            ("consumerGroup", "billing", "act as a consumer group"),
+            ("consumerGroup", "billing", "tell the committed offsets of consumer groups"),
+            ("secretKey", "hidden", "be reached through a name server"),
             ("readMode", "pread", "be read or written as files of this machine"),
         ],
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rmq_spark
+from rmq_spark.store.arrival import Polling
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.errors import GroupConflictError, LockTimeoutError, OptionError, StoreError
 from rmq_spark.store.group import group_session as query_group
@@ -316,7 +317,7 @@ def test_a_waiting_trigger_is_woken_by_a_message(store, query_on) -> None:
         if len(looks) == 3:
             store.append("orders", 1, 1)
 
-    query.reader._sleep = sleep
+    query.reader._view.backend._polling = Polling(lambda: 0.0, sleep)
     assert query.trigger() == [(1, 0)]
     assert len(looks) == 3
 
@@ -326,14 +327,16 @@ def test_a_waiting_trigger_ends_when_its_time_is_over(store, query_on) -> None:
     query.trigger()
     clock = [0.0]
     query.reader._monotonic_ms = lambda: clock[0]
-    query.reader._sleep = lambda seconds: clock.__setitem__(0, clock[0] + seconds * 1000)
+    query.reader._view.backend._polling = Polling(
+        lambda: clock[0], lambda seconds: clock.__setitem__(0, clock[0] + seconds * 1000)
+    )
     assert query.trigger() is None
     assert clock[0] == pytest.approx(500)
 
 
 def test_available_now_does_not_wait(store, query_on) -> None:
     query = query_on(store.path, startingOffsets="earliest", longPollingMs="60s", available_now=True)
-    query.reader._sleep = None
+    query.reader._view.backend._polling = None
     query.drain()
 
 

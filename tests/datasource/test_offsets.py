@@ -52,12 +52,50 @@ def test_decode_offset_reads_every_key_of_a_golden_line() -> None:
 
 
 def test_encode_offset_puts_broker_names_before_queue_ids_in_version_2() -> None:
-    a, b = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "dc:b")
-    positions = '{"orders": {"broker-a:0": 5, "dc:b:0": 7}'
-    text = positions + ', "@": {"v": 2, "start": {"orders": {"dc:b:0": 3}}, "turn": "orders/dc:b:0"}}'
+    a, b = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "dc/1:b")
+    positions = '{"orders": {"broker-a:0": 5, "dc/1:b:0": 7}'
+    text = positions + ', "@": {"v": 2, "start": {"orders": {"dc/1:b:0": 3}}, "turn": "orders/dc/1:b:0"}}'
     offset = StreamOffset({b: 7, a: 5}, {b: 3}, cursor=b)
     assert json.dumps(encode_offset(offset)) == text
     assert decode_offset(json.loads(text), has_brokers=True) == offset
+
+
+def test_encode_offset_keeps_the_time_from_which_later_queues_are_read() -> None:
+    text = '{"orders": {"broker-a:0": 5}, "@": {"v": 2, "since": 1700000000000}}'
+    offset = StreamOffset({QueueKey("orders", 0, "broker-a"): 5}, since_ms=1_700_000_000_000)
+    assert json.dumps(encode_offset(offset)) == text
+    assert decode_offset(json.loads(text), has_brokers=True) == offset
+
+
+def test_encode_offset_without_queues_has_version_2_if_there_is_a_time() -> None:
+    encoded = encode_offset(StreamOffset({}, since_ms=5))
+    assert encoded == {"@": {"v": 2, "start": {}, "since": 5}}
+    assert not decode_offset(encoded, has_brokers=True).is_initial()
+
+
+OTHER_PLACES = {  # the offset, has_brokers, what the error names, startingOffsets
+    "a directory's in a cluster": ({"a": {"0": 5}, "@": {"v": 1}}, True, "a store directory", '{"a":{"0":5}}'),
+    "a cluster's of one broker in a directory": (
+        {"a": {"b:0": 5, "b:1": 6}, "@": {"v": 2}},
+        False,
+        "a cluster",
+        '{"a":{"0":5,"1":6}}',
+    ),
+    "a cluster's of two brokers in a directory": (
+        {"a": {"b:0": 5, "c:0": 6}, "@": {"v": 2}},
+        False,
+        "a cluster",
+        '{"a":{"b:0":5,"c:0":6}}',
+    ),
+}
+
+
+@pytest.mark.parametrize(("value", "has_brokers", "found", "starts"), OTHER_PLACES.values(), ids=OTHER_PLACES)
+def test_decode_offset_refuses_the_checkpoint_of_another_kind_of_place(value, has_brokers, found, starts) -> None:
+    with pytest.raises(OptionError, match=f"^the checkpoint is one of {found}; expected one of ") as caught:
+        decode_offset(value, has_brokers=has_brokers)
+    assert f"startingOffsets={starts} " in str(caught.value)
+    assert parse_positions(starts).queues
 
 
 def test_initial_offset_is_constant_and_has_no_queue() -> None:
@@ -103,7 +141,7 @@ def test_encode_offset_is_valid_as_startingOffsets(offset) -> None:
     assert parse_positions(json.dumps(encode_offset(offset))).queues == offset.positions
 
 
-@pytest.mark.parametrize("metadata", [{"v": 2}, {"v": "1"}, {}, None, 7])
+@pytest.mark.parametrize("metadata", [{"v": 3}, {"v": "1"}, {}, None, 7])
 def test_decode_offset_refuses_another_version_with_a_next_step(metadata) -> None:
     with pytest.raises(OptionError, match="expected version 1") as caught:
         decode_offset({"orders": {"0": 1}, "@": metadata})

@@ -148,10 +148,10 @@ def test_a_task_of_several_topics_reads_each_topic_alone(tmp_path) -> None:
 
 
 def test_queues_with_large_records_do_not_share_a_task(tmp_path) -> None:
-    partitions = plan_queues(tmp_path / "store", 2, size=3 << 20)
+    partitions = plan_queues(tmp_path / "store", 4, size=3 << 20)
     assert [[piece.queue.queue_id for piece in partition.pieces] for partition in partitions] == [[0, 1], [2, 3]]
     whole = ReadSettings(("body",), False, 64 << 20, True)
-    assert [sum(batch.num_rows for batch in read_partition(one, whole)) for one in partitions] == [4, 4]
+    assert [sum(batch.num_rows for batch in read_partition(one, whole)) for one in partitions] == [8, 8]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LENIENT])

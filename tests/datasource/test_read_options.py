@@ -130,6 +130,8 @@ def test_parse_value_cuts_a_long_value_in_the_error() -> None:
 
 def needed_by(option) -> dict[str, str]:
     """Return the options without which this one has no effect."""
+    if option.name in ("tlsCertFile", "tlsKeyFile"):
+        return {"tlsCertFile": "/a.pem", "tlsKeyFile": "/a.key"}
     if option.requires != "consumerGroup":
         return {}
     shared = {"assignment": "shared"}
@@ -139,8 +141,9 @@ def needed_by(option) -> dict[str, str]:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_parse_options_accepts_each_example_and_refuses_each_empty_text(option) -> None:
-    parse_options({option.name: option.example} | needed_by(option), NOW_MS)
-    assert f'{option.name}=""' in refusal({option.name: ""} | needed_by(option))
+    parse_options(needed_by(option) | {option.name: option.example}, NOW_MS)
+    shown = "…" if option.is_secret else ""
+    assert f'{option.name}="{shown}"' in refusal(needed_by(option) | {option.name: ""})
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_parse_options_refuses_offsets_that_assign_or_a_pattern_does_not_cover()
 
 def test_check_complete_requires_path_and_subscription() -> None:
     options = parse_options({}, 0)
-    with pytest.raises(OptionError, match="path is required"):
+    with pytest.raises(OptionError, match="path or nameServer is required"):
         options.check_complete()
     with pytest.raises(OptionError, match="exactly one of subscribe, subscribePattern and assign"):
         parse_options({"path": "/x"}, 0).check_complete()

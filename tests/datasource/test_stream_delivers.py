@@ -10,6 +10,7 @@ from support.parsed_options import parse_options
 import rmq_spark
 from rmq_spark.datasource.options.read_options import ReadSettings
 from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
+from rmq_spark.store.arrival import Polling
 from rmq_spark.store.disk.clock import wall_clock_ms
 
 GROUP = {"consumerGroup": "billing", "startingOffsets": "earliest"}
@@ -75,8 +76,8 @@ class Waiting:
             ReadSettings(("body",), False, 64 << 20, True),
             lambda: self.begun_ms + int(self.napped_ms),
             lambda: self.napped_ms,
-            self.sleep,
         )
+        self.reader._view.backend._polling = Polling(lambda: self.napped_ms, self.sleep)
         self.offset = self.reader.initialOffset()
 
     def sleep(self, seconds: float) -> None:

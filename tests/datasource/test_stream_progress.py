@@ -1,12 +1,22 @@
 """stream_progress: where a query begins, at which positions it continues, and which losses it reports."""
 
+import json
+
 import pytest
 from support.parsed_options import parse_options
 
+from rmq_spark.datasource.options import read_options
 from rmq_spark.datasource.plan.batch_assignment import BatchAssignment
 from rmq_spark.datasource.plan.offsets import StreamOffset
 from rmq_spark.datasource.plan.planning import VANISHED, Loss
-from rmq_spark.datasource.plan.stream_progress import ProgressFacts, StartState, queues_to_resolve, resolve_progress
+from rmq_spark.datasource.plan.stream_progress import (
+    ProgressFacts,
+    StartState,
+    frozen_since,
+    later_times,
+    queues_to_resolve,
+    resolve_progress,
+)
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError
 from rmq_spark.store.model import QueueBounds, QueueKey
 
@@ -197,3 +207,132 @@ def test_resolve_progress_refuses_a_start_that_does_not_exist(queue, offset, err
     with pytest.raises(error) as caught:
         resolve_progress(None, ProgressFacts(NEW, BOUNDS), options)
     assert text in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+# In a place with broker names.
+B0, B1 = QueueKey("a", 0, "b"), QueueKey("a", 1, "b")
+BROKER_BOUNDS = {B0: QueueBounds(0, 10), B1: QueueBounds(5, 20)}
+NOW_MS, SINCE_MS = 1_700_000_000_000, 1_700_000_000_000 - 60_000
+EARLY_MS = SINCE_MS - 3_600_000
+AT_NOW = json.dumps({"a": NOW_MS})
+
+
+@pytest.mark.parametrize(
+    ("given", "since_ms"),
+    [
+        pytest.param({}, SINCE_MS, id="latest"),
+        pytest.param({"startingOffsets": '{"a": {"b:0": 3}}'}, SINCE_MS, id="latest for queues that the JSON omits"),
+        pytest.param({"startingOffsets": "earliest"}, None, id="earliest"),
+        pytest.param({"startingTimestamp": str(EARLY_MS)}, EARLY_MS, id="a time before the query"),
+        pytest.param({"startingTimestamp": str(NOW_MS + 5)}, SINCE_MS, id="a time in the future"),
+        pytest.param({"startingTimestamp": '{"a": 0}'}, SINCE_MS, id="a time by topic"),
+        pytest.param(AT_GROUP, None, id="startingOffsets=group"),
+        pytest.param(SHARED, None, id="assignment=shared"),
+    ],
+)
+def test_frozen_since_is_the_begin_of_the_query_less_a_minute(given, since_ms) -> None:
+    assert frozen_since(options_with_brokers(given), NOW_MS) == since_ms
+
+
+def options_with_brokers(given):
+    """Parse options without a location, so that broker names are valid."""
+    return read_options.parse_options({"subscribe": "a"} | given, NOW_MS, lambda _: None)
+
+
+LATER = {  # options, previous offset, times
+    "a new query has no later queue": ({}, StreamOffset({}, since_ms=SINCE_MS), {}),
+    "a known queue continues": ({}, StreamOffset({B0: 3, B1: 6}, {}, since_ms=SINCE_MS), {}),
+    "a later queue begins at the time in the offset": (
+        {},
+        StreamOffset({B0: 3}, {}, since_ms=SINCE_MS),
+        {B1: SINCE_MS},
+    ),
+    "even if no queue was known before": ({}, StreamOffset({}, {}, since_ms=7), {B0: 7, B1: 7}),
+    "without a time at its first message": ({}, StreamOffset({B0: 3}, {}), {}),
+    "a directory has no later queue by time": ({"startingTimestamp": "0"}, StreamOffset({A0: 3}, {}), {}),
+    "the time of the options is earlier": (
+        {"startingTimestamp": str(EARLY_MS)},
+        StreamOffset({B0: 3}, {}, since_ms=SINCE_MS),
+        {B1: EARLY_MS},
+    ),
+    "the time of the options is later": (
+        {"startingTimestamp": AT_NOW},
+        StreamOffset({B0: 3}, {}, since_ms=SINCE_MS),
+        {B1: SINCE_MS},
+    ),
+    "the time of a topic, the rest begins at earliest": (
+        {"startingTimestamp": AT_NOW, "startingOffsets": "earliest"},
+        StreamOffset({B0: 3}, {}),
+        {B1: NOW_MS},
+    ),
+    "startingOffsets of the queue is earliest": (
+        {"startingOffsets": '{"a": {"b:1": -2}}'},
+        StreamOffset({B0: 3}, {}, since_ms=SINCE_MS),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "before", "times"), LATER.values(), ids=LATER)
+def test_later_times_are_those_of_queues_that_the_query_did_not_know(given, before, times) -> None:
+    assert later_times(before, BROKER_BOUNDS, options_with_brokers(given)) == times
+
+
+ABSENT = {  # previous offset, other facts, begins, losses
+    "a queue that is away keeps its position": (
+        StreamOffset({B0: 3, B1: 6}, {}),
+        {"bounds": {B0: QueueBounds(0, 10)}, "away": {B1}},
+        {B0: 3, B1: 6},
+        [],
+    ),
+    "a queue that is away and unknown has none": (
+        StreamOffset({B0: 3}, {}),
+        {"bounds": {B0: QueueBounds(0, 10)}, "away": {B1}},
+        {B0: 3},
+        [],
+    ),
+    "a later queue begins at its time": (
+        StreamOffset({B0: 3}, {}),
+        {"bounds": BROKER_BOUNDS, "later": {B1: 12}},
+        {B0: 3, B1: 12},
+        [],
+    ),
+    "a queue that is gone is a loss": (
+        StreamOffset({B0: 3, B1: 6}, {}),
+        {"bounds": {B0: QueueBounds(0, 10)}, "gone": {B1: "the topic was deleted"}},
+        {B0: 3},
+        [Loss(B1, 6, 6, "the topic was deleted")],
+    ),
+    "a queue of a retired broker is dropped": (
+        StreamOffset({B0: 3, B1: 6}, {}),
+        {"bounds": {B0: QueueBounds(0, 10)}, "retired": {B1}},
+        {B0: 3},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "facts", "begins", "losses"), ABSENT.values(), ids=ABSENT)
+def test_resolve_progress_of_queues_that_do_not_answer(before, facts, begins, losses) -> None:
+    progress = resolve_progress(None, ProgressFacts(before, **facts), options_with_brokers({})).progress
+    assert progress.begins == begins
+    assert progress.losses == losses
+
+
+@pytest.mark.parametrize(
+    ("starts", "begins"),
+    [
+        pytest.param('{"a": {"b:1": 500}}', {B0: 10, B1: 500}, id="an offset is kept until the broker is back"),
+        pytest.param('{"a": {"b:1": -2}}', {B0: 10}, id="earliest is resolved when the broker is back"),
+    ],
+)
+def test_resolve_progress_begins_in_a_queue_that_is_away_at_its_offset(starts, begins) -> None:
+    facts = ProgressFacts(NEW, {B0: QueueBounds(0, 10)}, away={B1})
+    progress = resolve_progress(None, facts, options_with_brokers({"startingOffsets": starts})).progress
+    assert progress.begins == progress.starts == begins
+
+
+def test_resolve_progress_refuses_a_named_queue_that_is_neither_there_nor_away() -> None:
+    facts = ProgressFacts(NEW, {B0: QueueBounds(0, 10)}, away=())
+    with pytest.raises(NotFoundError, match="startingOffsets: the queue a/b:1 is not in the store"):
+        resolve_progress(None, facts, options_with_brokers({"startingOffsets": '{"a": {"b:1": 500}}'}))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rmq_spark.store.arrival import Polling
 from rmq_spark.store.errors import StoreChangedError
 
 
@@ -22,7 +23,8 @@ def waiting(store, query_on) -> Callable[..., Any]:
             query.naps.append(seconds)
             at_nap(len(query.naps))
 
-        query.reader._monotonic_ms, query.reader._sleep = lambda: clock[0], sleep
+        query.reader._monotonic_ms = lambda: clock[0]
+        query.reader._view.backend._polling = Polling(lambda: clock[0], sleep)
         return query
 
     return make
@@ -30,15 +32,15 @@ def waiting(store, query_on) -> Callable[..., Any]:
 
 def test_a_file_that_goes_away_under_a_wait_is_no_error(waiting) -> None:
     query = waiting()
-    look, looks = query.reader._view.has_moved, []
+    look, looks = query.reader._view.backend.refresh, []
 
-    def has_moved() -> bool:
+    def refresh() -> bool:
         looks.append(1)
         if len(looks) == 5:
             raise StoreChangedError("retention was quicker")
         return look()
 
-    query.reader._view.has_moved = has_moved
+    query.reader._view.backend.refresh = refresh
     assert query.trigger() is None
     assert sum(query.naps) == pytest.approx(0.5)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq_spark.store.arrival import MAX_NAP_MS, MAX_SLOW_NAP_MS, MIN_NAP_MS, nap_ms, wait_for_arrival
+from rmq_spark.store.arrival import MAX_NAP_MS, MAX_SLOW_NAP_MS, MIN_NAP_MS, Polling, nap_ms, wait_for_arrival
 
 
 class Clock:
@@ -99,3 +99,60 @@ def test_an_error_of_a_look_ends_the_wait() -> None:
 
     with pytest.raises(LookupError, match="gone"):
         wait_for_arrival(broken, 1_000, lambda: 0.0, lambda seconds: None)
+
+
+def test_single_polls_pause_as_long_as_one_wait() -> None:
+    once, single = Recorder(), Recorder()
+    wait_for_arrival(lambda: False, 300, once.now_ms, once.sleep)
+    polling = Polling(single.now_ms, single.sleep)
+    while single.now_ms() < 300:
+        polling.poll(lambda: False, 300 - single.now_ms())
+    assert single.naps == pytest.approx(once.naps)
+    assert single.naps[0] == MIN_NAP_MS
+    assert max(single.naps) == MAX_NAP_MS
+
+
+def test_single_polls_begin_anew_after_a_change() -> None:
+    clock = Recorder()
+    polling = Polling(clock.now_ms, clock.sleep)
+    for _ in range(100):
+        polling.poll(lambda: False, 1_000)
+    assert clock.naps[-1] == MAX_NAP_MS
+    assert polling.poll(lambda: True, 1_000)
+    polling.poll(lambda: False, 1_000)
+    assert clock.naps[-1] == MIN_NAP_MS
+
+
+def test_single_polls_pause_longer_if_two_polls_in_a_row_are_slow() -> None:
+    clock = Recorder()
+    polling = Polling(clock.now_ms, clock.sleep)
+    for poll_ms in (20, 0, 20, 20, 0):
+        polling.poll(lambda poll_ms=poll_ms: clock.advance(poll_ms), 1_000)
+    assert [nap > MAX_NAP_MS for nap in clock.naps] == [False, False, False, False, True]
+
+
+def test_a_single_poll_pauses_no_longer_than_it_may() -> None:
+    clock = Recorder()
+    polling = Polling(clock.now_ms, clock.sleep)
+    polling.poll(lambda: False, 0.25)
+    polling.poll(lambda: False, -5)
+    assert clock.naps == [0.25, 0]
+
+
+class Recorder:
+    """A clock that only pauses and `advance` move. It remembers the pauses, in ms."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0.0
+        self.naps: list[float] = []
+
+    def now_ms(self) -> float:
+        return self._now_ms
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds * 1000)
+        self._now_ms += seconds * 1000
+
+    def advance(self, poll_ms: float) -> bool:
+        self._now_ms += poll_ms
+        return False

@@ -30,6 +30,12 @@ class DictPlace:
     def sharing_advice(self) -> str:
         return "Only the process that has the dict can read it."
 
+    def without_secrets(self) -> "DictPlace":
+        return self
+
+    def with_secrets_of(self, source: "DictPlace") -> "DictPlace":
+        return self
+
     def mark(self) -> dict[str, str]:
         return {"dict": self.name}
 
@@ -68,6 +74,9 @@ class DictBackend:
     def refresh(self) -> bool:
         before, self._seen = self._seen, self._look()
         return self._seen != before
+
+    def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
+        return self.refresh()  # nobody adds messages meanwhile, because the caller's thread is the only one
 
     def topics(self) -> list[str]:
         return sorted({queue.topic for queue in self._queues})

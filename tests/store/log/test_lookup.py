@@ -1,5 +1,7 @@
 """Search by key and id: messages found by the index, and those read because it does not cover them."""
 
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -264,6 +266,19 @@ def test_find_key_distinguishes_keys_with_the_same_hash(tmp_path: Path) -> None:
         assert [offset for _, offset in reader.find_key("T", "BB")] == [1, 3]
         assert reader.find_key("T", "A") == reader.find_key("T", "") == []
         assert [offset for _, offset in reader.find_key("T", "x")] == [2, 3]
+
+
+def test_search_in_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
+    queues = 60
+    build_store(tmp_path, [SampleMessage("T", queue_id, b"x", keys="k") for queue_id in range(queues)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open_reader(str(tmp_path)) as reader:
+        ranges = [QueueRange(QueueKey("T", queue_id), 0, 1) for queue_id in range(queues)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + queues // 2, hard))
+        try:
+            assert reader.search(ranges, KeyLookup(("k",), ())).unknown == ranges, "there is no index"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_find_key_limits_times_to_the_millisecond(index: GrowingIndex, reader: StoreReader) -> None:

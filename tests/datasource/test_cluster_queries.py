@@ -1,0 +1,222 @@
+"""Queries on a cluster that runs in this process, planned and read as by Spark, but without Spark."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import RunningCluster, faults
+from pyspark.sql.types import StructType
+
+from rmq_spark.datasource.options.read_options import ReadSettings
+from rmq_spark.datasource.spark.partition import Piece, RmqPartition
+from rmq_spark.datasource.spark.partition_reader import read_partition
+from rmq_spark.datasource.spark.source import RmqDataSource
+from rmq_spark.store.cluster import client
+from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
+from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.errors import DataLossError, StoreChangedError
+from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey
+
+SCHEMA = StructType().add("brokerName", "string").add("queueOffset", "long").add("body", "binary")
+Row = tuple[str, int, bytes]
+
+
+@pytest.fixture(params=["5.3", "4.9"])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunningCluster]:
+    """Two brokers, each with one queue of the topic orders and three messages in it."""
+    for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
+        monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        for broker in cluster.brokers:
+            cluster.send("orders", b"0", b"1", b"2", broker=broker)
+        yield cluster
+        client._idle.forget()  # closes the connections that this process keeps
+
+
+def source_of(cluster: RunningCluster, **given: str) -> RmqDataSource:
+    return RmqDataSource({"nameServer": cluster.address, "subscribe": "orders", "requestTimeout": "500ms"} | given)
+
+
+def rows_of(task: Any, partitions: list[Any]) -> list[Row]:
+    """Return the rows that tasks read, from pickled copies."""
+    copy = pickle.loads(pickle.dumps(task))
+    found = [
+        row for part in pickle.loads(pickle.dumps(partitions)) for batch in copy.read(part) for row in batch.to_pylist()
+    ]
+    return [(row["brokerName"][-1], row["queueOffset"], row["body"]) for row in found]
+
+
+def rows(broker: str, *offsets: int) -> list[Row]:
+    return [(broker, offset, b"%d" % offset) for offset in offsets]
+
+
+class Stream:
+    """A run of a stream."""
+
+    def __init__(self, cluster: RunningCluster, checkpoint: str | None = None, **given: str) -> None:
+        self.cluster, self.given = cluster, given
+        self.reader = source_of(cluster, **given).streamReader(SCHEMA)
+        self.committed = checkpoint or json.dumps(self.reader.initialOffset())
+
+    def restart(self) -> "Stream":
+        self.reader.stop()
+        return Stream(self.cluster, self.committed, **self.given)
+
+    def trigger(self) -> list[Row]:
+        start = json.loads(self.committed)
+        end = json.loads(json.dumps(self.reader.latestOffset(start, self.reader.getDefaultReadLimit())))
+        if end == start:
+            return []
+        self.committed = json.dumps(end)
+        return rows_of(self.reader, self.reader.partitions(start, end))
+
+    def read(self, count: int) -> list[Row]:
+        """Run triggers until there are so many rows."""
+        found: list[Row] = []
+        for _ in range(400):
+            found += self.trigger()
+            if len(found) >= count:
+                return found
+        raise AssertionError(f"only {found}")
+
+
+def test_batch_query_reads_all_brokers(cluster: RunningCluster) -> None:
+    reader = source_of(cluster).reader(SCHEMA)
+    assert rows_of(reader, reader.partitions()) == rows("a", 0, 1, 2) + rows("b", 0, 1, 2)
+
+
+def test_stream_reads_on_while_a_broker_is_away_and_loses_nothing(cluster: RunningCluster) -> None:
+    stream = Stream(cluster, startingOffsets="earliest")
+    assert stream.trigger() == rows("a", 0, 1, 2) + rows("b", 0, 1, 2)
+    cluster.brokers["broker-b"].kill()
+    cluster.send("orders", b"3", broker="broker-a")
+    assert stream.read(1) == rows("a", 3)
+    assert list(stream.reader.reportLatestOffset()["@"]["away"]) == ["broker-b"]
+    stream = stream.restart()
+    cluster.send("orders", b"4", broker="broker-a")
+    assert stream.read(1) == rows("a", 4)
+    cluster.brokers["broker-b"].restart()
+    cluster.send("orders", b"3", broker="broker-b")
+    assert stream.read(1) == rows("b", 3)
+    assert stream.trigger() == []
+    assert json.loads(stream.committed)["orders"] == {"broker-a:0": 5, "broker-b:0": 4}
+    stream.reader.stop()
+
+
+def test_broker_that_is_replaced_before_a_restarted_query_has_read_is_noticed(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    stream = Stream(cluster, startingOffsets="earliest")
+    assert len(stream.trigger()) == 6
+    stream = stream.restart()
+    assert stream.trigger() == []
+    broker = cluster.brokers["broker-a"]
+    broker.kill()
+    broker.replace_store(tmp_path / "other")
+    broker.restart()
+    broker.send("orders", b"new 0", b"new 1", b"new 2", b"new 3", queue_id=0)
+    with pytest.raises(DataLossError, match="replaced"):
+        stream.read(1)
+    stream.reader.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "later"),
+    [({"startingOffsets": "earliest"}, rows("a", 0, 1, 2), rows("b", 0, 1, 2, 3)), ({}, [], rows("b", 0, 1, 2, 3))],
+    ids=["earliest", "latest: all are younger than a minute"],
+)
+def test_broker_that_is_away_at_the_first_plan(
+    cluster: RunningCluster, given: dict[str, str], first: list[Row], later: list[Row]
+) -> None:
+    cluster.brokers["broker-b"].kill()
+    stream = Stream(cluster, **given)
+    assert stream.trigger() == first
+    cluster.brokers["broker-b"].restart()
+    cluster.send("orders", b"3", broker="broker-b")
+    assert stream.read(len(later)) == later
+    assert stream.trigger() == []
+    stream.reader.stop()
+
+
+def test_long_polling_ends_with_a_message(cluster: RunningCluster) -> None:
+    stream = Stream(cluster, startingOffsets="earliest", longPollingMs="60s")
+    assert len(stream.trigger()) == 6
+    waits = stream.reader._view.backend.wait_for_messages
+    asked: list[bool] = []
+
+    def wait_for_messages(after: Any, timeout_ms: float) -> bool:
+        if not asked:
+            cluster.send("orders", b"3", broker="broker-b")
+        asked.append(waits(after, timeout_ms))
+        return asked[-1]
+
+    stream.reader._view.backend.wait_for_messages = wait_for_messages
+    assert stream.trigger() == rows("b", 3)
+    assert asked[-1]
+    stream.reader.stop()
+
+
+def test_available_now_reads_all_and_ends(cluster: RunningCluster) -> None:
+    stream = Stream(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    stream.reader.prepareForTriggerAvailableNow()
+    cluster.send("orders", b"3", broker="broker-a")
+    assert sorted(stream.read(6)) == rows("a", 0, 1, 2) + rows("b", 0, 1, 2)
+    assert stream.trigger() == []
+    stream.reader.stop()
+
+
+def test_broker_that_is_replaced_while_a_task_reads_gives_no_complete_task(
+    cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.pull_pipeline._JOINED_OFFSETS", 8)
+    monkeypatch.setattr("rmq_spark.datasource.spark.partition_reader._JOINED_ROWS", 1)
+    broker = cluster.brokers["broker-a"]
+    broker.settings.on_disk = True
+    bodies = [b"%d" % number for number in range(100)]
+    broker.send("orders", *bodies[3:])
+    reader = source_of(cluster, pullsInFlight="1", requestTimeout="3s").reader(SCHEMA)
+    found = reader.read(reader.partitions()[0])
+    assert next(found).num_rows == 8
+    broker.kill()
+    broker.replace_store(tmp_path / "other")
+    broker.restart()
+    broker.send("orders", *bodies)
+    with pytest.raises(StoreChangedError, match="it was replaced: its message at queue offset 99"):
+        list(found)
+
+
+def test_broker_that_is_away_again_after_a_read_is_waited_for(cluster: RunningCluster) -> None:
+    broker = cluster.brokers["broker-a"]
+    reader = source_of(cluster, requestTimeout="3s").reader(SCHEMA)
+    partitions = reader.partitions()
+    client._idle.forget()
+    pulls = broker.fail(RequestCode.PULL_MESSAGE, faults.closes_connection(), times=1, when=lambda _: pulls_seen() == 3)
+    stats = broker.fail(RequestCode.GET_TOPIC_STATS_INFO, faults.with_code(1), times=2, when=lambda _: pulls.count > 0)
+
+    def pulls_seen() -> int:
+        return len(broker.seen_requests(RequestCode.PULL_MESSAGE))
+
+    broker.clear_requests()
+    assert rows_of(reader, partitions) == rows("a", 0, 1, 2) + rows("b", 0, 1, 2)
+    assert (pulls.count, stats.count) == (1, 2)
+
+
+def test_task_that_meets_expiry_does_not_go_back(cluster: RunningCluster, caplog: pytest.LogCaptureFixture) -> None:
+    queue = QueueKey("orders", 0, "broker-a")
+    backend = ClusterAddress(parse_name_servers(cluster.address)).open()
+    assert backend.bounds([queue]) == {queue: QueueBounds(0, 3)}
+    cluster.send("orders", b"3", b"4", b"5", broker="broker-a")
+    cluster.brokers["broker-a"].expire("orders", 0, 5)
+    partition = RmqPartition(backend.location, (Piece(queue, 4, 6, None, None),))
+    settings = ReadSettings(("queueOffset",), False, MAX_DECOMPRESSED_BYTES, fail_on_data_loss=False)
+    batches = list(read_partition(partition, settings, backend))
+    backend.close()
+    assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == [5]
+    (loss,) = [one for one in caplog.messages if "skipped while reading" in one]
+    assert "[4, 5)" in loss

@@ -1,0 +1,139 @@
+"""What response codes mean, on the remarks of real brokers and name servers."""
+
+import pickle
+
+import pytest
+from support.remoting_frames import SAMPLE_OF, read_frames
+
+from rmq_spark.store.cluster.answer_rules import Retry, find_rule, make_error, shorten_remark
+from rmq_spark.store.cluster.codes import RequestCode as Code
+from rmq_spark.store.cluster.frame import Command
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    BrokerError,
+    NoPermissionError,
+    NotFoundError,
+    OptionError,
+    RmqError,
+)
+
+ILLEGAL_QUEUE = "queueId[99] is illegal, topic:[GT] topicConfig.readQueueNums:[4] consumer:[/127.0.0.1:40152]"
+ACL_4 = "org.apache.rocketmq.acl.common.AclException: {}, org.apache.rocketmq.acl.plain.PlainPermissionManager"
+CASES = [
+    (11, 2, "[REJECTREQUEST]system busy, start flow control for a while", BackendUnavailableError, Retry.NEW_ROUTE),
+    (11, 2, "[TIMEOUT_CLEAN_QUEUE]broker busy", BackendUnavailableError, Retry.LATER),
+    (30, 2, "[REJECTREQUEST]system busy", BackendUnavailableError, Retry.LATER),
+    (202, 2, None, BackendUnavailableError, Retry.LATER),
+    (30, 1500, "", BackendUnavailableError, Retry.LATER),
+    (11, 14, "service not available now", BackendUnavailableError, Retry.NEW_ROUTE),
+    (351, 3, " request type 351 not supported", BrokerError, Retry.NEVER),
+    (11, 16, "the topic[GT] pulling message is forbidden", NoPermissionError, Retry.NEVER),
+    (
+        11,
+        16,
+        "User:reader has no permission to access Topic:GT from 1.2.3.4, no matched policies.",
+        NoPermissionError,
+        Retry.NEVER,
+    ),
+    (11, 16, "username cannot be null.", OptionError, Retry.NEVER),
+    (11, 16, "User:reader is not found.", OptionError, Retry.NEVER),
+    (11, 16, "check signature failed.", OptionError, Retry.NEVER),
+    (11, 1, ACL_4.format("No accessKey is configured"), OptionError, Retry.NEVER),
+    (33, 1, ACL_4.format("No acl config for reader"), OptionError, Retry.NEVER),
+    (38, 1, ACL_4.format("Check signature failed for accessKey=reader"), OptionError, Retry.NEVER),
+    (11, 1, ACL_4.format("No default permission for topic:GT"), NoPermissionError, Retry.NEVER),
+    (17, 1, ACL_4.format("Need admin permission for request code=17"), NoPermissionError, Retry.NEVER),
+    (11, 26, "subscription group [g] does not exist", NoPermissionError, Retry.NEVER),
+    (105, 17, "No topic route info in name server for the topic: T", NotFoundError, Retry.ELSEWHERE),
+    (202, 17, "topic[Nope] not exist", NotFoundError, Retry.NEW_ROUTE),
+    (11, 29, ILLEGAL_QUEUE, NotFoundError, Retry.NEW_ROUTE),
+    (11, 1, ILLEGAL_QUEUE, NotFoundError, Retry.NEW_ROUTE),
+    (11, 1, "java.lang.NullPointerException", BrokerError, Retry.NEVER),
+    (17, 29, "The specified topic contains illegal characters", BrokerError, Retry.NEVER),
+    (46, 23, "Parse failed", OptionError, Retry.NEVER),
+    (11, 1, "The broker does not support consumer to filter message by SQL92", BrokerError, Retry.NEVER),
+    (11, 24, "the consumer's group info not exist", BrokerError, Retry.NEVER),
+    (11, 501, None, BrokerError, Retry.NEVER),
+    (105, 1, "name server not ready", BackendUnavailableError, Retry.ELSEWHERE),
+    (206, 1, "disable", BrokerError, Retry.ELSEWHERE),
+    (11, 22, "", BrokerError, Retry.NEVER),
+    (30, 4711, "?", BrokerError, Retry.NEVER),
+]
+
+
+@pytest.mark.parametrize(("request_code", "code", "remark", "error", "retry"), CASES)
+def test_find_rule_knows_every_refusal(
+    request_code: int, code: int, remark: str | None, error: type[RmqError], retry: Retry
+) -> None:
+    rule = find_rule(Code(request_code), code, remark)
+    assert (rule.error, rule.retry) == (error, retry)
+    request = SAMPLE_OF[Code(request_code)]
+    made = make_error(request, Command(code, 1, remark=remark), "broker broker-a (10.0.0.1:10911)")
+    assert type(made) is error
+    assert str(made).startswith(f"cannot {request.purpose}: broker broker-a (10.0.0.1:10911) answered {code}")
+    assert str(made).endswith(f": {rule.meaning}; expected {rule.expected}. {rule.next_step}")
+
+
+@pytest.mark.parametrize(
+    ("request_code", "code", "remark"),
+    [
+        *[(code, 0, "not set any response code") for code in Code],
+        *[(11, code, None) for code in (19, 20, 21)],
+        (14, 22, "Not found"),
+        (12, 22, "can not find message"),
+        (203, 206, "the consumer group[g] not online"),
+        (38, 1, "no consumer for this group, g"),
+        (33, 1, "can not find message by the offset, 7"),
+        (43, 1, "No consumer offset in this broker"),
+        (46, 1, "The broker does not support consumer to filter message by SQL92"),
+    ],
+)
+def test_find_rule_knows_every_answer(request_code: int, code: int, remark: str | None) -> None:
+    assert find_rule(Code(request_code), code, remark).is_answer
+
+
+def test_every_golden_answer_has_a_rule_of_its_own() -> None:
+    without = {
+        (frame.request["code"], frame.line["code"])
+        for frame in read_frames()
+        if frame.request
+        and frame.line["kind"] == "response"
+        and frame.request["code"] in set(Code)
+        and find_rule(Code(frame.request["code"]), frame.line["code"], frame.line.get("remark")).code is None
+    }
+    # A pull without its subscription (24, 25), and one without a required field (1).
+    assert without == {(11, 1), (11, 24), (11, 25)}
+
+
+def test_a_broker_error_has_the_code_of_the_answer() -> None:
+    error = make_error(SAMPLE_OF[Code.GET_TOPIC_CONFIG], Command(3, 1, remark="not supported\nmore"), "b:1")
+    assert isinstance(error, BrokerError)
+    assert error.code == 3
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.code, str(copy)) == (3, str(error))
+    assert str(error).startswith(
+        "cannot get the settings of topic orders on broker broker-a: b:1 answered 3 REQUEST_CODE_NOT_SUPPORTED "
+        "(not supported): the server does not know the request; expected a broker or name server of RocketMQ 4.9.4"
+    )
+
+
+def test_make_error_hides_an_account() -> None:
+    remark = ACL_4.format("Check signature failed for accessKey=AKIA7")
+    error = make_error(SAMPLE_OF[Code.PULL_MESSAGE], Command(1, 1, remark=remark), "b:1", ["AKIA", "AKIA7", ""])
+    assert "AKIA" not in str(error)
+    assert "accessKey=***," in str(error)
+
+
+@pytest.mark.parametrize(
+    ("remark", "short"),
+    [
+        (None, ""),
+        ("", ""),
+        ("\n \n a b \nc", "a b"),
+        ("a\x1b[31m\u202eb", "a?[31m?b"),
+        ("x" * 300, "x" * 300),
+        ("x" * 301, "x" * 300 + "…"),
+    ],
+)
+def test_shorten_remark_gives_one_printable_line(remark: str | None, short: str) -> None:
+    assert shorten_remark(remark) == short

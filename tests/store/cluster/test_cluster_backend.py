@@ -1,0 +1,14 @@
+"""The reading half of the contract with places that have queues, for a cluster of either version."""
+
+from support.cluster_fixtures import ClusterFixtures
+
+from rmq_spark.store.testing.backend_absence import BackendAbsenceTests
+from rmq_spark.store.testing.backend_reading import BackendReadingTests
+
+
+class TestCluster5(ClusterFixtures, BackendReadingTests, BackendAbsenceTests):
+    pass
+
+
+class TestCluster4(ClusterFixtures, BackendReadingTests, BackendAbsenceTests):
+    RELEASE = "4.9"

@@ -1,0 +1,103 @@
+"""The fixtures of the tests of a backend (`rmq_spark.store.testing.backend_suite`), for a cluster in this process."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from brokers import RunningCluster, faults
+
+from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
+from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, Message, Switch
+
+BROKER = "broker-a"
+
+
+def append_messages(cluster: RunningCluster, topic: str, queue_id: int, messages: Sequence[Message]) -> list[int]:
+    """Append messages to a queue of a broker. Return their queue offsets."""
+    rows = [
+        {
+            "topic": topic,
+            "queueId": queue_id,
+            "body": message.body,
+            "tags": message.tags,
+            "keys": message.keys,
+            "properties": dict(message.properties),
+        }
+        for message in messages
+    ]
+    return [offset for _, offset in cluster.brokers[BROKER].send_rows(rows)]
+
+
+class ClusterFixtures:
+    """A cluster of two brokers. The messages are on the first one."""
+
+    RELEASE = "5.3"
+
+    @pytest.fixture(autouse=True)
+    def _no_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Wait no longer than needed: a queue that is too short stays so, and a server that is back is found soon."""
+        monkeypatch.setattr("rmq_spark.store.cluster.catalog._AWAY_ROUTES_MS", 50)
+        monkeypatch.setattr("rmq_spark.store.cluster.catalog._ROUTES_MIN_MS", 50)
+        monkeypatch.setattr("rmq_spark.store.cluster.puller.LOSS_AFTER_S", 0.0)
+        monkeypatch.setattr("rmq_spark.store.cluster.puller._LOOK_AGAIN_S", 0.01)
+
+    @pytest.fixture
+    def cluster(self, tmp_path: Path) -> Iterator[RunningCluster]:
+        """A cluster without messages."""
+        with RunningCluster(tmp_path / "cluster", release=self.RELEASE, brokers=2) as cluster:
+            yield cluster
+
+    @pytest.fixture
+    def location(self, cluster: RunningCluster) -> ClusterAddress:
+        """The address of the cluster."""
+        return ClusterAddress(parse_name_servers(cluster.address))
+
+    @pytest.fixture
+    def other_location(self, tmp_path: Path) -> Iterator[ClusterAddress]:
+        """Another cluster."""
+        with RunningCluster(tmp_path / "other") as cluster:
+            append_messages(cluster, "orders", 0, [Message(b"x")])
+            yield ClusterAddress(parse_name_servers(cluster.address))
+
+    @pytest.fixture
+    def append(self, cluster: RunningCluster) -> Append:
+        """A function that appends messages at the first broker."""
+
+        def append(topic: str, queue_id: int, messages: Sequence[Message]) -> list[int]:
+            if topic not in cluster.brokers[BROKER].topics:
+                cluster.create_topic(topic, queues=4, brokers=[BROKER])
+            return append_messages(cluster, topic, queue_id, messages)
+
+        return append
+
+    @pytest.fixture
+    def expire(self, cluster: RunningCluster) -> Expire:
+        """A function that removes the messages below an offset."""
+
+        def expire(queue: QueueKey, before: int) -> int:
+            cluster.brokers[queue.broker].expire(queue.topic, queue.queue_id, before)
+            return before
+
+        return expire
+
+    @pytest.fixture
+    def fail_next_call(self, cluster: RunningCluster) -> FailNextCall:
+        """A function that makes the name server refuse the next request for a route."""
+
+        def fail_next_call() -> None:
+            fault = faults.with_code(1, "a planted fault")
+            cluster.name_servers[0].fail(RequestCode.GET_ROUTEINFO_BY_TOPIC, fault, times=1)
+
+        return fail_next_call
+
+    @pytest.fixture
+    def take_away(self, cluster: RunningCluster) -> Switch:
+        """A function that kills the broker of a queue."""
+        return lambda queue: cluster.brokers[queue.broker].kill()
+
+    @pytest.fixture
+    def bring_back(self, cluster: RunningCluster) -> Switch:
+        """A function that starts the broker of a queue again, at another port."""
+        return lambda queue: cluster.brokers[queue.broker].restart(new_port=True)
