@@ -42,7 +42,7 @@ lint: setup ## style, format, types: all three, also when the first finds someth
 	exit $$bad
 
 # TORTURE=10: ten times as long. TORTURE_MINUTES=5: five minutes. TORTURE_SEED, TORTURE_STAGES: of tests/torture/run.py.
-torture: setup ## kills, faults, interrupts, mutations, clocks, pipelines: all at random, an hour (Java, gcc)
+torture: setup ## kills, faults, interrupts, mutations, frames, clocks, pipelines: all at random, an hour (Java, gcc)
 	@$(BIN)/python tests/torture/run.py \
 		--minutes $(or $(TORTURE_MINUTES),$(shell expr 55 \* $(or $(TORTURE),1))) \
 		$(if $(TORTURE_SEED),--seed $(TORTURE_SEED)) $(if $(TORTURE_STAGES),--stages "$(TORTURE_STAGES)")

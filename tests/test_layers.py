@@ -26,7 +26,8 @@ LAYERS = {
     "format": "store.format",
     "filter": "store.filter",
     "rebalance": "store.rebalance",
-    "contract": "store.backend",
+    "contract": "store.batch_sink store.backend",
+    "cluster": "store.cluster",
     "disk": "store.disk",
     "log": "store.log",
     "transaction": "store.transaction",
@@ -55,8 +56,9 @@ DOORS = {"": f"=store {CONTRACT} store.places", "datasource": CONTRACT, "datasou
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.backend store.format store.filter store.log store.transaction store.group store.delivery "
-        "store.client store.tools store.view store.local store.testing datasource group_listeners command avro_bodies"
+        "=store store.backend store.batch_sink store.format store.filter store.log store.transaction store.group "
+        "store.delivery store.client store.tools store.view store.local store.cluster store.testing datasource "
+        "group_listeners command avro_bodies"
     ),
     "pyspark": "datasource.spark spark_session group_listeners stop consuming parsing avro_bodies",
     "hypothesis": "store.testing",
@@ -69,22 +71,26 @@ ONLY = {
     "mmap": "store.disk",
     "pathlib": "store consuming plots command",
     "os": (
-        "store.disk store.testing datasource.spark.worker_daemon java spark_session command.message_output "
-        "command.all_commands"
+        "store.disk store.places store.cluster.client store.testing datasource.spark.worker_daemon java "
+        "spark_session command.message_output command.all_commands"
     ),
     "shutil": "store.testing java command.check_repair",
     "signal": "store.disk store.testing command",
     "click": "command",
     "rich": "command",
-    "socket": "store.disk.host",
+    "socket": "store.disk.host store.cluster.connection",
+    "ssl": "store.cluster.connection",
+    "select": "store.cluster.connection",
+    "selectors": "",
     "subprocess": "store.testing java spark_session",
     "tempfile": "store.testing command.demo command.message_output",
-    "threading": "datasource group_listeners store.disk.synchronized store.group store.testing command.output",
+    "threading": "datasource group_listeners store.disk.synchronized store.group store.testing command.output "
+    "store.cluster.client",
     "multiprocessing": "",
     "concurrent": "store.transaction.commit",
     "json": (
-        "store.format store.rebalance store.transaction store.group store.delivery store.tools store.view "
-        "store.testing datasource "
+        "store.format store.rebalance store.cluster store.transaction store.group store.delivery store.tools "
+        "store.view store.testing datasource "
         "group_listeners stop command avro_bodies"
     ),
     "matplotlib": "plots drawing",
@@ -213,6 +219,10 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         ("rmq_spark.store.rebalance.allocation", "os"),
         ("rmq_spark.store.backend", "rmq_spark.store.log.end"),
         ("rmq_spark.store.backend", "rmq_spark.store.disk.files"),
+        ("rmq_spark.store.cluster.frame", "rmq_spark.store.disk.clock"),
+        ("rmq_spark.store.cluster.frame", "rmq_spark.store.local.backend"),
+        ("rmq_spark.store.cluster.frame", "socket"),
+        ("rmq_spark.store.cluster.client", "ssl"),
         ("rmq_spark.store.local.backend", "rmq_spark.store.places"),
         ("rmq_spark.store.disk.write", "socket"),
         ("rmq_spark.store", "rmq_spark.store.testing.samples"),
@@ -250,6 +260,8 @@ def test_the_tables_refuse_a_planted_breach(module: str, name: str) -> None:
         ("rmq_spark.store.group.claims", "rmq_spark.store.transaction.ledger"),
         ("rmq_spark.store.log.end", "rmq_spark.store.backend"),
         ("rmq_spark.store.local.backend", "rmq_spark.store.group.claims"),
+        ("rmq_spark.store.cluster.backend", "rmq_spark.store.backend"),
+        ("rmq_spark.store.cluster.connection", "socket"),
         ("rmq_spark.store.testing.samples", "rmq_spark.store"),
         ("rmq_spark.datasource.spark.stream_reader", "rmq_spark.store.backend"),
         ("rmq_spark.datasource.spark.source", "rmq_spark.store.places"),

@@ -154,6 +154,13 @@ STAGES = (
         "python tests/torture/our_mutations.py --seed SEED --case N",
         CASES,
     ),
+    Stage(
+        "frames",
+        2,
+        script(TESTS / "store" / "cluster" / "test_frame_mutations.py"),
+        "python tests/store/cluster/test_frame_mutations.py --seed SEED --case N",
+        CASES,
+    ),
     Stage("clocks", 4, script(HERE / "clocks.py"), "python tests/torture/clocks.py --seed SEED --case N", CASES),
     Stage(
         "crashes",

@@ -53,11 +53,12 @@ def test_each_stage_finds_its_count_in_what_it_prints() -> None:
         "interrupts": "interrupts: seed 7, 20 of 31000 places in 10 s, 0 faults {}",
         "mutations": "mutations: seeds from 7, 31 cases, 0 faults",
         "our mutations": "mutations of ours: seed 7, 9 cases in 10 s, 0 faults",
+        "frames": "frames: seed 7, 1000 cases, 0 faults, 540 commands",
         "clocks": "clocks: seed 7, 6 cases in 11 s, 0 with faults",
         "crashes": "== 5 passed, 400 skipped in 61.00s (0:01:01) ==",
     }
     found = {one.name: run.cases_of(one, [printed[one.name]]) for one in run.STAGES}
-    assert found == dict(zip(printed, [1, 45, 3, 2, 20, 31, 9, 6, 5], strict=True))
+    assert found == dict(zip(printed, [1, 45, 3, 2, 20, 31, 9, 1000, 6, 5], strict=True))
 
 
 def test_a_test_that_is_cut_short_hangs_after_three_times_its_minutes() -> None:

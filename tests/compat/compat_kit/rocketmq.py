@@ -95,10 +95,13 @@ class Program:
 
 
 class Broker:
-    """A broker on a store, and a name server for it. Entered: it serves. Left: it stopped in order."""
+    """A broker on a store, and a name server for it. Entered: it serves. Left: it stopped in order.
 
-    def __init__(self, java: Java, store: Path, ip: str = "127.0.0.1", **conf: object) -> None:
-        self.java, self.store, self.ip, self.conf = java, store, ip, conf
+    Without a `port` it takes a free one at each start. The name server listens on the port that is 10 lower.
+    """
+
+    def __init__(self, java: Java, store: Path, ip: str = "127.0.0.1", port: int | None = None, **conf: object) -> None:
+        self.java, self.store, self.ip, self.port, self.conf = java, store, ip, port, conf
         self.namesrv = ""
 
     def __enter__(self) -> Self:
@@ -132,7 +135,7 @@ class Broker:
 
     def _launch(self, *options: str) -> None:
         pairs = [part for name, value in self.conf.items() for part in ("--conf", f"{name}={_text(value)}")]
-        place = ["--store", str(self.store), "--port", str(_free_port()), "--ip", self.ip]
+        place = ["--store", str(self.store), "--port", str(self.port or free_port()), "--ip", self.ip]
         self.program = self.java.start("broker", [*place, *pairs, *options])
 
     def _await_ready(self) -> None:
@@ -245,7 +248,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port in the middle of a run of free ones. Another program may take them; a second start finds others."""
     for _ in range(50):
         with socket.socket() as probe:

@@ -1,0 +1,86 @@
+"""Two brokers of a real RocketMQ that register at two name servers, and a reader of ours that reads from them.
+
+RocketMQ may run in a network namespace (`network`), so our reader is a program in that namespace too:
+`cluster_reader.py`. It returns rows as pickles.
+"""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from compat_kit.rocketmq import Broker, Client, Java, Line, free_port
+from compat_kit.rows import Rows, their_rows
+from rmq_spark.store.model import QueueKey
+
+NAMES = ("broker-a", "broker-b")
+_READER = Path(__file__).with_name("cluster_reader.py")
+_LOWER = 10  # a name server listens on the port of its broker minus this
+
+
+class TwoBrokers:
+    """Two masters with a name server each; both register at both. Entered: they serve. Left: they were stopped.
+
+    `conf` is for both brokers. `address` is the value of the option nameServer.
+    """
+
+    def __init__(self, java: Java, folder: Path, **conf: object) -> None:
+        self.java, self.folder = java, folder
+        ports = [free_port() for _ in NAMES]
+        while abs(ports[0] - ports[1]) <= 2 * _LOWER:
+            ports[1] = free_port()
+        self.address = ";".join(f"127.0.0.1:{port - _LOWER}" for port in ports)
+        self.brokers = {
+            name: Broker(java, folder / name, port=port, **{**conf, "brokerName": name, "namesrvAddr": self.address})
+            for name, port in zip(NAMES, ports, strict=True)
+        }
+        self._entered = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for broker in self.brokers.values():
+                stack.enter_context(broker)
+            self._entered = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+
+    def client(self) -> Client:
+        """Return a Java client of the cluster."""
+        return Client(self.brokers[NAMES[0]])
+
+    def read(self, how: str, **arguments: object) -> Any:
+        """Return what a function of `cluster_reader.py` returns, called in a process of its own."""
+        target = self.folder / "read.pickle"
+        command = [*self.java.network.prefix, sys.executable, "-P", str(_READER), how, self.address, str(target)]
+        done = subprocess.run(command, input=pickle.dumps(arguments), capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode(errors="replace")[-6000:])
+        return pickle.loads(target.read_bytes())
+
+
+def pull_all(client: Client, topics: list[str]) -> Rows:
+    """Return all messages of topics as a Java pull consumer gets them from both brokers."""
+    return by_broker(line for line in client("pull", topic=topics, group="compat_pull") if line["event"] == "message")
+
+
+def by_broker(lines: Any) -> Rows:
+    """Return rows of messages that were pulled, by queues that have the names of their brokers."""
+    found: Rows = {}
+    lines = list(lines)
+    for name in NAMES:
+        own: list[Line] = [line for line in lines if line["brokerName"] == name]
+        found |= with_broker(their_rows(own), name)
+    return found
+
+
+def with_broker(rows: Mapping[QueueKey, Any], broker: str) -> dict[QueueKey, Any]:
+    """Return rows of a broker's own directory by queues that have its name."""
+    return {QueueKey(queue.topic, queue.queue_id, broker): held for queue, held in rows.items()}
