@@ -171,16 +171,12 @@ def _decode(value: Any) -> StreamOffset:
         raise OptionError(_FOREIGN.format(f"{str(value)[:_SHOWN_CHARACTERS]!r}"))
     metadata = value.get(MARK)
     version = metadata.get("v") if isinstance(metadata, dict) else None
-    accepted = VERSION, VERSION_WITH_BROKERS
-    if version not in accepted:
-        raise OptionError(
-            f"the checkpoint has offsets of version {version!r}; expected version {' or '.join(map(str, accepted))}. "
-            "Use the release that wrote it, or another checkpointLocation with startingOffsets."
-        )
+    if version not in (VERSION, VERSION_WITH_BROKERS):
+        raise _other_version(version, f"{VERSION} or {VERSION_WITH_BROKERS}")
     assert isinstance(metadata, dict)
     try:
         cursor = metadata.get("turn")
-        return StreamOffset(
+        offset = StreamOffset(
             decode_queues({topic: queues for topic, queues in value.items() if topic != MARK}),
             decode_queues(metadata["start"]) if "start" in metadata else None,
             bool(metadata.get("ending", False)),
@@ -195,6 +191,17 @@ def _decode(value: Any) -> StreamOffset:
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None
+    expected = version_of(has_brokers=offset.has_brokers)
+    if version != expected:
+        raise _other_version(version, str(expected))
+    return offset
+
+
+def _other_version(found: Any, expected: str) -> OptionError:
+    return OptionError(
+        f"the checkpoint has offsets of version {found!r}; expected version {expected}. Use the release that wrote it, "
+        "or another checkpointLocation with startingOffsets."
+    )
 
 
 def decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:

@@ -141,7 +141,7 @@ def test_encode_offset_is_valid_as_startingOffsets(offset) -> None:
     assert parse_positions(json.dumps(encode_offset(offset))).queues == offset.positions
 
 
-@pytest.mark.parametrize("metadata", [{"v": 3}, {"v": "1"}, {}, None, 7])
+@pytest.mark.parametrize("metadata", [{"v": 2}, {"v": 3}, {"v": "1"}, {}, None, 7])
 def test_decode_offset_refuses_another_version_with_a_next_step(metadata) -> None:
     with pytest.raises(OptionError, match="expected version 1") as caught:
         decode_offset({"orders": {"0": 1}, "@": metadata})
