@@ -48,8 +48,10 @@ def ending_faults(operation: Operation, kind: FaultKind, plain: Plain, tried: Tr
         yield f"AGAIN {difference(plain.answer, tried.second_answer)}"
     is_sync = kind.effect == Effect.FAIL and tried.hit.call in ("fsync", "fdatasync")
     is_repeated = os.path.basename(tried.hit.path) in _WRITTEN_AGAIN
-    # A writer continues if a full disk keeps it from finishing the batch of another application, and logs that.
-    is_left = operation.name == "recover" and kind.error == errno.ENOSPC
+    # A writer continues if it cannot prepare the rest of another application's batch, and logs that: the disk is full,
+    # or the topics of the batch cannot be made durable.
+    is_unprepared = kind.error == errno.ENOSPC or os.path.basename(tried.hit.path) == "config"
+    is_left = operation.name == "recover" and is_unprepared
     if first.how == "ok" and is_sync and operation.is_durable and not is_repeated and not is_left:
         yield f"SWALLOWED {tried.hit}: the operation returned"
 
