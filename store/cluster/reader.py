@@ -11,6 +11,7 @@ from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.errors import OffsetRangeError, OptionError
 from rmq_spark.store.filter.row_filter import compile_filter, make_expression
+from rmq_spark.store.format.columns import refuse_unknown_columns
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey, QueueRange, RecordProof
 
@@ -97,11 +98,7 @@ class ClusterReader:
         does not have the whole range, and DamageError if a record is damaged. All rows that were yielded before an
         error are correct.
         """
-        if isinstance(columns, str):
-            raise OptionError(f'columns="{columns}" is a text; expected a list of names, such as ["{columns}"].')
-        unknown = [name for name in columns if name not in COLUMNS]
-        if unknown:
-            raise OptionError(f"no such column: {', '.join(unknown)}. Columns are: {', '.join(COLUMNS)}.")
+        refuse_unknown_columns(columns, COLUMNS)
         wanted = compile_filter(make_expression(tags=tags, sql92=sql92))
         limits = DecodeLimits(check_crc, max_decompressed_bytes)
         if begin < end:

@@ -8,7 +8,7 @@ A message of an inner batch takes flag, body and properties from its item, and t
 Source: MessageDecoder#decode, #decodeMessage (5.3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format import properties
 from rmq_spark.store.format.byte_ranges import Bytes, of_one_size, take_ranges
 from rmq_spark.store.format.java import decode_host
@@ -48,6 +49,15 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 
 _FROM_PROPERTIES = ("tags", "keys", "properties", "msgId")
+
+
+def refuse_unknown_columns(columns: Sequence[str], known: Collection[str]) -> None:
+    """Raise OptionError if a column is not one of the `known` names, or if `columns` is one text."""
+    if isinstance(columns, str):
+        raise OptionError(f'columns="{columns}" is a text; expected a list of names, such as ["{columns}"].')
+    unknown = [name for name in columns if name not in known]
+    if unknown:
+        raise OptionError(f"no such column: {', '.join(unknown)}. Columns are: {', '.join(known)}.")
 
 
 def decode(

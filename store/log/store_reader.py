@@ -19,7 +19,7 @@ from rmq_spark.store.errors import (
     StoreError,
 )
 from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter, compile_filter, make_expression
-from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.columns import COLUMNS, refuse_unknown_columns
 from rmq_spark.store.format.config_json import TopicConfig
 from rmq_spark.store.format.consume_queue_entry import QUEUE_UNIT
 from rmq_spark.store.format.own_files import StoreSettings
@@ -391,11 +391,7 @@ class StoreReader:
 
         Empty batches report progress: after a long part without a match, and at the end.
         """
-        if isinstance(columns, str):
-            raise OptionError(f'columns="{columns}" is a text; expected a list of names, such as ["{columns}"].')
-        unknown = [name for name in columns if name not in COLUMNS]
-        if unknown:
-            raise OptionError(f"no such column: {', '.join(unknown)}. Columns are: {', '.join(COLUMNS)}.")
+        refuse_unknown_columns(columns, COLUMNS)
         if begin >= end:
             return
         queue_files, entries_end = self._readable(queue, begin, end)

@@ -30,7 +30,7 @@ from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.names import AUTO_CREATE_TOPIC
-from rmq_spark.store.transaction.sink import RecordBuilderSettings
+from rmq_spark.store.transaction.sink import MESSAGE_TYPES, RecordBuilderSettings
 
 _TOPICS_JSON = Path("config", "topics.json")
 NO_BOUNDS = QueueBounds(0, 0)
@@ -320,18 +320,7 @@ class MessageStore:
             self._bounds.clear()
 
 
-_TYPES: dict[str, pa.DataType] = {
-    "topic": pa.string(),
-    "body": pa.binary(),
-    "tags": pa.string(),
-    "keys": pa.string(),
-    "properties": pa.map_(pa.string(), pa.string()),
-    "shardingKey": pa.string(),
-    "queueId": pa.int32(),
-    "flag": pa.int32(),
-    "delayLevel": pa.int32(),
-    "deliverTimestamp": pa.int64(),
-}
+_TYPES: dict[str, pa.DataType] = MESSAGE_TYPES | {"deliverTimestamp": pa.int64()}
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:
