@@ -173,9 +173,12 @@ def _end_ms(progress: Any) -> float:
 
 
 def _wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
-    """Wait until Spark has reported the batch. Raises what the query failed with."""
+    """Wait until Spark has reported the batch. Raises what the query failed with.
+
+    While a query is idle, Spark reports its next batch every ten seconds, without rows.
+    """
     give_up = time.monotonic() + _LIMIT_S
-    while (progress := query.lastProgress) is None or progress["batchId"] < batch_id or not _batches(query):
+    while not (found := _batches(query)) or found[-1]["batchId"] < batch_id:
         if (failure := query.exception()) is not None:
             raise failure
         if time.monotonic() > give_up:
