@@ -22,6 +22,7 @@ from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.catalog import ClusterCatalog
 from rmq_spark.store.cluster.client import ClusterClient, borrowed_client
 from rmq_spark.store.cluster.long_poll import HeldPulls
+from rmq_spark.store.cluster.message_lookup import MessageLookup
 from rmq_spark.store.cluster.puller import Puller, PullTerms
 from rmq_spark.store.cluster.requests import CheckFilterRequest
 from rmq_spark.store.errors import (
@@ -102,7 +103,7 @@ class ClusterBackend:
 
     @property
     def keys(self) -> None:
-        """None: the search by key is not supported."""
+        """None: an answer of a broker does not show what its index lacks. See `message_lookup` for programs."""
         return
 
     @property
@@ -290,6 +291,11 @@ class ClusterBackend:
     ) -> NoReturn:
         """Raise OptionError, because this place lacks the capability GROUP_OFFSETS."""
         self._refuse_groups()
+
+    def message_lookup(self) -> MessageLookup:
+        """Return the search by key and id at the brokers, for programs."""
+        client, catalog = self._connected()
+        return MessageLookup(client, catalog.book.address, catalog.topic_of)
 
     def check_fence(self, fence: Fence, queue: QueueKey) -> None:
         """Raise OptionError, because this place lacks the capability FENCES."""

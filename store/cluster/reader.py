@@ -1,6 +1,6 @@
 """A reader of a live cluster for programs: the same methods as `StoreReader`, as far as a cluster can answer."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -9,9 +9,17 @@ import pyarrow as pa
 from rmq_spark.store.backend import COLUMNS
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import ClusterBackend
+from rmq_spark.store.cluster.message_lookup import FOR_EVER_MS, TimeSpan
 from rmq_spark.store.errors import OffsetRangeError, OptionError
-from rmq_spark.store.filter.row_filter import compile_filter, make_expression
+from rmq_spark.store.filter.row_filter import (
+    LOOKUP_COLUMNS,
+    KeyLookup,
+    compile_filter,
+    make_expression,
+    matches_lookup,
+)
 from rmq_spark.store.format.columns import refuse_unknown_columns
+from rmq_spark.store.format.properties import UNIQ_KEY
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey, QueueRange, RecordProof
 
@@ -79,6 +87,58 @@ class ClusterReader:
             raise OffsetRangeError(str(queue), offset, offset, bounds.min_offset, bounds.max_offset)
         return found[queue, offset]
 
+    def find_key(
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = FOR_EVER_MS
+    ) -> list[tuple[QueueKey, int]]:
+        """Return (queue, queue offset) of each of the topic's messages with this key, sorted.
+
+        A message matches if the key is its UNIQ_KEY or one of its KEYS. Only messages stored in [begin_ms, end_ms] are
+        returned. The brokers search their key indexes (`message_lookup`); messages that are in no index, as with
+        messageIndexEnable=false, are not found. Raises NotFoundError if no name server lists the topic.
+        """
+        brokers = _brokers_of(self._opened.queues([topic]))
+        found, hidden = self._opened.message_lookup().by_word(brokers, key, begin_ms=begin_ms, end_ms=end_ms)
+        return self._kept(found | self._find_hidden(hidden, KeyLookup(keys=(key,)), begin_ms, end_ms))
+
+    def find_message_id(self, message_id: str, topics: Sequence[str]) -> list[tuple[QueueKey, int]]:
+        """Return (queue, queue offset) of each message in these topics with this id, sorted. [] if there is none.
+
+        The id is an offsetMsgId, or a UNIQ_KEY, which the brokers search in their key indexes as in `find_key`. Topics
+        that do not exist are left out.
+        """
+        brokers = _brokers_of(self._opened.queues(topics, missing_ok=topics))
+        lookup = self._opened.message_lookup()
+        # An offsetMsgId begins with the address of a broker, so it is no UNIQ_KEY if a broker has its message.
+        found = lookup.by_offset_id(brokers, message_id)
+        if not found:
+            found, hidden = lookup.by_word(brokers, message_id, (UNIQ_KEY,))
+            found |= self._find_hidden(hidden, KeyLookup(message_ids=(message_id,)), 0, FOR_EVER_MS)
+        return self._kept(found)
+
+    def _find_hidden(
+        self, hidden: Sequence[tuple[str, TimeSpan]], sought: KeyLookup, begin_ms: int, end_ms: int
+    ) -> set[tuple[QueueKey, int]]:
+        """Read the messages that the indexes of brokers hide. Return those that match."""
+        found: set[tuple[QueueKey, int]] = set()
+        for topic, span in hidden:
+            queues = [queue for queue in self.queues(topic) if queue.broker == span.broker]
+            begins = self._opened.offsets_at(dict.fromkeys(queues, max(span.begin_ms, begin_ms)))
+            ends = self._opened.offsets_at(dict.fromkeys(queues, min(span.end_ms, end_ms) + 1))
+            for queue in queues:
+                for batch in self.read(queue, begins[queue], ends[queue], ["queueOffset", *LOOKUP_COLUMNS]):
+                    rows = batch.filter(matches_lookup(batch, sought))
+                    found.update((queue, offset) for offset in rows.column("queueOffset").to_pylist())
+        return found
+
+    def _kept(self, found: Collection[tuple[QueueKey, int]]) -> list[tuple[QueueKey, int]]:
+        """Return the messages that have not expired from their queues, sorted."""
+        bounds = self._opened.bounds({queue for queue, _ in found})
+        return sorted(
+            (queue, offset)
+            for queue, offset in found
+            if not isinstance(answer := bounds[queue], QueueBounds) or answer.min_offset <= offset
+        )
+
     def read(
         self,
         queue: QueueKey,
@@ -111,3 +171,8 @@ class ClusterReader:
         if self._is_closed:
             raise OptionError(f"{self!r} is closed; expected an open reader. Open another one.")
         return self._backend
+
+
+def _brokers_of(queues: Mapping[str, Sequence[QueueKey]]) -> dict[str, list[str]]:
+    """Return the brokers of each topic."""
+    return {topic: sorted({queue.broker for queue in some}) for topic, some in queues.items()}

@@ -29,10 +29,7 @@ def view_message(broker: "Broker", call: Call) -> Answer:
 
 @HANDLERS.on(RequestCode.QUERY_MESSAGE)
 def query_message(broker: "Broker", call: Call) -> Answer:
-    """Answer with the records that have a key (#queryMessage).
-
-    A broker looks up the hash of the key, so it also answers other messages with the same hash. This one does not.
-    """
+    """Answer with the records that have the hash of a key (#queryMessage)."""
     is_unique_key = call.flag("_UNIQUE_KEY_QUERY", default=False)
     count = _MAX_OF_UNIQUE_KEY if is_unique_key else min(call.number("maxNum"), _MAX_MESSAGES)
     begin_ms, end_ms = call.number("beginTimestamp"), call.number("endTimestamp")

