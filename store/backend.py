@@ -94,6 +94,7 @@ class Capability(StrEnum):
     """What a place can do. The value completes the sentence "this place cannot …"."""
 
     SIZES = "tell the size of messages before it reads them"
+    SIZE_ESTIMATES = "estimate the size of messages before it reads them"
     KEY_SEARCH = "look messages up by key or id"
     GROUP_OFFSETS = "tell the committed offsets of consumer groups"
     GROUPS = "act as a consumer group"
@@ -182,6 +183,10 @@ class Backend(Protocol):
     @property
     def sizes(self) -> "SizeReader | None":
         """The sizes of messages, or None without the capability SIZES."""
+
+    @property
+    def size_estimates(self) -> "SizeEstimates | None":
+        """The sizes of messages, which may be estimates, or None without the capability SIZE_ESTIMATES."""
 
     @property
     def keys(self) -> "KeySearch | None":
@@ -291,14 +296,18 @@ class Backend(Protocol):
         """Release everything. A second call does nothing."""
 
 
-class SizeReader(Protocol):
-    """The sizes of stored records in bytes, known without reading them."""
+class SizeEstimates(Protocol):
+    """The sizes of stored records in bytes, exact or estimated."""
 
     def measure(self, parts: Collection[QueueRange]) -> dict[QueueRange, int]:
         """Return the size of the records of each range."""
 
     def fit(self, max_bytes: Mapping[QueueRange, int]) -> dict[QueueRange, int]:
         """Return the end (a queue offset) of the longest prefix of each range whose records have at most that size."""
+
+
+class SizeReader(SizeEstimates, Protocol):
+    """The exact sizes of stored records in bytes, known without reading them."""
 
     def share_wanted(self, part: QueueRange, wanted: RowFilter, samples: int) -> float:
         """Estimate from samples which share (0 to 1) of the messages of a range passes a filter."""

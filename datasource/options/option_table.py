@@ -63,7 +63,7 @@ class Option:
 _FLAG = "true or false"
 _OFFSETS = "earliest, latest, group or JSON"
 _STREAM, _BATCH = (STREAM,), (BATCH,)
-_of_group = partial(Option, queries=_STREAM, requires=GROUP)
+_of_group = partial(Option, queries=_STREAM, requires=GROUP, needs=Capability.GROUPS)
 _of_members = partial(_of_group, conflicts=BROADCASTING)
 _of_cluster = partial(Option, needs=Capability.NAME_SERVERS)
 _of_tls = partial(_of_cluster, requires=TLS_ON)
@@ -163,8 +163,9 @@ OPTIONS = (
            "Maximum number of messages in a micro-batch, divided among queues by backlog. No queue starves.", "10000",
            _STREAM),
     Option("maxBytesPerTrigger", "size", parsers.parse_size, None,
-           "Maximum size of the records in a micro-batch, as the log has them. Only a single record may exceed it.",
-           "64m", _STREAM, needs=Capability.SIZES),
+           "Maximum size of the records in a micro-batch, as the log has them. Only a single record may exceed it. In "
+           "a cluster the size is an estimate, from the average of the topic's records.",
+           "64m", _STREAM, needs=Capability.SIZE_ESTIMATES),
     Option("maxOffsetsPerQueue", "count", parsers.parse_count, None,
            "Maximum number of messages of each queue in a micro-batch.", "1000", _STREAM),
     Option("minOffsetsPerTrigger", "count", parsers.parse_count, None,
@@ -204,7 +205,8 @@ OPTIONS = (
            "7F0000010A2F18B4AAC20001BBC60000", _BATCH, needs=Capability.KEY_SEARCH),
     Option(GROUP, "name", parsers.parse_text, None,
            "Consumer group of the query. startingOffsets=group begins at its committed offsets. A stream is a member "
-           "of the group and publishes its offsets.", "billing", needs=Capability.GROUP_OFFSETS),
+           "of the group and publishes its offsets; in a cluster it only begins at them.", "billing",
+           needs=Capability.GROUP_OFFSETS),
     _of_group("assignment", "word", parsers.parse_words("all", "shared"), "all",
               "all: the query reads all queues and is alone in its group; shared: the queries of the group share the "
               "queues.", "shared"),
@@ -225,7 +227,8 @@ OPTIONS = (
                 "offsets, or fail. fail applies if the group is ahead.", "group"),
     _of_group("groupFallback", "word", parsers.parse_words("latest", "earliest", "timestamp"), "latest",
               "Where a group begins in a topic without a committed offset: latest, earliest or timestamp. timestamp is "
-              "the startingTimestamp. A young queue begins at 0 in any case.", "earliest", queries=(BATCH, STREAM)),
+              "the startingTimestamp. A young queue begins at 0 in any case.", "earliest", queries=(BATCH, STREAM),
+              needs=Capability.GROUP_OFFSETS),
     _of_members("fenceLostQueues", _FLAG, parsers.parse_flag, "false",
                 "Fail a task if another member takes its queue before the task has read it to the end. Otherwise both "
                 "deliver the messages.", "true", needs=Capability.FENCES),

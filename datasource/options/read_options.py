@@ -105,6 +105,13 @@ class ReadOptions:
         return self.starting_offsets is not None and self.starting_offsets.default == GROUP
 
     @property
+    def is_member(self) -> bool:
+        """Whether a stream with these options joins its consumer group. It cannot in a place without groups."""
+        if self.group is None or self.group.is_broadcasting:
+            return False
+        return self.location is None or Capability.GROUPS in self.location.capabilities
+
+    @property
     def begins_at_group(self) -> bool:
         """Whether a stream with these options begins at the consumer group's offsets."""
         return self.group is not None and (self.group.is_shared or self.names_group_as_start)
@@ -138,7 +145,7 @@ class ReadOptions:
     @property
     def retry_topic(self) -> str | None:
         """The group's retry topic, or None if a stream with these options does not read it."""
-        return None if self.group is None else self.group.retry_topic
+        return self.group.retry_topic if self.group is not None and self.is_member else None
 
     def begins_as_retry(self, queue: QueueKey) -> bool:
         """Return whether the queue is in the group's retry topic, so that a stream begins there at the group's offset.
@@ -170,8 +177,8 @@ class ReadOptions:
                     f'{name} works in batch queries only (spark.read). In a stream, read the column "{name}" and '
                     "filter it."
                 )
-        if self.group is not None:
-            require(self.location, Capability.GROUPS, "consumerGroup in a stream")
+        if self.group is not None and not self.names_group_as_start:
+            require(self.location, Capability.GROUPS, "consumerGroup in a stream without startingOffsets=group")
         check_stream_start(self.group, self.starting_offsets, has_time=self.starting_times is not None)
 
 

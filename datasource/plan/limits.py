@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rmq_spark.datasource.options.read_options import Limits
-from rmq_spark.store.backend import SizeReader
+from rmq_spark.store.backend import SizeEstimates
 from rmq_spark.store.model import QueueKey, QueueRange
 
 
@@ -33,12 +33,13 @@ def take_limited(
     backlog: list[QueueRange],
     limits: Limits,
     cursor: QueueKey | None,
-    sizes: SizeReader | None,
+    sizes: SizeEstimates | None,
 ) -> Take:
     """Return the messages that the batch takes from `backlog` under all limits.
 
     `backlog` has the range of each queue, sorted by queue, none empty. `sizes` is used only if there is a limit of
-    bytes, and measures at most so many bytes of a queue, or a single record.
+    bytes, and measures at most so many bytes of a queue, or a single record. If sizes are estimates, a batch may be
+    larger than the limit.
     """
     assert all(part.count > 0 for part in backlog), backlog
     taken = backlog
@@ -80,7 +81,9 @@ def share_messages(backlog: list[QueueRange], limit: int, cursor: QueueKey | Non
     return [QueueRange(part.queue, part.begin, part.begin + share) for part, share in zip(backlog, shares, strict=True)]
 
 
-def share_bytes(backlog: list[QueueRange], limit: int, cursor: QueueKey | None, sizes: SizeReader) -> list[QueueRange]:
+def share_bytes(
+    backlog: list[QueueRange], limit: int, cursor: QueueKey | None, sizes: SizeEstimates
+) -> list[QueueRange]:
     """Return the range to take from each queue: records of at most `limit` bytes in all.
 
     First the queues are served in a cycle, each with its first record, while these records fit. The very first record

@@ -11,7 +11,7 @@ from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST, Positi
 from rmq_spark.datasource.options.read_options import Limits
 from rmq_spark.datasource.plan.limits import take_limited
 from rmq_spark.datasource.plan.offsets import StreamOffset
-from rmq_spark.store.backend import SizeReader
+from rmq_spark.store.backend import SizeEstimates
 from rmq_spark.store.errors import DataLossError, NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange
 
@@ -21,7 +21,8 @@ EXPIRED = "retention has deleted them, the queue now begins at {0.min_offset}"
 CUT = "the queue ends at {0.max_offset} now; the store was truncated after a crash, rebuilt or replaced"
 AHEAD = (
     "the consumer group {0} is at {1}, and the queue ends at {2} now; the store was truncated after a crash, rebuilt "
-    "or restored from an older copy, or a tool set the group's offset. Set it with rmq_spark.reset_offsets"
+    "or restored from an older copy, or a tool set the group's offset. Set it with rmq_spark.reset_offsets, or in a "
+    "cluster with mqadmin resetOffsetByTime"
 )
 VANISHED = "the queue does not exist any more, as a second scan of the store confirmed"
 UNSUBSCRIBED = "the checkpoint has a position in the queue, to which the query does not subscribe"
@@ -213,7 +214,7 @@ def plan_batch(
     progress: Progress,
     targets: Mapping[QueueKey, int],
     limits: Limits,
-    sizes: SizeReader | None,
+    sizes: SizeEstimates | None,
 ) -> StreamOffset:
     """Return the offset at the end of the next batch.
 

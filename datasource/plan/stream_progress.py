@@ -90,11 +90,15 @@ CLOCK_SKEW_MS = 60_000  # by so much the clocks of driver and broker may differ
 def frozen_since(options: ReadOptions, now_ms: int) -> int | None:
     """Return the time from which a query that begins now reads the queues that it meets after its first batch.
 
-    The offset of the first batch has this time (ms since the epoch) as `since`. None if the query begins at earliest or
-    at its group's offsets. `now_ms` is the driver's clock, so `CLOCK_SKEW_MS` are allowed before it.
+    The offset of the first batch has this time (ms since the epoch) as `since`. None if the query begins at earliest,
+    be it in queues in which its group has no offset, or if it is a member of the group whose offsets it begins at.
+    `now_ms` is the driver's clock, so `CLOCK_SKEW_MS` are allowed before it.
     """
     start, times = options.starting_offsets, options.starting_times
-    if options.begins_at_group or (start is not None and start.default == EARLIEST):
+    if options.begins_at_group and options.group is not None:
+        if options.is_member or options.group.fallback == "earliest":
+            return None
+    elif start is not None and start.default == EARLIEST:
         return None
     since_ms = now_ms - CLOCK_SKEW_MS
     return since_ms if times is None or times.default_ms is None else min(times.default_ms, since_ms)
@@ -103,7 +107,8 @@ def frozen_since(options: ReadOptions, now_ms: int) -> int | None:
 def later_times(before: StreamOffset, bounds: Bounds, options: ReadOptions) -> dict[QueueKey, int]:
     """Return the queues in `bounds` that the query meets after its first batch and that begin at a time, with the time.
 
-    Other new queues begin at their first message. This is so in a store directory, where a queue is never away.
+    Other new queues begin at their first message. This is so in a store directory, where a queue is never away. If the
+    query begins at the offsets of its group, only queues without such an offset begin at this time.
     """
     if not before.has_brokers or before.is_initial():
         return {}

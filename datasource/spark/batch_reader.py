@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition, Not
 
 from rmq_spark.datasource.options.option_parsers import EARLIEST, LATEST
 from rmq_spark.datasource.options.read_options import ReadOptions, ReadSettings
-from rmq_spark.datasource.plan.planning import Loss, clip_ranges, find_ahead, require_no_losses, resolve_positions
+from rmq_spark.datasource.plan.planning import Loss, clip_ranges, require_no_losses, resolve_positions
 from rmq_spark.datasource.plan.pushdown import Predicate, Pushdown, plan_pushdown
 from rmq_spark.datasource.plan.splitting import TaskLimits
 from rmq_spark.datasource.spark import clocks
@@ -25,7 +25,7 @@ from rmq_spark.datasource.spark.broker_wait import BrokerWait
 from rmq_spark.datasource.spark.key_selection import look_up, select
 from rmq_spark.datasource.spark.partition import RmqPartition, plan_partitions
 from rmq_spark.datasource.spark.partition_reader import read_partition
-from rmq_spark.datasource.spark.positions import find_offsets, find_starts
+from rmq_spark.datasource.spark.positions import find_group_starts, find_offsets, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
@@ -151,13 +151,9 @@ class RmqBatchReader(DataSourceReader):
         options, bounds = self._options, view.bounds
         if not options.names_group_as_start:
             return find_starts(view.backend, bounds, options.starting_times, options.strategy)
-        assert options.group is not None
-        group, times_ms = options.group.group, options.starting_times_of(bounds)
-        committed = view.backend.committed_offsets(group, list(bounds))
-        begins = view.backend.start_offsets(group, bounds, committed, options.group.fallback, times_ms)
-        ahead = find_ahead(begins, bounds, group)
+        begins, ahead = find_group_starts(view.backend, bounds, options)
         report_losses(ahead, options.fail_on_data_loss)
-        return begins | {loss.queue: loss.begin for loss in ahead}
+        return begins
 
 
 def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:

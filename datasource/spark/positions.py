@@ -1,4 +1,4 @@
-"""Queue offsets of startingTimestamp and endingTimestamp, and the end of a stream.
+"""Queue offsets of startingTimestamp, endingTimestamp and startingOffsets=group, and the end of a stream.
 
 Times are store times (storeTimestamp), which normally do not decrease within a queue. The offset of a time is that of
 the first message that was stored at or after it, the rule "lower" of ConsumeQueue#getOffsetInQueueByTime (5.x).
@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 
 from rmq_spark.datasource.options.option_parsers import Times
 from rmq_spark.datasource.options.read_options import ReadOptions
-from rmq_spark.datasource.plan.planning import Bounds, check_named
+from rmq_spark.datasource.plan.planning import Bounds, Loss, check_named, find_ahead
 from rmq_spark.store.backend import Backend
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
+
+NO_OFFSETS: Mapping[QueueKey, int] = {}
 
 
 def find_starts(backend: Backend, bounds: Bounds, times: Times | None, strategy: str) -> dict[QueueKey, int]:
@@ -50,6 +52,24 @@ def find_offsets(backend: Backend, bounds: Bounds, times_ms: Mapping[QueueKey, i
     return {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset) for queue, offset in found.items()
     }
+
+
+def find_group_starts(
+    backend: Backend, bounds: Bounds, options: ReadOptions, later: Mapping[QueueKey, int] = NO_OFFSETS
+) -> tuple[dict[QueueKey, int], list[Loss]]:
+    """Return where the query begins in each queue if it begins at the offsets of its group, and the losses.
+
+    This is the committed offset, or else the start by groupFallback. A queue in `later`, without a committed offset,
+    begins at its offset there if that is lower. An offset beyond the end of its queue is a loss, and becomes the end.
+    """
+    assert options.group is not None
+    group = options.group.group
+    committed = backend.committed_offsets(group, list(bounds))
+    times_ms = options.starting_times_of(bounds)
+    begins = backend.start_offsets(group, bounds, committed, options.group.fallback, times_ms)
+    begins |= {queue: min(begins[queue], later[queue]) for queue in later.keys() & bounds.keys() - committed.keys()}
+    ahead = find_ahead(begins, bounds, group)
+    return begins | {loss.queue: loss.begin for loss in ahead}, ahead
 
 
 def show_time(time_ms: int) -> str:

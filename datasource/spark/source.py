@@ -20,7 +20,8 @@ from rmq_spark.datasource.options.write_options import SinkOptions, looks_like_r
 from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.hand_over import make_hand_over
-from rmq_spark.datasource.spark.stream_reader import RefusedStream, RmqStreamReader
+from rmq_spark.datasource.spark.refused_stream import RefusedStream
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store import places
 from rmq_spark.store.backend import Capability
 from rmq_spark.store.errors import OptionError, RmqError

@@ -66,12 +66,12 @@ from rmq_spark.datasource.spark.batch_reader import read_planned, report_losses
 from rmq_spark.datasource.spark.broker_wait import BrokerWait
 from rmq_spark.datasource.spark.hand_over import HandingOver, HandOver
 from rmq_spark.datasource.spark.partition import plan_partitions
-from rmq_spark.datasource.spark.positions import StreamEnd, find_offsets, find_starts
+from rmq_spark.datasource.spark.positions import StreamEnd, find_group_starts, find_offsets, find_starts
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
 from rmq_spark.store.backend import Fence
-from rmq_spark.store.errors import BackendUnavailableError, RmqError, StoreChangedError
+from rmq_spark.store.errors import BackendUnavailableError, StoreChangedError
 from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.places import parent_process_id, usable_cores
 
@@ -417,7 +417,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             else:
                 last_batch_ms = now_ms
             until_ms = _earlier(until_ms, last_batch_ms + limits.max_delay_ms)
-        sizes = None if limits.max_bytes is None else self._view.backend.sizes
+        sizes = None if limits.max_bytes is None else self._view.backend.size_estimates
         after = plan_batch(begin, progress, targets, limits, sizes)
         self._last_batch_ms = last_batch_ms  # only now, as a plan that meets retention is repeated and must not wait
         if self._end.is_wanted:
@@ -442,6 +442,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         wanted = queues_to_resolve(self._start, before, bounds, options)
         by_time = find_starts(view.backend, wanted, options.starting_times, options.strategy)
         later = find_offsets(view.backend, bounds, later_times(before, bounds, options))
+        if options.begins_at_group and not options.is_member:
+            assignment = self._begin_at_group(before, bounds, later)
         retired = view.retired(before.positions)
         if retired:
             positions = {queue: before.positions[queue] for queue in retired}
@@ -459,6 +461,20 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             report_losses(losses, options.fail_on_data_loss, _COUNTED)
         return step.progress
 
+    def _begin_at_group(self, before: StreamOffset, bounds: Bounds, later: Mapping[QueueKey, int]) -> BatchAssignment:
+        """Return the starts of new queues of a query that begins at the offsets of a group and is not a member."""
+        new = {queue: available for queue, available in bounds.items() if queue not in before.positions}
+        if not new:
+            return BatchAssignment()
+        if before.is_initial() and self._options.group is not None:
+            _LOG.warning(
+                "rmq: the query begins at the offsets of consumer group %s, but is no member of it: it reads all "
+                "queues, and commits nothing",
+                self._options.group.group,
+            )
+        starts, losses = find_group_starts(self._view.backend, new, self._options, later)
+        return BatchAssignment(starts=starts, losses=tuple(losses))
+
 
 def _is_past(until_ms: int | None, now_ms: int) -> bool:
     return until_ms is not None and now_ms >= until_ms
@@ -470,31 +486,8 @@ def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
 
 def _make_group_planner(options: ReadOptions, view: SourceView) -> "GroupPlanner | None":
     """Return the group planner if the query is a member of a group, else None."""
-    group = options.group
-    if group is None or group.is_broadcasting:
+    if options.group is None or not options.is_member:
         return None
     from rmq_spark.datasource.spark.group_planner import GroupPlanner  # the group part of the engine: import late
 
-    return GroupPlanner(options, group, view)
-
-
-class RefusedStream(DataSourceStreamReader):
-    """A reader that raises the error of invalid options at Spark's first call.
-
-    If the constructor of a reader raised this error, Spark would show an error of its own first, and hide this one.
-    """
-
-    def __init__(self, error: RmqError) -> None:
-        self._error = error
-
-    def initialOffset(self) -> dict[str, Any]:
-        raise self._error
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        raise self._error
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise self._error
+    return GroupPlanner(options, options.group, view)

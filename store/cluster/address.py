@@ -126,7 +126,9 @@ class ClusterAddress:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """A cluster can be read, and its queues have the names of their brokers."""
-        return frozenset({Capability.BROKERS, Capability.NAME_SERVERS})
+        return frozenset(
+            {Capability.BROKERS, Capability.NAME_SERVERS, Capability.GROUP_OFFSETS, Capability.SIZE_ESTIMATES}
+        )
 
     def describe(self) -> str:
         """Return the name of the cluster for errors and logs, without secrets."""

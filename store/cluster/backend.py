@@ -21,9 +21,11 @@ from rmq_spark.store.backend import (
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.catalog import ClusterCatalog
 from rmq_spark.store.cluster.client import ClusterClient, borrowed_client
+from rmq_spark.store.cluster.group_starts import TIMESTAMP, place_new_group
 from rmq_spark.store.cluster.long_poll import HeldPulls
 from rmq_spark.store.cluster.message_lookup import MessageLookup
 from rmq_spark.store.cluster.puller import Puller, PullTerms
+from rmq_spark.store.cluster.record_sizes import RecordSizes
 from rmq_spark.store.cluster.requests import CheckFilterRequest
 from rmq_spark.store.errors import (
     BackendUnavailableError,
@@ -100,6 +102,11 @@ class ClusterBackend:
     def sizes(self) -> None:
         """None: a broker tells no sizes of messages."""
         return
+
+    @property
+    def size_estimates(self) -> RecordSizes:
+        """Estimates of the sizes of messages, from the average of the topic's last records."""
+        return self._catalog.sizes
 
     @property
     def keys(self) -> None:
@@ -277,9 +284,14 @@ class ClusterBackend:
         """Raise OptionError, because this place lacks the capability GROUPS."""
         self._refuse_groups()
 
-    def committed_offsets(self, group: str, queues: Collection[QueueKey]) -> NoReturn:
-        """Raise OptionError, because this place lacks the capability GROUP_OFFSETS."""
-        self._refuse_groups()
+    def committed_offsets(self, group: str, queues: Collection[QueueKey]) -> dict[QueueKey, int]:
+        """Return the committed offsets of a group, by one request for each queue, which changes nothing at the broker.
+
+        A broker of 4.9 may answer 0 for a group without an offset (`group_starts`). Raises BackendUnavailableError if a
+        broker is away, because an offset that is not known must not be taken for none.
+        """
+        self.require_bounds(queues)
+        return self._catalog.groups.committed(group, queues)
 
     def start_offsets(
         self,
@@ -288,9 +300,31 @@ class ClusterBackend:
         committed: Mapping[QueueKey, int],
         fallback: str,
         times_ms: Mapping[QueueKey, int],
-    ) -> NoReturn:
-        """Raise OptionError, because this place lacks the capability GROUP_OFFSETS."""
-        self._refuse_groups()
+    ) -> dict[QueueKey, int]:
+        """Return where a group starts in each queue: at its committed offset, else as a new Java consumer would.
+
+        Each queue is treated by itself (`group_starts`). A committed offset may be outside of the bounds if the queue
+        itself does not have it any more, or not yet.
+        """
+        starts = {queue: committed[queue] for queue in bounds if queue in committed}
+        ahead = {queue for queue, offset in starts.items() if offset > bounds[queue].max_offset}
+        for queue, answer in self._look_again(ahead).items():
+            if isinstance(answer, QueueBounds) and starts[queue] <= answer.max_offset:
+                starts[queue] = bounds[queue].max_offset  # consumed by members of the group since the last look
+        rest = {queue: one for queue, one in bounds.items() if queue not in starts}
+        starts |= self._catalog.groups.beginnings(group, rest) if rest else {}
+        rest = {queue: one for queue, one in rest.items() if queue not in starts}
+        times = {queue: time for queue, time in times_ms.items() if queue in rest} if fallback == TIMESTAMP else {}
+        return starts | place_new_group(rest, fallback, self.offsets_at(times) if times else {})
+
+    def _look_again(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueAnswer]:
+        """Return the answers about queues as of this moment. The next `refresh` reports them as news."""
+        if not queues:
+            return {}
+        self._is_new = True
+        for queue in {(queue.topic, queue.broker): queue for queue in queues}.values():
+            self._catalog.look_again(queue)
+        return self._catalog.answers(queues)
 
     def message_lookup(self) -> MessageLookup:
         """Return the search by key and id at the brokers, for programs."""

@@ -14,9 +14,11 @@ from typing import Any
 
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.group_starts import GroupOffsetRequests
 from rmq_spark.store.cluster.namespace import is_in_namespace, is_shared_name, unwrap_name, wrap_name
 from rmq_spark.store.cluster.positions import BoundsQuestion, BoundsRequests, RecordLooks, describe_missing
 from rmq_spark.store.cluster.queue_answers import Found, NoTopic, Reply, Silent, TopicOnBroker
+from rmq_spark.store.cluster.record_sizes import RecordSizes
 from rmq_spark.store.cluster.requests import ClusterInfoRequest, RouteRequest, TopicConfigRequest, TopicListRequest
 from rmq_spark.store.cluster.responses import (
     ClusterInfoResponse,
@@ -53,7 +55,9 @@ class ClusterCatalog:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self.book = RouteBook(dict(address.broker_addresses), address.retired_brokers)
         self._requests = BoundsRequests(client, group)
-        self.looks = RecordLooks(client, group, self.book.address, self.topic_of)
+        self.sizes = RecordSizes(client, group, self.book.address, self.topic_of, monotonic_ms)
+        self.looks = RecordLooks(client, group, self.book.address, self.topic_of, self.sizes.note)
+        self.groups = GroupOffsetRequests(client, self.book.address, self.topic_of)
         self._known: dict[_Pair, TopicOnBroker] = {}
         self._connections: dict[_Pair, tuple[str, int]] = {}  # address of the last reply, and connections made to it
         self._replies: dict[_Pair, Reply] = {}  # the last reply, for a broker whose next one is still awaited

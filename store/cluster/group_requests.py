@@ -21,10 +21,15 @@ from rmq_spark.store.model import QueueKey
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffsetRequest(Request[CommittedOffsetResponse]):
-    """The committed offset of a group in a queue (QueryConsumerOffsetRequestHeader)."""
+    """The committed offset of a group in a queue (QueryConsumerOffsetRequestHeader).
+
+    If the group has none, a broker of 4.9 answers 0 in a *young* queue: one whose first message exists and is so new
+    that it should be in memory. A broker of 5.3 does so only if `takes_zero`. In other queues there is no offset.
+    """
 
     group: str
     queue: QueueKey
+    takes_zero: bool = False
     code = RequestCode.QUERY_CONSUMER_OFFSET
     response = CommittedOffsetResponse
 
@@ -33,8 +38,8 @@ class CommittedOffsetRequest(Request[CommittedOffsetResponse]):
         return f"get the offset of group {self.group} in queue {self.queue}"
 
     def fields(self) -> dict[str, str]:
-        # Without the last field a broker of 5.3 answers 0 if the group has no offset and the queue begins at 0.
-        return {"consumerGroup": self.group, **queue_fields(self.queue), "setZeroIfNotFound": "false"}
+        zero = "true" if self.takes_zero else "false"
+        return {"consumerGroup": self.group, **queue_fields(self.queue), "setZeroIfNotFound": zero}
 
 
 @dataclass(frozen=True, slots=True)

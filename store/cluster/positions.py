@@ -233,7 +233,8 @@ class RecordLooks:
     """Single messages of queues, by pulls of one message each. For one thread.
 
     `address_of` returns the address of a broker, None if it is unknown. `topic_of` returns the cluster's name of a
-    topic, and `group` is the cluster's name of the group that pulls.
+    topic, and `group` is the cluster's name of the group that pulls. `note_records` gets the topic and the records of
+    each answer.
     """
 
     def __init__(
@@ -242,9 +243,11 @@ class RecordLooks:
         group: str,
         address_of: Callable[[str], str | None],
         topic_of: Callable[[str], str],
+        note_records: Callable[[str, bytes | memoryview], None] = lambda _topic, _records: None,
     ) -> None:
         self._client, self._group = client, group
         self._address_of, self._topic_of = address_of, topic_of
+        self._note_records = note_records
 
     def look(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], Look]:
         """Return what is at queue offsets, all of them below the ends of their queues.
@@ -327,6 +330,8 @@ class RecordLooks:
     def _read(self, queue: QueueKey, offset: int, outcome: Any) -> Look | None:
         """Return what the outcome of a pull says, or None if the queue did not answer."""
         if isinstance(outcome, PullResponse):
+            if outcome.status is PullStatus.FOUND:
+                self._note_records(queue.topic, outcome.records)
             return read_look(self._on_wire(queue), offset, outcome)
         if isinstance(outcome, BackendUnavailableError | NotFoundError | BrokerError):
             return None

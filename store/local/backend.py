@@ -66,6 +66,11 @@ class LocalBackend:
         return self
 
     @property
+    def size_estimates(self) -> "LocalBackend":
+        """The sizes of records, which are exact."""
+        return self
+
+    @property
     def keys(self) -> "LocalBackend":
         """The search in the key index."""
         return self

@@ -103,6 +103,7 @@ class BackendReadingTests(BackendFixtures):
     def test_capabilities_decide_whether_there_are_sizes_and_keys(self, location: Location, backend: Backend) -> None:
         assert location.capabilities <= frozenset(Capability)
         assert (backend.sizes is not None) == (Capability.SIZES in location.capabilities)
+        assert (backend.size_estimates is not None) == (Capability.SIZE_ESTIMATES in location.capabilities)
         assert (backend.keys is not None) == (Capability.KEY_SEARCH in location.capabilities)
 
     def test_identity_is_the_same_after_reopen_and_new_messages(

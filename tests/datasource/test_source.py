@@ -20,8 +20,9 @@ from pyspark.sql.types import (
 )
 
 from rmq_spark.datasource.options.schema import DEFAULT_COLUMNS, SPARK_TYPES
+from rmq_spark.datasource.spark.refused_stream import RefusedStream
 from rmq_spark.datasource.spark.source import RmqDataSource
-from rmq_spark.datasource.spark.stream_reader import RefusedStream, RmqStreamReader
+from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store.errors import OptionError, StorePathError
 
 TYPES = {

@@ -234,6 +234,13 @@ def test_frozen_since_is_the_begin_of_the_query_less_a_minute(given, since_ms) -
     assert frozen_since(options_with_brokers(given), NOW_MS) == since_ms
 
 
+@pytest.mark.parametrize(("fallback", "since_ms"), [("latest", SINCE_MS), ("earliest", None)])
+def test_frozen_since_of_a_query_that_begins_at_a_group_without_joining_it(fallback, since_ms) -> None:
+    given = {"nameServer": "ns1:9876", "subscribe": "a", "groupFallback": fallback, "consumerGroup": "g"}
+    given |= {"startingOffsets": "group"}
+    assert frozen_since(parse_options(given, NOW_MS), NOW_MS) == since_ms
+
+
 def options_with_brokers(given):
     """Parse options without a location, so that broker names are valid."""
     return read_options.parse_options({"subscribe": "a"} | given, NOW_MS, lambda _: None)

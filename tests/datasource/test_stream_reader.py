@@ -8,7 +8,7 @@ import pickle
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from rmq_spark.datasource.spark.stream_reader import RefusedStream
+from rmq_spark.datasource.spark.refused_stream import RefusedStream
 from rmq_spark.store.errors import OptionError, StoreError
 
 ANY_LIMIT = ReadMaxRows(1)  # as Spark passes it with a default limit, whose value is in the options

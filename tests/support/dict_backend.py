@@ -46,7 +46,7 @@ class DictPlace:
 class DictBackend:
     """A dict that is open for reading."""
 
-    sizes = keys = None  # it lacks SIZES and KEY_SEARCH
+    sizes = size_estimates = keys = None  # it lacks SIZES, SIZE_ESTIMATES and KEY_SEARCH
 
     def __init__(self, location: DictPlace) -> None:
         self.location = location
