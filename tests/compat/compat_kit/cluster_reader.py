@@ -12,10 +12,15 @@ from pyspark.sql import DataFrame
 
 import rmq_spark
 from rmq_spark.store.backend import COLUMNS, DecodeLimits
-from rmq_spark.store.model import QueueBounds, QueueRange
+from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.client import borrowed_client
+from rmq_spark.store.cluster.group_requests import AllGroupOffsetsRequest, CommitOffsetRequest, CreateGroupRequest
+from rmq_spark.store.format.config_json import GroupConfig
+from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange
 from rmq_spark.store.places import locate
 
 Row = dict[str, Any]
+Place = tuple[str, int, int]
 
 
 def read_backend(address: str, topics: list[str]) -> list[Row]:
@@ -54,6 +59,47 @@ def read_stream(address: str, topics: list[str], options: dict[str, str], checkp
     writer = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(_rows(batch)))
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
     return rows
+
+
+def find_messages(address: str, topic: str, keys: list[str], ids: list[str]) -> dict[str, list[Place]]:
+    """Return broker, queue id and queue offset of the messages with each of the keys and ids."""
+    with rmq_spark.open_reader(name_server=address) as reader:
+        found = {key: reader.find_key(topic, key) for key in keys}
+        found |= {one: reader.find_message_id(one, [topic]) for one in ids}
+    return {
+        word: [(queue.broker, queue.queue_id, offset) for queue, offset in places] for word, places in found.items()
+    }
+
+
+def begin_group(
+    address: str, topic: str, group: str, commits: list[tuple[str, str, int, int]]
+) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Commit offsets, each (broker, its address, queue id, offset), as the group.
+
+    Return the group's committed offsets in the topic, where the group begins with the fallback latest, both by broker
+    and queue id, and the entries of the brokers' tables of offsets.
+    """
+    location = locate({"nameServer": address})
+    assert isinstance(location, ClusterAddress)
+    backend = location.open()
+    table: set[str] = set()
+    with borrowed_client(location) as client:
+        for _, to, _, _ in commits:
+            client.call(to, CreateGroupRequest(GroupConfig(group)))
+        for broker, to, queue_id, offset in commits:
+            client.call(to, CommitOffsetRequest(group, QueueKey(topic, queue_id, broker), offset))
+        backend.refresh()
+        bounds = {queue: found for queue, found in backend.bounds(backend.queues([topic])[topic]).items()}
+        committed = backend.committed_offsets(group, list(bounds))
+        begins = backend.start_offsets(group, bounds, committed, "latest", {})
+        for to in {backend._catalog.book.address(queue.broker) for queue in bounds}:
+            table |= client.call(to, AllGroupOffsetsRequest("")).offsets.keys()
+    backend.close()
+    return _by_id(committed), _by_id(begins), sorted(table)
+
+
+def _by_id(offsets: dict[QueueKey, int]) -> dict[str, int]:
+    return {queue.id_text: offset for queue, offset in offsets.items()}
 
 
 def _rows(frame: DataFrame) -> list[Row]:
