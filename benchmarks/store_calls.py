@@ -30,7 +30,7 @@ from rmq_spark.datasource.spark.source import RmqDataSource
 PACKAGE = Path(rmq_spark.__file__).resolve().parent
 CALLER, CALLEE = (f"{(PACKAGE / name).resolve()}/" for name in ("datasource", "store"))
 NOT_COUNTED = tuple(CALLEE + name for name in ("model.py", "errors.py", "filter/"))
-WRAPPER = f"{CALLEE}disk/synchronized.py"  # of methods; treated like the standard library
+WRAPPER = f"{CALLEE}synchronized.py"  # of methods; treated like the standard library
 QUEUES = 8
 STEPS = ("new reader", "first batch", "first idle", "next idle")
 

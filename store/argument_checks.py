@@ -4,6 +4,7 @@ import operator
 from datetime import datetime
 
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.model import describe_unit, is_in_another_unit
 
 MAX_LONG = (1 << 63) - 1  # of Java's long, in which RocketMQ stores offsets and times
 
@@ -42,6 +43,17 @@ def as_ms(name: str, value: object) -> object:
             "datetime(…, tzinfo=timezone.utc)."
         )
     return round(value.timestamp() * 1000)
+
+
+def check_time(name: str, value: object) -> int:
+    """Return a time in ms since the epoch. `value` is such a time, or a datetime with a time zone.
+
+    Raises OptionError for any other value of the argument `name`, and for a time that was given in another unit.
+    """
+    time_ms = check_integer(name, as_ms(name, value), -MAX_LONG)
+    if is_in_another_unit(time_ms) and not isinstance(value, datetime):
+        raise OptionError(f"{name}={time_ms} {describe_unit(time_ms)}.")
+    return time_ms
 
 
 def check_offset(call: str, value: object) -> int:

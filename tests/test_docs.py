@@ -17,7 +17,7 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store import Producer, PullConsumer, SendResult
-from rmq_spark.store.group.pull import GetMessageStatus, PullStatus
+from rmq_spark.store.pull_result import GetMessageStatus, PullStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

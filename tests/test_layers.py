@@ -22,11 +22,14 @@ PACKAGES = {
 
 # Lowest first. A module imports its own row and the rows before it. Modules without a match are facade.
 LAYERS = {
-    "words": "store.errors store.model store.names store.arrival store.argument_checks",
+    "words": (
+        "store.errors store.model store.names store.arrival store.argument_checks store.offset_memory "
+        "store.synchronized"
+    ),
     "format": "store.format",
     "filter": "store.filter",
     "rebalance": "store.rebalance",
-    "contract": "store.batch_sink store.backend",
+    "contract": "store.batch_sink store.backend store.pull_result",
     "cluster": "store.cluster",
     "disk": "store.disk",
     "log": "store.log",
@@ -56,9 +59,9 @@ DOORS = {"": f"=store {CONTRACT} store.places", "datasource": CONTRACT, "datasou
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.backend store.batch_sink store.format store.filter store.log store.transaction store.group "
-        "store.delivery store.client store.tools store.view store.local store.cluster store.testing datasource "
-        "group_listeners command avro_bodies"
+        "=store store.backend store.batch_sink store.pull_result store.format store.filter store.log store.transaction "
+        "store.group store.delivery store.client store.tools store.view store.local store.cluster store.testing "
+        "datasource group_listeners command avro_bodies"
     ),
     "pyspark": "datasource.spark spark_session group_listeners stop consuming parsing avro_bodies",
     "hypothesis": "store.testing",
@@ -71,8 +74,8 @@ ONLY = {
     "mmap": "store.disk",
     "pathlib": "store consuming plots command",
     "os": (
-        "store.disk store.places store.cluster.client store.testing datasource.spark.worker_daemon java "
-        "spark_session command.message_output command.all_commands"
+        "store.disk store.places store.cluster.client store.synchronized store.testing "
+        "datasource.spark.worker_daemon java spark_session command.message_output command.all_commands"
     ),
     "shutil": "store.testing java command.check_repair",
     "signal": "store.disk store.testing command",
@@ -84,7 +87,7 @@ ONLY = {
     "selectors": "",
     "subprocess": "store.testing java spark_session",
     "tempfile": "store.testing command.demo command.message_output",
-    "threading": "datasource group_listeners store.disk.synchronized store.group store.testing command.output "
+    "threading": "datasource group_listeners store.synchronized store.group store.testing command.output "
     "store.cluster.client",
     "multiprocessing": "",
     "concurrent": "store.transaction.commit",

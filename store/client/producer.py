@@ -18,7 +18,6 @@ from rmq_spark.store.delivery.retry_policy import next_times
 from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SentBack
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
-from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
@@ -34,6 +33,7 @@ from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.write_session import Appended, WriteSession
 from rmq_spark.store.model import QueueBounds
 from rmq_spark.store.names import check_retrying_group
+from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.encoded_slices import required_topics, split_records
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.sink import (

@@ -15,18 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_spark.store.argument_checks import MAX_LONG, as_ms, check_integer, check_offset
+from rmq_spark.store.argument_checks import check_integer, check_offset, check_time
 from rmq_spark.store.arrival import wait_for_arrival
-from rmq_spark.store.client.offset_memory import OffsetMemory
 from rmq_spark.store.client.producer import Producer, SendResult
 from rmq_spark.store.delivery.scheduler import DeliveryScheduler
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.host import host_name
-from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import OptionError, StoreError
 from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
+from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.group.group_files import GroupLock, GroupPaths, write_commit_stamp
 from rmq_spark.store.group.offset_file import (
     OffsetFile,
@@ -37,7 +36,7 @@ from rmq_spark.store.group.offset_file import (
     refuse_commit,
     stamp_of_ends,
 )
-from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, PullResult, PullStatus, check_columns, has_wanted, pull
+from rmq_spark.store.group.pull import DEFAULT_COLUMNS, has_wanted, pull
 from rmq_spark.store.group.pull_limits import LongPoll, PullLimits, hold_ms, limits_of_broker
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.group.read_rights import (
@@ -50,14 +49,14 @@ from rmq_spark.store.group.read_rights import (
     refuse_topic,
 )
 from rmq_spark.store.log.store_writer import WriterSettings
-from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueKey, describe_unit, is_in_another_unit
+from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueKey
 from rmq_spark.store.names import check_consumer_group
+from rmq_spark.store.offset_memory import OffsetMemory
+from rmq_spark.store.pull_result import HOLD_MS, PULL_MESSAGES, Accept, PullResult, PullStatus, check_columns
+from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 _LOG = logging.getLogger("rmq_spark")
-
-PULL_MESSAGES = 32
-HOLD_MS = 20_000  # DefaultMQPullConsumer#brokerSuspendMaxTimeMillis
 
 
 class PullConsumer(Synchronized):
@@ -97,7 +96,7 @@ class PullConsumer(Synchronized):
         Raises OptionError for an invalid group name or an unknown column, and StorePathError if `path` is not a store.
         """
         super().__init__()
-        check_columns(columns)
+        check_columns(columns, COLUMNS)
         self.group = None if group is None else check_consumer_group(group)
         self._reader = PullReader(path, commit_log_path=commit_log_path, read_mode=read_mode)
         self._columns, self._long_polling = tuple(columns), long_polling
@@ -186,9 +185,7 @@ class PullConsumer(Synchronized):
         Raises OptionError if the rule or the time is invalid or the time is in seconds, and NotFoundError if the queue
         does not exist.
         """
-        time_ms = check_integer("search_offset: at", as_ms("search_offset: at", at), -MAX_LONG)
-        if is_in_another_unit(time_ms) and not isinstance(at, datetime):
-            raise OptionError(f"search_offset: at={time_ms} {describe_unit(time_ms)}.")
+        time_ms = check_time("search_offset: at", at)
         self._refresh()
         return self._reader.offset_at_time(queue, time_ms, rule)
 
@@ -497,4 +494,4 @@ class PullConsumer(Synchronized):
             raise StoreError(f'the consumer of the store at "{self._reader.path}" was closed. Open it again.')
 
 
-__all__ = ["DEFAULT_COLUMNS", "HOLD_MS", "PULL_MESSAGES", "PullConsumer"]
+__all__ = ["DEFAULT_COLUMNS", "PullConsumer"]

@@ -31,7 +31,6 @@ from rmq_spark.store.delivery.timer_state import PART, READ
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
 from rmq_spark.store.disk.locks import BrokerLock, FileLock, seems_locked
-from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, LockTimeoutError, RmqError, StoreChangedError, StorePathError
 from rmq_spark.store.format import file_names as filenames
@@ -41,6 +40,7 @@ from rmq_spark.store.log.delay_offsets import DelayOffsetFile
 from rmq_spark.store.log.store_state import SETTINGS, check_settings, commit_log_folders, side_path, watermark_path
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.model import CommitKey
+from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.commit import CommitOptions, abort_staged, commit_staged
 from rmq_spark.store.transaction.ledger import Ledger, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward

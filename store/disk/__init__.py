@@ -9,7 +9,6 @@ write.py           every change of a file's bytes or of a name, and when the cha
 system_calls.py    the system calls that write.py uses, and that a disk for tests replaces
 ownership.py       owner, group and mode of new files, so that the store's owner can write them
 locks.py           locks that exclude other processes, threads and Java, and checks for such locks
-synchronized.py    objects whose methods run one at a time
 host.py            identifies this machine, boot and process; the type of a file system
 clock.py           the wall clock and random bits
 """

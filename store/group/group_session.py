@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rmq_spark.store.backend import GroupAssignment, GroupTerms
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
-from rmq_spark.store.disk.synchronized import Synchronized
 from rmq_spark.store.disk.write import Disk, is_disk_trouble, is_forbidden
 from rmq_spark.store.errors import DamageError, LockTimeoutError, StoreError
 from rmq_spark.store.group.assignment import Assignment, Rebalanced
@@ -49,6 +48,7 @@ from rmq_spark.store.model import QueueKey, SuspendedQueues
 from rmq_spark.store.names import check_consumer_group
 from rmq_spark.store.rebalance.allocation import allocate, find_strategy, find_unowned, listed
 from rmq_spark.store.rebalance.strategies import DIRECTORY_BROKER
+from rmq_spark.store.synchronized import Synchronized
 
 _LOG = logging.getLogger("rmq_spark")
 

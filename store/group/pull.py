@@ -8,9 +8,9 @@ Source: DefaultMessageStore#getMessage, PullMessageProcessor#processRequest, MQC
 DefaultMessageStore as of 4.9.4 for offsets beyond the end).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 import numpy as np
 import pyarrow as pa
@@ -24,23 +24,7 @@ from rmq_spark.store.group.pull_limits import Candidates, PullLimits, scan
 from rmq_spark.store.group.pull_reader import PullReader, end_of
 from rmq_spark.store.log.consume_queue import Entries
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey
-
-
-class GetMessageStatus(StrEnum):
-    """The status with which the store of a broker answers a pull. The names are RocketMQ's.
-
-    RocketMQ's status for a queue that does not exist is left out, because a broker creates such a queue and answers
-    NO_MESSAGE_IN_QUEUE (findConsumeQueue, 4.9 and 5.3). Here such a queue causes a NotFoundError.
-    """
-
-    FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # messages were skipped, and none matched
-    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"  # the queue has entries of messages that were deleted from the log
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"  # the queue's file that would contain the offset is gone
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"  # the offset is above the queue's end
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"  # the offset is the queue's end: the next message will get it
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"  # the offset is below the queue's minimum
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"  # the queue never had a message
+from rmq_spark.store.pull_result import PULL_MESSAGES, Accept, GetMessageStatus, PullResult, PullStatus, check_columns
 
 
 class ResponseCode(IntEnum):
@@ -50,15 +34,6 @@ class ResponseCode(IntEnum):
     PULL_NOT_FOUND = 19  # no new message; only before this answer does a broker wait (long polling)
     PULL_RETRY_IMMEDIATELY = 20
     PULL_OFFSET_MOVED = 21
-
-
-class PullStatus(StrEnum):
-    """The status of a pull as a RocketMQ client sees it, in its PullResult."""
-
-    FOUND = "FOUND"
-    NO_NEW_MSG = "NO_NEW_MSG"
-    NO_MATCHED_MSG = "NO_MATCHED_MSG"
-    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,35 +122,15 @@ def pull_status(status: GetMessageStatus, offset: int) -> PullStatus:
 # The columns that a pull returns by default, which are also those of the data source.
 DEFAULT_COLUMNS = tuple(COLUMNS)[:10]
 
-# A filter by tags codes. It gets an array with the tags code of each message (Java's hash of its tag, or 0 if it has no
-# tag), and returns an array of the same length that says for each of them whether the message is wanted.
-Accept = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 _FIRST_MATCHED = 64  # the number of records that the first round compares with an SQL92 expression
 _TRIES = 3  # each further try lists the segments of the log again
-
-
-@dataclass(frozen=True, slots=True)
-class PullResult:
-    """The result of a pull.
-
-    `status` is the status in a broker's store, and `pull_status` is the one that a RocketMQ client sees. `messages` is
-    a table with the requested columns and one row for each message, in the order of the queue. The next pull must begin
-    at `next_begin_offset`, whatever the status is. The queue has the offsets from `min_offset` to before `max_offset`.
-    """
-
-    status: GetMessageStatus
-    pull_status: PullStatus
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
-    messages: pa.Table
 
 
 def pull(
     reader: PullReader,
     queue: QueueKey,
     offset: int,
-    max_messages: int = 32,
+    max_messages: int = PULL_MESSAGES,
     limits: PullLimits | None = None,
     accept: Accept | None = None,
     columns: Sequence[str] = DEFAULT_COLUMNS,
@@ -199,7 +154,7 @@ def pull(
     """
     if max_messages < 1:
         raise OptionError(f"max_messages={max_messages}; expected at least 1.")
-    check_columns(columns)
+    check_columns(columns, COLUMNS)
     bounds = reader.bounds(queue)
     empty = pa.schema([(name, COLUMNS[name]) for name in columns]).empty_table()
     outside = answer_by_bounds(bounds, offset)
@@ -221,15 +176,6 @@ def pull(
             break
     messages = pa.Table.from_batches(batches, empty.schema).combine_chunks()
     return _result(answer, offset, bounds, messages)
-
-
-def check_columns(columns: Sequence[str]) -> None:
-    """Raise OptionError if a column is unknown, or if `columns` is not a list of names."""
-    if isinstance(columns, str) or not isinstance(columns, Sequence):
-        raise OptionError(f'columns={columns!r}; expected a list of names. Give one, as columns=["body"].')
-    unknown = [name for name in columns if not isinstance(name, str) or name not in COLUMNS]
-    if unknown:
-        raise OptionError(f"no such column: {', '.join(map(str, unknown))}. Columns are: {', '.join(COLUMNS)}.")
 
 
 def has_wanted(

@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from rmq_spark.store.disk.synchronized import Synchronized, start_thread
 from rmq_spark.store.errors import RmqError, StoreError
 from rmq_spark.store.format.single_message import SingleRecord
 from rmq_spark.store.log.single_append import SingleAppender
 from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.log.write_session import WriteSession
+from rmq_spark.store.synchronized import Synchronized, start_thread
 
 LINGER_S = 0.05
 LONGEST_S = 1.0

@@ -6,9 +6,10 @@ A pull from such a store answers records that are made when they are asked for. 
 from brokers.message_store import NO_BOUNDS, Found
 from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.record import encode_record
-from rmq_spark.store.group.pull import GetMessageStatus, answer_by_bounds
+from rmq_spark.store.group.pull import answer_by_bounds
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.pull_result import GetMessageStatus
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 STORE_MS = 1_700_000_000_000  # the store time of the message with queue offset 0; each later one is 1 ms younger

@@ -16,8 +16,9 @@ from brokers.wire import Answer, Call, Refusal
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode, SystemFlag
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.row_filter import ALL, SQL92, TAG, Expression, RowFilter, compile_filter, only_tags
-from rmq_spark.store.group.pull import GetMessageStatus, response_code
+from rmq_spark.store.group.pull import response_code
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.pull_result import GetMessageStatus
 
 if TYPE_CHECKING:
     from brokers.broker import Broker
@@ -71,9 +72,7 @@ def answer_pull(broker: "Broker", call: Call, *, may_hold: bool) -> Answer | Non
         broker.offsets.commit(request.group, request.queue, request.commit_offset)
     bounds = broker.store.bounds(request.queue)
     status, next_offset, body = _find(broker, request, wanted)
-    code = ResponseCode.PULL_OFFSET_MOVED
-    if status != "OFFSET_RESET":
-        code = ResponseCode(response_code(GetMessageStatus(status), request.offset))
+    code = ResponseCode(response_code(GetMessageStatus(status), request.offset))
     if broker.is_slave and (code == ResponseCode.PULL_OFFSET_MOVED or not broker.settings.slave_read):
         code, body = ResponseCode.PULL_RETRY_IMMEDIATELY, b""  # a slave sends the reader to the master
     if status == GetMessageStatus.OFFSET_OVERFLOW_BADLY and not broker.release.is_5 and not broker.is_slave:

@@ -17,8 +17,8 @@ from compat_kit.rocketmq import Broker, Client, Java
 from support.sql92_samples import Sql92Samples
 
 import rmq_spark
-from rmq_spark.store.group.pull import PullStatus
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.pull_result import PullStatus
 
 pytestmark = pytest.mark.compat
 

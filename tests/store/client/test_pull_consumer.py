@@ -20,9 +20,9 @@ from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.client.pull_consumer import PullConsumer
 from rmq_spark.store.errors import LockTimeoutError, NotFoundError, OptionError, StoreError, StorePathError
 from rmq_spark.store.format.java import string_hash
-from rmq_spark.store.group.pull import Accept, GetMessageStatus, PullStatus
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.pull_result import Accept, GetMessageStatus, PullStatus
 from rmq_spark.store.testing.busy_writer import TOPIC as BUSY_TOPIC
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store

@@ -11,10 +11,10 @@ import pytest
 
 import rmq_spark
 from rmq_spark.store.delivery.scheduler import DeliveryScheduler
-from rmq_spark.store.disk.synchronized import Synchronized, synchronized
 from rmq_spark.store.errors import StoreError
 from rmq_spark.store.log import write_session as section
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.synchronized import Synchronized, synchronized
 
 THREADS, SENDS = 6, 40
 

@@ -15,10 +15,11 @@ from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.consume_queue_entry import Item, encode_items
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.format.properties import TAGS, encode
-from rmq_spark.store.group.pull import DEFAULT_COLUMNS, Accept, GetMessageStatus, PullStatus, has_wanted, pull
+from rmq_spark.store.group.pull import DEFAULT_COLUMNS, has_wanted, pull
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.pull_result import Accept, GetMessageStatus, PullStatus
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 

@@ -12,8 +12,8 @@ from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.client.pull_consumer import PullConsumer
 from rmq_spark.store.delivery.scheduler import DeliveryScheduler
 from rmq_spark.store.disk.clock import wall_clock_ms
-from rmq_spark.store.group.pull import PullStatus
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.pull_result import PullStatus
 
 QUEUE = QueueKey("T", 0)
 LEVELS = "0s 10s 1h"

@@ -6,8 +6,6 @@ from rmq_spark.store.format.consume_queue_entry import entry_position
 from rmq_spark.store.format.file_names import segment_name
 from rmq_spark.store.group.pull import (
     Answer,
-    GetMessageStatus,
-    PullStatus,
     ResponseCode,
     answer_by_bounds,
     answer_of_scan,
@@ -17,6 +15,7 @@ from rmq_spark.store.group.pull import (
     response_code,
 )
 from rmq_spark.store.model import QueueBounds
+from rmq_spark.store.pull_result import GetMessageStatus, PullStatus
 
 FILE_UNITS = 300_000  # mappedFileSizeConsumeQueue
 
@@ -94,6 +93,7 @@ CODES = {
     "NO_MESSAGE_IN_QUEUE": (19, "NO_NEW_MSG", 21, "OFFSET_ILLEGAL"),
     "OFFSET_OVERFLOW_BADLY": (21, "OFFSET_ILLEGAL", 21, "OFFSET_ILLEGAL"),
     "OFFSET_TOO_SMALL": (21, "OFFSET_ILLEGAL", 21, "OFFSET_ILLEGAL"),
+    "OFFSET_RESET": (21, "OFFSET_ILLEGAL", 21, "OFFSET_ILLEGAL"),
 }
 
 

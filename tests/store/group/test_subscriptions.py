@@ -9,10 +9,10 @@ import rmq_spark
 from rmq_spark.store.client.pull_consumer import PullConsumer
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.format.java import string_hash
-from rmq_spark.store.group.pull import GetMessageStatus, PullStatus
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.group.pull_reader import PullReader
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.pull_result import GetMessageStatus, PullStatus
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import QUEUE_FILE_BYTES, build_store
 

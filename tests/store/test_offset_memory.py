@@ -1,7 +1,7 @@
 """OffsetMemory: RocketMQ's rules of updating, and the offsets that are not committed yet."""
 
-from rmq_spark.store.client.offset_memory import OffsetMemory
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.offset_memory import OffsetMemory
 
 QUEUE, OTHER = QueueKey("T", 0), QueueKey("T", 1)
 
