@@ -89,7 +89,7 @@ class Connection:
         self._socket: socket.socket | None = None
         self._reader = FrameReader()
         self._unsent: deque[tuple[int, bytes | memoryview]] = deque()
-        self._is_split = False  # whether a part of the first unsent frame was sent
+        self._is_split = False  # whether a part of the first unsent frame was sent, or given to TLS
         self._write_waits_to_read = self._read_waits_to_write = False  # TLS may need the other direction
         self._write_failure: ConnectionFailure | None = None
         self._targets: deque[tuple[int, _Target]] = deque()
@@ -158,7 +158,7 @@ class Connection:
         return len(self._unsent)
 
     def withdraw(self, number: int) -> None:
-        """Do not send a frame, if no part of it was sent yet."""
+        """Do not send a frame, if no part of it was sent or encrypted yet."""
         kept = [frame for at, frame in enumerate(self._unsent) if frame[0] != number or (at == 0 and self._is_split)]
         self._unsent = deque(kept)
 
@@ -269,10 +269,12 @@ class Connection:
         while self._unsent:
             try:
                 size = self._send_some(self._socket)
-            except (BlockingIOError, ssl.SSLWantWriteError):
+            except BlockingIOError:
                 return
-            except ssl.SSLWantReadError:
-                self._write_waits_to_read = True
+            except (ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
+                # TLS may have encrypted the beginning of the frame, and then expects the same bytes again.
+                self._is_split = True
+                self._write_waits_to_read = isinstance(error, ssl.SSLWantReadError)
                 return
             except OSError as error:
                 # What the server sent last may be responses, or say more than this error: receive it first.

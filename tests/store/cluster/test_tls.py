@@ -2,18 +2,20 @@
 
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import support.loopback_server
-from support.loopback_server import LoopbackServer, Peer, answer_to
+from support.loopback_server import PATIENCE_S, LoopbackServer, Peer, answer_to
 
 from rmq_spark.store.cluster import connection
 from rmq_spark.store.cluster.address import ClusterAddress, TlsOptions
 from rmq_spark.store.cluster.client import ClusterClient
-from rmq_spark.store.cluster.frame import encode_command
+from rmq_spark.store.cluster.connection import Connection, wait_ready
+from rmq_spark.store.cluster.frame import Command, encode_command
 from rmq_spark.store.cluster.requests import MaxOffsetRequest
 from rmq_spark.store.errors import BackendUnavailableError, OptionError
 from rmq_spark.store.model import QueueKey
@@ -181,3 +183,33 @@ def test_tls_refuses_files_that_cannot_be_used(options: TlsOptions, named: str) 
     with pytest.raises(OptionError, match=named) as error:
         ClusterClient(ClusterAddress(("ns:1",), tls=options))
     assert "planted" not in str(error.value)
+
+
+def test_tls_does_not_withdraw_a_frame_that_is_partly_encrypted(serve: Serve) -> None:
+    goes_on, has_all = threading.Event(), threading.Event()
+    received: list[Command] = []
+
+    def behave(peer: Peer) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        received.extend(peer.receive() for _ in range(count + 1))
+        has_all.set()
+
+    server = serve(behave=behave)
+    one = Connection(server.address, 0, tls=connection.make_tls_context(TlsOptions("none")))
+    while not one.is_open:
+        assert wait_ready([one], PATIENCE_S)
+        one.advance(0)
+    count = 0
+    while one.unsent() != {count}:  # until the system takes no more
+        count += 1
+        one.send([(count, encode_command(Command(30, count, body=bytes(10_000))))], 0)
+    one.withdraw(count)
+    one.send([(count + 1, encode_command(Command(30, count + 1, body=bytes(12_000))))], 0)
+    goes_on.set()
+    while one.unsent_count:
+        assert wait_ready([one], PATIENCE_S)
+        one.advance(0)
+    assert one.failure is None
+    assert has_all.wait(PATIENCE_S)
+    one.close()
+    assert [command.opaque for command in received] == list(range(1, count + 2))
