@@ -43,22 +43,25 @@ class OptionError(RmqError, ValueError):
 class DataLossError(RmqError):
     """Messages in the requested range no longer exist. No message of the batch was delivered.
 
-    `topic` and `queue_id` name the queue. The queue offsets `[begin, end)` are lost; if `begin` equals `end`, the
-    number of lost messages is unknown. With `failOnDataLoss=false` a query skips lost messages and logs their number.
+    `topic` and `queue_id` name the queue, in a cluster with its `broker`. The queue offsets `[begin, end)` are lost; if
+    `begin` equals `end`, the number of lost messages is unknown. With `failOnDataLoss=false` a query skips lost
+    messages and logs their number.
     """
 
-    def __init__(self, topic: str, queue_id: int, begin: int, end: int, why: str) -> None:
-        super().__init__(topic, queue_id, begin, end, why)  # pickling needs the arguments in `args`
+    def __init__(self, topic: str, queue_id: int, begin: int, end: int, why: str, broker: str = "") -> None:
+        super().__init__(topic, queue_id, begin, end, why, broker)  # pickling needs the arguments in `args`
         self.topic, self.queue_id, self.begin, self.end, self.why = topic, queue_id, begin, end, why
+        self.broker = broker
 
     def __str__(self) -> str:
         count = self.end - self.begin
         lost = (
             f"{count} messages, queue offsets [{self.begin}, {self.end})," if count else f"messages from {self.begin}"
         )
+        queue_id = f"{self.broker}:{self.queue_id}" if self.broker else self.queue_id
         logged = "and logs their number" if count else "and logs it; their number is unknown"
         return (
-            f"data loss in queue {self.topic}/{self.queue_id}: {lost} can no longer be read: {self.why}. To continue "
+            f"data loss in queue {self.topic}/{queue_id}: {lost} can no longer be read: {self.why}. To continue "
             f"without them set failOnDataLoss=false: the query skips them {logged}."
         )
 

@@ -52,7 +52,8 @@ def require_no_losses(losses: Iterable[Loss]) -> None:
     if ordered:
         worst = ordered[0]
         more = f" (and {len(ordered) - 1} more queues)" if len(ordered) > 1 else ""
-        raise DataLossError(worst.queue.topic, worst.queue.queue_id, worst.begin, worst.end, worst.why + more)
+        queue = worst.queue
+        raise DataLossError(queue.topic, queue.queue_id, worst.begin, worst.end, worst.why + more, queue.broker)
 
 
 def find_ahead(committed: Mapping[QueueKey, int], bounds: Bounds, group: str) -> list[Loss]:
