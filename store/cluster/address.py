@@ -109,7 +109,8 @@ class ClusterAddress:
     `name_servers` are addresses, such as "ns1:9876". `broker_addresses` are pairs of a broker's name and the address
     that replaces the one in the route. `tls` is None for plain connections, `credentials` None for unsigned requests.
     `broker_down_timeout_ms` None means the default of the kind of read; `pulls_in_flight` None means that the answers
-    decide. `pull_group` is the group in whose name tasks pull.
+    decide. `pull_group` is the group in whose name tasks pull. `known_addresses` are pairs of a broker's name and the
+    address in the last route that the driver has seen. Tasks use it while no name server lists the broker.
     """
 
     name_servers: tuple[str, ...]
@@ -122,6 +123,7 @@ class ClusterAddress:
     retired_brokers: tuple[str, ...] = ()
     pulls_in_flight: int | None = None
     pull_group: str = ""
+    known_addresses: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def capabilities(self) -> frozenset[Capability]:

@@ -8,6 +8,7 @@ driver planned with (`positions`), whose physical offsets and store times anothe
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NoReturn
 
 from rmq_spark.store.backend import (
@@ -95,8 +96,10 @@ class ClusterBackend:
 
     @property
     def location(self) -> ClusterAddress:
-        """Where the cluster is."""
-        return self._location
+        """Where the cluster is. Tasks learn from it where the brokers are, as far as this backend knows."""
+        if self._opened is None:
+            return self._location
+        return replace(self._location, known_addresses=tuple(sorted(self._catalog.book.masters().items())))
 
     @property
     def sizes(self) -> None:

@@ -53,7 +53,9 @@ class ClusterCatalog:
     ) -> None:
         self._client, self._namespace = client, address.namespace
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self.book = RouteBook(dict(address.broker_addresses), address.retired_brokers)
+        masters = dict(address.known_addresses)
+        self.book = RouteBook(dict(address.broker_addresses), address.retired_brokers, masters)
+        self._knows_addresses = bool(masters)
         self._requests = BoundsRequests(client, group)
         self.sizes = RecordSizes(client, group, self.book.address, self.topic_of, monotonic_ms)
         self.looks = RecordLooks(client, group, self.book.address, self.topic_of, self.sizes.note)
@@ -103,7 +105,10 @@ class ClusterCatalog:
         return self._look([pair for topic in self._watched for pair in self._pairs(topic)]) or changed
 
     def _watch(self, topics: Iterable[str]) -> None:
-        """Ask all name servers for the routes of topics that were not asked for."""
+        """Ask all name servers for the routes of topics that were not asked for.
+
+        Raises BackendUnavailableError if none replies, unless the addresses of brokers are known without them.
+        """
         new = [topic for topic in dict.fromkeys(topics) if topic not in self._watched]
         if not new:
             return
@@ -115,7 +120,11 @@ class ClusterCatalog:
         outcomes = self._client.call_all([*lists, *self._route_calls(new, servers)])
         if lists:
             self._note_brokers(outcomes[: len(lists)])
-        self._note_routes(new, outcomes[len(lists) :], len(servers))
+        try:
+            self._note_routes(new, outcomes[len(lists) :], len(servers))
+        except BackendUnavailableError:
+            if not self._knows_addresses:
+                raise
         self._watched.update(dict.fromkeys(new))
         self._note_routes_asked()
 
@@ -230,7 +239,7 @@ class ClusterCatalog:
     def find_address(self, topic: str, broker: str, *, renews: bool) -> str:
         """Return where to pull from a broker. If `renews`, ask for routes again, at most once a second.
 
-        Raises BackendUnavailableError if no name server has ever listed a master of the broker, or lists none now.
+        Raises BackendUnavailableError if no master of the broker was ever listed, or only slaves are listed now.
         """
         self._watch([topic])
         if renews and (self._routes_ms is None or self._monotonic_ms() - self._routes_ms >= _ROUTES_MIN_MS):

@@ -72,17 +72,23 @@ class RouteBook:
     """All routes that a reader has seen. Pure: the caller asks the name servers and notes their answers.
 
     `overrides` are the addresses that replace those in the routes, by broker name (brokerAddresses). `retired` are
-    brokers whose queues are not read any more (retiredBrokers).
+    brokers whose queues are not read any more (retiredBrokers). `masters` are addresses of masters as another reader
+    has seen them last.
     """
 
-    def __init__(self, overrides: Mapping[str, str] | None = None, retired: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        overrides: Mapping[str, str] | None = None,
+        retired: Iterable[str] = (),
+        masters: Mapping[str, str] | None = None,
+    ) -> None:
         self._overrides = dict(overrides or {})
         self._retired = frozenset(retired)
         self._queues: dict[str, dict[str, QueueData]] = {}  # as listed last, by topic and broker
         self._counts: dict[str, dict[str, int]] = {}  # how many queues of a topic each broker has had at most
         self._listed: dict[str, frozenset[str]] = {}  # the brokers in the newest route of a topic
         self._acting: dict[str, frozenset[str]] = {}  # those of them that have an acting master
-        self._masters: dict[str, str] = {}  # the address of each broker's master, as listed last
+        self._masters = dict(masters or {})  # the address of each broker's master, as listed last
         self._slaves_only: frozenset[str] = frozenset()  # brokers that are listed now without a master
         self._registered: frozenset[str] = frozenset()  # the brokers in the newest list of brokers
 
@@ -132,6 +138,10 @@ class RouteBook:
     def names(self) -> dict[str, str]:
         """Return the names of all brokers with a known address, by address."""
         return {address: name for name, address in {**self._masters, **self._overrides}.items()}
+
+    def masters(self) -> dict[str, str]:
+        """Return the address of each broker's master, as it was listed last, by broker name."""
+        return dict(self._masters)
 
     def known_brokers(self) -> list[str]:
         """Return the names of all brokers that were ever listed, sorted."""

@@ -144,6 +144,31 @@ def test_broker_that_is_away_at_the_first_plan(
     stream.reader.stop()
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_task_reads_while_no_name_server_lists_its_broker(cluster: RunningCluster, is_empty: bool) -> None:
+    stream = Stream(cluster, startingOffsets="earliest", brokerDownTimeout="20s", requestTimeout="5s")
+    start = json.loads(stream.committed)
+    end = stream.reader.latestOffset(start, stream.reader.getDefaultReadLimit())
+    partitions = stream.reader.partitions(start, end)
+    for server in cluster.name_servers:
+        server.kill()
+        if is_empty:
+            server.restart()  # the brokers register again half a minute later
+    assert rows_of(stream.reader, partitions) == rows("a", 0, 1, 2) + rows("b", 0, 1, 2)
+    stream.reader.stop()
+
+
+def test_task_finds_a_broker_that_has_moved_since_the_plan(cluster: RunningCluster) -> None:
+    stream = Stream(cluster, startingOffsets="earliest", brokerDownTimeout="20s", requestTimeout="5s")
+    start = json.loads(stream.committed)
+    end = stream.reader.latestOffset(start, stream.reader.getDefaultReadLimit())
+    partitions = stream.reader.partitions(start, end)
+    cluster.brokers["broker-b"].kill()
+    cluster.brokers["broker-b"].restart(new_port=True)
+    assert rows_of(stream.reader, partitions) == rows("a", 0, 1, 2) + rows("b", 0, 1, 2)
+    stream.reader.stop()
+
+
 def test_long_polling_ends_with_a_message(cluster: RunningCluster) -> None:
     stream = Stream(cluster, startingOffsets="earliest", longPollingMs="60s")
     assert len(stream.trigger()) == 6
