@@ -8,7 +8,6 @@ the group, over the time that Spark spends on its own two commits (`walCommit` a
 """
 
 import math
-import os
 import random
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from figures import Figure, ratio_figure, take_turns
 from plain_sources import read_noted
+from processor_time import family_cpu_seconds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from sample_stores import TOPIC, SampleStores, Shape
@@ -84,8 +84,8 @@ def _measure_wakes(queries: "_Queries", turns: int) -> Iterator[Figure]:
     for until, required in (("its offset", 1.0), ("its row", None)):
         seconds = [[turn.planned if required else turn.seen for turn in held] for held in wakes.values()]
         for share in (0.50, 0.99):
-            turn_by_turn = ratio_figure("", *([_at(share, turn) for turn in held] for held in seconds))
-            polled, waited = (_at(share, [wake for turn in held for wake in turn]) for held in seconds)
+            turn_by_turn = ratio_figure("", *([quantile(share, turn) for turn in held] for held in seconds))
+            polled, waited = (quantile(share, [wake for turn in held for wake in turn]) for held in seconds)
             yield Figure(
                 f"from a message to {until}, p{share * 100:.0f}, polled over longPollingMs=15s",
                 polled / waited,
@@ -120,10 +120,10 @@ class _Queries:
                 self._wake(query, sender, "warm up")
             time.sleep(_SETTLE_SECONDS)
             driver = int(self._spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
-            begin = _cpu_seconds(driver)
+            begin = family_cpu_seconds(driver)
             time.sleep(_IDLE_SECONDS)
             _raise_failure(query)
-            return _cpu_seconds(driver) - begin
+            return family_cpu_seconds(driver) - begin
         finally:
             query.stop()
 
@@ -234,26 +234,9 @@ def _measure_publishing(spark: SparkSession, stores: SampleStores, looks_file: P
     )
 
 
-def _at(share: float, values: Sequence[float]) -> float:
+def quantile(share: float, values: Sequence[float]) -> float:
     """Return the quantile `share` of the values."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
-def _cpu_seconds(process_id: int) -> float:
-    """Return the processor time of a process and all its descendants, including ended ones."""
-    parents, ticks = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
-                continue
-            parents[int(entry.name)] = int(fields[1])
-            ticks[int(entry.name)] = sum(map(int, fields[11:15]))
-    family = [process_id]
-    for member in family:
-        family += [child for child, parent in parents.items() if parent == member]
-    return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _wait(query: StreamingQuery, done: Callable[[], bool]) -> None:

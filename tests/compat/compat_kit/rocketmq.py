@@ -27,8 +27,8 @@ _OPENED = (
     "--add-opens=java.base/sun.nio.ch",
     "--add-opens=java.base/jdk.internal.ref",
 )
+_SMALL = ("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _FLAGS = (
-    *("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     *(f"{option}=ALL-UNNAMED" for option in (*_OPENED, "--add-exports=java.base/jdk.internal.ref")),
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Duser.timezone=UTC",
@@ -39,11 +39,15 @@ _PORTS = 16  # a broker takes its port, the one above, and some below
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """How programs of one RocketMQ are run. `home` is where each leaves its logs, in a folder of its own."""
+    """How programs of one RocketMQ are run. `home` is where each leaves its logs, in a folder of its own.
+
+    `flags` are those of the JVM for memory and compilation. By default programs are small and start fast.
+    """
 
     version: str
     network: Network
     home: Path
+    flags: tuple[str, ...] = _SMALL
 
     @property
     def is_5(self) -> bool:
@@ -53,7 +57,7 @@ class Java:
     def start(self, program: str, options: Iterable[str]) -> "Program":
         """Start one of the programs in tests/compat/java."""
         home = Path(tempfile.mkdtemp(prefix=f"{program}-{self.version}-", dir=self.home))
-        java = [java_program("java"), *_FLAGS, "-cp", class_path(self.version)]
+        java = [java_program("java"), *self.flags, *_FLAGS, "-cp", class_path(self.version)]
         command = [*self.network.prefix, *java, "Harness", program, "--home", str(home), *options]
         return Program(command, home)
 

@@ -17,6 +17,7 @@ import org.apache.rocketmq.common.MixAll;
  *
  *   broker --store DIR --port P --home DIR [--ip 127.0.0.1] [--conf k=v]...    a name server and a broker
  *   client --namesrv 127.0.0.1:N --home DIR                                    the Java client: one operation a line
+ *   speed --namesrv 127.0.0.1:N --home DIR                                     the Java client for measurements
  *   verify --home DIR                                                          the store classes: one store a line
  *   probe --home DIR                                                           does RocketMQ find an address of its own?
  *
@@ -58,6 +59,13 @@ public final class Harness {
                     }
                 }
                 break;
+            case "speed":
+                try (Speed speed = new Speed(text(options, "namesrv", null))) {
+                    for (String line; (line = STDIN.readLine()) != null; ) {
+                        speed.execute(JsonParser.parseString(line).getAsJsonObject());
+                    }
+                }
+                break;
             case "verify":
                 Verify.run();
                 break;
@@ -65,7 +73,7 @@ public final class Harness {
                 emit(fields("event", "found", "localhost", MixAll.LOCALHOST, "broker", new BrokerConfig().getBrokerIP1()));
                 break;
             default:
-                throw new IllegalArgumentException("commands: broker client verify probe");
+                throw new IllegalArgumentException("commands: broker client speed verify probe");
         }
     }
 

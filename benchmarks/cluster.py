@@ -1,0 +1,90 @@
+"""Measure reading from a cluster: `python benchmarks/cluster.py`. See README.md beside this file.
+
+`read` and `latency` need a JDK and Maven, as tests/compat does; `queues` needs neither.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures import Figure, table
+from real_broker import UnavailableError, enter_network, find_java, new_folder
+
+MESSAGES = 1_000_000
+SENDS = 1_000
+NAMES = {
+    "read": "messages a second and processor time, over the Java client; a Spark scan",
+    "latency": "from a Java send to our long poll's answer, over a Java push consumer; an idle long poll",
+    "queues": "triggers over many queues: requests, processor time, memory",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print the table, write the JSON. A missed limit is not a failure: the machine may be busy."""
+    asked = _parse(arguments)
+    names = asked.only or list(NAMES)
+    folder = new_folder(asked.data / "cluster")
+    begin = time.perf_counter()
+    try:
+        if {"read", "latency"} & set(names):
+            code = enter_network(folder)
+            if code is not None:
+                return code
+        figures = []
+        for figure in _measure(names, folder, asked):
+            figures.append(figure)
+            print(f"{figure.name}: {figure.value:.3g}{figure.unit} {figure.verdict} ({figure.note})", flush=True)
+    except UnavailableError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    finally:
+        new_folder(folder).rmdir()
+    print(f"\n{asked.messages:,} messages, {asked.repeats} repeats, {time.perf_counter() - begin:.0f} s\n")
+    print(table(figures))
+    if asked.json:
+        asked.json.write_text(json.dumps([figure.to_json() for figure in figures], indent=2) + "\n")
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure reading from a cluster.")
+    parser.add_argument("--only", action="append", choices=NAMES, help="one of these; may be given again")
+    parser.add_argument("--messages", type=int, default=MESSAGES, help="in each topic (%(default)s)")
+    parser.add_argument("--sends", type=int, default=SENDS, help="messages of `latency` (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each comparison (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "rmq-spark-benchmarks",
+        help="folder of the stores, which are removed in the end: 1 GiB (%(default)s)",
+    )
+    return parser.parse_args(arguments)
+
+
+def _measure(names: list[str], folder: Path, asked: argparse.Namespace) -> Iterator[Figure]:
+    if "queues" in names:  # first, because freed memory is used again
+        from cluster_queues import measure_cluster_queues
+
+        yield from measure_cluster_queues()
+    if "latency" in names:
+        from cluster_latency import measure_cluster_latency
+
+        yield from measure_cluster_latency(find_java(folder), folder, asked.sends)
+    if "read" in names:
+        from cluster_reading import measure_cluster_reading
+        from spark_for_benchmarks import start_spark
+
+        spark = start_spark(folder / "looks")
+        try:
+            yield from measure_cluster_reading(find_java(folder), folder, spark, asked.messages, asked.repeats)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
