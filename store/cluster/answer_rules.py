@@ -34,6 +34,7 @@ class Retry(StrEnum):
     LATER = "later, at the same address"
     ELSEWHERE = "at another name server"
     NEW_ROUTE = "after a new route"
+    NEW_KEYS = "with other keys, if credentialsFile has changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ _NAME_SERVER = frozenset(
 _WRONG_ACCOUNT = "the account is unknown, or its key is wrong"
 _EXPECTED_ACCOUNT = "a request that is signed by an account of the cluster"
 _CHECK_ACCOUNT = "Check the options accessKey, secretKey and securityToken, or credentialsFile."
-_MISSING_RIGHT = "the account lacks a right"
+MISSING_RIGHT = "the account lacks a right"
 _ASK_FOR_RIGHTS = (
     "Ask an administrator for the rights: SUB of the topic and the group (4.9), or Sub and Get of the topic and Sub of "
-    "the group (5.3)."
+    "the group (5.3). Or set pullGroup to a group that the account may use."
 )
 _MISSING_QUEUE = "the topic has fewer queues for reading than the queue's id needs"
 _FEWER_QUEUES = "Ask an administrator whether readQueueNums was reduced; the topic's route has the present number."
@@ -134,13 +135,14 @@ _ACCOUNTS = (
         None,
         _WRONG_ACCOUNT,
         OptionError,
-        expected=_EXPECTED_ACCOUNT,
+        Retry.NEW_KEYS,
+        _EXPECTED_ACCOUNT,
         next_step=_CHECK_ACCOUNT,
         remark=r"(?s)AclException.*(No accessKey is configured|No acl config for|Check signature failed)",
     ),
     AnswerRule(
         None,
-        _MISSING_RIGHT,
+        MISSING_RIGHT,
         NoPermissionError,
         expected="an account with the right",
         next_step=_ASK_FOR_RIGHTS,
@@ -150,13 +152,14 @@ _ACCOUNTS = (
         ResponseCode.NO_PERMISSION,
         _WRONG_ACCOUNT,
         OptionError,
-        expected=_EXPECTED_ACCOUNT,
+        Retry.NEW_KEYS,
+        _EXPECTED_ACCOUNT,
         next_step=_CHECK_ACCOUNT,
         remark=r"username cannot be null|User:.* is not found|check signature failed",
     ),
     AnswerRule(
         ResponseCode.NO_PERMISSION,
-        _MISSING_RIGHT,
+        MISSING_RIGHT,
         NoPermissionError,
         expected="an account with the right",
         next_step=_ASK_FOR_RIGHTS,
@@ -222,6 +225,23 @@ _REFUSALS = (
         Retry.NEW_ROUTE,
         "a broker that serves",
         _ASK_AGAIN,
+    ),
+    AnswerRule(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        "the server answers for no routes, so it is a broker",
+        BrokerError,
+        expected="a name server",
+        next_step="Set nameServer to the name servers of the cluster (their default port is 9876).",
+        requests=frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC}),
+    ),
+    AnswerRule(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        "the server lists no topics, so it is a proxy or a broker",
+        BrokerError,
+        expected="a name server",
+        next_step="Set nameServer to the name servers of the cluster (their default port is 9876), or name the topics "
+        "with subscribe.",
+        requests=frozenset({RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER}),
     ),
     AnswerRule(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,

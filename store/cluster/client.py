@@ -39,8 +39,9 @@ from rmq_spark.store.cluster.server import MAX_IN_FLIGHT, Server
 from rmq_spark.store.cluster.ticket import Ticket
 from rmq_spark.store.errors import BackendUnavailableError, RmqError
 
-__all__ = ["ClusterClient", "Ticket", "borrowed_client"]
+__all__ = ["ClusterClient", "Ticket", "ask_master", "borrowed_client"]
 
+AnswerT = TypeVar("AnswerT")
 ResponseT = TypeVar("ResponseT", bound=Response)
 
 PULL_TIMEOUT_MS = 10_000  # PullMessageService's requests; DefaultLitePullConsumer#consumerPullTimeoutMillis
@@ -117,32 +118,23 @@ class ClusterClient:
         for number, (to, _) in enumerate(calls):
             waiting.setdefault(to, deque()).append(number)
         active: dict[Ticket[Any], int] = {}
-        for to, numbers in waiting.items():
-            self._start_calls(calls, to, numbers, MAX_IN_FLIGHT, active)
-        while active:
-            done = self.wait(active, _FOR_EVER_MS)
-            for ticket in done:
-                number = active.pop(ticket)
-                numbers = waiting[ticket.to]
-                outcomes[number] = ticket.result() if ticket.error is None else ticket.error
+        done: list[Ticket[Any]] = []
+        room = dict.fromkeys(waiting, MAX_IN_FLIGHT)  # how many more calls may be in flight at each server
+        while room:
+            for to, count in room.items():
+                numbers = [waiting[to].popleft() for _ in range(min(count, len(waiting[to])))]
+                if numbers:
+                    tickets = self.submit_all(to, [calls[number][1] for number in numbers], done=done)
+                    active.update(zip(tickets, numbers, strict=True))
+            room = {}
+            for ticket in self.take_done(done, _FOR_EVER_MS) if active else ():
+                outcomes[active.pop(ticket)] = ticket.result() if ticket.error is None else ticket.error
                 if isinstance(ticket.error, BackendUnavailableError) and not ticket.is_answered:
-                    for rest in numbers:
+                    for rest in waiting[ticket.to]:
                         outcomes[rest] = ticket.error
-                    numbers.clear()
-                self._start_calls(calls, ticket.to, numbers, 1, active)
+                    waiting[ticket.to].clear()
+                room[ticket.to] = room.get(ticket.to, 0) + 1
         return outcomes
-
-    def _start_calls(
-        self,
-        calls: Sequence[tuple[str, Request[Any]]],
-        to: str,
-        numbers: deque[int],
-        count: int,
-        active: dict[Ticket[Any], int],
-    ) -> None:
-        for _ in range(min(count, len(numbers))):
-            number = numbers.popleft()
-            active[self.submit(to, calls[number][1])] = number
 
     def submit(self, to: str, request: Request[ResponseT], timeout_ms: int | None = None) -> Ticket[ResponseT]:
         """Send a request, and return at once. Arguments and deadline as in `call`.
@@ -152,9 +144,16 @@ class ClusterClient:
         return self.submit_all(to, [request], timeout_ms)[0]
 
     def submit_all(
-        self, to: str, requests: Sequence[Request[ResponseT]], timeout_ms: int | None = None
+        self,
+        to: str,
+        requests: Sequence[Request[ResponseT]],
+        timeout_ms: int | None = None,
+        done: list[Ticket[ResponseT]] | None = None,
     ) -> list[Ticket[ResponseT]]:
-        """Send requests to one address together, and return at once. Otherwise like `submit`, but cheaper."""
+        """Send requests to one address together, and return at once. Otherwise like `submit`, but cheaper.
+
+        Each ticket is appended to `done` when it has its outcome. See `take_done`.
+        """
         assert not self._is_closed, "the client is closed"
         now_s = self._monotonic_s()
         tickets: list[Ticket[ResponseT]] = []
@@ -162,9 +161,11 @@ class ClusterClient:
             deadline = request.deadline
             limit_ms = self._default_timeout_ms(request, deadline) if timeout_ms is None else timeout_ms
             is_held = deadline is Deadline.HELD
-            tickets.append(Ticket(to, request, now_s + limit_ms / 1000, limit_ms, is_held=is_held))
+            tickets.append(Ticket(to, request, now_s + limit_ms / 1000, limit_ms, is_held=is_held, done=done))
         server = self._servers.get(to)
         if server is None:
+            # Brokers change their addresses.
+            self._servers = {at: one for at, one in self._servers.items() if one.is_used}
             server = self._servers[to] = Server(to, self._context)
         server.submit(tickets, now_s)
         return tickets
@@ -191,6 +192,19 @@ class ClusterClient:
             if now_s >= until_s:
                 return [ticket for ticket in tickets if ticket.is_done]
 
+    def take_done(self, done: list[Ticket[ResponseT]], timeout_ms: float) -> list[Ticket[ResponseT]]:
+        """Return what is in `done`, as soon as a ticket is, and remove it. Return [] if none is after `timeout_ms`.
+
+        `done` is a list that was given to `submit_all`. Otherwise like `wait`, but the cost does not depend on how many
+        requests are in flight.
+        """
+        until_s = self._monotonic_s() + timeout_ms / 1000
+        while not done and self._work(until_s) < until_s:
+            pass
+        found = done.copy()
+        done.clear()
+        return found
+
     def _work(self, until_s: float) -> float:
         """Wait until a connection is ready, a time is due, or `until_s`, and do what is possible. Return the time."""
         connections: dict[Connection, Server] = {}
@@ -210,7 +224,7 @@ class ClusterClient:
 
     def forget(self, tickets: Collection[Ticket[Any]]) -> None:
         """End requests that nobody waits for any more, with an error. Their responses are skipped."""
-        for to in {ticket.to for ticket in tickets}:
+        for to in {ticket.to for ticket in tickets} & self._servers.keys():
             self._servers[to].forget([ticket for ticket in tickets if ticket.to == to])
 
     def ask_name_server(self, request: Request[ResponseT]) -> ResponseT:
@@ -258,9 +272,12 @@ class ClusterClient:
                 failed.append(ticket)
         return None
 
-    def connection_count(self, to: str) -> int:
-        """Return how many connections to the address `to` were made. After a new one, another server may answer."""
-        return self._servers[to].connection_count if to in self._servers else 0
+    def connection_number(self, to: str) -> int:
+        """Return the number of the newest connection to the address `to`, 0 if there is none.
+
+        No two connections of a client have the same number. Behind a new one another server may answer.
+        """
+        return self._servers[to].connection_number if to in self._servers else 0
 
     def close(self) -> None:
         """Close all connections. Requests without an outcome fail. A second call does nothing."""
@@ -333,3 +350,21 @@ def borrowed_client(address: ClusterAddress) -> Iterator[ClusterClient]:
         raise
     client.forget_all()
     _idle.put(client)
+
+
+def ask_master(find_address: Callable[[bool], str], ask: Callable[[str], AnswerT]) -> AnswerT:
+    """Return the answer of a broker's master. If it does not answer, ask at its new address, if there is one.
+
+    `find_address` returns the address, by new routes if its argument is true.
+    """
+    address = find_address(False)
+    try:
+        return ask(address)
+    except BackendUnavailableError as error:
+        try:
+            moved_to = find_address(True)
+        except BackendUnavailableError:
+            raise error from None  # it names the address
+        if moved_to == address:
+            raise
+    return ask(moved_to)

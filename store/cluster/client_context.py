@@ -33,22 +33,29 @@ class ClientContext:
         self._names = {to: ServerName(to, ServerKind.NAME_SERVER) for to in address.name_servers}
         self._hidden: tuple[str, ...] = ()  # what must not be in errors
         self._opaque = 0
+        self.connection_count = 0  # how many connections were made
 
     def connect(self, address: str) -> Connection:
         """Begin a connection."""
         name = self.name_of(address)
         host = name.name if name.kind is ServerKind.NAME_SERVER and name.name else None
+        self.connection_count += 1
         return Connection(address, self._monotonic_s(), tls=self._tls, host=host)
 
     def encode(self, ticket: Ticket[Any], opaque: int) -> bytes:
         """Return the frame of a request, signed if there is an account. Raises OptionError."""
-        keys = self._credentials.current()
+        ticket.keys = keys = self._credentials.current()
         if keys is None:
             frame: bytes = ticket.request.frame(opaque)
             return frame
         self._hidden = keys.access_key, keys.secret_key, keys.security_token
         command = ticket.request.command(opaque)
         return encode_command(sign_command(command, keys.access_key, keys.secret_key, keys.security_token))
+
+    def has_new_keys(self, ticket: Ticket[Any], command: Command) -> bool:
+        """Return whether a response refuses the account of a request, and the account's file has other keys by now."""
+        rule = find_rule(ticket.request.code, command.code, command.remark)
+        return rule.retry is Retry.NEW_KEYS and self._credentials.read_again() != ticket.keys
 
     def next_opaque(self) -> int:
         """Return a number that no request in flight has: 1, 2, …"""

@@ -23,8 +23,8 @@ _MAX_FILE_BYTES = 64 << 10
 class CredentialsReader:
     """The keys of an account, at the time of each request.
 
-    A file is read again when it has changed, and is looked at once a second at most. If it is missing or incomplete at
-    that time, because it is being replaced, the keys that were read last stay valid.
+    A file is read again when it has changed, and is looked at once a second at most, or when a server refuses the keys.
+    If it is missing or incomplete at that time, because it is being replaced, the keys that were read last stay valid.
     """
 
     def __init__(self, credentials: Credentials | None, monotonic_s: Callable[[], float]) -> None:
@@ -47,6 +47,11 @@ class CredentialsReader:
                 "Call ClusterAddress.with_secrets_of, or use credentialsFile."
             )
         return self._keys
+
+    def read_again(self) -> Credentials | None:
+        """Return the keys that are in the file at present. Otherwise like `current`."""
+        self._checked_s = None
+        return self.current()
 
     def _look_at(self, file: str) -> None:
         now_s = self._monotonic_s()

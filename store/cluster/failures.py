@@ -63,8 +63,8 @@ def explain_failure(failure: ConnectionFailure, server: ServerName, *, uses_tls:
         )
     if failure.kind is FailureKind.GARBAGE:
         return (
-            f"{server} answered bytes that are no frame of RocketMQ: {failure.detail}. Check that the address belongs "
-            f"to RocketMQ's remoting protocol (name server 9876, broker 10911). {server.advice}"
+            f"{server} answered bytes that are not a frame of RocketMQ: {failure.detail}. Check that the address "
+            f"belongs to RocketMQ's remoting protocol (name server 9876, broker 10911). {server.advice}"
         )
     if failure.kind is FailureKind.LOST:
         tls = "" if uses_tls else " A server that demands TLS does so too; then set tls=true."
@@ -88,8 +88,9 @@ def explain_silence(server: ServerName, purpose: str, timeout_ms: int, *, is_con
             f"that this machine can reach. {server.advice}"
         )
     return (
-        f"cannot {purpose}: {server} did not answer within {timeout_ms} ms; expected a response. Check whether the "
-        "server works, or raise the option requestTimeout."
+        f"cannot {purpose}: {server} did not answer within {timeout_ms} ms; expected a response. Check that the "
+        f"address belongs to RocketMQ's remoting protocol (name server 9876, broker 10911). {server.advice} If the "
+        "server is only slow, raise the option requestTimeout."
     )
 
 

@@ -57,12 +57,17 @@ class Server:
     def __init__(self, address: str, context: ClientContext) -> None:
         self.address = address
         self.next_time_s = inf
-        self.connection_count = 0  # how many connections were made
+        self.connection_number = 0  # of the newest connection
         self._context = context
         self._line: _Line | None = None
         self._old: list[_Line] = []
         self._waiting: deque[Ticket[Any]] = deque()
         self._paused: list[Ticket[Any]] = []
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a connection, or a request without an outcome."""
+        return bool(self._lines or self._waiting or self._paused)
 
     @property
     def connections(self) -> Iterator[Connection]:
@@ -178,7 +183,7 @@ class Server:
         except RmqError as error:
             self._fail_waiting(error)
             return None
-        self.connection_count += 1
+        self.connection_number = self._context.connection_count
         self._line = line = _Line(connection)
         if connection.deadline_s is not None:
             self.next_time_s = min(self.next_time_s, connection.deadline_s)
@@ -207,6 +212,9 @@ class Server:
         ticket = line.take(command.opaque)
         if ticket is None:
             return  # nobody waits for it any more
+        if command.code and self._context.has_new_keys(ticket, command):
+            self._waiting.append(ticket)
+            return
         if command.code not in _NOT_EXECUTED:
             self._context.settle(ticket, command)
             return

@@ -2,6 +2,7 @@
 
 from typing import Any, Generic, TypeVar
 
+from rmq_spark.store.cluster.address import Credentials
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.errors import RmqError
 
@@ -18,18 +19,22 @@ class Ticket(Generic[ResponseT]):
     The other fields belong to the client. `deadline_s` is by its clock. `is_held`: the broker may hold the request till
     a message arrives. `sent_s`: when the request was sent last. `not_before_s`: when it may be sent again. `losses`:
     how many connections were lost while it was in flight. `refusal`: the last response that asked to repeat it.
-    `is_answered`: the outcome comes from a response. `is_for_others`: another name server may know more than it.
+    `is_answered`: the outcome comes from a response. `is_for_others`: another name server may know more than it. The
+    ticket appends itself to `done` when it has its outcome.
+    `keys`: those that the request was signed with last.
     """
 
     __slots__ = (
         "_pauses",
         "_response",
         "deadline_s",
+        "done",
         "error",
         "is_answered",
         "is_done",
         "is_for_others",
         "is_held",
+        "keys",
         "losses",
         "not_before_s",
         "refusal",
@@ -39,16 +44,27 @@ class Ticket(Generic[ResponseT]):
         "to",
     )
 
-    def __init__(self, to: str, request: Any, deadline_s: float, timeout_ms: int, *, is_held: bool) -> None:
+    def __init__(
+        self,
+        to: str,
+        request: Any,
+        deadline_s: float,
+        timeout_ms: int,
+        *,
+        is_held: bool,
+        done: "list[Ticket[ResponseT]] | None" = None,
+    ) -> None:
         self.to = to
         self.request = request
         self.deadline_s = deadline_s
         self.timeout_ms = timeout_ms
         self.is_held = is_held
+        self.done = done
         self.is_done = self.is_answered = self.is_for_others = False
         self.sent_s = self.not_before_s = 0.0
         self.losses = 0
         self.refusal: Command | None = None
+        self.keys: Credentials | None = None
         self._pauses = 0
         self._response: ResponseT | None = None
         self.error: RmqError | None = None
@@ -63,12 +79,19 @@ class Ticket(Generic[ResponseT]):
     def finish(self, response: ResponseT) -> None:
         """Set the outcome, unless there is one."""
         if not self.is_done:
-            self.is_done, self._response = True, response
+            self._response = response
+            self._end()
 
     def fail(self, error: RmqError) -> None:
         """Set an error as the outcome, unless there is one."""
         if not self.is_done:
-            self.is_done, self.error = True, error
+            self.error = error
+            self._end()
+
+    def _end(self) -> None:
+        self.is_done = True
+        if self.done is not None:
+            self.done.append(self)
 
     def pause(self, now_s: float) -> None:
         """Set when to send the request again: each pause is twice the one before, from 20 ms to 1 s."""

@@ -121,6 +121,12 @@ def wait_for_all(client: ClusterClient, tickets: list[Ticket[Any]]) -> list[Any]
     return [ticket.result() for ticket in tickets]
 
 
+def wait_for_errors(client: ClusterClient, tickets: list[Ticket[Any]]) -> list[RmqError]:
+    while not all(ticket.is_done for ticket in tickets):
+        assert client.wait([ticket for ticket in tickets if not ticket.is_done], LONG_MS)
+    return [ticket.error for ticket in tickets if ticket.error is not None]
+
+
 # Responses.
 
 
@@ -204,6 +210,25 @@ def test_client_lets_held_pulls_pass_the_bound(client: ClusterClient, serve: Ser
     assert len(wait_for_all(client, tickets)) == count - 1
 
 
+def test_client_forgets_addresses_that_it_does_not_use(client: ClusterClient, serve: Serve) -> None:
+    kept, numbers = serve(), set()
+    client.call(kept.address, ask())
+    for _ in range(20):
+        gone = unused_address()
+        late = client.submit(gone, ask())
+        assert wait_for_errors(client, [late])
+        client.forget([late])
+        server = serve(lambda peer: echo(peer, peer.receive()))
+        client.call(server.address, ask())
+        numbers.add(client.connection_number(server.address))
+        client.call(kept.address, ask())
+    assert len(numbers) == 20
+    assert len(client._servers) <= 3
+    assert client.connection_number(kept.address) == 1
+    assert kept.count == 1
+    assert client.connection_number("127.0.0.1:1") == 0
+
+
 def test_client_returns_the_error_of_a_response(client: ClusterClient, serve: Serve) -> None:
     server = serve(lambda peer: peer.answer(peer.receive(), 1, remark="it is broken"))
     with pytest.raises(RmqError, match="it is broken"):
@@ -253,6 +278,27 @@ def test_wait_returns_nothing_after_its_time(client: ClusterClient, serve: Serve
     server = serve(Peer.wait_for_end)
     assert client.wait([client.submit(server.address, ask())], SHORT_MS) == []
     assert client.wait([], LONG_MS) == []
+
+
+def test_take_done_returns_each_ticket_once(client: ClusterClient, serve: Serve) -> None:
+    server = serve()
+    done: list[Ticket[Any]] = []
+    tickets = client.submit_all(server.address, [ask(number) for number in range(5)], done=done)
+    found: list[Ticket[Any]] = []
+    while len(found) < len(tickets):
+        found += client.take_done(done, LONG_MS)
+    assert {id(ticket) for ticket in found} == {id(ticket) for ticket in tickets}
+    assert [ticket.result().offset for ticket in tickets] == list(range(5))
+    assert client.take_done(done, 0) == []
+
+
+def test_take_done_returns_failed_and_forgotten_requests(client: ClusterClient, serve: Serve) -> None:
+    silent = serve(lambda peer: peer.receive())
+    done: list[Ticket[Any]] = []
+    tickets = client.submit_all(silent.address, [ask(1)], done=done)
+    client.forget(tickets)
+    assert client.take_done(done, 0) == tickets
+    assert tickets[0].error is not None
 
 
 def test_call_all_returns_errors_as_values(client: ClusterClient, serve: Serve) -> None:
@@ -581,10 +627,10 @@ def no_offset(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("behave", "found"),
     [
-        (garbage, "no frame of RocketMQ.*HTTP"),
+        (garbage, "not a frame of RocketMQ.*HTTP"),
         (half_a_frame, "closed after 20 bytes"),
         (closes_at_once, "tls=true"),
-        (huge_frame, "no frame of RocketMQ"),
+        (huge_frame, "not a frame of RocketMQ"),
         (no_offset, "offset"),
     ],
 )
@@ -722,7 +768,7 @@ def test_ask_name_server_names_all_that_failed(make_client: Callable[..., Cluste
         make_client(one, two).ask_name_server(ask())
     text = str(error.value)
     assert f"name server {one} cannot be reached" in text
-    assert f"name server {two} answered bytes that are no frame" in text
+    assert f"name server {two} answered bytes that are not a frame" in text
     assert "nameServer" in text
 
 
@@ -740,7 +786,7 @@ def test_name_server_faults_end_with_a_response(make_client: Callable[..., Clust
     client = make_client(server.address)
     with pytest.raises(BackendUnavailableError):
         client.ask_name_server(ask())
-    assert "no frame" in client.name_server_faults[server.address]
+    assert "not a frame" in client.name_server_faults[server.address]
     client.ask_name_server(ask())
     assert client.name_server_faults == {}
 
