@@ -210,7 +210,8 @@ class Backend(Protocol):
     def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
         """Wait for new messages, then look at the place again. Return what `refresh` would return.
 
-        `after` has the queues that the caller reads, each with its max offset as of the last `refresh`. Returns after
+        `after` has the queues that the caller reads, each with its max offset as of the last `refresh`. The caller does
+        not change the mapping later; the same one again is cheap, whatever the number of queues. Returns after
         `timeout_ms` at the latest. May return False earlier, so the caller calls it again. Requests to brokers may stay
         open between two calls. Other changes than new messages need not end the wait.
         """
@@ -232,6 +233,15 @@ class Backend(Protocol):
         """Return physical offset and store time of messages.
 
         One that has expired, does not exist, or whose broker is away is left out.
+        """
+
+    def note_read(self, records: Mapping[tuple[QueueKey, int], RecordProof]) -> None:
+        """Note messages that an earlier run, or the driver for a task, has seen, as `positions` returned them.
+
+        They are compared when their brokers answer next, and at the end of a `read` of their queues at the latest. If
+        one differs, the broker has another store: `bounds` answers Gone for the queues of its topic on this broker,
+        except those whose own message is the same, and `read` raises NotFoundError. An expired message is not compared.
+        Requires BROKERS.
         """
 
     def read(

@@ -78,7 +78,7 @@ class Credentials:
             "".join(keys).encode()
         except UnicodeEncodeError:
             raise OptionError(
-                f"{names[0]} or {names[1]} contains bytes that are no UTF-8 text; expected text. Correct the value."
+                f"{names[0]} or {names[1]} contains bytes that are not UTF-8 text; expected text. Correct the value."
             ) from None
         return cls(*keys)
 
@@ -208,7 +208,7 @@ def split_address(text: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not colon or set(host) & set("[]/@= \t") or not (port.isascii() and port.isdigit()):
-        raise ValueError(f"{text!r} is no address; expected host:port")
+        raise ValueError(f"{text!r} is not an address; expected host:port")
     if not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} has the port {port}; expected 1 to 65535")
     return host, int(port)

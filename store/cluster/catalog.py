@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rmq_spark.store.cluster.address import ClusterAddress
-from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.client import ClusterClient, Ticket
 from rmq_spark.store.cluster.group_starts import GroupOffsetRequests
 from rmq_spark.store.cluster.namespace import is_in_namespace, is_shared_name, unwrap_name, wrap_name
 from rmq_spark.store.cluster.positions import BoundsQuestion, BoundsRequests, RecordLooks, describe_missing
@@ -61,7 +61,7 @@ class ClusterCatalog:
         self.looks = RecordLooks(client, group, self.book.address, self.topic_of, self.sizes.note)
         self.groups = GroupOffsetRequests(client, self.book.address, self.topic_of)
         self._known: dict[_Pair, TopicOnBroker] = {}
-        self._connections: dict[_Pair, tuple[str, int]] = {}  # address of the last reply, and connections made to it
+        self._connections: dict[_Pair, tuple[str, int]] = {}  # address and connection of the last reply
         self._replies: dict[_Pair, Reply] = {}  # the last reply, for a broker whose next one is still awaited
         self._looked: set[_Pair] = set()  # looked at since the last `forget`
         self._watched: dict[str, None] = {}  # topics whose routes were asked for since then
@@ -72,6 +72,12 @@ class ClusterCatalog:
         self._routes_ms: float | None = None  # when routes were asked for last
         self._needs_routes = False
         self._is_deaf = False  # whether no name server replied last time
+        self._named = {
+            "brokerAddresses": [name for name, _ in address.broker_addresses],
+            "retiredBrokers": list(address.retired_brokers),
+        }
+        # Name servers that did not reply, and an open question to each: nobody waits to learn that it replies again.
+        self._silent: dict[str, Ticket[ClusterInfoResponse]] = {}
 
     def topic_of(self, topic: str) -> str:
         """Return the cluster's name of a topic."""
@@ -103,6 +109,22 @@ class ClusterCatalog:
         """Look at all known topics again. Return whether topics, queues or answers have changed."""
         changed = self._fetch_routes_again(is_away=self._is_any_away) if self._are_routes_due() else False
         return self._look([pair for topic in self._watched for pair in self._pairs(topic)]) or changed
+
+    def warn_of_unlisted_brokers(self) -> None:
+        """Warn, once, of brokers in options that no name server lists: their names may be wrong."""
+        if not self._own_names:
+            return  # no name server has listed its brokers
+        named, self._named = self._named, {}
+        known = self.book.known_brokers()
+        for option, names in named.items():
+            unlisted = sorted(set(names) - set(known))
+            if unlisted:
+                reason = "was removed" if option == "retiredBrokers" else "is away"
+                _LOG.warning(
+                    "rmq: %s names %s, which no name server lists; they list the brokers %s. Correct the name, unless "
+                    "the broker %s",
+                    *(option, ", ".join(unlisted), ", ".join(known), reason),
+                )
 
     def _watch(self, topics: Iterable[str]) -> None:
         """Ask all name servers for the routes of topics that were not asked for.
@@ -150,10 +172,7 @@ class ClusterCatalog:
         """
         self._routes_ms, self._needs_routes = self._monotonic_ms(), False
         topics = list(self._watched)
-        servers = list(self._client.name_servers())
-        if self._name_server in servers:
-            begin = servers.index(self._name_server) + is_away
-            servers = servers[begin:] + servers[:begin]
+        servers = self._order_name_servers(is_away=is_away)
         for server in servers:
             outcomes = self._ask_for_routes(topics, [server])
             if not any(isinstance(one, BackendUnavailableError) for one in outcomes):
@@ -165,10 +184,24 @@ class ClusterCatalog:
                     before, self._topics = self._topics, self._list_topics([server])
                     changed = changed or before != self._topics
                 return changed
+            self._silent[server] = self._client.submit(server, ClusterInfoRequest())
         if not self._is_deaf:
             self._is_deaf = True
             _LOG.warning("rmq: no name server replies (%s); reading goes by the last routes", ", ".join(servers))
         return False
+
+    def _order_name_servers(self, *, is_away: bool) -> list[str]:
+        """Return all name servers in the order in which to ask them: at the end those that did not reply before."""
+        servers = list(self._client.name_servers())
+        if self._name_server in servers:
+            begin = servers.index(self._name_server) + is_away
+            servers = servers[begin:] + servers[:begin]
+        for server, ticket in list(self._silent.items()):
+            if ticket.is_answered or server not in servers:
+                del self._silent[server]
+            elif ticket.is_done:
+                self._silent[server] = self._client.submit(server, ClusterInfoRequest())
+        return sorted(servers, key=self._silent.__contains__)
 
     def _ask_for_routes(self, topics: Sequence[str], servers: Sequence[str]) -> list[Any]:
         """Return the outcome for each topic and server, in this order."""
@@ -258,28 +291,39 @@ class ClusterCatalog:
         """Remember a record, to recognise the queue by it when its broker comes back."""
         self._known_of((queue.topic, queue.broker)).note_read(queue.queue_id, offset, proof)
 
+    def note_earlier_read(self, queue: QueueKey, offset: int, proof: RecordProof) -> None:
+        """Remember a record that an earlier run of the query has read, and compare it at the next look."""
+        self._known_of((queue.topic, queue.broker)).note_earlier_read(queue.queue_id, offset, proof)
+
     def note_expired(self, queue: QueueKey, first: int) -> None:
         """Remember that no message of a queue below the queue offset `first` exists."""
         self._known_of((queue.topic, queue.broker)).note_expired(queue.queue_id, first, self._now_ms())
 
-    def look_again(self, queue: QueueKey) -> QueueAnswer:
-        """Ask for the bounds of a queue again, and return its answer."""
-        self._look([(queue.topic, queue.broker)])
+    def look_again(self, queue: QueueKey, *, is_urgent: bool = False) -> QueueAnswer:
+        """Ask for the bounds of a queue again, and return its answer.
+
+        If it `is_urgent`, wait for a broker that did not reply the last time as long as for any other.
+        """
+        self._look([(queue.topic, queue.broker)], is_urgent=is_urgent)
         return self.answers([queue])[queue]
 
-    def has_new_connection(self, queue: QueueKey) -> bool:
-        """Return whether the broker of a queue has another connection since it replied with the queue's bounds.
+    def is_doubtful(self, queue: QueueKey) -> bool:
+        """Return whether a record that was noted must be compared after a read of a queue.
 
-        False if no record of the queue was noted.
+        It is the record of the queue, or if none was noted, those of the other queues of the topic on the broker. It
+        must be compared if it was not compared yet, or if the broker has another connection since it replied with the
+        topic's bounds. False if no record was noted.
         """
         pair = queue.topic, queue.broker
-        known, before = self._known.get(pair), self._connections.get(pair)
+        known = self._known.get(pair)
+        if known is None or not known.has_read:
+            return False
         address = self.book.address(queue.broker) or ""
-        is_noted = known is not None and known.has_read(queue.queue_id)
-        return is_noted and before not in (None, (address, self._client.connection_count(address)))
+        is_same = self._connections.get(pair) == (address, self._client.connection_number(address))
+        return known.must_compare(queue.queue_id) or not is_same
 
     def compare_again(self, queue: QueueKey) -> None:
-        """Compare the record of the queue that was noted with the broker's at the next look."""
+        """Compare the record that `is_doubtful` is about with the broker's at the next look."""
         self._known_of((queue.topic, queue.broker)).doubt(queue.queue_id)
 
     def _pairs(self, topic: str) -> list[_Pair]:
@@ -290,7 +334,7 @@ class ClusterCatalog:
             self._known[pair] = TopicOnBroker(*pair)
         return self._known[pair]
 
-    def _look(self, pairs: Sequence[_Pair]) -> bool:
+    def _look(self, pairs: Sequence[_Pair], *, is_urgent: bool = False) -> bool:
         """Ask brokers for the bounds of topics. Return whether an answer has changed."""
         before = {pair: self._known_of(pair).answers for pair in pairs}
         listings = {pair: self.book.listing(*pair) for pair in pairs}
@@ -298,7 +342,7 @@ class ClusterCatalog:
         for pair, listing in listings.items():
             known = self._known[pair]
             ids = sorted({*range(listing.read_count), *known.queue_ids})
-            questions[pair] = BoundsQuestion(self.topic_of(pair[0]), listing, ids, known.is_away)
+            questions[pair] = BoundsQuestion(self.topic_of(pair[0]), listing, ids, known.is_away and not is_urgent)
         replies = self._requests.ask(questions.values(), self._now_ms())
         now_ms = self._now_ms()
         for pair, question in questions.items():
@@ -323,7 +367,7 @@ class ClusterCatalog:
     def _note_connection(self, pair: _Pair, address: str) -> None:
         """Note on which connection a broker replied. On another one than before it may have another store."""
         before = self._connections.get(pair)
-        self._connections[pair] = now = address, self._client.connection_count(address)
+        self._connections[pair] = now = address, self._client.connection_number(address)
         if before not in (None, now):
             self._known[pair].note_new_connection()
 

@@ -128,9 +128,9 @@ class BoundsRequests:
         self._by_pulls.clear()
 
     def _submit(self, question: BoundsQuestion, address: str) -> _Open:
-        """Return the request for the question: the one that is open at the same address, or a new one."""
+        """Return the request for the question: for a suspect the one that is open at the same address, or a new one."""
         before = self._open.get(question.key)
-        if before is not None and (before.ticket.to == address or before.ticket.is_done):
+        if before is not None and question.is_suspect and (before.ticket.to == address or before.ticket.is_done):
             return before
         if before is not None:
             self._client.forget([before.ticket])
@@ -191,7 +191,10 @@ def _read_stats(asked: _Open) -> Reply | None:
     others = {queue.broker for queue in found.queues} - {broker}
     if others:
         where = asked.question.listing.address
-        return Silent(f"at {where}, the address of the broker {broker}, answers the broker {', '.join(sorted(others))}")
+        return Silent(
+            f"at {where}, the address of the broker {broker}, answers the broker {', '.join(sorted(others))}; correct "
+            f"the option brokerAddresses={broker}=host:port, or brokerIP1 of the broker"
+        )
     return Found(
         {
             queue.queue_id: QueueStats(one.min_offset, one.max_offset, one.last_update_ms < 0 < one.max_offset)

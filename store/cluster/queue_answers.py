@@ -9,7 +9,8 @@ turns what the name servers list and what the broker replied into one answer for
 | it replies with bounds | QueueBounds |
 | a lower max offset from a master | Away; QueueBounds with the lower one if it is seen again at least 10 s later |
 | a lower max offset from an acting master, which lags | QueueBounds with the old max offset |
-| after an absence, or on another connection, another record than the one that was read last | Gone: replaced |
+| another record than was read, after an absence, on another connection, or by an earlier run | Gone: replaced |
+| the same in another queue, and no record of this one is remembered | Gone: replaced |
 | the topic does not exist, says a broker that a name server lists | Away; Gone if it says so again at least 3 s later |
 | the topic does not exist, says another broker, or an acting master | Away |
 | the queue is not among the readable ones any more | QueueBounds without messages, at its end |
@@ -88,6 +89,11 @@ class _Queue:
     first: int = 0  # records below this queue offset are known to have expired
     checked: tuple[int, bool] | None = None  # the stats for which the first record was looked for last
 
+    def replace(self, now_ms: int, why: str) -> None:
+        """Note that another store has replaced the queue, whose bounds are new."""
+        self.replaced = now_ms, why
+        self.read, self.end, self.first, self.lower_since_ms = None, 0, 0, None
+
 
 class TopicOnBroker:
     """The answers about the queues of a topic on one broker, and what they follow from. For one thread."""
@@ -135,6 +141,18 @@ class TopicOnBroker:
             queue.must_compare = queue.must_compare or self._address is None
             self._is_settled = False
 
+    def note_earlier_read(self, queue_id: int, offset: int, proof: RecordProof) -> None:
+        """Remember the record that an earlier run has read at a queue offset. The next look compares it.
+
+        The record does not show where the queue ends: if the broker does not have the queue any more, it is Gone.
+        """
+        queue = self._queues.setdefault(queue_id, _Queue())
+        queue.replaced = None  # the comparison says it again
+        is_known = queue.is_known
+        self.note_read(queue_id, offset, proof)
+        queue.is_known = is_known
+        self.doubt(queue_id)
+
     def note_new_connection(self) -> None:
         """Note that the broker may have been away between two looks. One record is compared for all queues."""
         queues = [(queue.read[1].store_time_ms, queue) for queue in self._queues.values() if queue.read is not None]
@@ -147,7 +165,7 @@ class TopicOnBroker:
         queue = self._queues.setdefault(queue_id, _Queue())
         if first > queue.first:
             queue.first = first
-            self._answer_again(queue_id, now_ms)
+            self._answer_again([queue_id], now_ms)
 
     def look(self, listing: Listing, reply: Reply, now_ms: int) -> bool:
         """Update the answers. Return whether one has changed."""
@@ -158,13 +176,26 @@ class TopicOnBroker:
         self.answers = self._answer_all(listing, reply, now_ms)
         return self.answers != before
 
-    def has_read(self, queue_id: int) -> bool:
-        """Return whether a record of the queue is remembered."""
-        return queue_id in self._queues and self._queues[queue_id].read is not None
+    @property
+    def has_read(self) -> bool:
+        """Whether a record of any queue is remembered."""
+        return any(queue.read is not None for queue in self._queues.values())
+
+    def must_compare(self, queue_id: int) -> bool:
+        """Return whether the record of the queue was not compared yet, or of any queue if it has none."""
+        if self._has_record(queue_id):
+            return self._queues[queue_id].must_compare
+        return any(queue.must_compare for queue in self._queues.values())
 
     def doubt(self, queue_id: int) -> None:
-        """Compare the record of the queue that is remembered after the next look."""
+        """Compare the record of the queue after the next look, or one of another queue if it has none."""
+        if not self._has_record(queue_id):
+            self.note_new_connection()
+            return
         self._queues[queue_id].must_compare, self._is_settled = True, False
+
+    def _has_record(self, queue_id: int) -> bool:
+        return queue_id in self._queues and self._queues[queue_id].read is not None
 
     def to_compare(self) -> dict[int, tuple[int, RecordProof]]:
         """Return the queues whose record must be compared before they are read: queue offset and expected record."""
@@ -179,22 +210,28 @@ class TopicOnBroker:
         }
 
     def compared(self, queue_id: int, found: RecordProof | None, now_ms: int) -> None:
-        """Note the record that the broker has at the queue offset of `to_compare`. None: it has expired."""
+        """Note the record that the broker has at the queue offset of `to_compare`. None: it has expired.
+
+        If it is another record, the broker has another store. Then the other queues are compared too, or are replaced
+        if no record of them is remembered.
+        """
         queue = self._queues[queue_id]
         queue.must_compare = False
+        replaced = [queue_id]
         if queue.read is not None and found is not None and found != queue.read[1]:
             offset, expected = queue.read
             why = (
-                f"it was replaced: its message at queue offset {offset} was at physical offset "
-                f"{expected.physical_offset}, stored at {expected.store_time_ms} ms, and is at "
-                f"{found.physical_offset} now, stored at {found.store_time_ms} ms. The broker {self.broker} was "
-                "restored from a copy, or another one took its name"
+                f"at queue offset {offset} was at physical offset {expected.physical_offset}, stored at "
+                f"{expected.store_time_ms} ms, and is at {found.physical_offset} now, stored at {found.store_time_ms} "
+                f"ms. The broker {self.broker} was restored from a copy, or another one took its name"
             )
-            queue.replaced = now_ms, why
-            queue.read, queue.end, queue.first, queue.lower_since_ms = None, 0, 0, None
-            for other in self._queues.values():
+            queue.replace(now_ms, f"it was replaced: its message {why}")
+            for other_id, other in self._queues.items():
                 other.must_compare = other.read is not None
-        self._answer_again(queue_id, now_ms)
+                if other.read is None and other.replaced is None:
+                    other.replace(now_ms, f"it was replaced: the message of queue {queue_id} {why}")
+                    replaced.append(other_id)
+        self._answer_again(replaced, now_ms)
 
     def to_check(self) -> dict[int, int]:
         """Return the queues whose min offset may name an expired record: the queue offset to look at."""
@@ -318,8 +355,12 @@ class TopicOnBroker:
         queue.end = stats.max_offset
         return QueueBounds(min(max(stats.min_offset, queue.first), stats.max_offset), stats.max_offset)
 
-    def _answer_again(self, queue_id: int, now_ms: int) -> None:
-        """Update the answer for a queue of a broker that replied to the last look."""
+    def _answer_again(self, queue_ids: Collection[int], now_ms: int) -> None:
+        """Update the answers for queues of a broker that replied to the last look."""
         if self._last is not None and isinstance(self._last[1], Found) and self._last[0].is_readable:
-            queue, stats = self._queues[queue_id], self._last[1].stats.get(queue_id)
-            self.answers = {**self.answers, queue_id: self._answer(queue_id, queue, stats, self._last[0], now_ms)}
+            listing, stats = self._last[0], self._last[1].stats
+            again = {
+                queue_id: self._answer(queue_id, self._queues[queue_id], stats.get(queue_id), listing, now_ms)
+                for queue_id in queue_ids
+            }
+            self.answers = {**self.answers, **again}

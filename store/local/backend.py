@@ -142,6 +142,9 @@ class LocalBackend:
                 continue
         return found
 
+    def note_read(self, records: Mapping[tuple[QueueKey, int], RecordProof]) -> None:
+        """Do nothing, because a directory has no broker names."""
+
     def read(
         self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
     ) -> Iterator[ReadBatch]:

@@ -9,13 +9,22 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq_spark.store.backend import Backend
+from rmq_spark.store.backend import Backend, Capability
 from rmq_spark.store.errors import BackendUnavailableError
-from rmq_spark.store.model import Away, QueueBounds, QueueKey, QueueRange
-from rmq_spark.store.testing.backend_fixtures import Append, BackendFixtures, Message, Switch, read_rows
+from rmq_spark.store.model import Away, Gone, QueueBounds, QueueKey, QueueRange, RecordProof
+from rmq_spark.store.testing.backend_fixtures import (
+    Append,
+    BackendFixtures,
+    Expire,
+    Message,
+    Switch,
+    read_rows,
+    require,
+)
 
 COUNT = 6
 MESSAGES = [Message(b"body %d" % number) for number in range(COUNT)]
+OTHER = RecordProof(1, 1)  # no message is there
 _LOOKS_MAX = 600  # looks at the place, 50 ms apart, until a server is back
 _BACK_AFTER_S = 0.3
 
@@ -34,6 +43,11 @@ def look_until(backend: Backend, queue: QueueKey, is_wanted: Callable[[object], 
 def is_there(answer: object) -> bool:
     """Return whether an answer has bounds."""
     return isinstance(answer, QueueBounds)
+
+
+def is_known(answer: object) -> bool:
+    """Return whether the server has answered."""
+    return not isinstance(answer, Away)
 
 
 class BackendAbsenceTests(BackendFixtures):
@@ -109,6 +123,44 @@ class BackendAbsenceTests(BackendFixtures):
         finally:
             back.join()
         assert [row["queueOffset"] for row in rows] == list(range(1, COUNT))
+
+    def test_note_read_of_the_same_message_changes_no_answer(self, backend: Backend, stored: QueueKey) -> None:
+        records = backend.positions([(stored, COUNT - 1)])
+        backend.close()
+        fresh = backend.location.open()
+        try:
+            fresh.note_read(records)
+            assert look_until(fresh, stored, is_known) == QueueBounds(0, COUNT)
+        finally:
+            fresh.close()
+
+    def test_note_read_of_another_message_says_that_all_queues_of_the_topic_are_gone(
+        self, backend: Backend, stored: QueueKey
+    ) -> None:
+        require(backend.location, Capability.BROKERS)
+        backend.note_read(dict.fromkeys(backend.positions([(stored, COUNT - 1)]), OTHER))
+        answers = [look_until(backend, queue, is_known) for queue in backend.queues(["orders"])["orders"]]
+        assert len(answers) > 1
+        for answer in answers:
+            assert isinstance(answer, Gone)
+            assert "replaced" in answer.reason
+
+    def test_note_read_of_an_expired_message_changes_no_answer(
+        self, backend: Backend, stored: QueueKey, expire: Expire
+    ) -> None:
+        require(backend.location, Capability.BROKERS)
+        begin = expire(stored, COUNT // 2)
+        backend.note_read({(stored, begin - 1): OTHER})
+        assert look_until(backend, stored, is_known) == QueueBounds(begin, COUNT)
+
+    def test_note_read_is_compared_when_the_queue_is_back(
+        self, backend: Backend, away: QueueKey, bring_back: Switch
+    ) -> None:
+        backend.note_read({(away, COUNT - 1): OTHER})
+        backend.refresh()
+        assert isinstance(backend.bounds([away])[away], Away)
+        bring_back(away)
+        assert isinstance(look_until(backend, away, is_known), Gone)
 
     def test_new_backend_answers_for_an_absent_queue(self, backend: Backend, away: QueueKey) -> None:
         backend.close()

@@ -8,7 +8,7 @@ from support.dict_backend import PLACES, DictBackend, DictPlace
 
 from rmq_spark.store.backend import Capability
 from rmq_spark.store.errors import BackendUnavailableError
-from rmq_spark.store.model import Away, Gone, QueueAnswer, QueueBounds, QueueKey
+from rmq_spark.store.model import Away, Gone, QueueAnswer, QueueBounds, QueueKey, RecordProof
 
 FIRST_MS = 1_700_000_000_000  # store time of the message with the queue offset 0; each later one is 1 s younger
 
@@ -66,6 +66,7 @@ class BrokerBackend(DictBackend):
         super().__init__(location)
         self._answers: tuple[object, ...] = ()
         self.waits: list[Mapping[QueueKey, int]] = []
+        self.noted: list[Mapping[tuple[QueueKey, int], RecordProof]] = []
 
     def refresh(self) -> bool:
         if SILENT:
@@ -89,6 +90,9 @@ class BrokerBackend(DictBackend):
             else:
                 found[queue] = super().bounds([queue])[queue] if queue in self._queues else Gone("it was deleted")
         return found
+
+    def note_read(self, records: Mapping[tuple[QueueKey, int], RecordProof]) -> None:
+        self.noted.append(records)
 
     def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         assert not any(queue.broker in ANSWERS for queue in times_ms), "only queues that answer are asked"

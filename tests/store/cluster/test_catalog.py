@@ -1,4 +1,4 @@
-"""What a reader knows of a cluster whose brokers and name servers come and go, against servers in this process."""
+"""A reader of a cluster whose brokers and name servers come and go, against servers in this process."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -486,3 +486,29 @@ def test_first_look_asks_name_servers_for_brokers_and_routes_together(
     monkeypatch.setattr(ClusterClient, "call_all", record)
     reader.backend.queues(["orders"])
     assert asked == [[ClusterInfoRequest, RouteRequest]], "or a silent name server would cost two deadlines"
+
+
+def test_name_server_that_is_silent_is_asked_aside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = start(name_servers=2)
+    first, second = (server.address for server in reader.cluster.name_servers)
+    reader.answer(queue_of(A))
+    reader.cluster.brokers[A].kill()
+    reader.cluster.name_servers[1].freeze()
+    waited: list[str] = []
+    call_all = ClusterClient.call_all
+
+    def record(client: ClusterClient, calls: Sequence[tuple[str, Request[Any]]]) -> list[Any]:
+        waited.extend(to for to, request in calls if isinstance(request, RouteRequest))
+        return call_all(client, calls)
+
+    monkeypatch.setattr(ClusterClient, "call_all", record)
+    for _ in range(5):
+        reader.look(queue_of(A), 6.0)
+    assert waited.count(second) == 1
+    assert waited[-3:] == [first] * 3
+    reader.cluster.name_servers[1].thaw()
+    for _ in range(100):
+        reader.look(queue_of(A), 6.0)
+        if waited.count(second) > 1:
+            return
+    raise AssertionError("it replies again, and is not asked")

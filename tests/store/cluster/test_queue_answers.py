@@ -324,6 +324,48 @@ def test_record_below_a_lower_end_is_compared() -> None:
     assert kind(topic.answers[0]) == "0-500"
 
 
+def test_record_that_differs_means_that_queues_without_a_record_were_replaced_too() -> None:
+    topic = TopicOnBroker("orders", A)
+    topic.note_read(0, 5, PROOF)
+    topic.note_read(2, 5, PROOF)
+    topic.look(replace(LISTED, read_count=3), Found(dict.fromkeys(range(3), QueueStats(0, 9))), 0)
+    assert [kind(topic.answers[number]) for number in range(3)] == ["Away", "0-9", "Away"]
+    topic.compared(0, RecordProof(901, PROOF.store_time_ms), 0)
+    topic.compared(2, PROOF, 0)
+    assert [kind(topic.answers[number]) for number in range(3)] == ["Gone", "Gone", "0-9"]
+    for queue_id, message in ((0, "its message at"), (1, "the message of queue 0 at")):
+        gone = topic.answers[queue_id]
+        assert isinstance(gone, Gone)
+        assert gone.reason.startswith(f"it was replaced: {message} queue offset 5 was at physical offset 900, stored ")
+
+
+def test_record_of_an_earlier_run_is_compared_at_the_next_look() -> None:
+    topic = TopicOnBroker("orders", A)
+    topic.look(LISTED, found(0, 9), 0)
+    topic.note_earlier_read(0, 5, PROOF)
+    assert play((10, LISTED, found(0, 9)), topic=topic) == ["Away"]
+    assert topic.to_compare() == {0: (5, PROOF)}
+    topic.compared(0, PROOF, 20)
+    assert kind(topic.answers[0]) == "0-9"
+
+
+def test_record_of_an_earlier_run_that_is_noted_again_is_compared_again() -> None:
+    topic = TopicOnBroker("orders", A)
+    for now_ms in (0, 2 * REPLACED_MS, 2 * REPLACED_MS + 1):
+        topic.note_earlier_read(0, 5, PROOF)
+        assert play((now_ms, LISTED, found(0, 9)), topic=topic) == ["Away"]
+        topic.compared(0, RecordProof(901, PROOF.store_time_ms), now_ms)
+        assert kind(topic.answers[0]) == "Gone"
+
+
+def test_record_of_an_earlier_run_does_not_tell_the_end_of_a_queue_that_was_removed() -> None:
+    topic = TopicOnBroker("orders", A)
+    topic.note_earlier_read(0, 5, PROOF)
+    listing = replace(LISTED, read_count=0)
+    assert play((0, listing, Found({})), topic=topic) == ["Gone"]
+    assert play((10, listing, found(0, 9)), topic=topic) == ["9-9"]
+
+
 def test_note_read_keeps_the_record_with_the_highest_offset() -> None:
     topic = TopicOnBroker("orders", A)
     for offset in (5, 8, 6):
