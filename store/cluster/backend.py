@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NoReturn
 
+import pyarrow as pa
+
 from rmq_spark.store.backend import (
     Barrier,
     Fence,
@@ -25,19 +27,16 @@ from rmq_spark.store.cluster.client import ClusterClient, borrowed_client
 from rmq_spark.store.cluster.group_starts import TIMESTAMP, place_new_group
 from rmq_spark.store.cluster.long_poll import HeldPulls
 from rmq_spark.store.cluster.message_lookup import MessageLookup
-from rmq_spark.store.cluster.puller import Puller, PullTerms
+from rmq_spark.store.cluster.puller import PullTerms
+from rmq_spark.store.cluster.range_reader import RangeReader
 from rmq_spark.store.cluster.record_sizes import RecordSizes
-from rmq_spark.store.cluster.requests import CheckFilterRequest
 from rmq_spark.store.errors import (
     BackendUnavailableError,
-    DamageError,
     NoPermissionError,
     NotFoundError,
-    OffsetRangeError,
     OptionError,
-    StoreError,
 )
-from rmq_spark.store.filter.row_filter import TAG, Expression, RowFilter
+from rmq_spark.store.filter.row_filter import Expression, RowFilter
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import (
     Away,
@@ -49,12 +48,10 @@ from rmq_spark.store.model import (
     QueueRange,
     RecordProof,
 )
-from rmq_spark.store.names import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 DEFAULT_PULL_GROUP = "rmq-spark-reader"
 _LOOK_MS = 5000  # the longest time between two looks at the cluster while the driver waits for messages
 _NO_NEWS_MS = 200.0  # pause after news that change nothing
-_CHECK_PAUSE_S = 0.25  # between two looks at a broker that was away during a read
 _NO_BARRIERS: Mapping[QueueKey, Barrier] = {}
 
 
@@ -88,11 +85,10 @@ class ClusterBackend:
         self._is_new = True  # whether nothing was asked since the place was opened or reopened
         self._sleep = sleep
         self._refreshed_ms = 0.0
-        self._puller: Puller | None = None
+        self._range_reader: RangeReader | None = None
         self._held_pulls: HeldPulls | None = None
-        self._is_away = False  # whether the address of the broker that is read was asked for before
-        self._read_topics: dict[str, str] = {}  # the topic that was read last, by broker
-        self._filters: dict[tuple[str, str, Expression], bool] = {}  # whether a broker tests an expression
+        self._watched: Mapping[QueueKey, int] = {}
+        self._watched_topics: dict[str, str] = {}  # one topic of each broker whose queues are waited for
 
     @property
     def location(self) -> ClusterAddress:
@@ -126,20 +122,20 @@ class ClusterBackend:
             client = self._held.enter_context(borrowed_client(self._location))
             group = self._terms.stored_group
             catalog = ClusterCatalog(client, self._location, group, self._now_ms, self._monotonic_ms)
-            self._puller = Puller(client, self._next_address, self._terms, is_acting_master=self._is_acting_master)
+            self._range_reader = RangeReader(
+                client, catalog, self._terms, self._require, self._monotonic_ms, self._sleep
+            )
             self._opened = client, catalog
         return self._opened
 
-    def _next_address(self, broker: str) -> str:
-        """Return where to read from a broker. A second question means that nothing answered at the first address."""
-        renews, self._is_away = self._is_away, True
-        return self._catalog.find_address(self._read_topics[broker], broker, renews=renews)
+    @property
+    def _ranges(self) -> RangeReader:
+        self._connected()
+        assert self._range_reader is not None
+        return self._range_reader
 
-    def _known_address(self, broker: str) -> str:
-        return self._catalog.find_address(self._read_topics[broker], broker, renews=False)
-
-    def _is_acting_master(self, broker: str) -> bool:
-        return self._catalog.book.listing(self._read_topics[broker], broker).is_acting
+    def _watched_address(self, broker: str) -> str:
+        return self._catalog.find_address(self._watched_topics[broker], broker, renews=False)
 
     def identity(self) -> None:
         """Return None: a cluster has no id. The positions of records identify it."""
@@ -156,9 +152,11 @@ class ClusterBackend:
         Without news the cluster is only looked at every 5 s, so that new queues and brokers are found.
         """
         client, _ = self._connected()
-        self._read_topics.update({queue.broker: queue.topic for queue in after})
+        if after is not self._watched:
+            self._watched = after
+            self._watched_topics.update({queue.broker: queue.topic for queue in after})
         if self._held_pulls is None:
-            self._held_pulls = HeldPulls(client, self._known_address, self._terms, sleep=self._sleep)
+            self._held_pulls = HeldPulls(client, self._watched_address, self._terms, sleep=self._sleep)
         self._held_pulls.watch(after)
         news = self._held_pulls.wait(timeout_ms)
         if not news and self._monotonic_ms() - self._refreshed_ms < _LOOK_MS:
@@ -175,6 +173,7 @@ class ClusterBackend:
     def queues(self, topics: Collection[str], *, missing_ok: Collection[str] = ()) -> dict[str, list[QueueKey]]:
         """Return the sorted queues of each topic, also those whose broker is away. Retired brokers are left out."""
         found = self._catalog.queues(topics)
+        self._catalog.warn_of_unlisted_brokers()
         for topic, queues in found.items():
             if not queues and topic not in missing_ok and not self._catalog.book.has_route(topic):
                 raise self._unknown_topic(topic)
@@ -224,55 +223,28 @@ class ClusterBackend:
                 self._catalog.note_read(queue, offset, look.proof)
         return found
 
+    def note_read(self, records: Mapping[tuple[QueueKey, int], RecordProof]) -> None:
+        """Note messages that an earlier run, or the driver, has seen. The next look at the cluster compares them."""
+        for (queue, offset), proof in records.items():
+            self._catalog.note_earlier_read(queue, offset, proof)
+
     def read(
         self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
     ) -> Iterator[ReadBatch]:
         """Yield the messages of a range in order. A broker that is away is waited for. See `Puller.read`.
 
-        At the end raises NotFoundError if another store has taken the broker's place meanwhile, as far as `positions`
-        was asked for a record of the queue before.
+        At the end raises NotFoundError if another store has taken the broker's place, as far as a record of the queue
+        is known from `positions` or `note_read`.
         """
-        queue = part.queue
-        if not queue.broker:
-            raise self._unknown_queue(queue, "the name of its broker is missing")
-        self._connected()
-        assert self._puller is not None
-        self._read_topics[queue.broker], self._is_away = queue.topic, False
-        reached = part.begin
-        try:
-            for found in self._puller.read(part, columns, limits, wanted, self._broker_filter(queue, wanted)):
-                reached = found.next_offset
-                yield found
-            self._check_connection(queue)
-        except DamageError as error:
-            # A broker of 4.9 may answer any bytes for a message that has expired.
-            answer = self._catalog.look_again(queue)
-            if not isinstance(answer, QueueBounds) or answer.min_offset <= reached:
-                raise
-            raise OffsetRangeError(str(queue), part.begin, part.end, answer.min_offset, answer.max_offset) from error
-        except OffsetRangeError as error:
-            if error.min_offset > part.begin:
-                self._catalog.note_expired(queue, error.min_offset)
-            bounds = error.min_offset, error.max_offset
-            raise OffsetRangeError(str(queue), part.begin, part.end, *bounds, error.next_step) from error
-
-    def _check_connection(self, queue: QueueKey) -> None:
-        """Check after a read that its broker has not been replaced, if there was a new connection to it."""
-        if not self._catalog.has_new_connection(queue):
-            return
-        self._catalog.compare_again(queue)
-        since_ms, timeout_ms = self._monotonic_ms(), self._terms.broker_down_timeout_ms
-        while isinstance(answer := self._catalog.look_again(queue), Away):
-            if timeout_ms and self._monotonic_ms() - since_ms >= timeout_ms:
-                break
-            self._sleep(_CHECK_PAUSE_S)
-            self._catalog.refresh()
-        self._require(queue, answer)
+        if not part.queue.broker:
+            raise self._unknown_queue(part.queue, "the name of its broker is missing")
+        return self._ranges.read(part, columns, limits, wanted)
 
     def read_together(
         self, parts: Sequence[QueueRange], columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
-    ) -> None:
-        """Return None: ranges are read one by one, so that a broker that is away is waited for."""
+    ) -> pa.RecordBatch | None:
+        """Return the messages of ranges in order. See `RangeReader.read_together`."""
+        return self._ranges.read_together(parts, columns, limits, wanted)
 
     def barriers(
         self, queues: Collection[QueueKey], group: str | None, *, is_broadcasting: bool
@@ -353,8 +325,57 @@ class ClusterBackend:
         self.reopen()
         if self._held_pulls is not None:
             self._held_pulls.close()
-        self._opened = self._puller = self._held_pulls = None
+        self._opened = self._range_reader = self._held_pulls = None
         self._held.close()
+
+    # What a consumer (`consumer`) asks besides.
+
+    @property
+    def client(self) -> ClusterClient:
+        """The client with which this backend asks."""
+        return self._connected()[0]
+
+    def find_address(self, queue: QueueKey, *, renews: bool = False) -> str:
+        """Return where to ask the broker of a queue. If it `renews`, ask for routes again, at most once a second.
+
+        Raises BackendUnavailableError if the broker has no master, as far as is known.
+        """
+        return self._catalog.find_address(queue.topic, queue.broker, renews=renews)
+
+    def look(self, queue: QueueKey) -> QueueAnswer:
+        """Ask the broker of a queue for its bounds, and return the answer. Raises NotFoundError for a missing queue."""
+        if not queue.broker:
+            raise self._unknown_queue(queue, "the name of its broker is missing")
+        if queue not in self.queues([queue.topic], missing_ok=[queue.topic]).get(queue.topic, []):
+            self.reopen()  # it may be new
+            self.queues([queue.topic])
+        answer = self._catalog.look_again(queue, is_urgent=True)
+        if isinstance(answer, Away) and self._has_moved(queue):
+            answer = self._catalog.look_again(queue, is_urgent=True)
+        if isinstance(answer, Gone) or self._catalog.is_missing(queue):
+            self._require(queue, answer)
+        return answer
+
+    def _has_moved(self, queue: QueueKey) -> bool:
+        """Return whether the broker of a queue is at another address, as new routes say."""
+        before = self._catalog.book.address(queue.broker)
+        try:
+            return self.find_address(queue, renews=True) != before
+        except BackendUnavailableError:
+            return False
+
+    def look_at_bounds(self, queue: QueueKey) -> QueueBounds:
+        """Ask the broker of a queue for its bounds, and return them. Raises the errors of `require_bounds`."""
+        return self._require(queue, self.look(queue))
+
+    def broker_filter(self, queue: QueueKey, wanted: RowFilter | None) -> Expression | None:
+        """Return an expression that the broker of a queue tests, or None. See `RangeReader.broker_filter`."""
+        return self._ranges.broker_filter(queue, wanted)
+
+    def abandon(self, error: BaseException) -> None:
+        """Close the connections, which may be in any state after `error` has interrupted a call."""
+        self._opened = self._range_reader = self._held_pulls = None
+        self._held.__exit__(type(error), error, error.__traceback__)
 
     def _require(self, queue: QueueKey, answer: QueueAnswer) -> QueueBounds:
         """Return the bounds of a queue. Raise the error for any other answer."""
@@ -366,49 +387,21 @@ class ClusterBackend:
             raise NoPermissionError(
                 f"cannot read queue {queue}: {answer.reason}. Ask an administrator for the right: {answer.right}."
             )
+        reason = answer.reason.rstrip(".")
         raise BackendUnavailableError(
-            f"cannot read queue {queue}: {answer.reason}. Repeat the read when the broker {queue.broker} is back."
+            f"cannot read queue {queue}: {reason}. Repeat the read when the broker {queue.broker} is back."
         )
 
     def _unknown_queue(self, queue: QueueKey, reason: str) -> NotFoundError:
         return NotFoundError(f"no queue {queue} in {self._location.describe()}: {reason}.")
 
     def _unknown_topic(self, topic: str) -> NotFoundError:
+        space = f" and the namespace (option namespace={self._location.namespace})" if self._location.namespace else ""
         return NotFoundError(
             f'no name server has a route of topic "{topic}", in {self._location.describe()}; expected a topic of this '
-            "cluster. Check the name (option subscribe); after a restart of a name server or a broker wait 30 s."
+            f"cluster. Check the name (option subscribe){space}; after a restart of a name server or a broker wait 30 "
+            "s."
         )
-
-    def _broker_filter(self, queue: QueueKey, wanted: RowFilter | None) -> Expression | None:
-        """Return an expression that the broker tests, so that it sends fewer messages. They are tested again here.
-
-        A tag filter is preferred, because brokers test it without reading messages. SQL92 is only used if the broker
-        compiles it (CHECK_CLIENT_CONFIG): a pull with an expression that it cannot compile returns all messages.
-        """
-        if wanted is None or queue.topic == SCHEDULE_TOPIC or queue.topic.startswith(RETRY_TOPIC_PREFIX):
-            return None  # in these topics the tags hashes are others, or the group's own subscription counts
-        for expression in sorted(wanted.expressions, key=lambda one: one.kind != TAG):
-            if expression.kind == TAG or self._compiles(queue, expression):
-                return expression
-        return None
-
-    def _compiles(self, queue: QueueKey, expression: Expression) -> bool:
-        """Return whether the broker of a queue tests an expression."""
-        key = queue.topic, queue.broker, expression
-        if key not in self._filters:
-            client, catalog = self._connected()
-            request = CheckFilterRequest(
-                catalog.topic_of(queue.topic), self._terms.stored_group, expression.text, expression.kind
-            )
-            try:
-                response = client.call(self._known_address(queue.broker), request)
-            except BackendUnavailableError:
-                return False
-            except (OptionError, StoreError):
-                self._filters[key] = False
-            else:
-                self._filters[key] = response.is_supported
-        return self._filters[key]
 
     def _refuse_groups(self) -> NoReturn:
         raise OptionError(

@@ -58,9 +58,11 @@ class HeldPulls:
         self._client, self._broker_address, self._terms, self._hold_ms = client, broker_address, terms, hold_ms
         self._monotonic_s, self._sleep = monotonic_s, sleep
         self._queues: dict[QueueKey, _Watched] = {}
+        self._asked: tuple[Mapping[QueueKey, int] | None, Mapping[str, Expression] | None] = None, None
         self._news: dict[QueueKey, None] = {}
         self._idle: dict[QueueKey, None] = {}  # queues without news and without a pull
         self._tickets: dict[Ticket[PullResponse], QueueKey] = {}
+        self._done: list[Ticket[PullResponse]] = []
         self._resets: list[tuple[QueueKey, CommitOffsetRequest]] = []
         self._away_until_s: dict[str, float] = {}  # brokers that are not asked before a time
 
@@ -68,8 +70,12 @@ class HeldPulls:
         """Watch these queues, and no others, for messages at and above their ends.
 
         Only messages count that match the expression of their topic in `expressions`, if it is there; others are not
-        noticed before the next message that matches.
+        noticed before the next message that matches. The same two objects as before, unchanged, cost no look at all
+        queues.
         """
+        if ends is self._asked[0] and expressions is self._asked[1] and not self._news:
+            return
+        self._asked = ends, expressions
         gone = [queue for queue in self._queues if queue not in ends]
         tickets = [ticket for queue in gone if (ticket := self._queues.pop(queue).ticket) is not None]
         for queue in gone:
@@ -104,8 +110,9 @@ class HeldPulls:
             left_s = 0.0 if self._news else until_s - self._monotonic_s()
             pause_s = min(left_s, self._next_s() - self._monotonic_s())
             if self._tickets:
-                for ticket in self._client.wait(self._tickets, max(pause_s, 0.0) * 1000):
-                    self._settle(ticket)
+                for ticket in self._client.take_done(self._done, max(pause_s, 0.0) * 1000):
+                    if ticket in self._tickets:  # else nobody waits for it any more
+                        self._settle(ticket)
             elif pause_s > 0:
                 self._sleep(pause_s)
             if self._news or left_s <= 0:
@@ -126,22 +133,23 @@ class HeldPulls:
     def _send(self) -> None:
         """Send a pull for each idle queue, unless it must wait."""
         now_s = self._monotonic_s()
-        addresses: dict[str, str] = {}
         self._store_resets()
-        for queue in [queue for queue in self._idle if self._not_before_s(queue) <= now_s]:
-            if self._away_until_s.get(queue.broker, 0.0) > now_s:
+        ready: dict[str, list[QueueKey]] = {}
+        for queue in self._idle:
+            if self._not_before_s(queue) <= now_s:
+                ready.setdefault(queue.broker, []).append(queue)
+        for broker, queues in ready.items():
+            try:
+                address = self._broker_address(broker)
+            except BackendUnavailableError:
+                self._away_until_s[broker] = now_s + _PAUSE_S
                 continue
-            if queue.broker not in addresses:
-                try:
-                    addresses[queue.broker] = self._broker_address(queue.broker)
-                except BackendUnavailableError:
-                    self._away_until_s[queue.broker] = now_s + _PAUSE_S
-                    continue
-            watched = self._queues[queue]
-            del self._idle[queue]
-            watched.sent_s = now_s
-            watched.ticket = self._client.submit(addresses[queue.broker], self._request(queue, watched))
-            self._tickets[watched.ticket] = queue
+            requests = [self._request(queue, self._queues[queue]) for queue in queues]
+            tickets = self._client.submit_all(address, requests, done=self._done)
+            for queue, ticket in zip(queues, tickets, strict=True):
+                del self._idle[queue]
+                self._queues[queue].sent_s, self._queues[queue].ticket = now_s, ticket
+                self._tickets[ticket] = queue
 
     def _request(self, queue: QueueKey, watched: _Watched) -> PullRequest:
         return PullRequest(

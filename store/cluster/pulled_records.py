@@ -36,6 +36,7 @@ from rmq_spark.store.names import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 BATCH_ROWS = 8192  # between two batches the reader sends pulls and receives answers
 _LANE_BYTES = 16 << 10  # a body is divided into parts of about this size,
+_NO_END = 1 << 62  # `decode` returns it unless decompressed bodies filled the result
 _LANE_RECORDS = 32  # or of this many records if they are large
 _FIELDS: Any = RECORD_HEAD.fields
 _BODY_SIZE: np.dtype[Any] = _FIELDS["body_size"][0]  # the last field of a header
@@ -191,6 +192,65 @@ def decode_pulled(
         yield from _decode_run(source, part, columns, begin, until, limits, wanted, expects_all=is_filtered)
 
 
+def decode_small_ranges(
+    sources: Sequence[PulledQueue],
+    pulled: Sequence[Sequence[Pulled]],
+    columns: Sequence[str],
+    limits: DecodeLimits,
+    wanted: RowFilter | None = None,
+    *,
+    is_filtered: bool = False,
+) -> pa.RecordBatch | None:
+    """Return the messages of ranges of one topic of one broker, one range after another, as one batch.
+
+    `pulled` has the adjacent results of each range, whose queue is in `sources`. The other arguments are those of
+    `decode_pulled`, which finds the same messages.
+
+    Returns None if anything is not as usual, or if decompressed bodies need several batches. Then decode the ranges
+    one by one, which may raise the error that says what was found.
+    """
+    found = [(source, one) for source, parts in zip(sources, pulled, strict=True) for one in parts if len(one.body)]
+    if not found:
+        return _empty(columns)
+    data = b"".join([one.body for _, one in found])
+    ends = np.cumsum([len(one.body) for _, one in found])
+    begins = np.append(0, ends[:-1])
+    try:
+        positions = find_records(data, begins, ends)
+        numbers = np.searchsorted(begins, positions, "right") - 1  # of the answers
+        queue_ids = np.array([source.queue.queue_id for source, _ in found], np.int64)[numbers]
+        run = _run_of(sources[0], data, positions, queue_ids)
+        chosen = _usual_records(run, numbers, [one for _, one in found], is_filtered=is_filtered)
+        if chosen is None or not len(chosen):
+            return None if chosen is None else _empty(columns)
+        stored = [name for name in columns if name != BROKER_NAME]
+        batch, next_offset = decode(run.take(chosen), stored, 0, _NO_END, limits, wanted, expects_all=is_filtered)
+    except (NotARecordError, RecordFault, DamageError):
+        return None
+    return _with_names(sources[0], batch, columns) if next_offset == _NO_END else None
+
+
+def _usual_records(
+    run: RecordRun, numbers: Positions, found: Sequence[Pulled], *, is_filtered: bool
+) -> NDArray[np.intp] | None:
+    """Return the indices of the records that the answers `found` are about. Return None if anything is not as usual.
+
+    `numbers` has the index in `found` of each record's answer.
+    """
+    offsets, places = run.queue_offsets, run.physical_offsets
+    is_next = np.diff(run.queue_id) == 0  # of the same queue as the record before
+    if run.message_counts is not None or places.min() < 0 or (is_next & (np.diff(places) <= 0)).any():
+        return None
+    begins, ends = (np.array([part[field] for part in found], np.int64)[numbers] for field in (0, 1))
+    is_first = np.diff(numbers, prepend=-1) > 0
+    expected = np.where(is_first, begins, np.append(0, offsets[:-1] + 1))
+    if is_filtered:
+        return np.flatnonzero(offsets < ends) if (offsets >= expected).all() else None
+    is_last = np.append(is_first[1:], [True])
+    is_complete = (offsets == expected).all() and (offsets[is_last] + 1 == ends[is_last]).all()
+    return np.arange(len(run)) if is_complete and is_first.sum() == len(found) else None
+
+
 def _decode_run(
     source: PulledQueue,
     run: RecordRun,
@@ -215,8 +275,13 @@ def _decode_run(
             run = run.take(slice(int(np.searchsorted(run.queue_offsets, next_offset)), None))
 
 
-def _run_of(source: PulledQueue, data: bytes, positions: Positions) -> RecordRun:
-    """Return the records as a run, after their topics were checked. Decoding checks the queue ids and the sizes."""
+def _run_of(
+    source: PulledQueue, data: bytes, positions: Positions, queue_ids: NDArray[np.int64] | None = None
+) -> RecordRun:
+    """Return the records as a run, after their topics were checked. Decoding checks the queue ids and the sizes.
+
+    Without `queue_ids` all are of the queue of `source`.
+    """
     buffer, ends = np.frombuffer(data, np.uint8), np.append(positions[1:], len(data))
     heads = gather(buffer, positions, RECORD_HEAD)
     run = RecordRun(
@@ -226,7 +291,7 @@ def _run_of(source: PulledQueue, data: bytes, positions: Positions) -> RecordRun
         heads["physical_offset"].astype(np.int64),
         heads["queue_offset"].astype(np.int64),
         source.stored_topic,
-        source.queue.queue_id,
+        source.queue.queue_id if queue_ids is None else queue_ids,
     )
     _check_topics(source, run, heads)
     batches = np.flatnonzero(heads["sys_flag"] & INNER_BATCH)

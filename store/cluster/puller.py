@@ -9,7 +9,8 @@ Source: DefaultMQPullConsumerImpl#pullSyncImpl, PullAPIWrapper (4.9, 5.3).
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -23,6 +24,7 @@ from rmq_spark.store.cluster.pull_pace import PullPace
 from rmq_spark.store.cluster.pull_pipeline import (
     JOINED_BYTES,
     Pull,
+    Pulled,
     PullPipeline,
     Purpose,
     ShortQueue,
@@ -78,7 +80,7 @@ class Puller:
 
     `broker_address` returns the address to pull from for a broker name, by routes that it renews as needed; it raises
     BackendUnavailableError if there is none. `is_acting_master` says whether that is a slave that acts as the master
-    (5.x). `monotonic_s` and `sleep` are in seconds.
+    (5.x). `monotonic_s` and `sleep` are in seconds. `paces` are those of earlier pullers, by broker.
     """
 
     def __init__(
@@ -90,10 +92,11 @@ class Puller:
         is_acting_master: Callable[[str], bool] = is_acting_nowhere,
         monotonic_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        paces: dict[str, PullPace] | None = None,
     ) -> None:
         self.client, self.broker_address, self.terms = client, broker_address, terms
         self.is_acting_master, self.monotonic_s, self.sleep = is_acting_master, monotonic_s, sleep
-        self._paces: dict[str, PullPace] = {}
+        self._paces = {} if paces is None else paces
 
     def read(
         self,
@@ -136,6 +139,19 @@ class Puller:
             reading = _Reading(self, broker, list(adjacent), expression)
             yield from reading.batches(columns, limits, wanted)
 
+    def pull_all(
+        self, parts: Sequence[QueueRange], expression: Expression | None = None
+    ) -> Generator[tuple[int, list[Pulled]], None, None]:
+        """Yield what the broker answers for ranges, one range after another, each with the index of its range.
+
+        All ranges are of one broker. Raises the errors of `read`, but for those of decoding.
+        """
+        return _Reading(self, parts[0].queue.broker, list(parts), expression or _EVERYTHING).pulled()
+
+    def source_of(self, queue: QueueKey) -> PulledQueue:
+        """Return how records of a queue name it."""
+        return PulledQueue(queue, self.terms.stored_queue(queue).topic, self.terms.namespace)
+
     def pace_of(self, broker: str, *, is_filtered: bool) -> PullPace:
         """Return the pace of pulls from a broker. Without a filter all readings share what they learn."""
         if is_filtered:
@@ -166,6 +182,7 @@ class _Reading:
         self._queues = [self._terms.stored_queue(part.queue) for part in parts]
         self._group = self._terms.stored_group
         self._tickets: dict[Ticket[PullResponse], Pull] = {}
+        self._done: list[Ticket[PullResponse]] = []
         self._address: str | None = None
         self._absence: _Absence | None = None
         self._resets: list[CommitOffsetRequest] = []
@@ -177,20 +194,24 @@ class _Reading:
         self, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
     ) -> Iterator[tuple[QueueRange, ReadBatch]]:
         """Yield the messages of the ranges, each batch with its range."""
+        with closing(self.pulled()) as taken:
+            for number, pulled in taken:
+                part = self._parts[number]
+                source = self._puller.source_of(part.queue)
+                for batch in decode_pulled(source, pulled, columns, limits, wanted, is_filtered=self._is_filtered):
+                    yield part, batch
+                    self._pump(0)
+
+    def pulled(self) -> Generator[tuple[int, list[Pulled]], None, None]:
+        """Yield the results of the pulls, each time adjacent ones of one range, with the number of the range."""
         try:
             while not self._pipeline.is_done:
                 taken = self._pipeline.take()
                 if taken is None:
                     self._advance()
                     continue
-                part = self._parts[taken.part]
-                source = PulledQueue(part.queue, self._queues[taken.part].topic, self._terms.namespace)
                 self._pump(0)
-                for batch in decode_pulled(
-                    source, taken.pulled, columns, limits, wanted, is_filtered=self._is_filtered
-                ):
-                    yield part, batch
-                    self._pump(0)
+                yield taken.part, taken.pulled
         finally:
             self._client.forget([ticket for ticket in self._tickets if not ticket.is_done])
 
@@ -209,7 +230,7 @@ class _Reading:
         self._send()
         assert timeout_ms == 0 or self._tickets or self._absence is not None, "nothing to wait for"
         if self._tickets:
-            for ticket in self._client.wait(self._tickets, timeout_ms):
+            for ticket in self._client.take_done(self._done, timeout_ms):
                 self._settle(ticket)
             if timeout_ms == 0:
                 self._send()
@@ -231,7 +252,8 @@ class _Reading:
             if self._absence is not None:
                 break
         if pulls:
-            tickets = self._client.submit_all(self._address, [self._request(pull) for pull in pulls])
+            requests = [self._request(pull) for pull in pulls]
+            tickets = self._client.submit_all(self._address, requests, done=self._done)
             self._tickets.update(zip(tickets, pulls, strict=True))
 
     def _request(self, pull: Pull) -> PullRequest:

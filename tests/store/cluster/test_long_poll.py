@@ -195,6 +195,40 @@ def test_brokers_that_are_away_are_looked_up_once_for_all_their_queues(start: Ca
     assert lookups == ["broker-a"]
 
 
+def test_the_same_ends_again_cost_no_look_at_all_queues(start: Callable[..., Driver]) -> None:
+    driver = start()
+    ends = CountedEnds(dict.fromkeys(QUEUES, 0))
+    for _ in range(3):
+        driver.held.watch(ends)
+        assert driver.held.wait(1.0) == []
+    assert ends.looks == 1
+    driver.send(2)
+    assert driver.held.wait(LONG_MS) == [QUEUES[2]]
+    driver.held.watch(ends)  # nobody has read the message: its queue is looked at again
+    assert driver.held.wait(LONG_MS) == [QUEUES[2]]
+
+
+class CountedEnds(dict[QueueKey, int]):
+    """A mapping that counts how often all of its items are looked at."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
+def test_a_pull_that_has_ended_after_its_queue_was_left_is_ignored(start: Callable[..., Driver]) -> None:
+    driver = start()
+    driver.held.watch(dict.fromkeys(QUEUES, 0))
+    assert driver.held.wait(1.0) == []
+    driver.send(0)
+    while not any(ticket.is_done for ticket in driver.held._tickets):
+        driver.client.wait(list(driver.held._tickets), SOON_MS)
+    driver.held.watch({QUEUES[1]: 0})
+    assert driver.held.wait(SOON_MS) == []
+
+
 def test_nothing_is_watched(start: Callable[..., Driver]) -> None:
     driver = start()
     driver.held.watch({})

@@ -17,7 +17,14 @@ from support.remoting_frames import read_frames
 from rmq_spark.store.backend import BROKER_NAME, COLUMNS
 from rmq_spark.store.cluster.codes import PullStatus, RequestCode
 from rmq_spark.store.cluster.pull_pipeline import Pull, Pulled, Verdict, judge
-from rmq_spark.store.cluster.pulled_records import BATCH_ROWS, NotARecordError, PulledQueue, decode_pulled, find_records
+from rmq_spark.store.cluster.pulled_records import (
+    BATCH_ROWS,
+    NotARecordError,
+    PulledQueue,
+    decode_pulled,
+    decode_small_ranges,
+    find_records,
+)
 from rmq_spark.store.cluster.requests import PullRequest
 from rmq_spark.store.cluster.responses import PullResponse
 from rmq_spark.store.errors import DamageError, OffsetRangeError, StoreChangedError
@@ -397,6 +404,92 @@ def test_more_messages_than_were_asked_for_are_damage() -> None:
     records = records_of([sample(number) for number in range(12)])
     with pytest.raises(DamageError, match="queue offset"):
         decode([Pulled(0, 11, b"".join(data for _, data in records))], ["body"])
+
+
+# Small ranges of several queues.
+
+
+def small_ranges(random: Random) -> tuple[list[PulledQueue], list[list[Pulled]], list[pa.Table]]:
+    """Return queues of one topic, answers for a range of each, and the rows of each."""
+    sources = [PulledQueue(QueueKey(TOPIC, number, "broker-a"), TOPIC) for number in range(random.randrange(1, 6))]
+    pulled = []
+    for source in sources:
+        first, count = random.randrange(1000), random.randrange(1, 12)
+        samples = [sample(number, queue_id=source.queue.queue_id) for number in range(count)]
+        pulled.append(answers(records_of(samples, first), first + count, [random.randrange(1, 5)]))
+    return sources, pulled, [decode(one, source=source) for source, one in zip(sources, pulled, strict=True)]
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_small_ranges_have_the_rows_of_each_range(seed: int) -> None:
+    sources, pulled, tables = small_ranges(Random(seed))
+    found = decode_small_ranges(sources, pulled, ALL, LIMITS)
+    assert found is not None
+    assert pa.Table.from_batches([found]).combine_chunks().equals(pa.concat_tables(tables).combine_chunks())
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_small_ranges_that_were_filtered_have_the_rows_of_each_range(seed: int) -> None:
+    sources, pulled, tables = small_ranges(Random(seed))
+    pulled = [[one._replace(offset=max(one.offset - 3, 0)) for one in parts[:1]] for parts in pulled]
+    wanted = only_tags(frozenset({"red"}))
+    expected = [decode(one, ALL, wanted, source, is_filtered=True) for source, one in zip(sources, pulled, strict=True)]
+    found = decode_small_ranges(sources, pulled, ALL, LIMITS, wanted, is_filtered=True)
+    assert found is not None
+    assert pa.Table.from_batches([found]).combine_chunks().equals(pa.concat_tables(expected).combine_chunks())
+    assert len(expected) == len(tables)
+
+
+def test_small_ranges_without_messages_have_no_rows() -> None:
+    found = decode_small_ranges([SOURCE], [[Pulled(0, 5, b"")]], ["body", "brokerName"], LIMITS, is_filtered=True)
+    assert found is not None
+    assert found.schema.names == ["body", "brokerName"]
+    assert found.num_rows == 0
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_small_ranges_with_mutated_bodies_have_the_same_rows_or_are_read_apart(seed: int) -> None:
+    random = Random(seed)
+    sources, pulled, tables = small_ranges(random)
+    changed_part = random.choice(pulled)
+    body = bytearray(changed_part[0].body)
+    at = random.randrange(len(body))
+    body[at] ^= random.randrange(1, 256)
+    changed_part[0] = changed_part[0]._replace(body=bytes(body))
+    limits = DecodeLimits(check_crc=True)
+    found = decode_small_ranges(sources, pulled, ALL, limits)
+    expected = [decode_or_none(one, source, limits) for source, one in zip(sources, pulled, strict=True)]
+    if None in expected:
+        assert found is None
+    elif found is not None:
+        assert pa.Table.from_batches([found]).combine_chunks().equals(pa.concat_tables(expected).combine_chunks())
+    assert len(tables) == len(sources)
+
+
+def decode_or_none(pulled: list[Pulled], source: PulledQueue, limits: DecodeLimits) -> pa.Table | None:
+    try:
+        return decode(pulled, source=source, limits=limits)
+    except (DamageError, StoreChangedError):
+        return None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda parts: parts.reverse(),
+        lambda parts: parts[0].__setitem__(0, parts[0][0]._replace(next_offset=99)),
+        lambda parts: parts[0].__setitem__(0, parts[0][0]._replace(offset=1)),
+    ],
+    ids=["queues", "end", "begin"],
+)
+def test_small_ranges_that_differ_from_their_answers_are_read_apart(spoil: Callable[[Any], None]) -> None:
+    sources = [PulledQueue(QueueKey(TOPIC, number, "broker-a"), TOPIC) for number in range(2)]
+    parts = [answers(records_of([sample(n, queue_id=number) for n in range(6)]), 6, [3]) for number in range(2)]
+    spoil(parts)
+    assert decode_small_ranges(sources, parts, ["body"], LIMITS) is None
 
 
 @settings(max_examples=300)
