@@ -20,10 +20,15 @@ name of a topic, has the metadata:
 | lost | the number of messages, by queue, that planning has skipped with failOnDataLoss=false since the query began |
 | since | queues that appear later begin at the first message stored at or after this time (ms since the epoch) |
 | turn | the queue that was served last, if a limit was too small to serve all; the next batch begins after this queue |
+| read | for each topic and broker a message before a position: queue offset, physical offset and store time (ms) |
 
 `since` exists only in a place with broker names, and not if the query begins at earliest or at a group's offsets. It is
 fixed by the first batch: a broker that was away then is read from the same point in time when it comes back. Without
 `since` such a queue begins at its first message.
+
+`read` exists only in a place with broker names. By it a restarted query recognises the stores of brokers (see
+`ReadRecords`). A text without it is valid, as earlier releases wrote it. `startingOffsets` ignores it, like every key
+of "@": a new query begins at the given offsets of the stores that are there.
 
 A group moves a queue (`seek`) after a reset, when the queue comes from another member, and when an orderly listener
 suspended it. `lost` does not include messages that disappear after their batch was planned, because the end of the
@@ -48,7 +53,7 @@ from typing import Any
 
 from rmq_spark.datasource.options.option_parsers import MARK
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import QueueKey, RecordProof
 
 VERSION, VERSION_WITH_BROKERS = 1, 2
 
@@ -77,6 +82,7 @@ class StreamOffset:
     group: str = ""
     suspended: int = 0
     since_ms: int | None = None
+    records: Mapping[tuple[QueueKey, int], RecordProof] = field(default_factory=dict)  # `read` in the text
 
     def is_initial(self) -> bool:
         """Return whether this is the initial offset, which is the constant before the first batch."""
@@ -120,11 +126,18 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         metadata["since"] = offset.since_ms
     if offset.cursor is not None:
         metadata["turn"] = str(offset.cursor)
+    if offset.records:
+        metadata["read"] = encode_queues(
+            {
+                queue: [position, proof.physical_offset, proof.store_time_ms]
+                for (queue, position), proof in offset.records.items()
+            }
+        )
     return {**encode_queues(offset.positions), MARK: metadata}
 
 
-def encode_queues(numbers: Mapping[QueueKey, int]) -> dict[str, Any]:
-    """Return numbers by queue as JSON, in the form {topic: {queue id: number}}, sorted by topic and queue id."""
+def encode_queues(numbers: Mapping[QueueKey, Any]) -> dict[str, Any]:
+    """Return values by queue as JSON, in the form {topic: {queue id: value}}, sorted by topic and queue id."""
     return {
         topic: {queue.id_text: numbers[queue] for queue in queues}
         for topic, queues in groupby(sorted(numbers), key=lambda queue: queue.topic)
@@ -188,6 +201,7 @@ def _decode(value: Any) -> StreamOffset:
             str(metadata.get("group", "")),
             int(metadata.get("suspended", 0)),
             int(metadata["since"]) if "since" in metadata else None,
+            _decode_records(metadata.get("read", {})),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None
@@ -209,6 +223,15 @@ def decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]
     return {
         QueueKey.of_text(topic, text): int(number) for topic, queues in value.items() for text, number in queues.items()
     }
+
+
+def _decode_records(value: Mapping[str, Mapping[str, Any]]) -> dict[tuple[QueueKey, int], RecordProof]:
+    records = {}
+    for topic, queues in value.items():
+        for text, numbers in queues.items():
+            position, physical_offset, store_time_ms = map(int, numbers)
+            records[QueueKey.of_text(topic, text), position] = RecordProof(physical_offset, store_time_ms)
+    return records
 
 
 def _decode_queue(text: str) -> QueueKey:

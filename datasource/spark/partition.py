@@ -3,8 +3,9 @@
 A partition is small and contains no open files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyspark.sql.datasource import InputPartition
 
@@ -13,6 +14,13 @@ from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store.backend import Fence, Location
 from rmq_spark.store.filter.row_filter import KeyLookup
 from rmq_spark.store.model import QueueKey, QueueRange, RecordProof
+
+_Place: TypeAlias = tuple[QueueKey, int]
+_NO_RECORDS: Mapping[_Place, RecordProof] = {}
+# The forms of these classes in a pickle.
+_FlatQueue: TypeAlias = tuple[str, int, str]
+_FlatProof: TypeAlias = tuple[int, int]
+_FlatPiece: TypeAlias = tuple[_FlatQueue, int, int, _FlatProof | None, _FlatProof | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,9 @@ class RmqPartition(InputPartition):
 
     `location` has no secrets; those are in `ReadSettings`. `identity` is the id of the place (`Backend.identity`), None
     if it has none. The task applies the filters of the query. If `sought` is not None, only messages with one of its
-    keys or ids are rows. If `tags` is not None, only messages with one of these tags are rows.
+    keys or ids are rows. If `tags` is not None, only messages with one of these tags are rows. `records` are messages
+    of earlier batches, by queue and queue offset: the executor recognises the store of a broker by them where pieces
+    have no positions, because the broker was away when the driver planned them.
     """
 
     def __init__(
@@ -44,6 +54,7 @@ class RmqPartition(InputPartition):
         fence: Fence | None = None,
         sought: KeyLookup | None = None,
         tags: tuple[str, ...] | None = None,
+        records: Mapping[_Place, RecordProof] = _NO_RECORDS,
     ) -> None:
         self.location = location
         self.pieces = pieces
@@ -51,11 +62,12 @@ class RmqPartition(InputPartition):
         self.fence = fence
         self.sought = sought
         self.tags = tags
+        self.records = records
 
     def __reduce__(self) -> tuple[object, ...]:
         flat = tuple(
             (
-                (piece.queue.topic, piece.queue.queue_id, piece.queue.broker),
+                _flat_queue(piece.queue),
                 piece.begin,
                 piece.end,
                 _flat(piece.first),
@@ -64,14 +76,16 @@ class RmqPartition(InputPartition):
             for piece in self.pieces
         )
         fence, sought = self.fence and tuple(self.fence), self.sought and tuple(self.sought)
-        return _unpickle, (self.location, flat, self.identity, fence, sought, self.tags)
+        records = tuple((_flat_queue(queue), at, _flat(proof)) for (queue, at), proof in self.records.items())
+        return _unpickle, (self.location, flat, self.identity, fence, sought, self.tags, records)
 
 
-def _flat(proof: RecordProof | None) -> tuple[int, int] | None:
+def _flat_queue(queue: QueueKey) -> _FlatQueue:
+    return queue.topic, queue.queue_id, queue.broker
+
+
+def _flat(proof: RecordProof | None) -> _FlatProof | None:
     return None if proof is None else (proof.physical_offset, proof.store_time_ms)
-
-
-_FlatPiece = tuple[tuple[str, int, str], int, int, tuple[int, int] | None, tuple[int, int] | None]
 
 
 def _unpickle(
@@ -81,6 +95,7 @@ def _unpickle(
     fence: tuple[str, str, int] | None,
     sought: tuple[tuple[str, ...], tuple[str, ...]] | None,
     tags: tuple[str, ...] | None,
+    records: tuple[tuple[_FlatQueue, int, _FlatProof], ...],
 ) -> RmqPartition:
     pieces = tuple(
         Piece(
@@ -92,7 +107,15 @@ def _unpickle(
         )
         for queue, begin, end, first, last in flat
     )
-    return RmqPartition(location, pieces, identity, fence and Fence(*fence), sought and KeyLookup(*sought), tags)
+    return RmqPartition(
+        location,
+        pieces,
+        identity,
+        fence and Fence(*fence),
+        sought and KeyLookup(*sought),
+        tags,
+        {(QueueKey(*queue), at): RecordProof(*proof) for queue, at, proof in records},
+    )
 
 
 def plan_partitions(
@@ -102,11 +125,12 @@ def plan_partitions(
     fence_of: Callable[[QueueKey], Fence | None] = lambda _: None,
     sought: KeyLookup | None = None,
     tags: tuple[str, ...] | None = None,
+    records: Mapping[_Place, RecordProof] = _NO_RECORDS,
 ) -> list[InputPartition]:
     """Divide the ranges, which are sorted by queue and offset, into tasks. Return their partitions.
 
     A partition contains the positions of the first and last message of each piece. `fence_of` returns the fence of a
-    queue; `sought` and `tags` are passed to `RmqPartition`.
+    queue; `sought` and `tags` are passed to `RmqPartition`, and those of `records` that a task needs.
     """
     if not ranges:
         return []
@@ -116,26 +140,23 @@ def plan_partitions(
     tasks = make_tasks(list(ranges), limits, _sizes(view, ranges, proofs))
     missing = [edge for edge in _edges([piece for task in tasks for piece in task]) if edge not in proofs]
     proofs |= backend.positions(missing)
-    return [
-        RmqPartition(
-            location,
-            tuple(
-                Piece(
-                    piece.queue,
-                    piece.begin,
-                    piece.end,
-                    proofs.get((piece.queue, piece.begin)),
-                    proofs.get((piece.queue, piece.end - 1)),
-                )
-                for piece in task
-            ),
-            identity,
-            fence_of(task[0].queue),
-            sought,
-            tags,
+    partitions: list[InputPartition] = []
+    for task in tasks:
+        pieces = tuple(
+            Piece(
+                piece.queue,
+                piece.begin,
+                piece.end,
+                proofs.get((piece.queue, piece.begin)),
+                proofs.get((piece.queue, piece.end - 1)),
+            )
+            for piece in task
         )
-        for task in tasks
-    ]
+        unproved = {(piece.queue.topic, piece.queue.broker) for piece in pieces if piece.last is None}
+        needed = {place: record for place, record in records.items() if (place[0].topic, place[0].broker) in unproved}
+        fence = fence_of(task[0].queue)
+        partitions.append(RmqPartition(location, pieces, identity, fence, sought, tags, needed))
+    return partitions
 
 
 def _edges(ranges: Sequence[QueueRange]) -> dict[tuple[QueueKey, int], None]:

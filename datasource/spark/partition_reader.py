@@ -21,7 +21,14 @@ from rmq_spark.datasource.options.read_options import ReadSettings
 from rmq_spark.datasource.plan.planning import EXPIRED, Loss, require_no_losses
 from rmq_spark.datasource.spark.partition import Piece, RmqPartition
 from rmq_spark.store.backend import Backend, DecodeLimits
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, RmqError, StoreChangedError, StorePathError
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    NotFoundError,
+    OffsetRangeError,
+    RmqError,
+    StoreChangedError,
+    StorePathError,
+)
 from rmq_spark.store.filter.row_filter import LOOKUP_COLUMNS, RowFilter, compile_filter, matches_lookup, only_tags
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange, RecordProof
 
@@ -57,6 +64,7 @@ def _read_pieces(partition: RmqPartition, settings: ReadSettings, opened: Backen
         _check_identity(backend, partition)
         if partition.fence is not None:
             backend.check_fence(partition.fence, partition.pieces[0].queue)
+        backend.note_read(partition.records)
         for pieces in _groups(partition.pieces):
             for batch in _read_group(backend, partition, pieces, settings, filters[pieces[0].queue.topic]):
                 rows = batch if sought is None else batch.filter(matches_lookup(batch, sought)).select(columns)
@@ -87,13 +95,19 @@ def _read_group(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of the pieces in order, read together if the place can and everything is as planned."""
     if len(pieces) > 1:
-        with contextlib.suppress(RmqError):  # reading piece by piece reports it
+        try:
             limits = DecodeLimits(settings.check_crc, settings.max_decompressed_bytes)
             together = backend.read_together(pieces, settings.columns, limits, wanted)
-            # Only then, because a place that cannot read them together asks brokers for the positions.
-            if together is not None and not _find_moved(backend, [(piece, piece.begin) for piece in pieces]):
+            # Only then, because a cluster asks its brokers for the positions.
+            if together is not None and _are_as_planned(backend, pieces):
                 yield together
                 return
+        except BackendUnavailableError:
+            raise  # it was waited for long enough
+        except NotFoundError as error:
+            raise _changed(partition, None, str(error)) from None
+        except RmqError:
+            pass  # reading piece by piece reports it
     for piece in pieces:
         yield from _read_piece(backend, partition, piece, settings, wanted)
 
@@ -177,22 +191,40 @@ def _check_proofs(backend: Backend, partition: RmqPartition, piece: Piece, begin
     """Raise StoreChangedError unless this place has the messages at the positions that the driver found.
 
     The last message of the piece is compared, and the first one if it has not been read yet. A message that has expired
-    is left to the read, which reports it.
+    is left to the read, which reports it. If a broker is away, the read waits for it, and compares the messages then.
     """
-    for queue, offset, found, planned in _find_moved(backend, [(piece, begin)]):
-        raise _changed(
-            partition,
-            queue,
-            f"the message at queue offset {offset} is at physical offset {found.physical_offset}, stored at "
-            f"{found.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
-            f"{planned.store_time_ms} ms",
-        )
+    asked = _planned_proofs([(piece, begin)])
+    found = backend.positions(asked)
+    for (queue, offset), planned in asked.items():
+        seen = found.get((queue, offset), planned)
+        if seen != planned:
+            raise _changed(
+                partition,
+                queue,
+                f"the message at queue offset {offset} is at physical offset {seen.physical_offset}, stored at "
+                f"{seen.store_time_ms} ms; the driver planned with {planned.physical_offset} and "
+                f"{planned.store_time_ms} ms",
+            )
+    missing = {at: planned for at, planned in asked.items() if at not in found}
+    if missing and piece.queue.broker:
+        answer = backend.bounds([piece.queue])[piece.queue]
+        first = answer.min_offset if isinstance(answer, QueueBounds) else 0
+        backend.note_read({at: planned for at, planned in missing.items() if at[1] >= first})
 
 
-def _find_moved(
-    backend: Backend, begun: Iterable[tuple[Piece, int]]
-) -> list[tuple[QueueKey, int, RecordProof, RecordProof]]:
-    """Return queue and offset of the messages that are not as planned, with the proof that was found and the planned.
+def _are_as_planned(backend: Backend, pieces: Sequence[Piece]) -> bool:
+    """Return whether the first and the last messages of pieces that were read are at the planned positions.
+
+    A broker that went away after the read answers for none, so the messages may be those of another store. In a
+    directory a message that is missing has expired after the read.
+    """
+    asked = _planned_proofs((piece, piece.begin) for piece in pieces)
+    found = backend.positions(asked)
+    return all(found.get(at, None if at[0].broker else proof) == proof for at, proof in asked.items())
+
+
+def _planned_proofs(begun: Iterable[tuple[Piece, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
+    """Return queue and offset of the messages of pieces that are compared, with the planned proofs.
 
     Each piece is given with the offset of its next message. The last message of a piece is compared, and the first one
     if it is the next.
@@ -203,7 +235,7 @@ def _find_moved(
             asked[piece.queue, piece.end - 1] = piece.last
         if begin == piece.begin < piece.end - 1 and piece.first is not None:
             asked[piece.queue, begin] = piece.first
-    return [(*at, found, asked[at]) for at, found in backend.positions(asked).items() if found != asked[at]]
+    return asked
 
 
 def _skip(piece: Piece, begin: int, available: QueueBounds, fail: bool) -> int:

@@ -48,9 +48,10 @@ class SourceView:
         self._moved = False  # whether the place has changed since `bounds` were read
         self._has_looked = False  # whether `has_moved` was called since the last refresh
         self.has_bounds = False
-        self._has_remembered = False  # whether `remember` was called
         self._seen: set[QueueKey] = set()
         self.bounds: Mapping[QueueKey, QueueBounds] = {}
+        self._ends_of: Mapping[QueueKey, QueueBounds] | None = None  # the bounds of which `_ends` has the ends
+        self._ends: Mapping[QueueKey, int] = {}
         self.away: Mapping[QueueKey, Away] = {}
         self.gone: Mapping[QueueKey, str] = {}  # why each queue is gone that the query has known
 
@@ -87,8 +88,10 @@ class SourceView:
 
     def wait(self, timeout_ms: float) -> bool:
         """Wait for new messages, and return whether `bounds` may be outdated. See `Backend.wait_for_messages`."""
-        after = {queue: available.max_offset for queue, available in self.bounds.items()}
-        self._moved = self.backend.wait_for_messages(after, timeout_ms) or self._moved
+        if self._ends_of is not self.bounds:
+            self._ends_of = self.bounds
+            self._ends = {queue: available.max_offset for queue, available in self.bounds.items()}
+        self._moved = self.backend.wait_for_messages(self._ends, timeout_ms) or self._moved
         self._has_looked = True
         return self._moved
 
@@ -159,29 +162,23 @@ class SourceView:
     def refresh_all(self, wait: BrokerWait, known: Collection[QueueKey] = ()) -> None:
         """Refresh again and again until no broker is away.
 
-        Raises BackendUnavailableError if that takes longer than `wait` allows.
+        A queue in `known` that was gone at any time is gone after the wait too, because the caller has not seen it yet.
+        Raises BackendUnavailableError if the wait takes longer than `wait` allows.
         """
         self.refresh(known)
+        gone: dict[QueueKey, str] = {}
         while self.away:
+            gone |= {queue: self.gone[queue] for queue in self.gone.keys() & known}
             try:
                 wait.pause(self.brokers_away)
             except BackendUnavailableError:
                 self.reopen()  # so that `plan` does not begin another wait
                 raise
             self.refresh(known)
-
-    def remember(self, positions: Mapping[QueueKey, int]) -> None:
-        """Let the place remember the record before each position of a query that begins again.
-
-        A place with broker names recognises by it that a broker was replaced, also in a queue that the run has not read
-        yet. Only the first call has an effect.
-        """
-        if self._has_remembered or not self.has_brokers:
-            return
-        self._has_remembered = True
-        bounds = self.bounds
-        held = (queue for queue in positions.keys() & bounds.keys() if positions[queue] <= bounds[queue].max_offset)
-        self.backend.positions([(queue, positions[queue] - 1) for queue in sorted(held) if positions[queue] > 0])
+        if gone:
+            self.bounds = {queue: found for queue, found in self.bounds.items() if queue not in gone}
+            self.gone = {**gone, **self.gone}
+            self._moved = True  # the next refresh finds those that exist again
 
     def retired(self, queues: Collection[QueueKey]) -> set[QueueKey]:
         """Return those of `queues` whose broker the option retiredBrokers names."""

@@ -67,6 +67,7 @@ from rmq_spark.datasource.spark.broker_wait import BrokerWait
 from rmq_spark.datasource.spark.hand_over import HandingOver, HandOver
 from rmq_spark.datasource.spark.partition import plan_partitions
 from rmq_spark.datasource.spark.positions import StreamEnd, find_group_starts, find_offsets, find_starts
+from rmq_spark.datasource.spark.read_records import ReadRecords
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
@@ -108,7 +109,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         self._parent_id, self._spark_id = parent_id, parent_id()  # the driver's JVM starts the process of a reader
         self._options = options = options.for_stream()
         self._view = SourceView(options)
-        self._has_brokers = self._view.has_brokers
+        self._records = ReadRecords(self._view)
         self._hand_over = hand_over
         self._end = StreamEnd(options)
         self._rights = ReadRights(options)
@@ -249,6 +250,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         now_ms = self._now_ms()
+        if not self._records.has_begun:
+            self._records.recall(self._decode(start))
         has_changed = self._view.has_moved()
         if not has_changed and self._group is not None and self._group.has_changed():
             self._view.has_moved()  # again, because the group's offsets may be beyond the ends of the look before
@@ -258,13 +261,13 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         before = self._decode(start)
         self._name_brokers(is_new=before.is_initial())
         self._refresh(before.positions)
-        self._view.remember(before.positions)
-        if before.is_initial() and self._has_brokers:
+        self._records.begin(before.positions)
+        if before.is_initial() and self._view.has_brokers:
             if self._since_ms is None:
                 self._since_ms = frozen_since(self._options, now_ms)
             before = replace(before, since_ms=self._since_ms)
         bounds = self._view.bounds
-        if self._snapshot is not None and self._has_brokers:  # a broker that was away when the snapshot was made
+        if self._snapshot is not None and self._view.has_brokers:  # a broker that was away when the snapshot was made
             missed = before.positions.keys() & bounds.keys() - self._snapshot.keys()
             self._snapshot = {**self._snapshot, **{queue: bounds[queue].max_offset for queue in missed}}
         self._end.refresh(self._view.backend, bounds, now_ms)
@@ -281,6 +284,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             self._idle_at, self._idle_until_ms = start, until_ms
             return start
         self._idle_at = None
+        after = self._records.add_to(before, after)
         end = encode_offset(after)
         self._last = end, after
         return end
@@ -295,6 +299,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = self._decode(start), self._decode(end)
+        must_compare = self._records.recall(after)
         self._name_brokers(is_new=before.is_initial())
         ranges = ranges_between(before, after)
         retired = self._view.retired([part.queue for part in ranges])
@@ -303,7 +308,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         ranges = [part for part in ranges if part.queue not in retired]
         if not ranges:
             return []
-        if not self._view.has_bounds:
+        if must_compare or not self._view.has_bounds:
             self._refresh([part.queue for part in ranges])
         unsubscribed = self._unsubscribed([part.queue for part in ranges])
         view = self._view
@@ -316,7 +321,9 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             usable_cores(),
             are_queues_apart=options.group is not None and (options.group.is_fenced or options.group.is_orderly),
         )
-        return plan_partitions(view, kept, limits, self._fence)
+        planned = plan_partitions(view, kept, limits, self._fence, records=after.records)
+        self._records.note_planned(planned)
+        return planned
 
     def _unsubscribed(self, queues: Collection[QueueKey]) -> set[QueueKey]:
         """Return those of `queues` to which the query does not subscribe.
@@ -340,7 +347,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_bounds:
             ends = {queue: available.max_offset for queue, available in self._view.bounds.items()}
-            metadata: dict[str, Any] = {"v": version_of(has_brokers=self._has_brokers)}
+            metadata: dict[str, Any] = {"v": version_of(has_brokers=self._view.has_brokers)}
             if self._view.away:
                 metadata["away"] = describe_for_progress(self._view.brokers_away)
             self._report = {**encode_queues(ends), MARK: metadata}
@@ -365,7 +372,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
     def _decode(self, offset: dict[str, Any]) -> StreamOffset:
         if self._last is not None and offset == self._last[0]:
             return self._last[1]
-        return decode_offset(offset, has_brokers=self._has_brokers)
+        return decode_offset(offset, has_brokers=self._view.has_brokers)
 
     def _refresh(self, known: Collection[QueueKey]) -> None:
         bounds = self._view.bounds
@@ -468,7 +475,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             return BatchAssignment()
         if before.is_initial() and self._options.group is not None:
             _LOG.warning(
-                "rmq: the query begins at the offsets of consumer group %s, but is no member of it: it reads all "
+                "rmq: the query begins at the offsets of consumer group %s, but does not join it: it reads all "
                 "queues, and commits nothing",
                 self._options.group.group,
             )

@@ -68,7 +68,7 @@ REFUSED = {
         CLUSTER | {"tls": "true", "tlsVerify": "none", "tlsCaFile": "/a"},
         "tlsCaFile has no effect with tlsVerify=none",
     ),
-    "a port that is none": (CLUSTER | {"nameServer": "ns1:port"}, "nameServer.*'ns1:port' is no address"),
+    "a port that is none": (CLUSTER | {"nameServer": "ns1:port"}, "nameServer.*'ns1:port' is not an address"),
     "a broker without an address": (
         CLUSTER | {"brokerAddresses": "broker-a"},
         "brokerAddresses has the part 'broker-a'",

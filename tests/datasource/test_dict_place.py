@@ -81,7 +81,7 @@ class TestQueryOfADict(DictFixtures):
     @pytest.mark.parametrize(
         ("name", "value", "reason"),
         [
-            ("maxBytesPerTrigger", "64m", "tell the size of messages before it reads them"),
+            ("maxBytesPerTrigger", "64m", "estimate the size of messages before it reads them"),
             ("keys", "a", "look messages up by key or id"),
             ("consumerGroup", "billing", "tell the committed offsets of consumer groups"),
             ("secretKey", "hidden", "be reached through a name server"),

@@ -17,7 +17,7 @@ from rmq_spark.datasource.plan.offsets import (
     initial_offset,
 )
 from rmq_spark.store.errors import OptionError
-from rmq_spark.store.model import QueueKey
+from rmq_spark.store.model import QueueKey, RecordProof
 
 # No deadline, as the machine may be busy. The same examples every time.
 usual = settings(deadline=None, derandomize=True)
@@ -65,6 +65,20 @@ def test_encode_offset_keeps_the_time_from_which_later_queues_are_read() -> None
     offset = StreamOffset({QueueKey("orders", 0, "broker-a"): 5}, since_ms=1_700_000_000_000)
     assert json.dumps(encode_offset(offset)) == text
     assert decode_offset(json.loads(text), has_brokers=True) == offset
+
+
+def test_encode_offset_keeps_records_that_were_read() -> None:
+    a, b = QueueKey("orders", 1, "broker-a"), QueueKey("orders", 0, "broker-b")
+    positions = '{"orders": {"broker-a:1": 5, "broker-b:0": 9}'
+    read = '{"orders": {"broker-a:1": [4, 123456, 1700000000000], "broker-b:0": [8, 0, 1700000000001]}}'
+    text = f'{positions}, "@": {{"v": 2, "turn": "orders/broker-a:1", "read": {read}}}}}'
+    records = {(b, 8): RecordProof(0, 1_700_000_000_001), (a, 4): RecordProof(123_456, 1_700_000_000_000)}
+    offset = StreamOffset({a: 5, b: 9}, cursor=a, records=records)
+    assert json.dumps(encode_offset(offset)) == text
+    assert decode_offset(json.loads(text), has_brokers=True) == offset
+    assert parse_positions(text).queues == offset.positions
+    without = positions + ', "@": {"v": 2}}'
+    assert decode_offset(json.loads(without), has_brokers=True).records == {}, "as earlier releases wrote it"
 
 
 def test_encode_offset_without_queues_has_version_2_if_there_is_a_time() -> None:
@@ -161,6 +175,9 @@ def test_decode_offset_refuses_an_offset_without_metadata() -> None:
         {"orders": {"0": None}, "@": {"v": 1}},
         {"@": {"v": 1, "start": 5}},
         {"@": {"v": 1, "turn": "orders"}},
+        {"orders": {"b:0": 5}, "@": {"v": 2, "read": {"orders": {"b:0": [4, 100]}}}},
+        {"orders": {"b:0": 5}, "@": {"v": 2, "read": {"orders": {"b:0": 4}}}},
+        {"orders": {"b:0": 5}, "@": {"v": 2, "read": [4, 100, 5]}},
         5,
         "5",
         [{"@": {"v": 1}}],
