@@ -18,5 +18,7 @@ catalog.py         what a reader knows: topics, queues and answers about them
 puller.py          reads ranges; pull_pipeline.py and pull_pace.py decide which pulls are in flight
 pulled_records.py  bodies of pulls -> record batches
 long_poll.py       pulls that brokers hold until a message arrives
+doctor.py          what a query needs, tried at every server; diagnosis.py what the answers mean
 backend.py         a cluster as a place of the contract; reader.py the same for programs
+consumer.py        a pull consumer for programs; pull_answers.py the results of its pulls, offset_commits.py its offsets
 """

@@ -9,6 +9,7 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.requests import Request, queue_fields, write_json
 from rmq_spark.store.cluster.responses import (
     AllGroupOffsetsResponse,
+    CommitResponse,
     CommittedOffsetResponse,
     DoneResponse,
     GroupConnectionsResponse,
@@ -43,7 +44,7 @@ class CommittedOffsetRequest(Request[CommittedOffsetResponse]):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitOffsetRequest(Request[DoneResponse]):
+class CommitOffsetRequest(Request[CommitResponse]):
     """Commit the offset of a group in a queue (UpdateConsumerOffsetRequestHeader).
 
     The broker accepts any number, and executes requests in any order. Send one at a time for each queue.
@@ -53,7 +54,7 @@ class CommitOffsetRequest(Request[DoneResponse]):
     queue: QueueKey
     offset: int
     code = RequestCode.UPDATE_CONSUMER_OFFSET
-    response = DoneResponse
+    response = CommitResponse
 
     @property
     def purpose(self) -> str:

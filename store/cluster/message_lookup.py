@@ -17,7 +17,7 @@ from typing import Any
 
 from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.requests import KeySearchRequest, RecordAtRequest
-from rmq_spark.store.errors import DamageError, RmqError
+from rmq_spark.store.errors import BackendUnavailableError, DamageError, RmqError
 from rmq_spark.store.format.java import decode_host
 from rmq_spark.store.format.message_ids import may_be_offset_message_id, parse_offset_message_id
 from rmq_spark.store.format.properties import KEYS, UNIQ_KEY, parse
@@ -104,7 +104,7 @@ class MessageLookup:
         while open_ones:
             calls = [
                 (
-                    self._address_of(broker) or "",
+                    self._master_of(broker),
                     KeySearchRequest(self._stored_name(topic), broker, word, _ANSWER_MAX, one.begin_ms, one.end_ms),
                 )
                 for (topic, broker), one in open_ones.items()
@@ -138,7 +138,7 @@ class MessageLookup:
         for some in (named, others):
             calls = [
                 (
-                    self._address_of(broker) or "",
+                    self._master_of(broker),
                     RecordAtRequest(wanted.physical_offset, self._stored_name(topic), broker),
                 )
                 for broker, topic in some.items()
@@ -153,6 +153,16 @@ class MessageLookup:
                     if record.topic == self._stored_name(topic).encode():
                         return {(QueueKey(topic, record.queue_id, broker), record.queue_offset)}
         return set()
+
+    def _master_of(self, broker: str) -> str:
+        """Return where to ask a broker. Raises BackendUnavailableError if no name server lists a master of it."""
+        address = self._address_of(broker)
+        if address is None:
+            raise BackendUnavailableError(
+                f"cannot search the messages of broker {broker}: no name server lists a master of it; expected one. "
+                "Repeat the search when the broker is back."
+            )
+        return address
 
     def _ask(self, calls: Sequence[tuple[str, Any]]) -> list[Any]:
         """Return the responses. Raises the first error."""

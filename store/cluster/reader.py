@@ -45,7 +45,7 @@ class ClusterReader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ClusterReader of {self._backend.location.describe()}>"
+        return f"<{type(self).__name__} of {self._backend.location.describe()}>"
 
     def close(self) -> None:
         """Release the connections. A second call does nothing."""

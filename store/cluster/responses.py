@@ -37,6 +37,20 @@ class DoneResponse(Response):
 
 
 @dataclass(frozen=True, slots=True)
+class CommitResponse(Response):
+    """The answer to a commit. A broker of 5.x drops it if the group `is_reset` by an administrator.
+
+    That ends with the next pull of the group from the queue, which takes the reset.
+    """
+
+    is_reset: bool
+
+    @classmethod
+    def of(cls, command: Command, request: Question) -> Self:
+        return cls("previously reset" in (command.remark or ""))
+
+
+@dataclass(frozen=True, slots=True)
 class QueueData:
     """The queues of a topic on one broker (QueueData). `perm` is a sum of the constants PERM_* of `config_json`."""
 
@@ -121,10 +135,14 @@ def _read_broker(answer: Answer, one: Mapping[str, object]) -> BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfoResponse(Response):
-    """The brokers of a cluster by name, and the names of the brokers of each cluster, sorted (ClusterInfo)."""
+    """The brokers of a cluster by name, and the names of the brokers of each cluster, sorted (ClusterInfo).
+
+    `server_version` is the number of the name server's version (MQVersion).
+    """
 
     brokers: Mapping[str, BrokerData]
     clusters: Mapping[str, tuple[str, ...]]
+    server_version: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, command: Command, request: Question) -> Self:
@@ -135,6 +153,7 @@ class ClusterInfoResponse(Response):
         return cls(
             {name: _read_broker(answer, {"brokerName": name, **table[name]}) for name in sorted(table)},
             {name: tuple(sorted(answer.texts(clusters, name))) for name in sorted(clusters)},
+            command.version,
         )
 
 
@@ -161,9 +180,13 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatsResponse(Response):
-    """The bounds of all queues of a topic on one broker (TopicStatsTable)."""
+    """The bounds of all queues of a topic on one broker (TopicStatsTable).
+
+    `server_version` is the number of the broker's version (MQVersion).
+    """
 
     queues: Mapping[QueueKey, QueueStats]
+    server_version: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, command: Command, request: Question) -> Self:
@@ -177,7 +200,8 @@ class TopicStatsResponse(Response):
                     answer.integer(one, "lastUpdateTimestamp", 0),
                 )
                 for text, one in table.items()
-            }
+            },
+            command.version,
         )
 
 

@@ -127,7 +127,7 @@ class PullLimits:
 
 
 # The name of a setting of MessageStoreConfig in snake case -> the name of the field of PullLimits.
-_SETTINGS = {
+LIMIT_SETTINGS = {
     "max_transfer_bytes_on_message_in_memory": "max_bytes_in_memory",
     "max_transfer_count_on_message_in_memory": "max_count_in_memory",
     "max_transfer_bytes_on_message_in_disk": "max_bytes_on_disk",
@@ -143,7 +143,7 @@ def limits_of_broker(**settings: int) -> PullLimits:
     `settings` change some of them. Their names are those of RocketMQ's settings, in snake case. Raises OptionError if a
     value is not an integer of at least 1.
     """
-    found = {_SETTINGS[name]: check_integer(name, value, 1) for name, value in settings.items()}
+    found = {LIMIT_SETTINGS[name]: check_integer(name, value, 1) for name, value in settings.items()}
     return PullLimits(memory_bytes=memory_bytes() or UNKNOWN_MEMORY_BYTES, **found)
 
 

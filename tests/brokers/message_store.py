@@ -42,7 +42,7 @@ _QUEUE_FILE_BYTES = 20 * 5_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a store finds for a pull: a status, the next offset, and the bytes of records (GetMessageResult)."""
+    """The result of a pull in a store: a status, the next offset, and the bytes of records (GetMessageResult)."""
 
     status: str
     next_offset: int
@@ -150,7 +150,7 @@ class MessageStore:
         self._is_changed = True
 
     def set_topic(self, topic: str, queue_count: int) -> None:
-        """Create a topic, or give it so many queues. Queues that exist stay.
+        """Create a topic, or give it this number of queues. Queues that exist stay.
 
         The files are written before the next message and when the store is closed, for all topics together.
         """
@@ -282,7 +282,7 @@ class MessageStore:
         return queue in self._reader.queues(queue.topic)
 
     def _read_bounds(self, queue: QueueKey) -> QueueBounds:
-        """Return the bounds of a queue that the store knows.
+        """Return the bounds of a queue of the store.
 
         If its topic was deleted and created again, and it has no message yet, the engine takes its files for lost.
         """

@@ -1,4 +1,7 @@
-"""A consumer that pulls: what it says of queues, how it waits, whose offsets it keeps, and what it refuses."""
+"""The consumer of a store directory: how it waits, whose offsets it keeps, and what it refuses.
+
+What it has in common with the consumer of a live cluster is in `test_pull_consumers.py`.
+"""
 
 import fcntl
 import json
@@ -58,13 +61,6 @@ def stored_offsets(store: str) -> dict[str, dict[str, int]]:
 # -- looking and pulling ----------------------------------------------------------------------------------------------
 
 
-def test_queues_and_offsets_are_those_of_the_store(consumer: PullConsumer) -> None:
-    assert consumer.topics() == ["T"]
-    assert consumer.queues("T") == [QUEUE, OTHER]
-    assert (consumer.min_offset(QUEUE), consumer.max_offset(QUEUE)) == (0, 10)
-    assert (consumer.min_offset(OTHER), consumer.max_offset(OTHER)) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("at", "rule", "offset"),
     [
@@ -78,15 +74,6 @@ def test_queues_and_offsets_are_those_of_the_store(consumer: PullConsumer) -> No
 )
 def test_an_offset_is_found_by_time(consumer: PullConsumer, at: int | datetime, rule: str, offset: int) -> None:
     assert consumer.search_offset(QUEUE, at, rule) == offset
-
-
-def test_a_client_that_follows_the_next_offset_gets_everything(consumer: PullConsumer) -> None:
-    pulled, offset = [], 0
-    while (found := consumer.pull(QUEUE, offset, 3)).pull_status is PullStatus.FOUND:
-        pulled += found.messages.column("body").to_pylist()
-        offset = found.next_begin_offset
-    assert pulled == [b"%d" % n for n in range(10)]
-    assert (found.status, found.next_begin_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 10)
 
 
 def test_what_was_sent_is_pulled_at_once(consumer: PullConsumer) -> None:
@@ -221,30 +208,6 @@ def test_an_append_of_another_process_wakes(tmp_path: Path, store: str) -> None:
 # -- a group's offsets ------------------------------------------------------------------------------------------------
 
 
-def test_an_offset_is_in_mind_until_it_is_committed(store: str) -> None:
-    with PullConsumer(store, "G") as one, PullConsumer(store, "G") as other:
-        assert one.fetch_consume_offset(QUEUE) is None
-        one.update_consume_offset(QUEUE, 4)
-        assert one.fetch_consume_offset(QUEUE) == 4
-        assert one.fetch_consume_offset(QUEUE, from_store=True) is None
-        assert other.fetch_consume_offset(QUEUE) is None
-        assert one.commit() == {QUEUE: 4}
-        assert one.commit() == {}
-        assert other.fetch_consume_offset(QUEUE) == 4
-        assert stored_offsets(store) == {"T@G": {"0": 4}}
-
-
-def test_the_stores_offset_counts_once_it_was_asked_for(store: str) -> None:
-    with PullConsumer(store, "G") as one, PullConsumer(store, "G") as other:
-        one.update_consume_offset(QUEUE, 9)
-        other.update_consume_offset(QUEUE, 3)
-        other.commit()
-        assert one.fetch_consume_offset(QUEUE) == 9
-        assert one.fetch_consume_offset(QUEUE, from_store=True) == 3
-        assert one.fetch_consume_offset(QUEUE) == 3
-        assert one.commit() == {}
-
-
 def test_a_smaller_offset_overwrites_a_larger_one_in_the_store(consumer: PullConsumer, store: str) -> None:
     consumer.update_consume_offset(QUEUE, 10)
     consumer.commit()
@@ -352,29 +315,6 @@ def test_every_whole_number_is_written_as_one(consumer: PullConsumer, store: str
     assert stored_offsets(store)["T@G"]["0"] == int(offset)
 
 
-def test_one_queue_is_committed_as_a_list_of_one(consumer: PullConsumer) -> None:
-    consumer.update_consume_offset(QUEUE, 3)
-    consumer.update_consume_offset(OTHER, 0)
-    assert consumer.commit(QUEUE) == {QUEUE: 3}
-
-
-@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt])
-def test_a_body_that_fails_has_its_offsets_not_written(store: str, raised: type[BaseException]) -> None:
-    def fail(consumer: PullConsumer) -> None:
-        with consumer:
-            consumer.update_consume_offset(QUEUE, 3)
-            consumer.commit()
-            consumer.update_consume_offset(QUEUE, 7)
-            raise raised
-
-    opened = PullConsumer(store, "G")
-    with pytest.raises(raised):
-        fail(opened)
-    assert stored_offsets(store)["T@G"]["0"] == 3
-    with pytest.raises(StoreError, match="was closed"):
-        opened.pull(QUEUE, 0)
-
-
 def test_an_error_at_the_close_does_not_hide_that_of_the_body(store: str) -> None:
     class Sender(Producer):
         def close(self) -> None:
@@ -426,22 +366,6 @@ def test_a_program_opens_a_consumer_with_a_brokers_settings(store: str) -> None:
 def test_a_consumer_is_not_opened_with_what_means_nothing(store: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         rmq_spark.open_consumer(store, **given)
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda one: one.fetch_consume_offset(QUEUE),
-        lambda one: one.update_consume_offset(QUEUE, 1),
-        lambda one: one.commit(),
-    ],
-)
-def test_offsets_without_a_group_are_refused(store: str, ask: Callable[[PullConsumer], object]) -> None:
-    with (
-        PullConsumer(store) as consumer,
-        pytest.raises(OptionError, match="offsets need a consumer group: open the consumer"),
-    ):
-        ask(consumer)
 
 
 def test_a_consumer_opens_only_with_what_it_can_use(store: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,16 @@ def test_broker_that_is_away_is_an_error(cluster: RunningCluster, reader: Cluste
         reader.find_key("orders", word)
     with pytest.raises(BackendUnavailableError):
         reader.find_message_id(word, ["orders"])
+
+
+@pytest.mark.parametrize("word", ["k", str(OffsetMessageId(Host("10.0.0.1", 10911), 0))], ids=["key", "id"])
+def test_broker_without_a_master_is_named(cluster: RunningCluster, reader: ClusterReader, word: str) -> None:
+    cluster.add_slave("broker-b")
+    cluster.brokers["broker-b"].kill()
+    cluster.forget("broker-b")
+    for find in (partial(reader.find_key, "orders", word), partial(reader.find_message_id, word, ["orders"])):
+        with pytest.raises(BackendUnavailableError, match="messages of broker broker-b: no name server lists a master"):
+            find()
 
 
 def test_id_of_the_producer_is_found(cluster: RunningCluster, reader: ClusterReader) -> None:
