@@ -29,6 +29,7 @@ class _Listed(NamedTuple):
 COMMANDS = {
     "topics": _Listed("list_commands", "topics", "List topics: queues, messages, bytes, time span."),
     "queues": _Listed("list_commands", "queues", "List queues: offsets, messages, bytes, time span."),
+    "count": _Listed("count", "count", "Count messages, by time and by filters."),
     "groups": _Listed("list_commands", "groups", "List consumer groups and their lag."),
     "lag": _Listed("list_commands", "lag", "Show the lag of a group, queue by queue."),
     "cat": _Listed("messages", "cat", "Print messages in stored order; --follow waits for more."),
@@ -42,16 +43,31 @@ COMMANDS = {
     "import": _Listed("export_import", "import_", "Append the messages of a Parquet file, each once."),
     "check": _Listed("check_repair", "check", "Check every file of a store for damage."),
     "repair": _Listed("check_repair", "repair", "Repair a store, after confirmation."),
+    "doctor": _Listed("doctor", "doctor", "Try what a query of a live cluster needs."),
     "close": _Listed("admin_commands", "close", "Flush a store and mark it as cleanly shut down."),
     "serve": _Listed("serve", "serve", "Deliver delayed messages when they are due."),
     "demo": _Listed("demo", "demo", "Create a small example store."),
 }
 # These change nothing, so Ctrl-C prints no summary.
-_READ_ONLY = frozenset({"topics", "queues", "groups", "lag", "cat", "get", "dump", "check"})
-_ENDING = """
-rmq COMMAND --help shows details and examples. Exit status: 0 success, 1 error,
-2 invalid usage, 3 not healthy (check, repair) or not found (get), 130 Ctrl-C.
-"""
+_READ_ONLY = frozenset({"topics", "queues", "count", "groups", "lag", "cat", "get", "dump", "check", "doctor"})
+# What to do in a cluster instead of the commands that need the files of a store.
+_ON_THE_MACHINE = "Run it on the machine of a broker, with the broker's storePathRootDir as PATH"
+_OF_FILES = {
+    "groups": "`mqadmin consumerProgress` shows the groups of a cluster",
+    "lag": "`mqadmin consumerProgress -g GROUP` shows the lag in a cluster",
+    "dump": _ON_THE_MACHINE,
+    "send": "Send with a client of RocketMQ, or with `mqadmin sendMessage`",
+    "create": "`mqadmin updateTopic` creates a topic in a cluster",
+    "reset": "`mqadmin resetOffsetByTime` resets a group of a cluster",
+    "dlq": "`rmq cat --name-server HOST:PORT %DLQ%GROUP` prints the dead letters of a cluster",
+    "export": "`rmq cat --name-server HOST:PORT TOPIC --format parquet --output FILE` writes a Parquet file",
+    "import": "Send with a client of RocketMQ",
+    "check": _ON_THE_MACHINE,
+    "repair": _ON_THE_MACHINE,
+    "close": _ON_THE_MACHINE,
+    "serve": "The brokers of a cluster deliver delayed messages themselves",
+}
+_ENDING = "rmq COMMAND --help: details, examples. Exit status: 0 success, 1 error, 2 usage.\n"
 
 
 class _Rmq(click.Group):
@@ -82,7 +98,7 @@ class _Rmq(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the usage, the list of commands, and the exit statuses."""
-        formatter.write("Usage: rmq COMMAND PATH ...   PATH: a store's folder (storePathRootDir)\n\n")
+        formatter.write("Usage: rmq COMMAND PATH ...   PATH: a store's folder, or -n HOST:PORT: a cluster\n\n")
         formatter.write_dl([(name, listed.short_help) for name, listed in COMMANDS.items()])
         formatter.write(_ENDING)
 
@@ -139,7 +155,8 @@ def run(words: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        error.show()
+        shown = _explained(error, words[0]) if isinstance(error, click.NoSuchOption) else error
+        shown.show()
         return error.exit_code
     except RmqError as error:
         # The arguments, the values of `--option=value`, and both as absolute paths, are printed unchanged.
@@ -160,6 +177,20 @@ def run(words: Sequence[str]) -> int:
         say(f"{command}: {error.filename or 'system error'}: {error.strerror or error}")
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _explained(error: click.NoSuchOption, command: str) -> click.UsageError:
+    """Return the error, or a clearer one if the option belongs to other commands or must not exist."""
+    if error.option_name in ("-n", "--name-server") and command in _OF_FILES:
+        text = f"{error.option_name}: `rmq {command}` needs the files of a store. {_OF_FILES[command]}."
+    elif error.option_name == "--secret-key":
+        text = (
+            "--secret-key does not exist, because other users see the words of a command. Set the environment variable "
+            "RMQ_SECRET_KEY, or give --credentials-file."
+        )
+    else:
+        return error
+    return click.UsageError(text, error.ctx)
 
 
 def _discard_output() -> None:

@@ -1,8 +1,11 @@
-"""`rmq topics`, `queues`, `groups` and `lag`: contents of a store and progress of its groups. Read-only."""
+"""`rmq topics`, `queues`, `groups` and `lag`: contents of a store and progress of its groups. Read-only.
+
+`topics` and `queues` list a cluster too. A broker tells no bytes, and no times without a read of messages.
+"""
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -10,48 +13,129 @@ import click
 import rmq_spark
 from rmq_spark.command.output import printable, rows_of, say, typed, waiting
 from rmq_spark.command.parameters import examples, reading
+from rmq_spark.command.place import Place, PlaceCommand, reads_place
+from rmq_spark.command.queue_views import ListedTopic, cause_of, describe, look_at, report_problems
 from rmq_spark.command.tables import show
+from rmq_spark.store.model import QueueAnswer, QueueBounds, QueueKey
 
 _TIMES = ("firstTimestamp", "lastTimestamp")
 _MAX_PROBLEMS = 10  # after the loss of a disk every queue has one
 
 
-@click.command(epilog=examples("rmq topics /data/rocketmq/store", "rmq topics store --all --json"))
-@reading
+@click.command(
+    cls=PlaceCommand,
+    epilog=examples("rmq topics /data/rocketmq/store", "rmq topics store --all --json", "rmq topics -n ns1:9876"),
+)
+@reads_place()
 @click.option("--all", "with_all", is_flag=True, help="Include RocketMQ's own topics that are empty.")
-def topics(path: str, commit_log_path: str | None, as_json: bool, with_all: bool) -> None:
-    """List the topics of the store at PATH.
+def topics(place: Place, as_json: bool, with_all: bool) -> None:
+    """List the topics of the store at PATH, or of a cluster.
 
     Bytes are the size of the records in the commit log, estimated for very many records. Times are UTC. Queues that
     cannot be read completely are named on stderr. A queue without a folder counts as empty, as it is before its first
     message; `rmq check` finds lost folders.
+
+    A cluster tells no bytes and times. Its queues that cannot be read count as empty and are named on stderr.
     """
-    with waiting("reading queues"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+    if place.is_cluster:
+        _list_cluster_topics(place, as_json=as_json, with_all=with_all)
+        return
+    with waiting("reading queues"), place.open() as store:
         summary = store.summary()
     rows = rows_of(summary.to_arrow())
     rows = [row for row in rows if with_all or row["messages"] or not row["isSystem"]]
     columns = ("topic", "queues", "messages", "bytes", *_TIMES)
     nothing = "The store has no topics. Create one with `rmq create PATH TOPIC`."
     show(rows, columns, as_json=as_json, nothing=nothing, optional=_TIMES)
-    _report_problems(path, summary.topics)
+    _report_problems(str(place.path), summary.topics)
 
 
-@click.command(epilog=examples("rmq queues store", "rmq queues store orders payments"))
-@reading
+def _list_cluster_topics(place: Place, *, as_json: bool, with_all: bool) -> None:
+    """Print a row for each topic of a cluster."""
+    with waiting("asking brokers"), place.open() as reader:
+        listed = look_at(reader, reader.topics())
+        rows = [
+            {
+                "topic": topic.name,
+                "isSystem": reader.is_system(topic.name),
+                "brokers": len({queue.broker for queue in topic.answers}),
+                "queues": len(topic.answers),
+                "messages": topic.messages,
+            }
+            for topic in listed
+        ]
+    rows = [row for row in rows if with_all or row["messages"] or not row["isSystem"]]
+    nothing = "The cluster has no topics. Create one with `mqadmin updateTopic`."
+    show(rows, ("topic", "brokers", "queues", "messages"), as_json=as_json, nothing=nothing)
+    _report_cluster_problems(listed)
+
+
+@click.command(
+    cls=PlaceCommand,
+    epilog=examples("rmq queues store", "rmq queues store orders payments", "rmq queues -n ns1:9876 orders"),
+)
+@reads_place("topics")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-def queues(path: str, commit_log_path: str | None, as_json: bool, topics: tuple[str, ...]) -> None:
+def queues(place: Place, as_json: bool, topics: tuple[str, ...]) -> None:
     """List the queues of topics. Without TOPIC: all queues that contain messages or cannot be read.
 
     minOffset is the offset of the oldest message, maxOffset the offset of the next message to be written.
+
+    The queues of a cluster have the name of their broker. The column problem says why one cannot be read, such as
+    since when its broker has been away. Brokers that no name server lists are not known.
     """
-    with waiting("reading queues"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+    if place.is_cluster:
+        _list_cluster_queues(place, topics, as_json=as_json)
+        return
+    with waiting("reading queues"), place.open() as store:
         found = [store.topic(name) for name in topics] if topics else store.summary().topics
     rows = [row for one in found for row in rows_of(one.to_arrow()) if topics or row["messages"] or row["problem"]]
     columns = ["topic", "queueId", "minOffset", "maxOffset", "messages", "bytes", *_TIMES]
     if any(row["problem"] for row in rows):
         columns.append("problem")
     show(rows, columns, as_json=as_json, nothing="No queue contains messages.", optional=(*_TIMES, "bytes"))
-    _report_problems(path, found)
+    _report_problems(str(place.path), found)
+
+
+def _list_cluster_queues(place: Place, topics: Sequence[str], *, as_json: bool) -> None:
+    """Print a row for each queue of topics of a cluster."""
+    with waiting("asking brokers"), place.open() as reader:
+        for topic in topics:
+            reader.queues(topic)  # raises if there is no such topic, or if it cannot be read
+        listed = look_at(reader, list(dict.fromkeys(topics or reader.topics())))
+    rows = [_queue_row(queue, answer) for topic in listed for queue, answer in topic.answers.items()]
+    rows = [row for row in rows if topics or row["messages"] or row["problem"]]
+    columns = ["topic", "brokerName", "queueId", "minOffset", "maxOffset", "messages"]
+    if any(row["problem"] for row in rows):
+        columns.append("problem")
+    if not as_json:
+        rows = [{**row, "problem": row["problem"] and cause_of(row["problem"])} for row in rows]  # stderr has the rest
+    show(rows, columns, as_json=as_json, nothing="No queue contains messages.")
+    _report_cluster_problems(listed)
+
+
+def _queue_row(queue: QueueKey, answer: QueueAnswer) -> dict[str, Any]:
+    """Return the row of a queue of a cluster. Without bounds its numbers are None."""
+    bounds = answer if isinstance(answer, QueueBounds) else None
+    return {
+        "topic": queue.topic,
+        "brokerName": queue.broker,
+        "queueId": queue.queue_id,
+        "minOffset": bounds and bounds.min_offset,
+        "maxOffset": bounds and bounds.max_offset,
+        "messages": bounds and bounds.max_offset - bounds.min_offset,
+        "problem": describe(answer),
+    }
+
+
+def _report_cluster_problems(listed: Iterable[ListedTopic]) -> None:
+    """Name on stderr the topics and queues of a cluster that cannot be read."""
+    problems: dict[QueueKey, str] = {}
+    for topic in listed:
+        problems |= topic.problems
+        if topic.problem is not None:
+            say(f"{topic.name}: {topic.problem}")
+    report_problems(problems)
 
 
 def _report_problems(path: str, topics: Iterable[Any]) -> None:

@@ -18,6 +18,8 @@ import pyarrow as pa
 
 import rmq_spark
 from rmq_spark.command.output import cell, json_line, rows_of
+from rmq_spark.command.queue_views import BROKER_NAME
+from rmq_spark.store.model import QueueKey
 
 FORMATS = ("text", "json", "arrow", "parquet")
 
@@ -53,7 +55,8 @@ class _Text(Output):
     def texts(self, row: dict[str, Any]) -> Iterator[str]:
         """Yield the fields of a line."""
         yield cell("", row["storeTimestamp"], in_ms=True)
-        yield cell("", f"{row['topic']}/{row['queueId']}@{row['queueOffset']}")
+        queue = QueueKey(row["topic"], row["queueId"], row.get(BROKER_NAME, ""))
+        yield cell("", f"{queue}@{row['queueOffset']}")
         if row["reconsumeTimes"]:
             yield f"(try {row['reconsumeTimes'] + 1})"
         yield from (cell("", row[name]) for name in ("tags", "keys", "body"))
@@ -98,7 +101,7 @@ class _Tables(Output):
         self._opened(table.schema).write_table(table)
 
     def finish(self) -> None:
-        columns = rmq_spark.COLUMNS
+        columns = {**rmq_spark.COLUMNS, BROKER_NAME: pa.string()}
         self._opened(pa.schema([(name, columns[name]) for name in self.names])).close()
 
     def _opened(self, schema: pa.Schema) -> Any:

@@ -1,68 +1,30 @@
-"""`rmq cat`: messages of several queues in the order of their physical offsets. Read-only.
+"""`rmq cat`: messages of several queues in their stored order. Read-only.
 
-`MessageRanges` finds the queue offsets to print, and with `--follow` polls for new ones. `merge` sorts the batches of
-all queues by physical offset: messages up to the smallest last offset of the current batches are complete, and every
-queue whose batch is used up reads the next one.
+`MessageRanges` finds the queue offsets to print, and with `--follow` waits for new ones. A view of the place
+(`queue_views`) merges the batches of all queues.
 """
 
+import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import pyarrow as pa
-import pyarrow.compute as pc
 
 import rmq_spark
 from rmq_spark.command.message_output import FORMATS, is_file, open_output
 from rmq_spark.command.output import progress, say
-from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples, reading
+from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples, message_filters
+from rmq_spark.command.place import Place, PlaceCommand, QueueName, queue_names_option, reads_place
+from rmq_spark.command.queue_views import BROKER_NAME, Beginning, ClusterView, StoreView, open_view
+from rmq_spark.store.model import QueueKey
 
-PHYSICAL_OFFSET = "commitLogOffset"
+_OFFSET = "queueOffset"
 _BUFFERED_MESSAGES = 65_536  # of all queues together
 _FIRST_BATCH, _SMALLEST_BATCH = 256, 64  # messages
-_POLL_S = 0.1
-
-
-def merge(sources: Mapping[object, Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
-    """Yield the rows of all sources in ascending order of `commitLogOffset`, by which each source is sorted already.
-
-    It buffers one batch per source, and the table that it yields.
-    """
-    buffered: dict[object, pa.Table] = {}
-    unfinished = dict(sources)
-    while True:
-        for key in [key for key in unfinished if key not in buffered]:
-            batch = next((batch for batch in unfinished[key] if batch.num_rows), None)
-            if batch is None:
-                del unfinished[key]
-            else:
-                buffered[key] = pa.Table.from_batches([batch])
-        if not buffered:
-            return
-        # A later batch of a source cannot contain an offset up to this one.
-        end = min(table[PHYSICAL_OFFSET][-1].as_py() for table in buffered.values())
-        parts = []
-        for key, table in list(buffered.items()):
-            count = pc.sum(pc.less_equal(table[PHYSICAL_OFFSET], end)).as_py() or 0
-            parts.append(table.slice(0, count))
-            if count < table.num_rows:
-                buffered[key] = table.slice(count)
-            else:
-                del buffered[key]
-        found = pa.concat_tables(parts)
-        yield found.take(pc.sort_indices(found[PHYSICAL_OFFSET])) if len(parts) > 1 else found
-
-
-class Beginning(NamedTuple):
-    """The first message to print: at most one field is set; if none is, the first stored message."""
-
-    time_ms: int | None
-    offset: int | None
-    last: int | None  # this number of messages before the end, counted over all queues
 
 
 class MessageRanges:
@@ -70,25 +32,25 @@ class MessageRanges:
 
     def __init__(
         self,
-        store: Any,
+        view: StoreView | ClusterView,
         topics: Sequence[str],
-        queue_ids: Sequence[int],
+        names: Sequence[QueueName],
         filters: Mapping[str, str | None],
         limit: int | None,
     ) -> None:
-        self._store, self._topics, self._queue_ids, self._filters = store, topics, queue_ids, filters
+        self._view, self._topics, self._names, self._filters = view, topics, names, filters
         self._buffered = min(_BUFFERED_MESSAGES, max(limit, _SMALLEST_BATCH)) if limit else _BUFFERED_MESSAGES
-        self._next: dict[Any, int] = {}
+        self._next: dict[QueueKey, int] = {}
         self._limit = None if any(filters.values()) else limit  # a filter makes the number of reads unknown
         self._read_count = self._total = 0
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def rounds(
-        self, names: Sequence[str], begin: Beginning, end_ms: int | None, *, follow: bool
+        self, columns: Sequence[str], begin: Beginning, end_ms: int | None, *, follow: bool
     ) -> Iterator[Iterator[Any]]:
-        """Yield the stored messages as tables sorted by physical offset; with `follow`, then new messages forever."""
-        columns = list(dict.fromkeys([*names, PHYSICAL_OFFSET]))
-        self._store.refresh()
+        """Yield the stored messages as tables in their stored order; with `follow`, then new messages forever."""
+        columns = list(dict.fromkeys([*columns, *self._view.order_columns, _OFFSET]))
+        self._view.refresh()
         ranges = self._first_ranges(begin, end_ms)
         while True:
             self._next |= {queue: end for queue, (_, end) in ranges.items()}
@@ -96,77 +58,116 @@ class MessageRanges:
             if self._limit is not None:
                 self._total = min(self._total, self._limit)
             batch_size = max(_SMALLEST_BATCH, self._buffered // max(1, len(ranges)))
-            yield merge({queue: self._read(queue, *ranges[queue], columns, batch_size) for queue in ranges})
+            yield self._view.merge({queue: self._read(queue, *ranges[queue], columns, batch_size) for queue in ranges})
             if not follow:
                 return
-            while not self._store.refresh():
-                time.sleep(_POLL_S)
-            ranges = dict(self._new_ranges())
+            while not self._view.wait(self._next):
+                pass
+            ranges = self._new_ranges(begin)
 
-    def _chosen_queues(self) -> Iterator[Any]:
-        """Yield the queues to print. Raises UsageError for a queue id that a topic does not have."""
-        for topic in self._topics:
-            queues = self._store.queues(topic)
-            wrong = set(self._queue_ids) - {queue.queue_id for queue in queues}
-            if wrong:
-                existing = ", ".join(str(queue.queue_id) for queue in queues)
-                raise click.UsageError(f"--queue {min(wrong)} does not exist in topic {topic}. Its queues: {existing}.")
-            yield from (queue for queue in queues if not self._queue_ids or queue.queue_id in self._queue_ids)
-
-    def _first_ranges(self, begin: Beginning, end_ms: int | None) -> dict[Any, tuple[int, int]]:
+    def _first_ranges(self, begin: Beginning, end_ms: int | None) -> dict[QueueKey, tuple[int, int]]:
         """Return the queue offsets [begin, end) to print, by queue."""
-        ranges = {}
-        for queue in self._chosen_queues():
-            bounds = self._store.bounds(queue)
-            end = bounds.max_offset if end_ms is None else self._store.offset_at_time(queue, end_ms)
-            first = begin.offset or 0
-            if begin.time_ms is not None:
-                first = self._store.offset_at_time(queue, begin.time_ms)
-            ranges[queue] = min(max(first, bounds.min_offset), end), end
+        queues = [queue for topic in self._topics for queue in choose_queues(self._view, topic, self._names)]
+        ranges = find_ranges(self._view, queues, begin, end_ms)
         return ranges if begin.last is None else self._last_of(ranges, begin.last)
 
-    def _new_ranges(self) -> Iterator[tuple[Any, tuple[int, int]]]:
-        """Yield each queue with the offsets that were appended since the last round; a new queue with all."""
-        for queue in self._chosen_queues():
-            bounds = self._store.bounds(queue)
-            first = self._next.get(queue, bounds.min_offset)
-            if first < bounds.min_offset:
-                say(f"rmq cat: {queue}: {bounds.min_offset - first} messages were deleted before they were printed")
-            yield queue, (max(first, bounds.min_offset), max(first, bounds.max_offset))
+    def _new_ranges(self, begin: Beginning) -> dict[QueueKey, tuple[int, int]]:
+        """Return the offsets that were appended to each queue since the last round; of a new queue all."""
+        queues = [queue for topic in self._topics for queue in choose_queues(self._view, topic, self._names)]
+        new = [queue for queue in queues if queue not in self._next]
+        ranges = find_ranges(self._view, new, self._view.late_beginning(begin), None) if new else {}
+        for queue, bounds in self._view.bounds(queues).items():
+            if queue in self._next:
+                first = self._next[queue]
+                if first < bounds.min_offset:
+                    say(f"rmq cat: {queue}: {bounds.min_offset - first} messages were deleted before they were printed")
+                ranges[queue] = max(first, bounds.min_offset), max(first, bounds.max_offset)
+        return ranges
 
-    def _last_of(self, ranges: dict[Any, tuple[int, int]], count: int) -> dict[Any, tuple[int, int]]:
+    def _last_of(self, ranges: dict[QueueKey, tuple[int, int]], count: int) -> dict[QueueKey, tuple[int, int]]:
         """Return the ranges shortened to the last `count` messages that match the filters, over all queues."""
-        offsets: list[tuple[int, Any, int]] = []
+        offsets: list[tuple[Any, QueueKey, int]] = []
         for queue, (begin, end) in ranges.items():
-            offsets += [(physical, queue, offset) for physical, offset in self._last_offsets(queue, begin, end, count)]
+            offsets += [(place, queue, offset) for place, offset in self._last_offsets(queue, begin, end, count)]
         kept = sorted(offsets, key=lambda one: (one[0], one[2]), reverse=True)[:count]
-        first: dict[Any, int] = {}
+        first: dict[QueueKey, int] = {}
         for _, queue, offset in kept:
             first[queue] = min(offset, first.get(queue, offset))
         return {queue: (first.get(queue, end), end) for queue, (_, end) in ranges.items()}
 
-    def _last_offsets(self, queue: Any, begin: int, end: int, count: int) -> list[tuple[int, int]]:
-        """Return physical and queue offset of a queue's last `count` messages, reading backwards from its end."""
-        found: list[tuple[int, int]] = []
+    def _last_offsets(self, queue: QueueKey, begin: int, end: int, count: int) -> list[tuple[Any, int]]:
+        """Return place in the order and queue offset of a queue's last `count` messages, reading back from its end."""
+        found: list[tuple[Any, int]] = []
+        columns = [*self._view.order_columns, _OFFSET]
         batch_size = max(count, _FIRST_BATCH)
         while end > begin and len(found) < count:
             first = max(begin, end - batch_size)
-            rows: list[tuple[int, int]] = []
-            for batch in self._store.read(queue, first, end, [PHYSICAL_OFFSET, "queueOffset"], **self._filters):
-                rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            rows: list[tuple[Any, int]] = []
+            try:
+                for batch in self._view.read(queue, first, end, columns, **self._filters):
+                    *places, offsets = (column.cast(pa.int64()).to_pylist() for column in batch.columns)
+                    rows += zip(zip(*places, strict=True), offsets, strict=True)
+            except rmq_spark.BackendUnavailableError as error:
+                self._view.note_failure(queue, error)
+                return found
             found = rows + found
             end, batch_size = first, min(batch_size * 4, _BUFFERED_MESSAGES)
-        return found[max(0, len(found) - count) :]
+        return _ascending(found[max(0, len(found) - count) :])
 
-    def _read(self, queue: Any, begin: int, end: int, columns: list[str], batch_size: int) -> Iterator[Any]:
-        """Yield a queue's messages in batches. The first is small, because the reader may stop early."""
+    def _read(self, queue: QueueKey, begin: int, end: int, columns: list[str], batch_size: int) -> Iterator[Any]:
+        """Yield a queue's messages in batches. The first is small, because the reader may stop early.
+
+        If the broker of the queue goes away, the next round begins after the last message.
+        """
         count = min(_FIRST_BATCH, batch_size)
         while begin < end:
-            stop = min(begin + count, end)
-            yield from self._store.read(queue, begin, stop, columns, **self._filters)
-            self._read_count += stop - begin
+            first, stop = begin, min(begin + count, end)
+            try:
+                for batch in self._view.read(queue, begin, stop, columns, **self._filters):
+                    if batch.num_rows:
+                        begin = batch.column(_OFFSET)[-1].as_py() + 1
+                    yield batch
+            except rmq_spark.BackendUnavailableError as error:
+                self._next[queue] = begin
+                self._view.note_failure(queue, error)
+                return
+            self._read_count += stop - first
             self.on_progress(min(self._read_count, self._total), self._total)
             begin, count = stop, min(count * 4, batch_size)
+
+
+def _ascending(found: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    """Return the messages with places that ascend: the place of each is at most that of the next one."""
+    for at in range(len(found) - 2, -1, -1):
+        found[at] = min(found[at][0], found[at + 1][0]), found[at][1]
+    return found
+
+
+def choose_queues(view: StoreView | ClusterView, topic: str, names: Sequence[QueueName]) -> list[QueueKey]:
+    """Return the queues of a topic with one of these names, or all if there are none.
+
+    Raises UsageError for a name that no queue has.
+    """
+    queues = view.queues(topic)
+    for name in names:
+        if not any(name.fits(queue) for queue in queues):
+            existing = ", ".join(queue.id_text for queue in queues)
+            raise click.UsageError(f"--queue {name} does not exist in topic {topic}. Its queues: {existing}.")
+    return [queue for queue in queues if not names or any(name.fits(queue) for name in names)]
+
+
+def find_ranges(
+    view: StoreView | ClusterView, queues: Sequence[QueueKey], begin: Beginning, end_ms: int | None
+) -> dict[QueueKey, tuple[int, int]]:
+    """Return the queue offsets [begin, end) of each queue that can be read; `begin.last` is ignored."""
+    bounds = view.bounds(queues)
+    ends = {queue: one.max_offset for queue, one in bounds.items()}
+    if end_ms is not None:
+        ends = view.offsets_at(bounds, end_ms)
+    firsts = dict.fromkeys(bounds, begin.offset or 0)
+    if begin.time_ms is not None:
+        firsts = view.offsets_at(bounds, begin.time_ms)
+    return {queue: (min(max(firsts[queue], one.min_offset), ends[queue]), ends[queue]) for queue, one in bounds.items()}
 
 
 DEFAULT_COLUMNS = "topic,queueId,queueOffset,commitLogOffset,tags,keys,body,bornTimestamp,storeTimestamp,reconsumeTimes"
@@ -175,22 +176,39 @@ _EXAMPLES = examples(
     "rmq cat store orders --from now-15m --tags 'paid || shipped'",
     "rmq cat store orders --follow --last 0 --columns keys,body",
     "rmq cat store orders --format parquet --output orders.parquet",
+    "rmq cat -n ns1:9876 orders --queue broker-a:0 --limit 10",
 )
 
 
-@click.command(epilog=f"{TIMES}\n\n{_EXAMPLES}")
-@reading
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("--queue", "queue_ids", type=int, multiple=True, help="Only this queue id. Repeatable.  [default: all]")
+class _Cat(PlaceCommand):
+    """The command, in which `-n NUMBER` is short for `--limit NUMBER`, and `-n HOST:PORT` for `--name-server`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        end = args.index("--") if "--" in args else len(args)
+        for at, word in enumerate(args[:end]):
+            if word == "-n" and at + 1 < end and args[at + 1].isdecimal():
+                args[at] = "--limit"
+            elif re.fullmatch(r"-n\d+", word):
+                args[at] = f"--limit={word[2:]}"
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Cat, epilog=f"{TIMES}\n\n{_EXAMPLES}")
+@reads_place("topics", are_required=True)
+@click.argument("topics", metavar="TOPIC...", nargs=-1)
+@queue_names_option
 @begin_time
 @end_time
 @click.option("--offset", type=click.IntRange(min=0), help="First queue offset to print, in each queue.")
 @click.option("--last", type=click.IntRange(min=0), metavar="N", help="Only the last N matching messages.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages.  [default: unlimited]"
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum number of messages; -n N is short for it.  [default: unlimited]",
 )
-@click.option("--tags", help='Only messages with one of these tags: "A || B".')
-@click.option("--sql92", help="Only messages whose properties match: \"colour = 'red' AND size > 3\".")
+@message_filters
 @click.option(
     "--columns",
     metavar="NAMES",
@@ -207,11 +225,10 @@ _EXAMPLES = examples(
     "-f", "--follow", is_flag=True, help="Wait for new messages until Ctrl-C or --limit. JSON: one object per line."
 )
 def cat(
-    path: str,
-    commit_log_path: str | None,
+    place: Place,
     as_json: bool,
     topics: tuple[str, ...],
-    queue_ids: tuple[int, ...],
+    queue_names: tuple[QueueName, ...],
     begin_ms: int | None,
     end_ms: int | None,
     offset: int | None,
@@ -223,10 +240,14 @@ def cat(
     form: str | None,
     output: str | None,
     follow: bool,
-) -> None:
+) -> int:
     """Print the messages of topics in stored order, starting with the oldest.
 
     Each line contains store time (UTC), topic/queue@offset, tags, keys and body. Bodies that are not UTF-8 are in hex.
+
+    In a cluster the messages of each broker are in stored order, and those of several brokers are ordered by store
+    time. A queue that cannot be read is named on stderr; the others are printed, and the exit status is 1. With
+    --output no file is written then.
     """
     begin = Beginning(begin_ms, offset, last)
     if sum(one is not None for one in begin) > 1:
@@ -236,14 +257,15 @@ def cat(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} cannot be combined. Give one of them.")
     form = form or ("json" if as_json else "text")
-    names = _column_names(columns or DEFAULT_COLUMNS)
+    names = _column_names(columns, has_brokers=place.is_cluster)
     filters = {"tags": tags, "sql92": sql92}
     file = None if output == "-" else output
     is_interactive = file is None and not is_file(sys.stdout)
-    with ExitStack() as bar, rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-        if file is not None:
-            store.refuse_inside(file)
-        ranges = MessageRanges(store, topics, queue_ids, filters, limit)
+    with ExitStack() as bar, place.open() as reader:
+        if file is not None and not place.is_cluster:
+            reader.refuse_inside(file)
+        view = open_view(place, reader, is_strict=file is not None)
+        ranges = MessageRanges(view, topics, queue_names, filters, limit)
         with open_output(form, file, names, is_endless=follow, is_plain=columns is not None) as out:
             if not (is_interactive and follow):
                 ranges.on_progress = bar.enter_context(progress("reading", "messages"))
@@ -253,7 +275,10 @@ def cat(
                 out.write((table if limit is None else table.slice(0, limit - out.messages)).select(names))
                 if limit is not None and out.messages >= limit:
                     break
+    if view.is_incomplete:
+        return 1
     _print_summary(out.messages, form, file)
+    return 0
 
 
 def _print_summary(count: int, form: str, file: str | None) -> None:
@@ -264,13 +289,20 @@ def _print_summary(count: int, form: str, file: str | None) -> None:
         say("No messages match.")
 
 
-def _column_names(columns: str) -> list[str]:
-    """Return the column names in a list separated by commas. Raises UsageError for unknown or repeated ones."""
+def _column_names(columns: str | None, *, has_brokers: bool) -> list[str]:
+    """Return the column names in a list separated by commas. Raises UsageError for unknown or repeated ones.
+
+    `has_brokers` says that there is a column brokerName.
+    """
+    known = [*rmq_spark.COLUMNS, *([BROKER_NAME] if has_brokers else [])]
+    if columns is None:
+        first, *others = DEFAULT_COLUMNS.split(",")
+        return [first, *known[len(rmq_spark.COLUMNS) :], *others]
     if columns == "*":
-        return list(rmq_spark.COLUMNS)
+        return known
     names = [name.strip() for name in columns.split(",")]
-    unknown = [name for name in names if name not in rmq_spark.COLUMNS]
+    unknown = [name for name in names if name not in known]
     if unknown or len(set(names)) < len(names):
         what = f"unknown column {', '.join(unknown)}" if unknown else "a column is repeated"
-        raise click.UsageError(f"--columns {columns}: {what}; expected some of: {', '.join(rmq_spark.COLUMNS)}.")
+        raise click.UsageError(f"--columns {columns}: {what}; expected some of: {', '.join(known)}.")
     return names

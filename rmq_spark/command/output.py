@@ -33,6 +33,36 @@ _TYPED = {
     "Name the topics to reset": "Name the topics to reset with --topic",
     "startingOffsets and endingOffsets of the source": "`rmq cat --offset`; in Spark startingOffsets and endingOffsets",
     "user who runs Spark": "user who runs rmq",
+    "Set tls=false if the server has no TLS (tls.server.mode=disabled), or tlsCertFile and": (
+        "Leave --tls out if the server has no TLS (tls.server.mode=disabled), or give --tls-cert-file and"
+    ),
+    "then set tls=true": "then give --tls",
+    "tlsVerify=none": "--tls-verify none",
+    "tlsCaFile=": "--tls-ca-file ",
+    "tlsCaFile": "--tls-ca-file",
+    "tlsCertFile": "--tls-cert-file",
+    "tlsKeyFile": "--tls-key-file",
+    ", and tlsKeyPassword if the key has a password": ", without a password",
+    "Check the options accessKey, secretKey and securityToken, or credentialsFile": (
+        "Check --access-key and RMQ_SECRET_KEY, RMQ_ACCESS_KEY and RMQ_SECRET_KEY, or --credentials-file"
+    ),
+    "the file of credentialsFile": "the file of --credentials-file",
+    "the option nameServer": "--name-server",
+    "Set nameServer to": "Set --name-server to",
+    "name more servers in nameServer": "name more servers with --name-server",
+    ", or name the topics with subscribe": ", or name the topics",
+    "Name the topics with subscribe instead of subscribePattern": "Name the topics",
+    ", or set pullGroup to a group that exists": "",
+    ", or set pullGroup to a group that may read": "",
+    " Or set pullGroup to a group that the account may use.": "",
+    "nameServer=": "--name-server ",
+    "whether nameServer names": "whether --name-server names",
+    "the option brokerAddresses=": "--broker-addresses ",
+    "the option brokerAddresses": "--broker-addresses",
+    "raise the option requestTimeout": "raise --request-timeout",
+    "Start the broker, or set brokerDownTimeout to a longer time": "Repeat the command when the broker is back",
+    " (option subscribe)": "",
+    ", on every machine of the query": "",
     "; on a cluster it must be visible under the same path on the driver and on every executor": "",
     "set lockTimeout": "give --lock-timeout",
     "set allowNetworkStore=true": "give --allow-network-store",
@@ -62,8 +92,8 @@ def typed(text: str, own: Iterable[str] = ()) -> str:
 
 def _typed(text: str) -> str:
     for name, words in _TYPED.items():
-        # After a slash nothing is replaced: it may be part of a path.
-        begin, end = r"(?<![\w/])" * name[0].isalnum(), r"(?!\w)" * name[-1].isalnum()
+        # After a slash nothing is replaced, which may be part of a path, and no part of a word such as broker-name.
+        begin, end = r"(?<![\w/-])" * name[0].isalnum(), r"(?!\w)" * name[-1].isalnum()
         text = re.sub(begin + re.escape(name) + end, words, text)
     return text
 

@@ -104,6 +104,10 @@ begin_time = click.option(
 end_time = click.option(
     "--to", "end_ms", type=Moment(), metavar="TIME", help="End before the first message stored at or after TIME."
 )
+message_filters = together(
+    click.option("--tags", help='Only messages with one of these tags: "A || B".'),
+    click.option("--sql92", help="Only messages whose properties match: \"colour = 'red' AND size > 3\"."),
+)
 
 # Parameters of commands that read a store, that change its config, and that append to it.
 reading = together(store_path, commit_log_path, as_json)

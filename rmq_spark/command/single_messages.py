@@ -8,56 +8,66 @@ import click
 
 import rmq_spark
 from rmq_spark.command.output import print_json, printable, rows_of, say, waiting
-from rmq_spark.command.parameters import examples, reading
+from rmq_spark.command.parameters import examples
+from rmq_spark.command.place import Place, PlaceCommand, QueueName, QueueParameter, reads_place
+from rmq_spark.command.queue_views import open_view
 
 NOT_FOUND = 3
 _EXAMPLES = examples(
     "rmq get store --key order-42",
     "rmq get store --id 7F00000100002A9F0000000000083C01",
     "rmq get store --topic orders --queue 3 --offset 17 --json",
+    "rmq get -n ns1:9876 --topic orders --queue broker-a:3 --offset 17",
 )
 
 
-@click.command(epilog=_EXAMPLES, context_settings={"allow_extra_args": True})
-@reading
+@click.command(cls=PlaceCommand, epilog=_EXAMPLES, context_settings={"allow_extra_args": True})
+@reads_place()
 @click.option("--id", "message_id", help="Message id: the producer's msgId, or the broker's offsetMsgId.")
 @click.option("--key", help="One of the message's keys.")
 @click.option("--topic", "topics", multiple=True, help="Search only this topic. Repeatable.  [default: all]")
-@click.option("--queue", "queue_id", type=int, help="Queue id; requires --topic and --offset.")
+@click.option(
+    "--queue",
+    type=QueueParameter(),
+    metavar="ID",
+    help="Queue id, or in a cluster BROKER:ID; requires --topic and --offset.",
+)
 @click.option("--offset", type=click.IntRange(min=0), help="Queue offset; requires --topic and --queue.")
 def get(
-    path: str,
-    commit_log_path: str | None,
+    place: Place,
     as_json: bool,
     message_id: str | None,
     key: str | None,
     topics: tuple[str, ...],
-    queue_id: int | None,
+    queue: QueueName | None,
     offset: int | None,
 ) -> int:
     """Show all messages with an id or a key, or the message at a queue offset, with all properties and the body.
 
     Ids and keys are searched in RocketMQ's index. If a broker wrote no index (messageIndexEnable), or lost its end in
     a crash, use `rmq cat`. Exit status 3 if no message is found.
+
+    In a cluster the brokers search their own indexes. Without --topic every topic is searched.
     """
     if words := click.get_current_context().args:
         raise click.UsageError(f"unexpected argument {words[0]!r}. Give --key {words[0]} or --id {words[0]}.")
     if sum(one is not None for one in (message_id, key, offset)) != 1:
         raise click.UsageError("Give one of --id, --key, or --offset with --topic and --queue.")
-    if offset is not None and (queue_id is None or len(topics) != 1):
+    if offset is not None and (queue is None or len(topics) != 1):
         raise click.UsageError("--offset requires one --topic and --queue.")
-    if offset is None and queue_id is not None:
+    if offset is None and queue is not None:
         raise click.UsageError("--queue requires --topic and --offset.")
-    with waiting("searching"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+    with waiting("searching"), place.open() as store:
         store.refresh()
-        names = topics or tuple(store.topics())
         positions: list[Any]  # (queue, queue offset)
-        if offset is not None:
-            positions = _find_offset(store, names[0], queue_id, offset)
-        elif message_id is not None:
-            positions = store.find_message_id(message_id, names)
+        if queue is not None and offset is not None:
+            positions = _find_offset(store, topics[0], queue, offset)
         else:
-            positions = _find_key(store, names, key, must_exist=bool(topics))
+            names = topics or open_view(place, store).topics()
+            if message_id is not None:
+                positions = store.find_message_id(message_id, names)
+            else:
+                positions = _find_key(store, names, key, must_exist=bool(topics))
         found = [store.message(*position) for position in positions]
         for position in positions:
             _report_wrong_crc(store, *position)
@@ -71,18 +81,19 @@ def get(
     return 0 if found else NOT_FOUND
 
 
-def _find_offset(store: Any, topic: str, queue_id: int | None, offset: int) -> list[Any]:
-    """Return [(queue, offset)], or [] outside of the queue's offsets. Raises UsageError for an unknown queue."""
+def _find_offset(store: Any, topic: str, name: QueueName, offset: int) -> list[Any]:
+    """Return [(queue, offset)], or [] outside of the queue's offsets. Raises UsageError unless one queue is named."""
     queues = store.queues(topic)
-    for queue in queues:
-        if queue.queue_id == queue_id:
-            bounds = store.bounds(queue)
-            if bounds.min_offset <= offset < bounds.max_offset:
-                return [(queue, offset)]
-            say(f"{queue} contains the queue offsets [{bounds.min_offset}, {bounds.max_offset}).")
-            return []
-    existing = ", ".join(str(queue.queue_id) for queue in queues)
-    raise click.UsageError(f"--queue {queue_id} does not exist in topic {topic}. Its queues: {existing}.")
+    chosen = [queue for queue in queues if name.fits(queue)]
+    if len(chosen) != 1:
+        found = "names several queues" if chosen else "does not exist"
+        existing = ", ".join(queue.id_text for queue in queues)
+        raise click.UsageError(f"--queue {name} {found} in topic {topic}. Its queues: {existing}.")
+    bounds = store.bounds(chosen[0])
+    if bounds.min_offset <= offset < bounds.max_offset:
+        return [(chosen[0], offset)]
+    say(f"{chosen[0]} contains the queue offsets [{bounds.min_offset}, {bounds.max_offset}).")
+    return []
 
 
 def _find_key(store: Any, topics: Sequence[str], key: str | None, *, must_exist: bool) -> list[Any]:
@@ -100,4 +111,5 @@ def _report_wrong_crc(store: Any, queue: Any, offset: int) -> None:
         for _ in store.read(queue, offset, offset + 1, ["body"], check_crc=True):
             pass
     except rmq_spark.DamageError:
-        say(f"{queue}@{offset}: the body's CRC does not match. Run `rmq check` for details.")
+        advice = "The broker's disk or memory may be damaged." if queue.broker else "Run `rmq check` for details."
+        say(f"{queue}@{offset}: the body's CRC does not match. {advice}")

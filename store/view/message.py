@@ -28,6 +28,7 @@ from rmq_spark.store.format.record_headers import gather
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import ConsumeQueue, Entries
 from rmq_spark.store.log.segments import SegmentRun
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.view import summary_html
 from rmq_spark.store.view.summary import as_pandas
 from rmq_spark.store.view.summary_text import bytes_text, time_text
@@ -47,7 +48,8 @@ class Message:
     """One message, with all of its fields. `body` is decompressed, times are ms since the epoch, hosts are `ip:port`.
 
     `topic` is the topic to which the message was sent, and `physical_topic` the topic in which it is stored. They
-    differ if the message is retried. `table` has the message as one row, with all columns of the data source.
+    differ if the message is retried. `broker_name` is "" in a store directory. `table` has the message as one row, with
+    all columns of the data source; the column brokerName is only there for a message of a cluster.
     """
 
     topic: str
@@ -69,6 +71,7 @@ class Message:
     flag: int
     sys_flag: int
     table: pa.Table
+    broker_name: str = ""
 
     def text(self) -> str:
         """Return the body as text. Raises UnicodeDecodeError if the body is not UTF-8."""
@@ -121,7 +124,7 @@ class Message:
         more = f"\n… and {left:,} more" if left else ""
         return (
             f"message {self.message_id} of {self.topic}\n"
-            f"in {self.physical_topic}/{self.queue_id}, queue offset {self.queue_offset}, "
+            f"in {QueueKey(self.physical_topic, self.queue_id, self.broker_name)}, queue offset {self.queue_offset}, "
             f"physical offset {self.commit_log_offset}\n"
             f"born {time_text(self.born_ms)} UTC, stored {time_text(self.stored_ms)} UTC\nproperties:{named}\n"
             f"body, {bytes_text(len(self.body))} of {kind}:\n{text}{more}"
@@ -132,9 +135,9 @@ class Message:
 
 
 def message_of(table: pa.Table) -> Message:
-    """Return the message in a table, which must have one row and all columns of the data source."""
+    """Return the message in a table, which must have one row and all columns of a record; then maybe brokerName."""
     assert table.num_rows == 1, table.num_rows
-    assert table.column_names == list(COLUMNS), table.column_names
+    assert table.column_names[: len(COLUMNS)] == list(COLUMNS), table.column_names
     # Read times as integers, because a producer may write any number, also one that no datetime can represent.
     row = table.drop_columns(["bornTimestamp", "storeTimestamp"]).to_pylist()[0]
     born_us, stored_us = (table[name].cast(pa.int64())[0].as_py() for name in ("bornTimestamp", "storeTimestamp"))
@@ -158,6 +161,7 @@ def message_of(table: pa.Table) -> Message:
         flag=row["flag"],
         sys_flag=row["sysFlag"],
         table=table,
+        broker_name=row.get("brokerName", ""),
     )
 
 

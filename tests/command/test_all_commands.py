@@ -49,7 +49,8 @@ def test_the_help_is_one_screen(rmq: Rmq) -> None:
 
 
 def test_every_command_that_is_promised_is_there() -> None:
-    promised = "topics queues groups lag cat get send create reset dlq export import check repair close dump serve demo"
+    promised = "topics queues count groups lag cat get send create reset dlq export import check repair close dump"
+    promised += " serve demo doctor"
     assert " ".join(sorted(COMMANDS)) == " ".join(sorted(re.findall(r"\w+", promised)))
     assert all(FOLDER.joinpath(f"{one.module}.py").exists() for one in COMMANDS.values())
 
@@ -75,7 +76,7 @@ def split(line: str) -> list[str]:
 def test_every_command_has_json_and_its_path_first(words: str, command: click.Command) -> None:
     assert any("--json" in option.opts for option in command.params)
     arguments = [one.name for one in command.params if isinstance(one, click.Argument)]
-    assert arguments[:1] == ([] if words == "demo" else ["path"])
+    assert arguments[:1] == ([] if words in ("demo", "doctor") else ["path"])
 
 
 def test_the_list_of_commands_says_what_each_says_first(rmq: Rmq) -> None:

@@ -1,0 +1,94 @@
+"""The options with which a command connects to a live cluster, and the arguments of `open_reader` that they mean."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from rmq_spark.command.parameters import Decorator
+
+SECRET_KEY_VARIABLE = "RMQ_SECRET_KEY"
+
+
+class ClusterOption(click.Option):
+    """An option that only concerns a cluster."""
+
+
+_file = click.Path(exists=True, dir_okay=False)
+CONNECTION_OPTIONS: tuple[Decorator, ...] = (
+    click.option("--namespace", cls=ClusterOption, metavar="NAME", help="Namespace of the topics."),
+    click.option(
+        "--broker-addresses",
+        cls=ClusterOption,
+        metavar="BROKER=HOST:PORT",
+        help="Address of a broker, if not the one that it registered. Several are separated by semicolons.",
+    ),
+    click.option(
+        "--access-key",
+        cls=ClusterOption,
+        metavar="KEY",
+        help="Account; its secret key is in the environment variable RMQ_SECRET_KEY.  [default: RMQ_ACCESS_KEY]",
+    ),
+    click.option(
+        "--credentials-file",
+        cls=ClusterOption,
+        type=_file,
+        metavar="FILE",
+        help="File with the keys of the account, in lines accessKey: and secretKey:.",
+    ),
+    click.option("--tls", cls=ClusterOption, is_flag=True, help="Encrypt all connections."),
+    click.option(
+        "--tls-verify",
+        cls=ClusterOption,
+        type=click.Choice(["ca", "full", "none"]),
+        help="How certificates are checked: ca the issuer, full also the host, none nothing.  [default: ca]",
+    ),
+    click.option(
+        "--tls-ca-file",
+        cls=ClusterOption,
+        type=_file,
+        metavar="FILE",
+        help="Certificates of authorities (PEM).  [default: those of this machine]",
+    ),
+    click.option(
+        "--tls-cert-file", cls=ClusterOption, type=_file, metavar="FILE", help="Certificate of this client (PEM)."
+    ),
+    click.option("--tls-key-file", cls=ClusterOption, type=_file, metavar="FILE", help="Its key, without a password."),
+    click.option(
+        "--request-timeout",
+        cls=ClusterOption,
+        type=click.FloatRange(min=0.001),
+        metavar="SECONDS",
+        help="Maximum time of a request, in seconds.  [default: 3]",
+    ),
+)
+
+
+def option_name(parameter: str) -> str:
+    """Return the name of the option of a parameter."""
+    return f"--{parameter.replace('_', '-')}"
+
+
+def cluster_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `open_reader` for the parameters of a command, with the secret key from the environment.
+
+    Parameters that are None or False are left out. Raises UsageError for options that do not fit together.
+    """
+    found = {name: value for name, value in given.items() if value not in (None, False)}
+    without_tls = [option_name(name) for name in found if name.startswith("tls_")]
+    if without_tls and "tls" not in found:
+        raise click.UsageError(f"{', '.join(without_tls)} without --tls has no effect. Add --tls.")
+    if "access_key" in found:
+        if "credentials_file" in found:
+            raise click.UsageError("--access-key and --credentials-file cannot be combined. Give one of them.")
+        secret_key = os.environ.get(SECRET_KEY_VARIABLE)
+        if not secret_key:
+            raise click.UsageError(
+                f"--access-key: the environment variable {SECRET_KEY_VARIABLE} is missing; expected the secret key of "
+                "the account. Set it, or give --credentials-file."
+            )
+        found["secret_key"] = secret_key
+    if "request_timeout" in found:
+        found["request_timeout_ms"] = max(1, round(found.pop("request_timeout") * 1000))
+    return found

@@ -1,0 +1,175 @@
+"""What `topics`, `queues`, `count`, `cat` and `get` read: a store directory at PATH, or a live cluster.
+
+`reads_place` gives a command the argument PATH and the options of both, and calls it with one `Place`. The help of such
+a command lists the options for a cluster in a section of their own.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import click
+
+import rmq_spark
+from rmq_spark.command.cluster_options import CONNECTION_OPTIONS, ClusterOption, cluster_arguments, option_name
+from rmq_spark.command.parameters import Decorator, as_json, commit_log_path, together
+
+# How long a read waits for a broker that goes away, in ms. A person at a terminal wants an answer.
+_BROKER_DOWN_MS = 10_000
+_NOT_IN_A_TOPIC = re.compile(r"[^%|a-zA-Z0-9_-]")
+
+
+class PlaceCommand(click.Command):
+    """A command that reads a store or a cluster."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and then those for a cluster."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        for title, is_of_cluster in (("Options", False), ("Options for a cluster", True)):
+            chosen = [one for one in options if isinstance(one, ClusterOption) is is_of_cluster]
+            with formatter.section(title):
+                formatter.write_dl([record for one in chosen if (record := one.get_help_record(ctx)) is not None])
+
+
+class QueueName(NamedTuple):
+    """The value of `--queue`: a queue id, and the name of a broker or "" for any."""
+
+    broker: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.broker}:{self.queue_id}" if self.broker else str(self.queue_id)
+
+    def fits(self, queue: Any) -> bool:
+        """Return whether this is the name of a queue."""
+        return queue.queue_id == self.queue_id and self.broker in ("", queue.broker)
+
+
+class QueueParameter(click.ParamType):
+    """A queue of a topic: `0`, or in a cluster `broker-a:0`."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> QueueName:
+        """Return the name of a queue."""
+        if isinstance(value, QueueName):
+            return value
+        broker, _, queue_id = value.rpartition(":")
+        if not (queue_id.isascii() and queue_id.isdigit()):
+            self.fail(f"{value!r} is not a queue; expected a queue id, or in a cluster BROKER:ID.", param, ctx)
+        return QueueName(broker, int(queue_id))
+
+
+queue_names_option = click.option(
+    "--queue",
+    "queue_names",
+    type=QueueParameter(),
+    metavar="ID",
+    multiple=True,
+    help="Only this queue: its id, or in a cluster BROKER:ID. Repeatable.  [default: all]",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place that a command reads. `cluster` has the arguments of `open_reader`, and is empty for a store."""
+
+    path: str | None
+    commit_log_path: str | None
+    cluster: Mapping[str, Any] = field(repr=False)  # may contain a secret
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether this is a cluster."""
+        return bool(self.cluster)
+
+    def open(self) -> Any:
+        """Return a reader of the place."""
+        if self.cluster:
+            return rmq_spark.open_reader(**self.cluster)
+        assert self.path is not None
+        return rmq_spark.open_reader(self.path, commit_log_path=self.commit_log_path)
+
+
+_NAME_SERVER = click.option(
+    "-n",
+    "--name-server",
+    cls=ClusterOption,
+    metavar="HOST:PORT",
+    help="Read the cluster of this name server; PATH is left out then. Several are separated by semicolons.",
+)
+_NAMES = (
+    *("name_server", "namespace", "broker_addresses", "access_key", "credentials_file", "tls"),
+    *("tls_verify", "tls_ca_file", "tls_cert_file", "tls_key_file", "request_timeout"),
+)
+
+
+def reads_place(words: str | None = None, *, are_required: bool = False) -> Decorator:
+    """Return a decorator for the function of a command, which is called with a `place` and its other parameters.
+
+    `words` is the name of the parameter with the remaining arguments, such as topics. If a name server is given, the
+    first argument is one of them, because PATH is left out. `are_required` says that there must be one.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(path: str | None, commit_log_path: str | None, **parameters: Any) -> Any:
+            given = {name: parameters.pop(name) for name in _NAMES}
+            given = {name: value for name, value in given.items() if value not in (None, False)}
+            if words is not None and "name_server" in given and path is not None:
+                if _NOT_IN_A_TOPIC.search(path):
+                    raise _both_given(path, given["name_server"])
+                parameters[words] = path, *parameters[words]
+                path = None
+            place = _make_place(path, commit_log_path, given)
+            if are_required and not parameters[str(words)]:
+                raise click.UsageError(
+                    "Missing argument 'TOPIC...'. Give it after PATH, or after --name-server HOST:PORT."
+                )
+            try:
+                return function(place, **parameters)
+            except rmq_spark.NotFoundError as error:
+                word = parameters[words][0] if words is not None and place.is_cluster and parameters[words] else None
+                if word is None or not os.path.isdir(word):
+                    raise
+                note = f"{word} is also a folder: PATH and --name-server cannot be combined."
+                raise rmq_spark.NotFoundError(f"{error} {note}") from None
+
+        path_argument = click.argument("path", metavar="PATH", required=False)
+        return together(path_argument, commit_log_path, as_json, _NAME_SERVER, *CONNECTION_OPTIONS)(call)
+
+    return decorate
+
+
+def _make_place(path: str | None, log_path: str | None, given: Mapping[str, Any]) -> Place:
+    """Return the place that the parameters name. Raises UsageError unless they name exactly one."""
+    if "name_server" not in given:
+        if path is None:
+            raise click.UsageError(
+                "Missing argument 'PATH' or option '--name-server'. Give PATH, the folder of a store, or --name-server "
+                "HOST:PORT, a cluster."
+            )
+        if given:
+            names = ", ".join(map(option_name, given))
+            raise click.UsageError(
+                f"{names}: for a cluster, but PATH {path} is a store. Give --name-server HOST:PORT instead of PATH, or "
+                f"leave {names} out."
+            )
+        return Place(path, log_path, {})
+    if path is not None:
+        raise _both_given(path, given["name_server"])
+    if log_path is not None:
+        raise click.UsageError(
+            "--commit-log-path is for a store at PATH, and cannot be combined with --name-server. Leave it out."
+        )
+    return Place(None, None, {"broker_down_timeout_ms": _BROKER_DOWN_MS, **cluster_arguments(given)})
+
+
+def _both_given(path: str, name_server: str) -> click.UsageError:
+    return click.UsageError(
+        f"PATH and --name-server cannot be combined: found PATH {path} and --name-server {name_server}. Give one of "
+        "them."
+    )

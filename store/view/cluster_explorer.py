@@ -1,0 +1,75 @@
+"""A cluster reader that also answers for many queues at once, waits for messages, and shows one message.
+
+The methods of `ClusterReader` raise an error for a queue that cannot be read. `answers` says instead what is known
+about each queue, so that a program can list a cluster of which a part is away.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rmq_spark.store.backend import COLUMNS
+from rmq_spark.store.cluster.reader import ClusterReader
+from rmq_spark.store.errors import OptionError
+from rmq_spark.store.model import QueueAnswer, QueueKey
+from rmq_spark.store.names import is_system_topic
+
+if TYPE_CHECKING:
+    from rmq_spark.store.view.message import Message
+
+
+class ClusterExplorer(ClusterReader):
+    """A ClusterReader that also has `answers`, `all_queues`, `offsets_at`, `wait_for_messages` and `message`.
+
+    Like a ClusterReader, an instance must not be used by two threads at the same time.
+    """
+
+    def is_system(self, topic: str) -> bool:
+        """Return whether a topic is one of RocketMQ's own, such as for retries or delays."""
+        return is_system_topic(topic)
+
+    def all_queues(self, topics: Collection[str]) -> dict[str, list[QueueKey]]:
+        """Return the sorted queues of each topic, by requests that are sent together.
+
+        A topic that no name server lists is left out. Raises OptionError if one of the topics is of a kind that cannot
+        be read, such as a static topic.
+        """
+        return self._opened.queues(topics, missing_ok=topics)
+
+    def answers(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueAnswer]:
+        """Return what is known about each queue: its bounds, or why it cannot be read, as of the last `refresh`.
+
+        Raises OptionError if one of the topics is of a kind that cannot be read.
+        """
+        return self._opened.bounds(queues)
+
+    def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return for each queue the offset of the first message stored at or after its time (ms since the epoch).
+
+        It is the max offset if there is none. Raises BackendUnavailableError if a broker does not answer.
+        """
+        return self._opened.offsets_at(times_ms)
+
+    def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
+        """Wait until a queue has a message at or above its offset in `after`, but at most `timeout_ms`.
+
+        Brokers hold the requests, so a message is noticed at once. Then look at the cluster again, as `refresh` does.
+        Return whether topics, queues or bounds may have changed. Without messages the cluster is looked at every 5 s.
+        """
+        return self._opened.wait_for_messages(after, timeout_ms)
+
+    def message(self, queue: QueueKey, queue_offset: int) -> "Message":
+        """Return the message at a queue offset, with all columns.
+
+        Raises NotFoundError if the queue does not exist, BackendUnavailableError if its broker does not answer, and
+        OffsetRangeError if the queue has no message at this offset; the error has the offsets that exist. Raises
+        DamageError if the message is damaged.
+        """
+        # Imported here, because most programs show no message, and this module loads the readers of files.
+        from rmq_spark.store.view.message import message_of
+
+        if isinstance(queue_offset, bool) or not isinstance(queue_offset, int):
+            raise OptionError(f"queue_offset={queue_offset!r} must be an integer. Queue offsets count messages from 0.")
+        (batch,) = self.read(queue, queue_offset, queue_offset + 1, list(COLUMNS))
+        return message_of(pa.Table.from_batches([batch]))
