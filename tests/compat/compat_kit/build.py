@@ -44,6 +44,7 @@ def _jars(version: str) -> Path:
         if maven is None:
             raise UnavailableError("no mvn on PATH; Debian, Ubuntu: apt-get install maven")
         command = [maven, "-B", "-q", "-f", str(SOURCES / "pom.xml"), "dependency:copy-dependencies"]
+        command += ["-Pproxy"] if version.startswith("5.") else []
         settings = {"rocketmq.version": version, "outputDirectory": str(folder), "includeScope": "runtime"}
         _run([*command, *(f"-D{name}={value}" for name, value in settings.items())], f"the jars of RocketMQ {version}")
 

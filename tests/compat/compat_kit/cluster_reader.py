@@ -3,23 +3,35 @@
 Its standard input is a pickle of the function's arguments by name. It writes a pickle of what the function returns.
 """
 
+import json
 import pickle
+import socket
+import ssl
 import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq_spark
+from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.backend import COLUMNS, DecodeLimits
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.client import borrowed_client
+from rmq_spark.store.cluster.frame import Command, FrameReader, encode_command
 from rmq_spark.store.cluster.group_requests import AllGroupOffsetsRequest, CommitOffsetRequest, CreateGroupRequest
+from rmq_spark.store.cluster.signing import sign_command
+from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format.config_json import GroupConfig
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange
 from rmq_spark.store.places import locate
 
 Row = dict[str, Any]
+_TIMEOUT_MS = 20_000  # the machine may be busy
 Place = tuple[str, int, int]
 
 
@@ -100,6 +112,111 @@ def begin_group(
 
 def _by_id(offsets: dict[QueueKey, int]) -> dict[str, int]:
     return {queue.id_text: offset for queue, offset in offsets.items()}
+
+
+def pull_messages(
+    address: str, topic: str, group: str, tags: str | None = None, sql92: str | None = None
+) -> list[tuple[str, int, bytes]]:
+    """Return broker, queue id and body of every message of a topic that a pull consumer gets, and commit the ends."""
+    pulled = []
+    with rmq_spark.open_consumer(
+        name_server=address, group=group, check_crc=True, request_timeout_ms=_TIMEOUT_MS
+    ) as consumer:
+        consumer.subscribe(topic, tags, sql92=sql92)
+        for queue in consumer.queues(topic):
+            offset = consumer.min_offset(queue)
+            while (found := consumer.pull(queue, offset, 5)).pull_status != "NO_NEW_MSG":
+                pulled += [(queue.broker, queue.queue_id, body) for body in found.messages.column("body").to_pylist()]
+                offset = found.next_begin_offset
+            assert offset == consumer.max_offset(queue)
+            consumer.update_consume_offset(queue, offset)
+    return pulled
+
+
+def committed_offsets(address: str, topic: str, group: str) -> list[int | None]:
+    """Return the committed offsets of a group, in the order of brokers and queue ids."""
+    with rmq_spark.open_consumer(name_server=address, group=group, request_timeout_ms=_TIMEOUT_MS) as consumer:
+        return [consumer.fetch_consume_offset(queue) for queue in consumer.queues(topic)]
+
+
+def wait_for_message(address: str, topic: str, group: str) -> list[bytes]:
+    """Let the brokers hold a pull at the end of each queue, from threads of one consumer. Return what comes first."""
+    consumer = rmq_spark.open_consumer(name_server=address, group=group, request_timeout_ms=_TIMEOUT_MS)
+    ends = {queue: consumer.max_offset(queue) for queue in consumer.queues(topic)}
+    with ThreadPoolExecutor(len(ends)) as threads:
+        waiting = [
+            threads.submit(consumer.pull_block_if_not_found, queue, end, timeout_ms=120_000)
+            for queue, end in ends.items()
+        ]
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        bodies: list[bytes] = done.pop().result().messages.column("body").to_pylist()
+        consumer.close()
+    return bodies
+
+
+def try_reads(address: str, cases: dict[str, dict[str, str]]) -> dict[str, tuple[list[Row] | str, float]]:
+    """Return for each case the rows that a batch query with its options reads, or the text of its error, and seconds.
+
+    The queries are planned and read as by Spark, without a JVM.
+    """
+    outcomes: dict[str, tuple[list[Row] | str, float]] = {}
+    for name, options in cases.items():
+        begin_s = time.monotonic()
+        found: list[Row] | str = []
+        try:
+            source = RmqDataSource({"nameServer": address, "columns": "*"} | options)
+            reader = source.reader(from_arrow_schema(pa.schema(list(COLUMNS.items()))))
+            found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        except RmqError as error:
+            found = f"{type(error).__name__}: {error}"
+        outcomes[name] = found, time.monotonic() - begin_s
+    return outcomes
+
+
+def create_users(
+    address: str, broker: str, keys: tuple[str, str], users: dict[str, str], policies: dict[str, dict[str, list[str]]]
+) -> None:
+    """Create users at a 5.3 broker: secrets by name, and for each name actions by resource. `keys` are an admin's."""
+    host, port = broker.split(":")
+    with socket.create_connection((host, int(port)), 10) as sock:
+        for name, secret in users.items():
+            user = {"username": name, "password": secret, "userType": "Normal", "userStatus": "enable"}
+            _ask(sock, keys, 3001, {"username": name}, user)  # AUTH_CREATE_USER
+            entries = [
+                {"resource": resource, "actions": actions, "sourceIps": [], "decision": "Allow"}
+                for resource, actions in policies.get(name, {}).items()
+            ]
+            acl = {"subject": f"User:{name}", "policies": [{"policyType": "Custom", "entries": entries}]}
+            if entries:
+                _ask(sock, keys, 3006, {"subject": f"User:{name}"}, acl)  # AUTH_CREATE_ACL
+
+
+def _ask(sock: socket.socket, keys: tuple[str, str], code: int, fields: dict[str, str], body: object) -> None:
+    sock.sendall(encode_command(sign_command(Command(code, 1, fields, json.dumps(body).encode()), *keys)))
+    reader, answers = FrameReader(), list[Command]()
+    while not answers:
+        answers = reader.received(sock.recv_into(reader.get_buffer()))
+    if answers[0].code:
+        raise RuntimeError(f"{code}: {answers[0]}")
+
+
+def await_certificates(address: str, servers: list[str], pem: str | None) -> None:
+    """Wait until servers show the certificate in the text `pem`, or any. They may refuse the client afterwards."""
+    expected = pem and ssl.PEM_cert_to_DER_cert(
+        pem[pem.index("-----BEGIN CERTIFICATE") : pem.index("-----END CERT")] + _END
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for server in servers:
+        host, port = server.split(":")
+        found: bytes | None = None
+        while found is None or (expected and found != expected):
+            with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain) as sock:
+                found = sock.getpeercert(binary_form=True)
+            time.sleep(0.1)
+
+
+_END = "-----END CERTIFICATE-----\n"
 
 
 def _rows(frame: DataFrame) -> list[Row]:

@@ -1,24 +1,32 @@
 """Two brokers of a real RocketMQ that register at two name servers, and a reader of ours that reads from them.
 
+`TwoBrokers` has a name server in the process of each broker. `FourServers` has four processes, which can be killed and
+frozen one by one.
+
 RocketMQ may run in a network namespace (`network`), so our reader is a program in that namespace too:
 `cluster_reader.py`. It returns rows as pickles.
 """
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from compat_kit.rocketmq import Broker, Client, Java, Line, free_port
+from compat_kit.rocketmq import Broker, Client, Java, Line, NameServer, free_port
 from compat_kit.rows import Rows, their_rows
 from rmq_spark.store.model import QueueKey
 
 NAMES = ("broker-a", "broker-b")
 _READER = Path(__file__).with_name("cluster_reader.py")
+_STARTS = 5  # attempts
 _LOWER = 10  # a name server listens on the port of its broker minus this
 
 
@@ -30,9 +38,7 @@ class TwoBrokers:
 
     def __init__(self, java: Java, folder: Path, **conf: object) -> None:
         self.java, self.folder = java, folder
-        ports = [free_port() for _ in NAMES]
-        while abs(ports[0] - ports[1]) <= 2 * _LOWER:
-            ports[1] = free_port()
+        ports = _free_ports()
         self.address = ";".join(f"127.0.0.1:{port - _LOWER}" for port in ports)
         self.brokers = {
             name: Broker(java, folder / name, port=port, **{**conf, "brokerName": name, "namesrvAddr": self.address})
@@ -58,12 +64,98 @@ class TwoBrokers:
 
     def read(self, how: str, **arguments: object) -> Any:
         """Return what a function of `cluster_reader.py` returns, called in a process of its own."""
-        target = self.folder / "read.pickle"
-        command = [*self.java.network.prefix, sys.executable, "-P", str(_READER), how, self.address, str(target)]
-        done = subprocess.run(command, input=pickle.dumps(arguments), capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr.decode(errors="replace")[-6000:])
-        return pickle.loads(target.read_bytes())
+        return run_reader(self.java, self.address, self.folder, how, **arguments)
+
+
+def run_reader(java: Java, address: str, folder: Path, how: str, **arguments: object) -> Any:
+    """Return what a function of `cluster_reader.py` returns for a cluster, called in a process of its own."""
+    target = folder / "read.pickle"
+    command = [*java.network.prefix, sys.executable, "-P", str(_READER), how, address, str(target)]
+    done = subprocess.run(command, input=pickle.dumps(arguments), capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.decode(errors="replace")[-6000:])
+    return pickle.loads(target.read_bytes())
+
+
+class FourServers:
+    """Two name servers and two masters, each in a process of its own. Entered: they serve. Left: they were killed.
+
+    `conf` is for both brokers. `address` is the value of the option nameServer.
+    """
+
+    def __init__(self, java: Java, folder: Path, **conf: object) -> None:
+        ports = _free_ports()
+        self.address = ";".join(f"127.0.0.1:{port - _LOWER}" for port in ports)
+        self.name_servers = [NameServer(java, port - _LOWER) for port in ports]
+        self.brokers = {
+            name: Broker(
+                java,
+                folder / name,
+                port=port,
+                is_alone=True,
+                **{**conf, "brokerName": name, "namesrvAddr": self.address},
+            )
+            for name, port in zip(NAMES, ports, strict=True)
+        }
+        self._running: list[Broker | NameServer] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for servers in (self.name_servers, [*self.brokers.values()]):
+                with ThreadPoolExecutor() as pool:
+                    for started in [pool.submit(self._start, server) for server in servers]:
+                        started.result()
+        except BaseException:
+            self._kill_all()
+            raise
+        return self
+
+    def _start(self, server: Broker | NameServer) -> None:
+        self.start(server)
+        self._running.append(server)
+
+    def start(self, server: Broker | NameServer) -> None:
+        """Start a server. Its port may be in use for a moment, by a connection that another program makes."""
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                server.start()
+            except RuntimeError as error:
+                if not left or "Address already in use" not in str(error):
+                    raise
+                time.sleep(1)
+            else:
+                return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        for server in self._running:
+            server.kill()  # frozen ones too
+
+    def freeze(self, *servers: Broker | NameServer) -> None:
+        """Stop the processes of servers; their connections stay."""
+        for server in servers:
+            os.kill(server.pid, signal.SIGSTOP)
+
+    def thaw(self, *servers: Broker | NameServer) -> None:
+        """Let the processes of servers continue."""
+        for server in servers:
+            os.kill(server.pid, signal.SIGCONT)
+
+    def client(self) -> Client:
+        """Return a Java client of the cluster."""
+        return Client(self.brokers[NAMES[0]])
+
+
+def _free_ports() -> list[int]:
+    """Return a port for each broker; the name server of each listens on the port that is 10 lower."""
+    ports = [free_port() for _ in NAMES]
+    while abs(ports[0] - ports[1]) <= 2 * _LOWER:
+        ports[1] = free_port()
+    return ports
 
 
 def pull_all(client: Client, topics: list[str]) -> Rows:

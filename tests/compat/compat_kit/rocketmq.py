@@ -42,12 +42,15 @@ class Java:
     """How programs of one RocketMQ are run. `home` is where each leaves its logs, in a folder of its own.
 
     `flags` are those of the JVM for memory and compilation. By default programs are small and start fast.
+    `files` are texts by the path in this folder, and `properties` those of the virtual machine.
     """
 
     version: str
     network: Network
     home: Path
     flags: tuple[str, ...] = _SMALL
+    files: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_5(self) -> bool:
@@ -57,7 +60,11 @@ class Java:
     def start(self, program: str, options: Iterable[str]) -> "Program":
         """Start one of the programs in tests/compat/java."""
         home = Path(tempfile.mkdtemp(prefix=f"{program}-{self.version}-", dir=self.home))
-        java = [java_program("java"), *self.flags, *_FLAGS, "-cp", class_path(self.version)]
+        for path, text in self.files.items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_text(text)
+        properties = [f"-D{name}={value}" for name, value in self.properties.items()]
+        java = [java_program("java"), *self.flags, *_FLAGS, *properties, "-cp", class_path(self.version)]
         command = [*self.network.prefix, *java, "Harness", program, "--home", str(home), *options]
         return Program(command, home)
 
@@ -101,11 +108,21 @@ class Program:
 class Broker:
     """A broker on a store, and a name server for it. Entered: it serves. Left: it stopped in order.
 
-    Without a `port` it takes a free one at each start. The name server listens on the port that is 10 lower.
+    Without a `port` it takes a free one at each start. The name server listens on the port that is 10 lower. With
+    `is_alone` there is none, and `conf` has the addresses of others.
     """
 
-    def __init__(self, java: Java, store: Path, ip: str = "127.0.0.1", port: int | None = None, **conf: object) -> None:
-        self.java, self.store, self.ip, self.port, self.conf = java, store, ip, port, conf
+    def __init__(
+        self,
+        java: Java,
+        store: Path,
+        ip: str = "127.0.0.1",
+        port: int | None = None,
+        *,
+        is_alone: bool = False,
+        **conf: object,
+    ) -> None:
+        self.java, self.store, self.ip, self.port, self.is_alone, self.conf = java, store, ip, port, is_alone, conf
         self.namesrv = ""
 
     def __enter__(self) -> Self:
@@ -140,6 +157,7 @@ class Broker:
     def _launch(self, *options: str) -> None:
         pairs = [part for name, value in self.conf.items() for part in ("--conf", f"{name}={_text(value)}")]
         place = ["--store", str(self.store), "--port", str(self.port or free_port()), "--ip", self.ip]
+        place += ["--alone", "true"] if self.is_alone else []
         self.program = self.java.start("broker", [*place, *pairs, *options])
 
     def _await_ready(self) -> None:
@@ -163,6 +181,26 @@ class Broker:
         if self.program.process.poll() is None:
             os.kill(self.pid, 9)
             self.program.process.communicate()
+
+
+class NameServer:
+    """A name server in a process of its own, at the same port after each start."""
+
+    def __init__(self, java: Java, port: int) -> None:
+        self.java, self.port = java, port
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        self.program = self.java.start("namesrv", ["--port", str(self.port)])
+        self.pid = self.program.read()["pid"]
+
+    def stop(self) -> None:
+        """Shut down cleanly."""
+        self.program.end()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.program.kill()
 
 
 class Client:

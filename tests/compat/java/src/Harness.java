@@ -16,8 +16,11 @@ import org.apache.rocketmq.common.MixAll;
  * A real RocketMQ, driven over stdin and stdout.
  *
  *   broker --store DIR --port P --home DIR [--ip 127.0.0.1] [--conf k=v]...    a name server and a broker
+ *          [--alone true]                                                     only the broker
+ *   namesrv --port P --home DIR                                                only a name server
  *   client --namesrv 127.0.0.1:N --home DIR                                    the Java client: one operation a line
  *   speed --namesrv 127.0.0.1:N --home DIR                                     the Java client for measurements
+ *   proxy --home DIR                                                           a proxy: see home/conf/rmq-proxy.json (5.x)
  *   verify --home DIR                                                          the store classes: one store a line
  *   probe --home DIR                                                           does RocketMQ find an address of its own?
  *
@@ -52,6 +55,9 @@ public final class Harness {
             case "broker":
                 Server.run(options);
                 break;
+            case "namesrv":
+                Server.runNameServer((int) number(options, "port", 9876));
+                break;
             case "client":
                 try (Client client = new Client(text(options, "namesrv", null))) {
                     for (String line; (line = STDIN.readLine()) != null; ) {
@@ -66,6 +72,9 @@ public final class Harness {
                     }
                 }
                 break;
+            case "proxy":
+                Proxy.run();
+                break;
             case "verify":
                 Verify.run();
                 break;
@@ -73,7 +82,7 @@ public final class Harness {
                 emit(fields("event", "found", "localhost", MixAll.LOCALHOST, "broker", new BrokerConfig().getBrokerIP1()));
                 break;
             default:
-                throw new IllegalArgumentException("commands: broker client speed verify probe");
+                throw new IllegalArgumentException("commands: broker namesrv client proxy speed verify probe");
         }
     }
 

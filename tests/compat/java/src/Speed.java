@@ -7,6 +7,7 @@ import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
@@ -21,11 +22,11 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
-import org.apache.rocketmq.remoting.protocol.ResponseCode;
 
 /** The Java client for measurements: one JSON operation in, one JSON line out, and a line for each message that is listened to. */
 final class Speed implements AutoCloseable {
     private static final int PULLED = 32;                      // what a broker returns at most, by default
+    private static final int SYSTEM_BUSY = 2;                  // ResponseCode, whose package differs by version
     private static final AtomicInteger INSTANCE = new AtomicInteger();
     private final String namesrv;
     private DefaultMQPullConsumer puller;
@@ -66,7 +67,7 @@ final class Speed implements AutoCloseable {
             puller.setMqClientApiTimeout(20000);
             puller.start();
         }
-        Collection<MessageQueue> queues = puller.fetchSubscribeMessageQueues(topic);
+        Collection<MessageQueue> queues = repeat(() -> puller.fetchSubscribeMessageQueues(topic));
         List<long[]> counts = new ArrayList<>();
         List<Thread> threads = new ArrayList<>();
         List<Throwable> failures = new ArrayList<>();
@@ -120,7 +121,7 @@ final class Speed implements AutoCloseable {
         consumer.setPullBatchSize(PULLED);                     // by default it asks for 10
         consumer.start();
         try {
-            Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+            Collection<MessageQueue> queues = repeat(() -> consumer.fetchMessageQueues(topic));
             Map<MessageQueue, Long> next = new HashMap<>();
             for (MessageQueue queue : queues) {
                 next.put(queue, 0L);
@@ -164,7 +165,7 @@ final class Speed implements AutoCloseable {
             producer.setMqClientApiTimeout(20000);
             producer.start();
         }
-        MessageQueue queue = queueOf(topic);
+        MessageQueue queue = repeat(() -> producer.fetchPublishMessageQueues(topic)).get(0);
         Message message = new Message(topic, text.getBytes(StandardCharsets.UTF_8));
         for (int tries = 0; ; tries++) {
             long begin = nowUs();
@@ -173,18 +174,18 @@ final class Speed implements AutoCloseable {
                 Harness.emit(Harness.fields("event", "sent", "us", begin, "sentUs", nowUs()));
                 return;
             } catch (MQBrokerException e) {                    // refused by a broker on a busy machine, and not stored
-                if (e.getResponseCode() != ResponseCode.SYSTEM_BUSY || tries == 100) {
+                if (e.getResponseCode() != SYSTEM_BUSY || tries == 100) {
                     throw e;
                 }
             }
         }
     }
 
-    /** Returns the first queue of a topic. Repeats a question that failed, as it may on a busy machine. */
-    private MessageQueue queueOf(String topic) throws Exception {
+    /** Repeats a question that failed, as it may on a busy machine. */
+    private static <T> T repeat(Callable<T> ask) throws Exception {
         for (int tries = 0; ; tries++) {
             try {
-                return producer.fetchPublishMessageQueues(topic).get(0);
+                return ask.call();
             } catch (MQClientException e) {
                 if (tries == 100) {
                     throw e;
