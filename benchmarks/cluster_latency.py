@@ -1,9 +1,9 @@
 """From a `send` of the Java client to the answer of our long poll, beside a Java push consumer.
 
-Messages are sent one by one, in turn to a topic at which our backend waits and to one that the push consumer listens
+Messages are sent singly, alternately to a topic at which our backend waits and to one that the push consumer listens
 to, both all the time. So both meet the same broker and the same machine. The time of a message begins just before
 `send`. For our backend it ends when the new bounds are known, which is what the source answers to Spark, and when the
-rows are there; for the push consumer when its listener is called. All processes use the same clock.
+rows have arrived; for the push consumer when its listener is called. All processes use the same clock.
 
 And processor time while no message arrives: of our backend and of the push consumer, in seconds a minute.
 """
@@ -59,7 +59,7 @@ class _Waiter:
         self._end = self._look()
 
     def wait(self, timeout_s: float) -> tuple[int, int, list[bytes]]:
-        """Wait for messages. Return when they were known, when their rows were there (µs), and their bodies."""
+        """Wait for messages. Return when they were known, when their rows had arrived (µs), and their bodies."""
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
             if not self._backend.wait_for_messages({self._queue: self._end}, _WAIT_MS):

@@ -1,6 +1,6 @@
 """A real broker that is measured: its store, its processor time, and the Java client.
 
-The broker has the settings of a default installation, but for its memory. Its store is written by `send_many` before
+The broker has the settings of a default installation, except for its memory. Its store is written by `send_many` before
 it starts, so that all clients read the same bytes. It may count all messages as old: then it returns at most 8 for a
 pull, as it does for messages that are further from the log's end than 40 % of the machine's memory.
 """
@@ -39,7 +39,7 @@ _PART = 100_000  # messages of one send_many
 
 
 def reading_topic(queues: int) -> str:
-    """Return the topic with so many queues."""
+    """Return the topic with this number of queues."""
     return f"speed-{queues}"
 
 
