@@ -23,7 +23,7 @@ demo: setup ## stream a store that a real RocketMQ wrote to the console (under a
 	@$(BIN)/python notebooks/demo.py
 
 notebooks: notebook-packages ## run every notebook from top to bottom, without a browser (a few minutes)
-	@$(BIN)/python -P -m pytest -m notebooks -rs -s -o faulthandler_timeout=900 $(or $(TESTS),tests/test_notebooks.py)
+	@$(BIN)/python -P -m pytest -m notebooks -rsfE -s -o faulthandler_timeout=900 $(or $(TESTS),tests/test_notebooks.py)
 
 # Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests
@@ -51,7 +51,8 @@ mutants: setup ## alter every field that is written or read, one at a time: does
 	@$(BIN)/python tests/mutation/run.py
 
 compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, both ways
-	@$(BIN)/python -P -m pytest -m compat -rs -n $(JOBS) --dist loadfile $(or $(TESTS),tests/compat)
+	@$(BIN)/python -P -m pytest -m compat -rsfE -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0 $(or $(TESTS),tests/compat)
 
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py

@@ -75,7 +75,8 @@ ONLY = {
     "pathlib": "store consuming plots command",
     "os": (
         "store.disk store.places store.cluster.client store.synchronized store.testing "
-        "datasource.spark.worker_daemon java spark_session command.message_output command.all_commands"
+        "datasource.spark.worker_daemon java spark_session "
+        "command.message_output command.all_commands command.place command.cluster_options"
     ),
     "shutil": "store.testing java command.check_repair",
     "signal": "store.disk store.testing command",
