@@ -177,6 +177,7 @@ def open_reader(
     tls_key_password: str | None = None,
     request_timeout_ms: int = 3000,
     broker_down_timeout_ms: int = 300_000,
+    pull_group: str = "rmq-spark-reader",
 ) -> "ClusterExplorer":
     """Open a live cluster."""
 
@@ -192,15 +193,13 @@ def open_reader(
     """Open the store at `path`, or the cluster of `name_server`, for reading.
 
     In a store no file is changed, created or locked. `commit_log_path` is needed only if the commit log is outside of
-    the store's folder: it is the folder of the log, or several folders separated by commas. `read_mode` is "mmap" (map
-    files into memory), "pread" (do not map them) or "auto" (map them except on network and FUSE file systems). A
-    notebook shows the returned reader as a summary of the store. Raises StorePathError if there is no store at `path`,
-    or a store of an unsupported kind.
+    the store's folder: its folder, or several separated by commas. `read_mode` is "mmap" (map files into memory),
+    "pread" (do not map them) or "auto" (map them except on network and FUSE file systems). A notebook shows the reader
+    as a summary. Raises StorePathError if there is no store at `path`, or a store of an unsupported kind.
 
     `name_server` is "host:9876", several separated by a semicolon. The reader of a cluster connects at its first call.
-    The other arguments mean what the options of these names mean for a query. `tls_verify` is "ca", "full" or "none".
-    A request may take `request_timeout_ms`, and a read waits `broker_down_timeout_ms` for a broker (0: for ever).
-    Raises OptionError for an invalid argument.
+    The other arguments are like a query's options. `tls_verify` is "ca", "full" or "none". A read waits
+    `broker_down_timeout_ms` for a broker (0: for ever). Raises OptionError for an invalid argument.
     """
     if (path is None) == (name_server is None):
         found = "both were given" if path is not None else "none was given"
@@ -447,14 +446,15 @@ def examine_cluster(
     """Try what a query of a live cluster needs, and return a finding for each: what, its state, why, and the next step.
 
     The state is "ok", "warning" (a query runs, but slower or without a feature) or "missing" (a query fails or waits).
-    `topics` are the topics to read, and `group` is the consumer group whose committed offsets are wanted. The other
-    arguments are those of `open_reader` for a cluster. Nothing there is changed. Raises OptionError for an invalid one.
+    `topics` are to be read, and the committed offsets of the consumer group `group`. The other arguments are those of
+    `open_reader` for a cluster. Nothing there is changed. Raises OptionError for an invalid argument.
     """
     from rmq_spark.store.cluster.doctor import diagnose_cluster
     from rmq_spark.store.disk.clock import wall_clock_ms
     from rmq_spark.store.places import locate_cluster
 
-    return diagnose_cluster(locate_cluster(name_server, cluster_options), topics, group, now_ms=wall_clock_ms())
+    address = locate_cluster(name_server, cluster_options, group=group)
+    return diagnose_cluster(address, topics, group, now_ms=wall_clock_ms())
 
 
 def close(

@@ -43,6 +43,7 @@ _ARGUMENTS = {
     "tls_key_password": "tlsKeyPassword",
     "request_timeout_ms": "requestTimeout",
     "broker_down_timeout_ms": "brokerDownTimeout",
+    "pull_group": "pullGroup",
 }
 
 
@@ -97,10 +98,15 @@ def _locate_cluster(options: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def locate_cluster(
-    name_server: str, arguments: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+    name_server: str,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+    *,
+    group: str | None = None,
 ) -> ClusterAddress:
     """Return the cluster that a program names. `arguments` are the other options, by their Python names.
 
+    Unless `pull_group` is given, messages are pulled in the name of a group that is named after the consumer `group`.
     Raises OptionError for an unknown or invalid argument.
     """
     unknown = [name for name in arguments if name not in _ARGUMENTS]
@@ -118,7 +124,8 @@ def locate_cluster(
     for name, least in (("request_timeout_ms", 1), ("broker_down_timeout_ms", 0)):
         check_setting(name, arguments.get(name, least), least)
     options = {_ARGUMENTS[name]: value for name, value in arguments.items() if value is not None}
-    return _locate_cluster({"brokerDownTimeout": 300_000, **options, NAME_SERVER: name_server}, environment)
+    given = {} if group is None else {"consumerGroup": group}
+    return _locate_cluster({"brokerDownTimeout": 300_000, **given, **options, NAME_SERVER: name_server}, environment)
 
 
 def with_wait(location: Location, wait_ms: int) -> Location:

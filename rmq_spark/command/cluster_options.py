@@ -62,6 +62,12 @@ CONNECTION_OPTIONS: tuple[Decorator, ...] = (
         metavar="SECONDS",
         help="Maximum time of a request, in seconds.  [default: 3]",
     ),
+    click.option(
+        "--pull-group",
+        cls=ClusterOption,
+        metavar="GROUP",
+        help="Consumer group in whose name messages are pulled.  [default: rmq-spark-reader]",
+    ),
 )
 
 

@@ -103,7 +103,7 @@ _NAME_SERVER = click.option(
 )
 _NAMES = (
     *("name_server", "namespace", "broker_addresses", "access_key", "credentials_file", "tls"),
-    *("tls_verify", "tls_ca_file", "tls_cert_file", "tls_key_file", "request_timeout"),
+    *("tls_verify", "tls_ca_file", "tls_cert_file", "tls_key_file", "request_timeout", "pull_group"),
 )
 
 

@@ -77,8 +77,7 @@ class _Examination:
         self._client, self._address, self._now_ms = client, address, now_ms
         self._names = {wrap_name(address.namespace, topic): topic for topic in dict.fromkeys(topics)}
         self._group = None if group is None else wrap_name(address.namespace, group)
-        pull_group = address.pull_group or DEFAULT_PULL_GROUP if group is None else f"{group}-reader"
-        self._pull_group = wrap_name(address.namespace, pull_group)
+        self._pull_group = wrap_name(address.namespace, address.pull_group or DEFAULT_PULL_GROUP)
         self._book = RouteBook(dict(address.broker_addresses), address.retired_brokers)
         self._brokers: dict[str, BrokerAnswers] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}  # by topic and broker, as the routes say

@@ -258,8 +258,14 @@ def test_a_namespace_is_left_out_of_names(run_cluster: Callable[..., RunningClus
         ("the option nameServer: 'x'", "--name-server: 'x'"),
         ("set the option brokerAddresses=a=host:port", "set --broker-addresses a=host:port"),
         ("set the option brokerAddresses=broker-name=host:port", "set --broker-addresses broker-name=host:port"),
-        ("Create the group, or set pullGroup to a group that exists.", "Create the group."),
-        ("Ask for the rights. Or set pullGroup to a group that the account may use.", "Ask for the rights."),
+        (
+            "Create the group, or set pullGroup to a group that exists.",
+            "Create the group, or give --pull-group a group that exists.",
+        ),
+        (
+            "Or set pullGroup to a group that the account may use.",
+            "Or give --pull-group a group that the account may use.",
+        ),
         ("Check the option brokerAddresses, which", "Check --broker-addresses, which"),
         ("the authorities in tlsCaFile=x", "the authorities in --tls-ca-file x"),
         ("the files of tlsCertFile, tlsKeyFile (x)", "the files of --tls-cert-file, --tls-key-file (x)"),

@@ -57,6 +57,21 @@ def test_locate_names_the_pull_group_after_the_consumer_group(given: dict[str, A
 
 
 @pytest.mark.parametrize(
+    ("arguments", "group", "found"),
+    [
+        ({}, None, "rmq-spark-reader"),
+        ({}, "billing", "billing-reader"),
+        ({"pull_group": "allowed"}, None, "allowed"),
+        ({"pull_group": "allowed"}, "billing", "allowed"),
+    ],
+)
+def test_program_names_the_pull_group_or_it_follows_from_the_group(
+    arguments: dict[str, str], group: str | None, found: str
+) -> None:
+    assert locate_cluster("ns1:9876", arguments, {}, group=group).pull_group == found
+
+
+@pytest.mark.parametrize(
     ("given", "environment", "credentials"),
     [
         (KEYS, {}, ACCOUNT),

@@ -30,6 +30,8 @@ def cluster(request: pytest.FixtureRequest, run_cluster: Callable[..., RunningCl
 
 def examine(cluster: RunningCluster, *topics: str, group: str | None = None, **fields: Any) -> list[ClusterFinding]:
     fields = {"name_servers": parse_name_servers(cluster.address), "request_timeout_ms": 10_000} | fields
+    if group is not None:
+        fields["pull_group"] = f"{group}-reader"
     return diagnose_cluster(ClusterAddress(**fields), topics or ("orders",), group, now_ms=wall_clock_ms())
 
 
