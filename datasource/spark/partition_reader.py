@@ -64,7 +64,8 @@ def _read_pieces(partition: RmqPartition, settings: ReadSettings, opened: Backen
         _check_identity(backend, partition)
         if partition.fence is not None:
             backend.check_fence(partition.fence, partition.pieces[0].queue)
-        backend.note_read(partition.records)
+        if partition.records:
+            backend.note_read(partition.records)
         for pieces in _groups(partition.pieces):
             for batch in _read_group(backend, partition, pieces, settings, filters[pieces[0].queue.topic]):
                 rows = batch if sought is None else batch.filter(matches_lookup(batch, sought)).select(columns)
