@@ -16,6 +16,7 @@ Start = Callable[..., Any]
 SESSIONS: dict[str, tuple[tuple[str, ...], str, int, str]] = {
     "topics": (("{store}",), "", 0, r"^orders +4 +1170 +429 KiB +2026"),
     "queues": (("{store}", "orders"), "", 0, r"^orders +3 +0 +296 +296 "),
+    "count": (("{store}", "orders"), "", 0, r"^orders +4 +1170"),
     "groups": (("{store}",), "", 0, r"^reporting +orders .*270"),
     "lag": (("{store}", "reporting"), "", 0, r"^orders +0 +ok "),
     "cat": (("{store}", "orders", "--last", "1"), "", 0, r"^2026-11-21 05:50:33\.455  orders/0@288"),
@@ -31,6 +32,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, int, str]] = {
     "repair": (("{damaged}",), "y\n", 0, r"Apply this plan to .*\? \[y/N\] y"),
     "close": (("{store}",), "", 0, r"cleanly shut down\.$"),
     "serve": (("{store}",), "", 0, r"stopped by SIGINT; delivered \d+"),
+    "doctor": (("-n", "127.0.0.1:1"), "", 1, r"^missing +name server 127\.0\.0\.1:1"),
     "demo": ((), "", 0, r"^  rmq topics "),
 }
 
