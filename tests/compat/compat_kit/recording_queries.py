@@ -91,8 +91,8 @@ class SparkStream:
     def status(self) -> dict[str, Any]:
         """Return the stream's error, and the brokers that its progress calls away."""
         error, progress = self._query.exception(), self._query.lastProgress
-        latest = json.loads(progress["sources"][0]["latestOffset"] or "{}") if progress else {}
-        return {"error": None if error is None else str(error), "away": latest.get("@", {}).get("away")}
+        latest = json.loads(progress["sources"][0]["latestOffset"] or "null") if progress else None
+        return {"error": None if error is None else str(error), "away": (latest or {}).get("@", {}).get("away")}
 
     def stop(self) -> None:
         """Stop the stream."""

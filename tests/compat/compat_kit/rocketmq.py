@@ -14,6 +14,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +37,9 @@ _FLAGS = (
 )
 _FOLLOWED = {"message", "queue", "group"}  # events that another line follows
 _PORTS = 16  # a broker takes its port, the one above, and some below
+_RANGE = 1024  # ports of one process
+_LOWEST_PORT, _FIRST_EPHEMERAL_PORT = 10240, 32768  # Linux gives the ports from 32768 on to connections
+_runs = count()  # of ports, handed out by this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +296,32 @@ def _text(value: object) -> str:
 
 
 def free_port() -> int:
-    """Return a port in the middle of a run of free ones. Another program may take them; a second start finds others."""
-    for _ in range(50):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        if first + _PORTS < 65536 and all(map(_is_free, range(first, first + _PORTS))):
-            return int(first + _PORTS - 4)
-    raise RuntimeError("no run of free ports")
+    """Return a port in the middle of a run of free ones. Raises RuntimeError if there is none.
+
+    No other program takes them before a broker does. They lie below the ports that the system gives to connections, in
+    a range that is this process's own.
+    """
+    first, _ = _own_range()
+    runs = _RANGE // _PORTS - 1
+    for _ in range(runs):
+        start = first + 1 + next(_runs) % runs * _PORTS
+        if all(map(_is_free, range(start, start + _PORTS))):
+            return start + _PORTS - 4
+    raise RuntimeError(f"no run of {_PORTS} free ports from {first} on")
+
+
+@cache
+def _own_range() -> tuple[int, socket.socket]:
+    """Return the first port of this process's range, and the socket that is bound to it and so claims the range."""
+    for first in range(_LOWEST_PORT, _FIRST_EPHEMERAL_PORT, _RANGE):
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+        except OSError:
+            claim.close()
+        else:
+            return first, claim
+    raise RuntimeError(f"every range of {_RANGE} ports below {_FIRST_EPHEMERAL_PORT} has an owner")
 
 
 def _is_free(port: int) -> bool:
