@@ -209,7 +209,9 @@ def _expire(drill: Drill, broker: Broker) -> None:
     broker.stop()
     usual, broker.conf = broker.conf, {**broker.conf, **EXPIRING}
     drill.servers.start(broker)
-    begin = broker.expire()
+    begin = 0
+    while (reached := broker.expire()) > begin:  # a broker deletes ten files at a time
+        begin = reached
     assert begin > 0, "nothing has expired"
     drill.tell(f"   {VICTIM} deletes all before the physical offset {begin}")
     broker.stop()
