@@ -263,7 +263,7 @@ def shorter_store(drill: Drill) -> None:
         drill.stop("waiting")
         drill.start("waiting", failOnDataLoss="false")
         drill.pause(drill.away_s)
-        drill.begin_phase(Truth(kept).ends(), Truth(kept))
+        drill.begin_phase(Truth(kept).ends(), Truth(kept, truth.unknown))
         drill.produce()
         drill.pause(5)
 
