@@ -1,6 +1,6 @@
 """Mistakes of a cluster's user: each error names the option, the address, and what to do next.
 
-The queries are planned and read as by Spark, but without it.
+Most queries are planned and read as by Spark, but without it.
 """
 
 import json
@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from brokers import Account, AccountTable, RunningCluster, ServerTls, faults
@@ -18,6 +18,9 @@ from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import RmqError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SCHEMA = StructType().add("brokerName", "string").add("body", "binary")
 CERTIFICATES = Path(__file__).resolve().parents[1] / "support" / "certificates"
@@ -282,3 +285,41 @@ def test_checkpoint_of_a_directory(cluster: RunningCluster) -> None:
         reader.latestOffset(json.loads(json.dumps(OF_A_DIRECTORY)), reader.getDefaultReadLimit())
     reader.stop()
     require(cluster, str(caught.value).splitlines()[-1], "checkpoint", "broker", "directory")
+
+
+# Found when the source is created, when a query asks for routes, and when it waits for brokers.
+SHOWN_BY_SPARK = {name: MISTAKES[name] for name in ("option of a directory", "broker as name server")}
+SHOWN_BY_SPARK["unreachable broker"] = (
+    {},
+    ("broker broker-b at 127.0.0.1:1 cannot be reached", "set the option brokerAddresses=broker-b=host:port"),
+)
+
+
+def collect_batch(spark: "SparkSession", options: dict[str, str], folder: Path) -> None:
+    """Read with a batch query of Spark."""
+    spark.read.format("rmq").options(**options).load().collect()
+
+
+def run_stream(spark: "SparkSession", options: dict[str, str], folder: Path) -> None:
+    """Read what is there with a streaming query of Spark."""
+    writer = spark.readStream.format("rmq").options(**options).load().writeStream.format("noop")
+    writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("run", [collect_batch, run_stream])
+@pytest.mark.parametrize(("given", "parts"), SHOWN_BY_SPARK.values(), ids=SHOWN_BY_SPARK)
+def test_last_line_of_a_spark_error_names_option_address_and_next_step(
+    spark: "SparkSession",
+    cluster: RunningCluster,
+    tmp_path: Path,
+    given: dict[str, str],
+    parts: tuple[str, ...],
+    run: Callable[["SparkSession", dict[str, str], Path], None],
+) -> None:
+    cluster.brokers["broker-b"].advertise("127.0.0.1:1")
+    with pytest.raises(Exception, match="rmq_spark") as caught:
+        run(spark, options_of(cluster, given), tmp_path / "checkpoint")
+    line = str(caught.value).partition("\n SQLSTATE")[0].splitlines()[-1]  # Spark adds more below
+    assert line.startswith("rmq_spark."), line
+    require(cluster, line, *parts)
