@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
-from compat_kit import secured
-from compat_kit.clusters import run_reader, with_broker
-from compat_kit.rocketmq import Java, free_port
+from compat_kit import kinds, secured
+from compat_kit.clusters import pull_all, run_reader, with_broker
+from compat_kit.rocketmq import Client, Java, free_port
 from compat_kit.rows import Row, Rows, count, differences, table_rows
 from compat_kit.secured import NAME, READ, SecuredBroker
 
@@ -23,10 +24,10 @@ class Behind:
     served: SecuredBroker
     address: str
 
-    def read(self, how: str, **arguments: object) -> Rows:
-        """Return the rows that a function of `cluster_reader.py` reads through the proxy."""
+    def read(self, how: str, **arguments: object) -> list[Row]:
+        """Return the rows that a function of `cluster_reader.py` reads through the proxy, in its order."""
         rows: list[Row] = run_reader(self.served.java, self.address, self.served.folder, how, **arguments)
-        return with_broker(table_rows(rows), NAME)
+        return rows
 
     def try_read(self, **options: str) -> str:
         """Return the text of the error of a query through the proxy."""
@@ -35,6 +36,11 @@ class Behind:
         found, _ = run_reader(self.served.java, self.address, self.served.folder, "try_reads", cases=cases)["case"]
         assert isinstance(found, str), "an error is expected"
         return found
+
+
+def of_broker(rows: list[Row]) -> Rows:
+    """Return rows by queue, with the name of the broker."""
+    return with_broker(table_rows(rows), NAME)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +67,27 @@ def behind(run_java: Callable[[str], Java], tmp_path_factory: pytest.TempPathFac
 
 
 def test_batch_query_through_a_proxy_reads_every_row(behind: Behind) -> None:
-    rows = behind.read("read_batch", topics=[READ], options={"minPartitions": "2"})
+    rows = of_broker(behind.read("read_batch", topics=[READ], options={"minPartitions": "2"}))
     assert differences(rows, behind.served.written) == []
     assert count(rows) == 60
+
+
+def test_stream_through_a_proxy_continues_from_its_checkpoint(behind: Behind, tmp_path: Path) -> None:
+    topic, checkpoint, rows = "streamed", tmp_path / "checkpoint", list[Row]()
+    with Client(behind.served.broker) as client:
+        client("create-topic", topic=topic, queues=2)
+        for begin in (0, 20):  # the query runs twice, each time in a process of its own
+            for queue_id in range(2):
+                batch = [{"topic": topic, "text": f"{queue_id} {number}"} for number in range(begin, begin + 20)]
+                kinds.produce(client, topic=topic, batch=batch, queueId=queue_id)
+            options = {"maxOffsetsPerTrigger": "16"}
+            rows += behind.read("read_stream", topics=[topic], options=options, checkpoint=str(checkpoint))
+        pulled = pull_all(client, [topic])
+    for queue_id in range(2):
+        bodies = [row["body"].decode() for row in rows if row["queueId"] == queue_id]
+        assert bodies == [f"{queue_id} {number}" for number in range(40)]
+    assert differences(of_broker(rows), pulled) == []
+    assert sum(path.name.isdigit() for path in (checkpoint / "commits").iterdir()) == 6
 
 
 def test_pattern_through_a_proxy_is_refused_by_name(behind: Behind) -> None:
