@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import support.loopback_server
 from compat_kit import secured
+from compat_kit.clusters import run_doctor
 from compat_kit.rocketmq import Java
 from compat_kit.rows import count, differences
-from compat_kit.secured import CLOSED, READ, SecuredBroker, TlsFiles, keys_of
+from compat_kit.secured import CLOSED, GROUP, NAME, READ, SecuredBroker, TlsFiles, keys_of
 
 pytestmark = pytest.mark.compat
 
@@ -174,3 +175,45 @@ def test_account(accounts: Outcomes, case: str) -> None:
 )
 def test_tls(tls: Outcomes, case: str, expected: str | None) -> None:
     tls.check(case, expected)
+
+
+def examine(served: SecuredBroker, account: str, topic: str = READ) -> tuple[int, list[str]]:
+    """Return the exit status of `rmq doctor`, and the lines that it prints."""
+    words = ("--topic", topic, "--request-timeout", "5", "--access-key", account)
+    status, lines = run_doctor(served.java, served.broker.namesrv, *words, RMQ_SECRET_KEY=secured.SECRET)
+    assert not [line for line in lines if "planted" in line]
+    return status, lines
+
+
+# Account, topic, what is missing, and the next step.
+DOCTOR_CASES = (
+    (
+        "full-reader",
+        CLOSED,
+        f"topic {CLOSED} on {NAME}: read a topic: the account lacks the right .* {CLOSED}",
+        "topic Sub",
+    ),
+    ("lonely-reader", READ, f"topic {READ} on {NAME}: read a topic: .* the right .* group {GROUP}", "option pullGroup"),
+    ("nobody-at-all", READ, f"broker {NAME} at {{broker}}: .* the account is unknown", "accessKey, secretKey"),
+)
+
+
+@pytest.mark.parametrize(("account", "topic", "missing", "step"), DOCTOR_CASES, ids=[case[0] for case in DOCTOR_CASES])
+def test_doctor_names_the_right_that_an_account_lacks(
+    accounts: Outcomes, account: str, topic: str, missing: str, step: str
+) -> None:
+    status, lines = examine(accounts.served, account, topic)
+    assert (status, lines[-1]) == (1, "A query cannot run: 1 missing.")
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("missing")]
+    assert re.search(missing.replace("{broker}", re.escape(accounts.served.address)), lines[at]), lines[at]
+    assert step in lines[at + 1]
+
+
+def test_doctor_warns_of_rights_that_make_a_query_faster(accounts: Outcomes) -> None:
+    for account, count_of_5 in (("full-reader", 0), ("bare-reader", 3)):
+        status, lines = examine(accounts.served, account)
+        assert (status, lines[-1]) == (0, "A query can run.")
+        warned = [number for number, line in enumerate(lines) if line.startswith("warning")]
+        assert len(warned) == (count_of_5 if accounts.served.java.is_5 else 0)
+        assert all("the account lacks the right" in lines[number] for number in warned)
+        assert all("Ask an administrator for the right: topic Get" in lines[number + 1] for number in warned)

@@ -77,6 +77,16 @@ def run_reader(java: Java, address: str, folder: Path, how: str, **arguments: ob
     return pickle.loads(target.read_bytes())
 
 
+def run_doctor(java: Java, address: str, *words: str, **variables: str) -> tuple[int, list[str]]:
+    """Return the exit status of `rmq doctor` for a cluster, and the lines that it prints.
+
+    `words` are further options, and `variables` those of the environment.
+    """
+    command = [*java.network.prefix, sys.executable, "-P", "-m", "rmq_spark.command", "doctor", "-n", address, *words]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]
+
+
 class FourServers:
     """Two name servers and two masters, each in a process of its own. Entered: they serve. Left: they were killed.
 
