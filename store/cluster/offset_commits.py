@@ -3,7 +3,11 @@
 A broker accepts any offset, and executes requests in any order. So one commit is in flight for each queue. It keeps
 offsets in memory and writes them to its disk every 5 s.
 
-Source: RemoteBrokerOffsetStore, ConsumerManageProcessor (4.9, 5.3).
+For each topic and group a broker has a map of offsets. It creates the map with the group's first offset in the topic.
+If two such commits come at the same time, each creates a map, and the offset in one of them is lost, though both are
+answered with success. So one queue of a topic is committed before the others.
+
+Source: RemoteBrokerOffsetStore, ConsumerManageProcessor, ConsumerOffsetManager#commitOffset (4.9, 5.3).
 """
 
 from collections.abc import Collection, Mapping
@@ -44,7 +48,27 @@ class OffsetCommits:
         )
 
     def send(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Outcome | RmqError]:
-        """Commit offsets, one request for each queue, all at the same time. Return the outcome for each queue."""
+        """Commit offsets, one request for each queue. Return the outcome for each queue.
+
+        At each broker one queue of a topic comes first, and the others at the same time. If the first one fails, the
+        others are not sent, and have its error.
+        """
+        of_map: dict[tuple[str, str], list[QueueKey]] = {}
+        for queue in offsets:
+            of_map.setdefault((queue.broker, queue.topic), []).append(queue)
+        outcomes = self._commit({first: offsets[first] for first, *_ in of_map.values()})
+        others: dict[QueueKey, int] = {}
+        for first, *rest in of_map.values():
+            outcome = outcomes[first]
+            if isinstance(outcome, RmqError):
+                outcomes |= dict.fromkeys(rest, outcome)
+            else:
+                others |= {queue: offsets[queue] for queue in rest}
+        outcomes |= self._commit(others)
+        return {queue: outcomes[queue] for queue in offsets}
+
+    def _commit(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Outcome | RmqError]:
+        """Commit offsets at the same time, and again at an address or for a group that the broker did not know."""
         addresses = self._addresses(offsets, renews=False)
         outcomes = self._send(addresses, offsets)
         away = [queue for queue, outcome in outcomes.items() if isinstance(outcome, BackendUnavailableError)]

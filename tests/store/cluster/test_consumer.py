@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from brokers import Account, AccountTable, Answer, RunningCluster, faults
+from brokers.wire import Call
 
 import rmq_spark
 from rmq_spark.store.cluster.address import ClusterAddress, Credentials
@@ -353,6 +354,15 @@ def test_queue_that_is_added_later_is_found(start: Start, open_at: OpenAt) -> No
 # The offsets of a group.
 
 
+def stored_offsets(cluster: RunningCluster) -> dict[QueueKey, int]:
+    """Return the committed offsets of all groups at all brokers."""
+    return {
+        QueueKey(queue.topic, queue.queue_id, name): offset
+        for name, broker in cluster.brokers.items()
+        for (_, queue), offset in broker.offsets.committed.items()
+    }
+
+
 def test_commit_sends_one_request_for_each_queue(start: Start, open_at: OpenAt) -> None:
     cluster = start(brokers=2)
     consumer = open_at(cluster)
@@ -363,12 +373,33 @@ def test_commit_sends_one_request_for_each_queue(start: Start, open_at: OpenAt) 
     cluster.clear_requests()
     assert consumer.commit() == offsets
     assert cluster.clear_requests() == {name: {COMMIT: 2} for name in cluster.brokers}
-    stored = {
-        QueueKey(queue.topic, queue.queue_id, name): offset
-        for name, broker in cluster.brokers.items()
-        for (_, queue), offset in broker.offsets.committed.items()
-    }
-    assert stored == offsets
+    assert stored_offsets(cluster) == offsets
+
+
+def test_commit_of_the_first_offsets_of_a_group_keeps_each(start: Start, open_at: OpenAt) -> None:
+    cluster = start(brokers=2)
+    consumer = open_at(cluster)
+
+    def race(call: Call, serve: Callable[[], None]) -> None:
+        """Create the map of a group with a delay; a map that another request has created meanwhile is lost."""
+        committed = cluster.brokers["broker-a"].offsets.committed
+
+        def replace_map() -> None:
+            committed.clear()
+            serve()
+
+        if committed:
+            serve()
+        else:
+            call.server.loop.call_later(0.05, replace_map)
+
+    cluster.brokers["broker-a"].fail(COMMIT, race)
+    offsets = {queue: number for number, queue in enumerate(consumer.queues("orders"), 1)}
+    for queue, offset in offsets.items():
+        consumer.pull(queue, 0)
+        consumer.update_consume_offset(queue, offset)
+    assert consumer.commit() == offsets
+    assert stored_offsets(cluster) == offsets
 
 
 @both
