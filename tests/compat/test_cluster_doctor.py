@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.compat
 TOPIC, GROUP = "orders", "doctor-group"
 WORDS = ("--topic", TOPIC, "--group", GROUP)
 IN_TIME = ("--request-timeout", "20")  # the machine may be busy
+LIMIT_SECONDS = 120
 FEATURES = (
     "bounds of all queues in one request",
     "startingTimestamp, endingTimestamp",
@@ -77,12 +79,13 @@ def examine_until(
     is_settled: Callable[[list[str]], bool], cluster: TwoBrokers, act: Callable[[], object] = lambda: None
 ) -> tuple[int, list[str]]:
     """Call `act` and the doctor until the name servers know what happened, and return what is printed then."""
-    for _ in range(30):
+    give_up = time.monotonic() + LIMIT_SECONDS
+    while True:
         act()
         found = run_doctor(cluster.java, cluster.address, *WORDS, *IN_TIME)
         if is_settled(found[1]):
-            break
-    return found
+            return found
+        assert time.monotonic() < give_up, found[1]
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,12 @@ from rmq_spark.store.model import QueueKey
 NAMES = ("broker-a", "broker-b")
 _READER = Path(__file__).with_name("cluster_reader.py")
 _STARTS = 5  # attempts
+_LIMIT_S = 120  # a registration that is lost comes again after 10 s
 _LOWER = 10  # a name server listens on the port of its broker minus this
 
 
 class TwoBrokers:
-    """Two masters with a name server each; both register at both. Entered: they serve. Left: they were stopped.
+    """Two masters with a name server each. Entered: both serve and are registered at both. Left: they were stopped.
 
     `conf` is for both brokers. `address` is the value of the option nameServer.
     """
@@ -41,7 +42,12 @@ class TwoBrokers:
         ports = _free_ports()
         self.address = ";".join(f"127.0.0.1:{port - _LOWER}" for port in ports)
         self.brokers = {
-            name: Broker(java, folder / name, port=port, **{**conf, "brokerName": name, "namesrvAddr": self.address})
+            name: Broker(
+                java,
+                folder / name,
+                port=port,
+                **{"registerNameServerPeriod": 10_000, **conf, "brokerName": name, "namesrvAddr": self.address},
+            )
             for name, port in zip(NAMES, ports, strict=True)
         }
         self._entered = ExitStack()
@@ -50,8 +56,19 @@ class TwoBrokers:
         with ExitStack() as stack:
             for broker in self.brokers.values():
                 stack.enter_context(broker)
+            self._await_registrations()
             self._entered = stack.pop_all()
         return self
+
+    def _await_registrations(self) -> None:
+        """Wait until each name server lists both brokers. The first broker starts before the second name server."""
+        give_up = time.monotonic() + _LIMIT_S
+        while True:
+            _, lines = run_doctor(self.java, self.address)
+            if sum(line.endswith(f"lists the brokers {', '.join(NAMES)}.") for line in lines) == len(NAMES):
+                return
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"the brokers of {self.address} are not registered: {lines}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
