@@ -3,6 +3,7 @@
 build.py     jars and classes of one version, made at first use
 network.py   a network in which RocketMQ starts
 rocketmq.py  a broker, a client and the store classes as objects
+deliveries.py  what Java consumers get from a live cluster, with bodies and times
 rows.py      messages as rows that can be compared, from any reader
 lookups.py   look-ups by key, id and time that can be compared
 our_stores.py  stores that we write

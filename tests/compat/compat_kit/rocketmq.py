@@ -230,7 +230,15 @@ class Client:
 
         Raises RuntimeError with the exception that the client threw.
         """
+        self.begin(op, **fields)
+        return self.finish()
+
+    def begin(self, op: str, **fields: object) -> None:
+        """Begin an operation, such as a push consumer that runs while another client sends."""
         self.program.write({"op": op, **fields})
+
+    def finish(self) -> list[Line]:
+        """Wait for the end of the operation that was begun. Return and raise as a call does."""
         lines = [self.program.read()]
         while lines[-1]["event"] in _FOLLOWED:
             lines.append(self.program.read())

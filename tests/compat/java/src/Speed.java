@@ -29,12 +29,14 @@ final class Speed implements AutoCloseable {
     private static final int SYSTEM_BUSY = 2;                  // ResponseCode, whose package differs by version
     private static final AtomicInteger INSTANCE = new AtomicInteger();
     private final String namesrv;
+    private final Sending sending;
     private DefaultMQPullConsumer puller;
     private DefaultMQProducer producer;
     private DefaultMQPushConsumer listener;
 
     Speed(String namesrv) {
         this.namesrv = namesrv;
+        this.sending = new Sending(namesrv);
     }
 
     void execute(JsonObject op) throws Exception {
@@ -49,11 +51,14 @@ final class Speed implements AutoCloseable {
             case "send":
                 send(topic, op.get("text").getAsString());
                 break;
+            case "send-all":
+                sending.run(op);
+                break;
             case "listen":
                 listen(topic);
                 break;
             default:
-                throw new IllegalArgumentException("op is one of pull lite send listen");
+                throw new IllegalArgumentException("op is one of pull lite send send-all listen");
         }
     }
 
@@ -221,6 +226,7 @@ final class Speed implements AutoCloseable {
 
     @Override
     public void close() {
+        sending.close();
         if (puller != null) {
             puller.shutdown();
         }
