@@ -20,6 +20,10 @@ brokers with 20,000 queues start in less than a second.
 | --- | --- |
 | create, change, delete topics | `cluster.create_topic`, `cluster.delete_topic`, `Broker.set_topic(name, perm=…)` |
 | append messages | `Broker.send`, `Broker.send_rows`, `Broker.write` for anything else that the engine can do |
+| see what clients sent | pulls, `Broker.bounds`, `Broker.sends.most_in_flight` |
+| execute sends in another order | `broker.settings.holds_sends_ms = 20`, `send_order` |
+| show messages later than they are acknowledged | `broker.settings.dispatch_delay_ms` |
+| deliver delayed messages | `Broker.deliver_due(now_ms)`; with `settings.delivers` they are delivered when due |
 | let messages expire | `Broker.expire(topic, queue_id, before, keeps_minimum=…)`, `MessageStore.expire_log` |
 | replace a store | `Broker.copy_store(path)`, `Broker.replace_store(path)`; a new path is an empty store |
 | take a server away | `stop`, `kill`, `restart(new_port=…)`, `freeze`, `thaw`, `cluster.forget(broker)` |

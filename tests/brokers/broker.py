@@ -10,21 +10,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from brokers import group_requests, message_requests, offset_requests, pull_requests, topic_requests
+from brokers import (
+    group_requests,
+    message_requests,
+    offset_requests,
+    pull_requests,
+    send_requests,
+    topic_requests,
+)
 from brokers.accounts import AccountTable
+from brokers.deliveries import Deliveries
 from brokers.event_loop import EventLoop
 from brokers.group_offsets import GroupOffsets
 from brokers.held_pulls import HeldPulls
-from brokers.message_store import Found, MessageStore
+from brokers.message_store import Found, MessageStore, Places
 from brokers.name_server import MASTER_ID, NameServer, Registration
 from brokers.releases import Release
+from brokers.send_order import NEWEST_FIRST, SendOrder
 from brokers.server import HandlerTable, Server, in_loop
 from brokers.topics import Topic, system_topics
 from brokers.wire import Answer, Call
+from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.config_json import PERM_READ
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.testing.sample_message import SampleMessage
 
 HANDLER_TABLES = (
     offset_requests.HANDLERS,
@@ -32,6 +43,7 @@ HANDLER_TABLES = (
     message_requests.HANDLERS,
     group_requests.HANDLERS,
     topic_requests.HANDLERS,
+    send_requests.HANDLERS,
 )
 _ENOUGH_MEMORY_BYTES = 1 << 50  # no record is so far from the log's end that it counts as on disk
 
@@ -43,6 +55,8 @@ class Messages(Protocol):
     def set_topic(self, topic: str, queue_count: int) -> None: ...
     def delete_topic(self, topic: str) -> None: ...
     def expire(self, queue: QueueKey, before: int, *, keeps_minimum: bool = False) -> None: ...
+    def append(self, messages: Sequence[SampleMessage]) -> Places: ...
+    def note_change(self) -> None: ...
     def bounds(self, queue: QueueKey) -> QueueBounds: ...
     def get(
         self, queue: QueueKey, offset: int, max_messages: int, limits: PullLimits, wanted: RowFilter | None
@@ -61,6 +75,9 @@ class BrokerSettings:
 
     `tick_ms` is how often held pulls are checked: 5000 in a broker. `on_disk` makes all messages count as far from the
     log's end, so that a pull returns 8 of them. `limits` are the limits of a pull.
+
+    `holds_sends_ms` is how long sends of one queue are collected before they are executed in `send_order`: see
+    `send_order`. `dispatch_delay_ms` is how long after its answer a message becomes visible.
     """
 
     tick_ms: int = 100
@@ -71,6 +88,12 @@ class BrokerSettings:
     creates_groups: bool = True  # autoCreateSubscriptionGroup
     forbidden_groups: frozenset[str] = frozenset()  # consumeEnable=false
     slave_read: bool = False  # slaveReadEnable
+    max_message_bytes: int = 4 << 20  # maxMessageSize: of a body, or of a batch
+    creates_topics: bool = False  # autoCreateTopicEnable, true by default in a broker
+    holds_sends_ms: int = 0
+    send_order: str = NEWEST_FIRST
+    dispatch_delay_ms: int = 0
+    delivers: bool = True  # messages that wait are delivered when they are due
 
     @property
     def pull_limits(self) -> PullLimits:
@@ -108,6 +131,8 @@ class Broker(Server):
         self.offsets = GroupOffsets()
         self.accounts: AccountTable | None = None
         self.held = HeldPulls(self)
+        self.sends = SendOrder(self)
+        self.deliveries = Deliveries(self)
         self.advertised: str | None = None
         self.acts_as_master = False
         self.moved_event_count = 0
@@ -190,6 +215,27 @@ class Broker(Server):
         return places
 
     @in_loop
+    def append(self, messages: Sequence[SampleMessage]) -> Places:
+        """Append messages as a client's send does, and return where they are. Their topics must exist.
+
+        They are visible at once, or after `dispatch_delay_ms`.
+        """
+        places = self.store.append(messages)
+        if self.settings.dispatch_delay_ms:
+            self.loop.call_later(self.settings.dispatch_delay_ms / 1000, self._dispatch)
+        else:
+            self._dispatch()
+        return places
+
+    @in_loop
+    def deliver_due(self, now_ms: int | None = None) -> int:
+        """Deliver the waiting messages that are due at a time (ms since the epoch), by default now.
+
+        Return how many these are.
+        """
+        return self.deliveries.deliver(wall_clock_ms() if now_ms is None else now_ms)
+
+    @in_loop
     def write(self, write: Callable[[Path], object]) -> None:
         """Let a function change the store's directory with the engine, and read it again.
 
@@ -252,18 +298,26 @@ class Broker(Server):
         self.held.look_at_arrivals()
 
     def on_started(self) -> None:
-        """Register at the name servers."""
+        """Register at the name servers, and continue to deliver."""
         self.register()
+        self.deliveries.resume()
 
     def on_stopped(self) -> None:
         """Vanish from the routes, because the name servers see that the connection is closed."""
         self.held.clear()
+        self.sends.clear()
+        self.deliveries.clear()
         for server in self.name_servers:
             server.routes.remove(self.name, self.broker_id)
 
     def on_thawed(self) -> None:
-        """Register again."""
+        """Register again, and continue to deliver."""
         self.register()
+        self.deliveries.resume()
+
+    def _dispatch(self) -> None:
+        self.store.note_change()
+        self.note_arrivals()
 
     def _register(self, topics: tuple[Topic, ...]) -> None:
         if not self.is_running or self.is_frozen:

@@ -5,13 +5,21 @@ and may change how the call is answered.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+from brokers.sent_message import read_items
 from brokers.wire import Answer, Call
 from rmq_spark.store.cluster.codes import ResponseCode
 
 Fault = Callable[[Call, Callable[[], None]], None]
+REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
+NOT_AVAILABLE = (
+    "service not available now. It may be caused by one of the following reasons: the broker's disk is full "
+    "[CL:  0.99 CQ:  0.99 INDEX: -1.00], messages are put to the slave, message store has been shut down, etc."
+)
+REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}  # fields of every answer to a send
+_LATE = (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PIECE_BYTES = 64 << 10
 
 
@@ -31,9 +39,17 @@ class FaultRule:
         return is_left and self.code in (None, call.command.code) and (self.when is None or self.when(call))
 
 
-def garbage(data: bytes = b"HTTP/1.1 400 Bad Request\r\n\r\n") -> Fault:
-    """Answer with bytes that are not a frame."""
-    return lambda call, serve: call.connection.send(data)
+def garbage(data: bytes = b"HTTP/1.1 400 Bad Request\r\n\r\n", *, executes: bool = False) -> Fault:
+    """Answer with bytes that are not a frame. With `executes`, the request is executed first."""
+
+    def fail(call: Call, serve: Callable[[], None]) -> None:
+        call.send = lambda answer: call.connection.send(data)
+        if executes:
+            serve()
+        else:
+            call.send(b"")
+
+    return fail
 
 
 def half_a_frame(*, closes: bool = True) -> Fault:
@@ -66,10 +82,11 @@ def closes_connection(*, executes: bool = True) -> Fault:
     """Close the connection instead of an answer. The request is executed, unless `executes` is False."""
 
     def fail(call: Call, serve: Callable[[], None]) -> None:
-        call.send = lambda data: None
+        call.send = lambda data: call.connection.close()
         if executes:
             serve()
-        call.connection.close()
+        if not executes or call.command.is_one_way:
+            call.connection.close()
 
     return fail
 
@@ -103,9 +120,9 @@ def too_much(frame_bytes: int = 1 << 30, *, sent_bytes: int = 32 << 20) -> Fault
     return fail
 
 
-def with_code(code: int, remark: str | None = None) -> Fault:
+def with_code(code: int, remark: str | None = None, fields: Mapping[str, str] | None = None) -> Fault:
     """Answer with this response code, without executing the request."""
-    return lambda call, serve: call.answer(Answer(code, remark=remark))
+    return lambda call, serve: call.answer(Answer(code, fields or {}, remark=remark))
 
 
 def busy() -> Fault:
@@ -120,5 +137,45 @@ def changed(change: Callable[[Answer], Answer]) -> Fault:
     def fail(call: Call, serve: Callable[[], None]) -> None:
         call.change = change
         serve()
+
+    return fail
+
+
+def disk_full() -> Fault:
+    """Refuse a send because the broker's disk is full, or because the broker is shutting down. Nothing is stored."""
+    return with_code(ResponseCode.SERVICE_NOT_AVAILABLE, NOT_AVAILABLE, REGION)
+
+
+def stored_late(code: int = ResponseCode.FLUSH_DISK_TIMEOUT) -> Fault:
+    """Store what was sent, and answer that the flush or the replica is late: with code 10, 11 or 12."""
+    assert code in _LATE, code
+    return changed(lambda answer: replace(answer, code=code) if answer.code == ResponseCode.SUCCESS else answer)
+
+
+def with_fields(**fields: str | None) -> Fault:
+    """Serve the request, and answer with other values of these fields. None takes a field away."""
+
+    def change(answer: Answer) -> Answer:
+        all_fields = {**answer.fields, **fields}
+        return replace(answer, fields={name: value for name, value in all_fields.items() if value is not None})
+
+    return changed(change)
+
+
+def killed_in_batch(stored_items: int) -> Fault:
+    """Store only the first items of a batch, and kill the server before it answers (a kill in the middle of an append).
+
+    The server stays away until it is restarted.
+    """
+
+    def fail(call: Call, serve: Callable[[], None]) -> None:
+        call.send = lambda data: call.server.kill()
+        body = bytes(call.command.body)
+        size = sum(item.size for item in read_items(body)[:stored_items])
+        call.command = replace(call.command, body=body[:size])
+        if size:
+            serve()
+        else:
+            call.server.kill()
 
     return fail

@@ -3,7 +3,9 @@
 A pull from such a store answers records that are made when they are asked for. All records of a topic have one body.
 """
 
-from brokers.message_store import NO_BOUNDS, Found
+from collections.abc import Sequence
+
+from brokers.message_store import NO_BOUNDS, Found, Places
 from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.record import encode_record
 from rmq_spark.store.group.pull import answer_by_bounds
@@ -33,6 +35,17 @@ class LightStore:
     def delete_topic(self, topic: str) -> None:
         """Forget the messages of a topic."""
         self._bounds = {queue: bounds for queue, bounds in self._bounds.items() if queue.topic != topic}
+
+    def append(self, messages: Sequence[SampleMessage]) -> Places:
+        """Count messages, and return their queue offsets. Bodies and properties are lost."""
+        offsets = []
+        for message in messages:
+            offsets.append(self.bounds(message.queue).max_offset)
+            self.advance(message.queue, 1)
+        return Places(offsets, offsets)
+
+    def note_change(self) -> None:
+        """Do nothing: messages are visible when they were counted."""
 
     def advance(self, queue: QueueKey, count: int) -> None:
         """Let `count` messages arrive in a queue."""

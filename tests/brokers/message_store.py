@@ -21,7 +21,9 @@ from rmq_spark.store.errors import DamageError
 from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.file_names import CONSUME_QUEUE, queue_folder
 from rmq_spark.store.format.index_file import IndexShape
+from rmq_spark.store.format.message_columns import Topics
 from rmq_spark.store.format.record import Record, encode_record
+from rmq_spark.store.format.record_rewrite import rebuild_records
 from rmq_spark.store.group.pull import _choose, answer_by_bounds, has_wanted
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.group.pull_reader import PullReader
@@ -30,6 +32,8 @@ from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import WriterSettings
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.names import AUTO_CREATE_TOPIC
+from rmq_spark.store.testing.sample_message import SampleMessage
+from rmq_spark.store.transaction.encoded_slices import required_topics
 from rmq_spark.store.transaction.sink import MESSAGE_TYPES, RecordBuilderSettings
 
 _TOPICS_JSON = Path("config", "topics.json")
@@ -47,6 +51,14 @@ class Found:
     status: str
     next_offset: int
     body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where messages were appended: the queue offset and the physical offset of each."""
+
+    queue_offsets: list[int]
+    physical_offsets: list[int]
 
 
 class RecordReader(PullReader):
@@ -205,6 +217,7 @@ class MessageStore:
         outside = answer_by_bounds(self.bounds(queue), offset)
         if outside is not None:
             return Found(outside.status, outside.next_begin_offset)
+        max_messages = min(max_messages, self.bounds(queue).max_offset - offset)
         self._reader.gone_before = self._gone_before(queue)
         try:
             answer, entries = _choose(self._reader, queue, offset, max(max_messages, 1), limits, None, wanted)
@@ -266,6 +279,32 @@ class MessageStore:
         base = min(times, default=0)
         rounded = [time - (time - base) % 1000 for time in times]
         return [record for record, time in zip(records, rounded, strict=True) if begin_ms <= time <= end_ms]
+
+    def append(self, messages: Sequence[SampleMessage]) -> Places:
+        """Append messages as they are, in one piece of the log, and return where they are.
+
+        They are visible after `note_change`. Their topics must exist, except RocketMQ's own.
+        """
+        if not messages:
+            return Places([], [])
+        producer = self.producer()
+        for queue in {message.queue for message in messages}:
+            self.bounds(queue)  # remembered until `note_change`
+        data = [encode_record(message.as_record(0, 0, 0)) for message in messages]
+        ends = np.cumsum([len(one) for one in data])
+        topics = list(dict.fromkeys(message.topic for message in messages))
+        records = rebuild_records(
+            np.frombuffer(b"".join(data), np.uint8),
+            ends - np.diff(ends, prepend=0),
+            ends,
+            topics=Topics(tuple(topics), np.array([topics.index(message.topic) for message in messages])),
+            queue_ids=np.array([message.queue_id for message in messages]),
+        )
+        with producer._section() as session:
+            needed = required_topics(records)
+            session.ensure_topics(needed, needed)
+            appended = session.append(records)
+        return Places(appended.queue_offsets.tolist(), appended.physical_offsets.tolist())
 
     def send(self, rows: Sequence[dict[str, Any]], **compression: Any) -> list[tuple[QueueKey, int]]:
         """Append rows with the columns of `Producer.send_many`, and return the queue and queue offset of each."""

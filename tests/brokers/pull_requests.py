@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from brokers import faults
 from brokers.held_pulls import HeldPull
 from brokers.offset_requests import queue_of
 from brokers.releases import LITE_PULL_MESSAGE
@@ -97,8 +98,7 @@ def answer_pull(broker: "Broker", call: Call, *, may_hold: bool) -> Answer | Non
 def _check_slave(broker: "Broker") -> None:
     """Refuse a pull from a slave of 5.x that must not serve it. One of 4.9 answers it without messages."""
     if broker.is_slave and not broker.settings.slave_read and broker.release.is_5:
-        remark = "[REJECTREQUEST]system busy, start flow control for a while"
-        raise Refusal(ResponseCode.SYSTEM_BUSY, remark)
+        raise Refusal(ResponseCode.SYSTEM_BUSY, faults.REJECTED)
 
 
 def _check_rights(broker: "Broker", call: Call, request: PullRequest) -> Topic:
