@@ -32,7 +32,7 @@ class SinkTerms:
 
     Every row has a column topic; `topic` is the topic of all rows, or None if they differ. If `creates_topics`, a
     missing topic gets `queue_count` queues. Bodies of at least `compress_over_bytes` are compressed with `compression`
-    (zlib, lz4, zstd; None for no compression).
+    (zlib, lz4, zstd; None for no compression). A stored body has at most `max_message_bytes`.
     """
 
     topic: str | None = None
@@ -40,6 +40,7 @@ class SinkTerms:
     creates_topics: bool = True
     compression: str | None = None
     compress_over_bytes: int = 4096
+    max_message_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ class BatchSink(Protocol):
         The token is small and travels to the tasks, which detect by it that they write to another place.
         """
 
-    def open_task(self, token: str | None, key: CommitKey, task: str) -> TaskWriter:
+    def open_task(self, token: str | None, key: CommitKey, task: str, partition: int) -> TaskWriter:
         """Return the writer of an attempt of a task, which has the unique name `task`.
+
+        `partition` is the number of the task's partition in the batch. All attempts of a task have the same number.
 
         Raises StoreChangedError if this process does not see the place that the driver prepared.
         """

@@ -180,7 +180,17 @@ class BackendUnavailableError(StoreError):
 
 
 class UnknownOutcomeError(StoreError):
-    """A request that must not be repeated was sent, and no answer came. The broker has executed it or not."""
+    """A request that must not be repeated was sent, and no usable answer came. The broker has executed it or not.
+
+    `message_ids` are the ids (UNIQ_KEY) of the messages in the request, to look for; empty if it had none.
+    """
+
+    def __init__(self, text: str, message_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(text, message_ids)
+        self.text, self.message_ids = text, message_ids
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class BrokerError(StoreError):

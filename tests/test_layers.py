@@ -87,7 +87,7 @@ ONLY = {
     "select": "store.cluster.connection",
     "selectors": "",
     "subprocess": "store.testing java spark_session",
-    "tempfile": "store.testing command.demo command.message_output",
+    "tempfile": "store.cluster.message_spool store.testing command.demo command.message_output",
     "threading": "datasource group_listeners store.synchronized store.group store.testing command.output "
     "store.cluster.client",
     "multiprocessing": "",

@@ -53,7 +53,7 @@ def stage_rows(
     StoreChangedError if this machine does not see the place of the driver, and StoreError if the disk fails. After an
     error nothing of the task remains.
     """
-    writer = options.sink().open_task(token, key, task.name)
+    writer = options.sink().open_task(token, key, task.name, task.partition)
     try:
         for batch in batches:
             for piece in cut_pieces(batch):

@@ -4,7 +4,7 @@ frame.py           bytes <-> commands, each with a header and a body
 codes.py           the numbers of requests and responses
 requests.py        the requests for routes, positions and messages; group_requests.py those about groups
 responses.py       what they return; answer_fields.py checks the contents
-answer_rules.py    which responses are answers, and which are errors
+answer_rules.py    which responses are answers, and which are errors; answer_rule.py one rule
 signing.py         the signature of an account
 namespace.py       names of topics and groups with a namespace
 address.py         where the cluster is: name servers, account, TLS; credentials.py reads the file of an account
@@ -20,5 +20,10 @@ pulled_records.py  bodies of pulls -> record batches
 long_poll.py       pulls that brokers hold until a message arrives
 doctor.py          what a query needs, tried at every server; diagnosis.py what the answers mean
 backend.py         a cluster as a place of the contract; reader.py the same for programs
+send_requests.py   the requests that store messages, and their responses; send_answers.py what the codes mean to them
+write_routes.py    the queues to which messages of a topic are sent; new topics
+message_spool.py   encoded messages that wait to be sent
+sender.py          sends a spool: one request in flight for each queue
+sink.py            the sink of the contract: tasks that send, at least once
 consumer.py        a pull consumer for programs; pull_answers.py the results of its pulls, offset_commits.py its offsets
 """

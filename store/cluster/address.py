@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Literal, NoReturn
 
-from rmq_spark.store.backend import Backend, Capability, CommitTerms, SendBackTerms, SinkTerms
+from rmq_spark.store.backend import Backend, BatchSink, Capability, CommitTerms, SendBackTerms, SinkTerms
 from rmq_spark.store.errors import OptionError
 
 NAME_SERVER_PORT = 9876  # the default of NamesrvStartup
@@ -127,9 +127,15 @@ class ClusterAddress:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """A cluster can be read, and its queues have the names of their brokers."""
+        """A cluster can be read and written, and its queues have the names of their brokers."""
         return frozenset(
-            {Capability.BROKERS, Capability.NAME_SERVERS, Capability.GROUP_OFFSETS, Capability.SIZE_ESTIMATES}
+            {
+                Capability.BROKERS,
+                Capability.NAME_SERVERS,
+                Capability.GROUP_OFFSETS,
+                Capability.SIZE_ESTIMATES,
+                Capability.WRITES,
+            }
         )
 
     def describe(self) -> str:
@@ -179,9 +185,10 @@ class ClusterAddress:
         backend: Backend = import_module("rmq_spark.store.cluster.backend").ClusterBackend(self)
         return backend
 
-    def sink(self, terms: SinkTerms, commit: CommitTerms) -> NoReturn:
-        """Raise OptionError, because this location lacks the capability WRITES."""
-        self._refuse_writing()
+    def sink(self, terms: SinkTerms, commit: CommitTerms) -> BatchSink:
+        """Return a sink for new messages, which stores each row at least once."""
+        sink: BatchSink = import_module("rmq_spark.store.cluster.sink").ClusterSink(self, terms, commit)
+        return sink
 
     def send_back_sink(self, terms: SendBackTerms, commit: CommitTerms) -> NoReturn:
         """Raise OptionError, because this location lacks the capability SEND_BACK."""

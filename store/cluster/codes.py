@@ -1,4 +1,4 @@
-"""The numbers of requests and responses in RocketMQ's remoting protocol: those that reading a cluster needs.
+"""The numbers of requests and responses in RocketMQ's remoting protocol: those that this client needs.
 
 Source: RequestCode, ResponseCode (4.9, 5.3).
 """
@@ -19,6 +19,7 @@ class RequestCode(IntEnum):
     GET_MIN_OFFSET = 31
     GET_EARLIEST_MSG_STORETIME = 32
     VIEW_MESSAGE_BY_ID = 33
+    CONSUMER_SEND_MSG_BACK = 36
     GET_CONSUMER_LIST_BY_GROUP = 38
     GET_ALL_CONSUMER_OFFSET = 43
     CHECK_CLIENT_CONFIG = 46
@@ -31,6 +32,8 @@ class RequestCode(IntEnum):
     GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
     DELETE_TOPIC_IN_NAMESRV = 216
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
     GET_TOPIC_CONFIG = 351
 
 

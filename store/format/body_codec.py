@@ -19,6 +19,7 @@ Source: CompressionType, ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageS
 import enum
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -167,8 +168,9 @@ class EncodedBodies:
             raise RowFault(int(np.argmin(given.given)), "its body is null. Give a body, which may be b''")
         self.stored = given
         self.sys_flags: NDArray[np.int32] | None = None  # None: no body is compressed
-        self._given_sizes, self._given_crcs = given.sizes, _crcs(given)  # before compression
-        self.crcs = self._given_crcs  # of the stored bodies, all 32 bits
+        self.given = given  # before compression
+        self._replaced: NDArray[np.bool_] | None = None  # which bodies are compressed
+        self._packed: list[bytes] = []  # the compressed bodies
         if rules.compression is not None:
             self._compress(rules.compression, rules.compress_over)
         largest = int(np.argmax(self.stored.sizes))
@@ -194,12 +196,24 @@ class EncodedBodies:
         mask = pa.array(replaced)
         self.stored = Texts.of(pc.replace_with_mask(given.array(), mask, pa.array(packed, pa.binary())))
         self.sys_flags = np.where(replaced, np.int32(kind.sys_flag), np.int32(0))
-        self.crcs = self._given_crcs.copy()
-        self.crcs[replaced] = [zlib.crc32(body) for body in packed]
+        self._replaced, self._packed = replaced, packed
+
+    @cached_property
+    def _given_crcs(self) -> NDArray[np.uint32]:
+        return _crcs(self.given)
+
+    @property
+    def crcs(self) -> NDArray[np.uint32]:
+        """The CRC-32 of each stored body, all 32 bits."""
+        if self._replaced is None:
+            return self._given_crcs
+        crcs = self._given_crcs.copy()
+        crcs[self._replaced] = [zlib.crc32(body) for body in self._packed]
+        return crcs
 
     def digests(self) -> Digests:
         """Return one 64-bit number for each body, from its CRC and size before compression."""
-        return self._given_crcs.astype(np.uint64) | self._given_sizes.view(np.uint64) << np.uint64(32)
+        return self._given_crcs.astype(np.uint64) | self.given.sizes.view(np.uint64) << np.uint64(32)
 
 
 def _crcs(bodies: Texts) -> NDArray[np.uint32]:

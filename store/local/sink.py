@@ -87,7 +87,7 @@ class LocalSink:
         with StoreReader(self.paths.path, commit_log_path=self.paths.commit_log_path) as store:
             return store.store_id()
 
-    def open_task(self, token: str | None, key: CommitKey, task: str) -> TaskStage:
+    def open_task(self, token: str | None, key: CommitKey, task: str, partition: int) -> TaskStage:
         """Return the writer of an attempt of a task, which stages rows in one file."""
         _check_same_store(self.paths, token)
         return TaskStage(self._settings("rmq-spark sink"), key, task)
@@ -140,7 +140,7 @@ class LocalSendBackSink:
         """Check that failed rows can be sent back. Return the id of the store. Changes nothing."""
         return check_send_back_sink(self._settings("rmq-spark sink"))
 
-    def open_task(self, token: str | None, key: CommitKey, task: str) -> SendBackTask:
+    def open_task(self, token: str | None, key: CommitKey, task: str, partition: int) -> SendBackTask:
         """Return the writer of an attempt of a task. It stages copies of the messages that the rows identify."""
         _check_same_store(self.paths, token)
         return SendBackTask(self._settings("rmq-spark sink"), key, task)

@@ -46,11 +46,11 @@ def _rows(*bodies: bytes, topic: str = "out") -> pa.RecordBatch:
     )
 
 
-def _stage(sink: BatchSink, key: CommitKey, rows: pa.RecordBatch) -> Receipt:
+def _stage(sink: BatchSink, key: CommitKey, rows: pa.RecordBatch, partition: int = 0) -> Receipt:
     """Run one attempt of a task in a copy of the sink, as Spark does. Return its receipt, which was pickled too."""
     copy: BatchSink = pickle.loads(pickle.dumps(sink))
     token = pickle.loads(pickle.dumps(sink.prepare()))
-    task = copy.open_task(token, key, f"{next(_attempts):05d}")
+    task = copy.open_task(token, key, f"{next(_attempts):05d}", partition)
     if rows.num_rows:
         task.write(rows)
     return pickle.loads(pickle.dumps(task.finish()))
@@ -122,7 +122,7 @@ class BackendSinkTests(BackendFixtures):
         assert stored_bodies(location, "out") == [b"a"]
 
     def test_commit_ignores_an_attempt_that_was_discarded(self, location: Location, sink: BatchSink) -> None:
-        failed = sink.open_task(sink.prepare(), FIRST, "failed")
+        failed = sink.open_task(sink.prepare(), FIRST, "failed", 0)
         failed.write(_rows(b"a"))
         failed.discard()
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
@@ -131,7 +131,7 @@ class BackendSinkTests(BackendFixtures):
     def test_zombie_task_that_finishes_after_the_commit_changes_nothing(
         self, location: Location, sink: BatchSink
     ) -> None:
-        zombie = sink.open_task(sink.prepare(), FIRST, "zombie")
+        zombie = sink.open_task(sink.prepare(), FIRST, "zombie", 0)
         zombie.write(_rows(b"a"))
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
         zombie.write(_rows(b"b"))
@@ -230,10 +230,10 @@ class BackendSinkTests(BackendFixtures):
             pytest.skip("the place has no token")
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
         with pytest.raises(StoreChangedError):
-            sink.open_task(token, SECOND, "task")
+            sink.open_task(token, SECOND, "task", 0)
 
     def test_write_refuses_an_invalid_row_with_its_number(self, location: Location, sink: BatchSink) -> None:
-        task = sink.open_task(sink.prepare(), FIRST, "task")
+        task = sink.open_task(sink.prepare(), FIRST, "task", 0)
         task.write(_rows(b"a", b"b"))
         invalid = pa.RecordBatch.from_pydict({"topic": pa.array(["out", None]), "body": pa.array([b"c", b"d"])})
         with pytest.raises(OptionError, match="row 3"):
@@ -301,7 +301,7 @@ class BackendSendBackTests(BackendFixtures):
     def test_send_back_of_a_zombie_task_changes_nothing(
         self, location: Location, send_back_sink: SendBackSink, failed: Failed
     ) -> None:
-        zombie = send_back_sink.open_task(send_back_sink.prepare(), FIRST, "zombie")
+        zombie = send_back_sink.open_task(send_back_sink.prepare(), FIRST, "zombie", 0)
         zombie.write(failed(0, 5))
         send_back_sink.commit(FIRST, [_stage(send_back_sink, FIRST, failed(0))])
         zombie.finish()
@@ -315,7 +315,7 @@ class BackendSendBackTests(BackendFixtures):
         assert stored_bodies(location, f"%DLQ%{GROUP}") == []
 
     def test_send_back_refuses_a_row_without_a_place(self, send_back_sink: SendBackSink, failed: Failed) -> None:
-        task = send_back_sink.open_task(send_back_sink.prepare(), FIRST, "task")
+        task = send_back_sink.open_task(send_back_sink.prepare(), FIRST, "task", 0)
         rows = failed(0)
         places = pa.array([None], pa.int64())
         broken = rows.set_column(rows.schema.get_field_index("commitLogOffset"), "commitLogOffset", places)

@@ -1,4 +1,4 @@
-"""The frames in tests/golden/remoting, and one request of each kind that reading a cluster needs."""
+"""The frames in tests/golden/remoting, and one request of each kind that a client of ours sends."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -36,6 +36,7 @@ from rmq_spark.store.cluster.requests import (
     TopicListRequest,
     TopicStatsRequest,
 )
+from rmq_spark.store.cluster.send_requests import SendBackRequest, SendBatchRequest, SendRequest
 from rmq_spark.store.format.config_json import GroupConfig, TopicConfig
 from rmq_spark.store.model import QueueKey
 
@@ -53,6 +54,7 @@ SAMPLES: tuple[Request[Any], ...] = (
     MinOffsetRequest(QUEUE),
     EarliestTimeRequest(QUEUE),
     RecordAtRequest(1234, "orders", "broker-a"),
+    SendBackRequest(QUEUE, 1234, "billing", 0, "7F00000100002A9F0000000000000000", 16),
     GroupMembersRequest("billing", "broker-a"),
     AllGroupOffsetsRequest("broker-a"),
     CheckFilterRequest("orders", "readers", "a > 1"),
@@ -65,6 +67,8 @@ SAMPLES: tuple[Request[Any], ...] = (
     GroupStatsRequest("billing", "broker-a", "orders"),
     DeleteTopicRequest("orders"),
     DeleteRouteRequest("orders"),
+    SendRequest(QUEUE, b"body", "UNIQ_KEY\x01id\x02", 1_800_000_000_000),
+    SendBatchRequest(QUEUE, bytes(44), 2, 1_800_000_000_000),
     TopicConfigRequest("orders", "broker-a"),
 )
 SAMPLE_OF = {request.code: request for request in SAMPLES}

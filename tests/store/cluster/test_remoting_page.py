@@ -13,11 +13,12 @@ from rmq_spark.store.cluster.requests import Request
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "REMOTING.md"
 TO_NAME_SERVER = {105, 106, 206, 216}
+BODIES = {310: "that of the message", 320: "items"}
 
 
 def request_row(request: Request[object]) -> str:
     fields = ", ".join(f"`{name}`" for name in request.fields()) or "none"
-    fields += "; body: JSON" if request.body else ""
+    fields += f"; body: {BODIES.get(request.code, 'JSON')}" if request.body else ""
     to = "name server" if request.code in TO_NAME_SERVER else "broker"
     return f"| {int(request.code)} | {request.code.name} | {to} | {fields} | `{type(request).__name__}` |"
 

@@ -59,7 +59,7 @@ def test_every_golden_answer_is_read_as_recorded() -> None:
                 )
                 for queue, one in table
             }
-    assert read_answers == 174
+    assert read_answers == 213
 
 
 def check_pull(response: PullResponse, command: Command, fields: dict[str, str]) -> None:

@@ -1,0 +1,212 @@
+"""What the response codes mean to requests that store messages: stored, not stored, or not known.
+
+These rules come before those for all requests (`answer_rules`). After BackendUnavailableError nothing is stored, and
+the same messages may be sent again, also to another broker. Nothing is stored after NoPermissionError, NotFoundError,
+OptionError and BrokerError either, and the same request would be refused again. UnknownOutcomeError means that the
+broker may have stored the messages.
+
+Source: SendMessageProcessor#handlePutMessageResult, #consumerSendMsgBack, AbstractSendMessageProcessor#msgCheck
+(4.9, 5.3).
+"""
+
+from rmq_spark.store.cluster.answer_rule import AnswerRule, Retry
+from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    BrokerError,
+    NoPermissionError,
+    NotFoundError,
+    UnknownOutcomeError,
+)
+
+_SENDS = frozenset({RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+_SEND_BACK = frozenset({RequestCode.CONSUMER_SEND_MSG_BACK})
+_STORES = _SENDS | _SEND_BACK
+_CREATES = frozenset({RequestCode.UPDATE_AND_CREATE_TOPIC})
+_ASK_FOR_PUB = (
+    "Ask an administrator for the right: PUB of the topic (4.9), or Pub of the topic (5.3); to send messages back, Sub "
+    "of the group."
+)
+_ASK_FOR_CREATE = (
+    "Ask an administrator to create the topic (mqadmin updateTopic), or for the right: an account with admin: true "
+    "(4.9), or Create of the topic (5.3)."
+)
+_MASTER = "the master of the broker"
+_CHECK_ADDRESSES = "Check the addresses of the broker in the route, and in the option brokerAddresses."
+_CHECK_ACCOUNT_RIGHT = "the account lacks a right"
+_REFUSED_SIZE = "the broker refuses the size or the properties of the message, and stored nothing"
+_SMALLER = (
+    "Send a smaller message, with properties of at most 32,500 bytes, or raise maxMessageSize at the broker. A delay "
+    "must be within timerMaxDelaySec."
+)
+
+# Rules about rights of an account, which come before those of other requests.
+SEND_RIGHTS = tuple(
+    AnswerRule(
+        code,
+        _CHECK_ACCOUNT_RIGHT,
+        NoPermissionError,
+        expected="an account with the right",
+        next_step=next_step,
+        requests=requests,
+        remark=remark,
+    )
+    for code, remark in (
+        (ResponseCode.SYSTEM_ERROR, r"(?s)AclException.*(No default permission|Need admin permission|doesn't support)"),
+        (ResponseCode.NO_PERMISSION, r"has no permission to access"),
+    )
+    for requests, next_step in ((_STORES, _ASK_FOR_PUB), (_CREATES, _ASK_FOR_CREATE))
+)
+
+SEND_RULES = (
+    AnswerRule(
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        "the broker stored the messages; their copy on its disk is late",
+        requests=_SENDS,
+    ),
+    AnswerRule(
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        "the broker stored the messages, and has no slave to copy them to",
+        requests=_SENDS,
+    ),
+    AnswerRule(
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        "the broker stored the messages; the copy at its slave is late",
+        requests=_SENDS,
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_BUSY,
+        "the broker is a slave, which stores no messages of clients",
+        BackendUnavailableError,
+        Retry.NEW_ROUTE,
+        _MASTER,
+        _CHECK_ADDRESSES,
+        requests=_STORES,
+        remark=r"^\[REJECTREQUEST\]",
+    ),
+    AnswerRule(
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        "the broker stored nothing: it is shutting down, its disk is full, or it is a slave",
+        BackendUnavailableError,
+        Retry.NEW_ROUTE,
+        "a master with free space on its disk",
+        "Free space on the disk of the broker, or lower its retention (fileReservedTime); the messages can be sent "
+        "again.",
+        requests=_STORES,
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored nothing: it cannot create a file of its log",
+        BackendUnavailableError,
+        Retry.NEW_ROUTE,
+        "a broker that can write its files",
+        "Check the disk and the log of the broker; the messages can be sent again.",
+        requests=_STORES,
+        remark=r"create mapped file failed",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored nothing: too many messages wait for the same delivery time",
+        BackendUnavailableError,
+        Retry.NEW_ROUTE,
+        "fewer timed messages",
+        "Spread the delivery times, or raise timerCongestNumEachSlot at the broker.",
+        requests=_SENDS,
+        remark=r"timer message is under flow control",
+    ),
+    AnswerRule(
+        ResponseCode.MESSAGE_ILLEGAL,
+        _REFUSED_SIZE,
+        BrokerError,
+        expected="a message that the broker accepts",
+        next_step=_SMALLER,
+        requests=_STORES,
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        _REFUSED_SIZE,
+        BrokerError,
+        expected="a message that the broker accepts",
+        next_step=_SMALLER,
+        requests=_SENDS,
+        remark=r"message body size exceeded|message is illegal|body length limit",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the queue does not exist, and nothing was stored",
+        NotFoundError,
+        Retry.NEW_ROUTE,
+        "a queue of the topic",
+        "Ask an administrator whether writeQueueNums was reduced; the topic's route has the present number.",
+        requests=_SENDS,
+        remark=r"queueId\[-?\d+\] is illegal",
+    ),
+    AnswerRule(
+        ResponseCode.INVALID_PARAMETER,
+        "the queue or the topic's name is not valid, and nothing was stored",
+        NotFoundError,
+        Retry.NEW_ROUTE,
+        "a queue of the topic",
+        "Ask an administrator whether writeQueueNums was reduced; the topic's route has the present number.",
+        requests=_SENDS,
+    ),
+    AnswerRule(
+        ResponseCode.TOPIC_NOT_EXIST,
+        "the broker does not have the topic, and nothing was stored",
+        NotFoundError,
+        Retry.NEW_ROUTE,
+        "a topic of the broker",
+        "Check whether the topic was deleted. Create it with mqadmin updateTopic.",
+        requests=_SENDS,
+    ),
+    AnswerRule(
+        ResponseCode.NO_PERMISSION,
+        "the topic or the broker does not allow sending, and nothing was stored",
+        NoPermissionError,
+        expected="a topic with write permission on a broker with write permission",
+        next_step="Ask an administrator to allow sending (perm 6 of the topic, brokerPermission of the broker).",
+        requests=_STORES,
+    ),
+    AnswerRule(
+        ResponseCode.NO_PERMISSION,
+        "the broker does not allow to create the topic",
+        NoPermissionError,
+        expected="a topic that exists, or the right to create it",
+        next_step=_ASK_FOR_CREATE,
+        requests=_CREATES,
+    ),
+    AnswerRule(
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        "the group does not exist at the broker, and nothing was stored",
+        NoPermissionError,
+        expected="a group that exists",
+        next_step="Create the group (mqadmin updateSubGroup), or let the broker create groups "
+        "(autoCreateSubscriptionGroup=true) and start a consumer of the group once.",
+        requests=_STORES,
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the message is no longer in the broker's log, and nothing was stored",
+        NotFoundError,
+        expected="a message that has not expired",
+        next_step="Send the content of the row as a new message, or leave the row out.",
+        requests=_SEND_BACK,
+        remark=r"look message by offset failed",
+    ),
+    AnswerRule(
+        ResponseCode.NOT_LEADER_FOR_QUEUE,
+        "the topic is a static topic, whose queues move between brokers",
+        BrokerError,
+        expected="an ordinary topic",
+        next_step="Send to another topic.",
+        requests=_SENDS,
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker failed, and has stored the messages or not",
+        UnknownOutcomeError,
+        expected="a success",
+        next_step="Look for the answer in the log of the broker, and for the messages by their ids.",
+        requests=_STORES,
+    ),
+)

@@ -1,0 +1,160 @@
+"""The requests that store messages in a cluster, in the manner of `requests`, and their responses.
+
+None of them is repeatable: a broker stores a message again that is sent again, and a copy for each time that a message
+is sent back. A response with the code SUCCESS is read without errors, even if its fields are invalid, because the
+message is stored.
+
+Source: SendMessageRequestHeaderV2, SendMessageResponseHeader, ConsumerSendMsgBackRequestHeader, MQClientAPIImpl
+(4.9, 5.3).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from rmq_spark.store.cluster.answer_fields import Question
+from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.cluster.frame import Command
+from rmq_spark.store.cluster.requests import Request
+from rmq_spark.store.cluster.responses import DoneResponse, Response
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import AUTO_CREATE_TOPIC
+
+PRODUCER_GROUP = "rmq-spark"  # brokers check nothing of it
+_DEFAULT_QUEUES = "4"
+_MAX_DIGITS = 18  # so many digits are always a number of 64 bits
+STORED_LATE = (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class SendResponse(Response):
+    """A message or batch that the broker has stored (SendResult).
+
+    `queue_offset` is that of the first message; the others follow. None: the answer has no valid one. `ids` are the
+    offsetMsgIds, joined by commas. `status` is SUCCESS, or one of STORED_LATE if the copy on disk or at a slave that
+    the broker is configured to wait for was late.
+    """
+
+    queue_offset: int | None
+    ids: str
+    status: ResponseCode
+
+    @classmethod
+    def of(cls, command: Command, request: Question) -> Self:
+        text = command.fields.get("queueOffset", "")
+        is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+        return cls(int(text) if is_number else None, command.fields.get("msgId", ""), ResponseCode(command.code))
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest(Request[SendResponse]):
+    """One message for a queue (SEND_MESSAGE_V2). `queue` has the cluster's name of the topic.
+
+    `content` is the body, compressed as `sys_flag` says. `properties` is a properties string. `born_ms` is in ms since
+    the epoch.
+    """
+
+    queue: QueueKey
+    content: bytes
+    properties: str
+    born_ms: int
+    flag: int = 0
+    sys_flag: int = 0
+    code = RequestCode.SEND_MESSAGE_V2
+    response = SendResponse
+    is_repeatable: ClassVar[bool] = False
+
+    @property
+    def purpose(self) -> str:
+        return f"send a message to queue {self.queue}"
+
+    @property
+    def body(self) -> bytes:
+        return self.content
+
+    def fields(self) -> dict[str, str]:
+        return _send_fields(self.queue, self.born_ms, self.properties, self.flag, self.sys_flag, is_batch="false")
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatchRequest(Request[SendResponse]):
+    """Several messages for a queue, which the broker stores one after the other (SEND_BATCH_MESSAGE).
+
+    `content` has `count` items (`format.batch_items`).
+    """
+
+    queue: QueueKey
+    content: bytes
+    count: int
+    born_ms: int
+    code = RequestCode.SEND_BATCH_MESSAGE
+    response = SendResponse
+    is_repeatable: ClassVar[bool] = False
+
+    @property
+    def purpose(self) -> str:
+        return f"send {self.count} messages to queue {self.queue}"
+
+    @property
+    def body(self) -> bytes:
+        return self.content
+
+    def fields(self) -> dict[str, str]:
+        return _send_fields(self.queue, self.born_ms, "", 0, 0, is_batch="true")
+
+
+def _send_fields(
+    queue: QueueKey, born_ms: int, properties: str, flag: int, sys_flag: int, *, is_batch: str
+) -> dict[str, str]:
+    return {
+        "a": PRODUCER_GROUP,
+        "b": queue.topic,
+        "c": AUTO_CREATE_TOPIC,
+        "d": _DEFAULT_QUEUES,
+        "e": str(queue.queue_id),
+        "f": str(sys_flag),
+        "g": str(born_ms),
+        "h": str(flag),
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": is_batch,
+        "n": queue.broker,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackRequest(Request[DoneResponse]):
+    """A message that a group failed to consume, back to the group (CONSUMER_SEND_MSG_BACK).
+
+    The broker that stores the record at `physical_offset` (bytes) copies it. `delay_level` 0 stands for the level
+    3 + reconsumeTimes, and a negative one for the dead letters. `queue` is where the message was read.
+    `max_reconsume_times` None means the group's own limit.
+    """
+
+    queue: QueueKey
+    physical_offset: int
+    group: str
+    delay_level: int
+    origin_id: str
+    max_reconsume_times: int | None = None
+    code = RequestCode.CONSUMER_SEND_MSG_BACK
+    response = DoneResponse
+    is_repeatable: ClassVar[bool] = False
+
+    @property
+    def purpose(self) -> str:
+        return f"send the message at physical offset {self.physical_offset} of queue {self.queue} back"
+
+    def fields(self) -> dict[str, str]:
+        fields = {
+            "offset": str(self.physical_offset),
+            "group": self.group,
+            "delayLevel": str(self.delay_level),
+            "originMsgId": self.origin_id,
+            "originTopic": self.queue.topic,
+            "unitMode": "false",
+            "bname": self.queue.broker,
+        }
+        if self.max_reconsume_times is not None:
+            fields["maxReconsumeTimes"] = str(self.max_reconsume_times)
+        return fields
