@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 VERSIONS = ("5.3.3", "4.9.7")
@@ -39,16 +39,25 @@ def class_path(version: str) -> str:
 
 
 def _jars(version: str) -> Path:
+    profile = ["-Pproxy"] if version.startswith("5.") else []
+    options = [*profile, f"-Drocketmq.version={version}"]
+    return maven_jars(version, SOURCES / "pom.xml", options, f"the jars of RocketMQ {version}")
+
+
+def maven_jars(name: str, pom: Path, options: Sequence[str], what: str) -> Path:
+    """Return a folder with the jars that a pom asks for, fetched on first use. `name` is part of the folder's name.
+
+    Raises UnavailableError where Maven is missing or cannot get the jars, which are called `what`.
+    """
+
     def fetch(folder: Path) -> None:
         maven = shutil.which("mvn")
         if maven is None:
             raise UnavailableError("no mvn on PATH; Debian, Ubuntu: apt-get install maven")
-        command = [maven, "-B", "-q", "-f", str(SOURCES / "pom.xml"), "dependency:copy-dependencies"]
-        command += ["-Pproxy"] if version.startswith("5.") else []
-        settings = {"rocketmq.version": version, "outputDirectory": str(folder), "includeScope": "runtime"}
-        _run([*command, *(f"-D{name}={value}" for name, value in settings.items())], f"the jars of RocketMQ {version}")
+        settings = (f"-DoutputDirectory={folder}", "-DincludeScope=runtime")
+        _run([maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", *options, *settings], what)
 
-    return _once(_cache("jars", version, SOURCES / "pom.xml"), fetch)
+    return _once(_cache("jars", name, pom), fetch)
 
 
 def _compile(jars: Path, folder: Path) -> None:
