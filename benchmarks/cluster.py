@@ -1,6 +1,6 @@
-"""Measure reading from a cluster: `python benchmarks/cluster.py`. See README.md beside this file.
+"""Measure reading from a cluster and sending to it: `python benchmarks/cluster.py`. See README.md beside this file.
 
-`read` and `latency` need a JDK and Maven, as tests/compat does; `queues` needs neither.
+`read`, `send` and `latency` need a JDK and Maven, as tests/compat does; `queues` needs neither.
 """
 
 import argparse
@@ -18,6 +18,7 @@ MESSAGES = 1_000_000
 SENDS = 1_000
 NAMES = {
     "read": "messages a second and processor time, over the Java client; a Spark scan",
+    "send": "messages a second and processor time of send_many and sink, over the Java producer and Kafka's sink",
     "latency": "from a Java send to our long poll's answer, over a Java push consumer; an idle long poll",
     "queues": "triggers over many queues: requests, processor time, memory",
 }
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = new_folder(asked.data / "cluster")
     begin = time.perf_counter()
     try:
-        if {"read", "latency"} & set(names):
+        if {"read", "send", "latency"} & set(names):
             code = enter_network(folder)
             if code is not None:
                 return code
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure reading from a cluster.")
+    parser = argparse.ArgumentParser(description="Measure reading from a cluster and sending to it.")
     parser.add_argument("--only", action="append", choices=NAMES, help="one of these; may be given again")
     parser.add_argument("--messages", type=int, default=MESSAGES, help="in each topic (%(default)s)")
     parser.add_argument("--sends", type=int, default=SENDS, help="messages of `latency` (%(default)s)")
@@ -61,7 +62,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--data",
         type=Path,
         default=Path(tempfile.gettempdir()) / "rmq-spark-benchmarks",
-        help="folder of the stores, which are removed in the end: 1 GiB (%(default)s)",
+        help="folder of the stores, which are removed in the end: 8 GiB (%(default)s)",
     )
     return parser.parse_args(arguments)
 
@@ -75,15 +76,25 @@ def _measure(names: list[str], folder: Path, asked: argparse.Namespace) -> Itera
         from cluster_latency import measure_cluster_latency
 
         yield from measure_cluster_latency(find_java(folder), folder, asked.sends)
-    if "read" in names:
-        from cluster_reading import measure_cluster_reading
-        from spark_for_benchmarks import start_spark
+    if {"read", "send"} & set(names):
+        yield from _measure_with_spark(names, folder, asked)
 
-        spark = start_spark(folder / "looks")
-        try:
-            yield from measure_cluster_reading(find_java(folder), folder, spark, asked.messages, asked.repeats)
-        finally:
-            spark.stop()
+
+def _measure_with_spark(names: list[str], folder: Path, asked: argparse.Namespace) -> Iterator[Figure]:
+    from cluster_reading import measure_cluster_reading
+    from cluster_sending import measure_cluster_sending
+    from kafka_node import spark_jars
+    from spark_for_benchmarks import start_spark
+
+    java = find_java(folder)
+    spark = start_spark(folder / "looks", spark_jars() if "send" in names else ())
+    try:
+        if "read" in names:
+            yield from measure_cluster_reading(java, folder, spark, asked.messages, asked.repeats)
+        if "send" in names:
+            yield from measure_cluster_sending(java, folder, spark, asked.messages, asked.repeats)
+    finally:
+        spark.stop()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real broker that is measured: its store, its processor time, and the Java client.
+"""A real broker that is measured, or two: the store, the processor time, and the Java client.
 
 The broker has the settings of a default installation, except for its memory. Its store is written by `send_many` before
 it starts, so that all clients read the same bytes. It may count all messages as old: then it returns at most 8 for a
@@ -21,6 +21,7 @@ import rmq_spark
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "compat"))
 
 from compat_kit.build import UnavailableError
+from compat_kit.clusters import TwoBrokers
 from compat_kit.network import Network
 from compat_kit.rocketmq import Broker, Java, Line
 
@@ -94,6 +95,11 @@ class RealBroker:
         return JavaClient(self._java, self.address)
 
 
+def two_brokers(java: Java, folder: Path) -> TwoBrokers:
+    """Return a cluster of two masters without messages, with the settings of a default installation."""
+    return TwoBrokers(java, folder, **_CONF)
+
+
 class JavaClient:
     """The official Java client in a process of its own, for one operation at a time. Entered and left."""
 
@@ -161,5 +167,6 @@ __all__ = [
     "find_java",
     "new_folder",
     "reading_topic",
+    "two_brokers",
     "write_store",
 ]
