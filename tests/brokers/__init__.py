@@ -30,6 +30,9 @@ brokers with 20,000 queues start in less than a second.
 | empty the routes | `NameServer.restart()`, then `cluster.register_all()` |
 | fail over | `cluster.add_slave(name)`, `Broker.act_as_master()` |
 | spoil answers | `Server.fail(code, faults.garbage(), times=…, when=…)`, `Server.heal()`; see `brokers.faults` |
+| lose answers to sends | `faults.closes_connection(executes=…)`, `nothing(executes=…)`, `killed_in_batch(items)` |
+| refuse sends | `faults.busy()`, `faults.disk_full()`, `settings.max_message_bytes`, `settings.creates_topics` |
+| answer stored sends wrongly | `faults.stored_late(code)`, `faults.with_fields(msgId=None)` |
 | count requests | `cluster.clear_requests()`, `Server.requests`, `Server.seen_requests(code)` |
 | check rights | `broker.accounts = AccountTable(Account(…))` |
 | speak TLS | `RunningCluster(tls=ServerTls(cert_file, key_file))` |

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from brokers.releases import LITE_PULL_MESSAGE
+from brokers.sent_message import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2
 from brokers.wire import Call, Refusal
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from brokers.broker import Broker
@@ -26,13 +28,16 @@ TOPIC, GROUP, CLUSTER = "Topic", "Group", "Cluster"
 SUB, PUB, GET, CREATE, DELETE = "SUB", "PUB", "GET", "CREATE", "DELETE"
 
 _R = RequestCode
-_SENDS = (10, 310, 320)  # SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE
+# The fields of topic and group in a send.
+_SENDS = {SEND_MESSAGE: ("topic", "producerGroup"), SEND_MESSAGE_V2: ("b", "a"), SEND_BATCH_MESSAGE: ("b", "a")}
+_SEND_BACK = 36  # CONSUMER_SEND_MSG_BACK
 _TOPIC_SUB, _GROUP_SUB = ("topic", TOPIC, SUB), ("consumerGroup", GROUP, SUB)
 _TOPIC_GET, _GROUP_GET = ("topic", TOPIC, GET), ("consumerGroup", GROUP, GET)
 # Request code -> field, kind and right of each resource that the request needs (PlainAccessResource#parse, 4.9).
 _NEEDED_BY_4: dict[int, tuple[tuple[str, str, str], ...]] = {
     _R.PULL_MESSAGE: (_TOPIC_SUB, _GROUP_SUB),
     _R.QUERY_MESSAGE: (_TOPIC_SUB,),
+    _SEND_BACK: (("group", GROUP, SUB),),
     _R.UPDATE_CONSUMER_OFFSET: (_GROUP_SUB,),
     _R.GET_CONSUMER_LIST_BY_GROUP: (_GROUP_SUB,),
 }
@@ -44,6 +49,7 @@ _NEEDED_BY_5: dict[int, tuple[tuple[str, str, str], ...]] = {
     _R.UPDATE_CONSUMER_OFFSET: (_TOPIC_SUB, _GROUP_SUB),
     _R.QUERY_MESSAGE: (_TOPIC_SUB,),
     _R.VIEW_MESSAGE_BY_ID: (_TOPIC_SUB,),
+    _SEND_BACK: (("group", GROUP, SUB),),
     _R.GET_CONSUMER_LIST_BY_GROUP: (_GROUP_SUB,),
     _R.GET_MAX_OFFSET: (_TOPIC_GET,),
     _R.GET_MIN_OFFSET: (_TOPIC_GET,),
@@ -140,7 +146,7 @@ def _needed(broker: "Broker", call: Call) -> Iterator[tuple[str, str, str]]:
     """Yield kind and name of each resource that a request uses, and the right that it needs."""
     code, fields = call.command.code, call.command.fields
     if code in _SENDS:
-        yield TOPIC, fields.get("b", fields.get("topic", "")), PUB
+        yield from _needed_to_send(broker, code, fields)
     elif code == _R.CHECK_CLIENT_CONFIG and broker.release.is_5:
         body = json.loads(call.command.body or b"{}")
         yield TOPIC, body.get("subscriptionData", {}).get("topic", ""), SUB
@@ -150,3 +156,17 @@ def _needed(broker: "Broker", call: Call) -> Iterator[tuple[str, str, str]]:
             yield CLUSTER, broker.cluster, right
         elif code != _R.VIEW_MESSAGE_BY_ID or name in fields:
             yield kind, call.text(name), right
+
+
+def _needed_to_send(broker: "Broker", code: int, fields: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield what a send needs: PUB on the topic, or SUB on the group whose retry topic it is.
+
+    4.9 does not check batches.
+    """
+    topic, group = (fields.get(name, "") for name in _SENDS[code])
+    if topic.startswith(RETRY_TOPIC_PREFIX):
+        resource = GROUP, group or topic.removeprefix(RETRY_TOPIC_PREFIX), SUB
+    else:
+        resource = TOPIC, topic, PUB
+    if broker.release.is_5 or code != SEND_BATCH_MESSAGE:
+        yield resource

@@ -15,6 +15,7 @@ from brokers import (
     message_requests,
     offset_requests,
     pull_requests,
+    send_back_requests,
     send_requests,
     topic_requests,
 )
@@ -33,6 +34,7 @@ from brokers.wire import Answer, Call
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.config_json import PERM_READ
+from rmq_spark.store.format.record import Record
 from rmq_spark.store.group.pull_limits import PullLimits
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
@@ -44,6 +46,7 @@ HANDLER_TABLES = (
     group_requests.HANDLERS,
     topic_requests.HANDLERS,
     send_requests.HANDLERS,
+    send_back_requests.HANDLERS,
 )
 _ENOUGH_MEMORY_BYTES = 1 << 50  # no record is so far from the log's end that it counts as on disk
 
@@ -226,6 +229,20 @@ class Broker(Server):
         else:
             self._dispatch()
         return places
+
+    @in_loop
+    def find_original(self, physical_offset: int) -> Record | None:
+        """Return the record at a physical offset, for a send-back: see `MessageStore.find_original`."""
+        assert isinstance(self.store, MessageStore), "a light broker has no messages"
+        return self.store.find_original(physical_offset)
+
+    @in_loop
+    def send_back(self, original: Record, group: str, delay_level: int, max_reconsume_times: int | None) -> None:
+        """Store the copy of a message that a group sends back, and deliver it when it is due."""
+        assert isinstance(self.store, MessageStore), "a light broker has no messages"
+        self.store.send_back(original, group, delay_level, max_reconsume_times)
+        self._dispatch()
+        self.deliveries.look()
 
     @in_loop
     def deliver_due(self, now_ms: int | None = None) -> int:

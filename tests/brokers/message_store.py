@@ -22,7 +22,8 @@ from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.file_names import CONSUME_QUEUE, queue_folder
 from rmq_spark.store.format.index_file import IndexShape
 from rmq_spark.store.format.message_columns import Topics
-from rmq_spark.store.format.record import Record, encode_record
+from rmq_spark.store.format.message_table import MESSAGE_TYPES
+from rmq_spark.store.format.record import Record, decode_record, encode_record
 from rmq_spark.store.format.record_rewrite import rebuild_records
 from rmq_spark.store.group.pull import _choose, answer_by_bounds, has_wanted
 from rmq_spark.store.group.pull_limits import PullLimits
@@ -34,7 +35,7 @@ from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.names import AUTO_CREATE_TOPIC
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.transaction.encoded_slices import required_topics
-from rmq_spark.store.transaction.sink import MESSAGE_TYPES, RecordBuilderSettings
+from rmq_spark.store.transaction.sink import RecordBuilderSettings
 
 _TOPICS_JSON = Path("config", "topics.json")
 NO_BOUNDS = QueueBounds(0, 0)
@@ -305,6 +306,28 @@ class MessageStore:
             session.ensure_topics(needed, needed)
             appended = session.append(records)
         return Places(appended.queue_offsets.tolist(), appended.physical_offsets.tolist())
+
+    def find_original(self, physical_offset: int) -> Record | None:
+        """Return the record at a physical offset. None if there is none, or if its message has expired."""
+        data = self.record_at(physical_offset)
+        if data is None:
+            return None
+        record = decode_record(data)
+        assert isinstance(record, Record), record
+        queue = QueueKey(record.topic.decode(), record.queue_id)
+        first = max(self.bounds(queue).min_offset, self._gone.get(queue, 0))
+        return record if record.queue_offset >= first else None
+
+    def send_back(self, original: Record, group: str, delay_level: int, max_reconsume_times: int | None) -> None:
+        """Store the copy of a message that a group sends back, by the engine's own rules."""
+        row = {
+            "physicalTopic": original.topic.decode(),
+            "queueId": original.queue_id,
+            "queueOffset": original.queue_offset,
+            "commitLogOffset": original.physical_offset,
+            "reconsumeTimes": original.reconsume_times,
+        }
+        self.producer().send_back([row], group, delay_level, max_reconsume_times)
 
     def send(self, rows: Sequence[dict[str, Any]], **compression: Any) -> list[tuple[QueueKey, int]]:
         """Append rows with the columns of `Producer.send_many`, and return the queue and queue offset of each."""

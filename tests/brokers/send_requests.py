@@ -13,7 +13,7 @@ Source: SendMessageProcessor, AbstractSendMessageProcessor#msgCheck, HookUtils, 
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -264,7 +264,7 @@ def _topic_after_retries(broker: "Broker", request: SendRequest, properties: dic
     if not request.topic.startswith(RETRY_TOPIC_PREFIX):
         return request.topic
     group = request.topic.removeprefix(RETRY_TOPIC_PREFIX)
-    check_group(broker, group)
+    check_group(broker, group, REGION)
     most = MAX_RECONSUME_TIMES if request.max_reconsume_times is None else request.max_reconsume_times
     if request.reconsume_times < most or (request.reconsume_times == most and broker.release.is_5):
         return request.topic
@@ -275,11 +275,11 @@ def _topic_after_retries(broker: "Broker", request: SendRequest, properties: dic
     return dlq_topic(group)
 
 
-def check_group(broker: "Broker", group: str) -> None:
-    """Refuse the messages of a group that does not exist and must not be created."""
+def check_group(broker: "Broker", group: str, fields: Mapping[str, str]) -> None:
+    """Refuse the messages of a group that does not exist and must not be created. `fields` are those of the refusal."""
     if group not in broker.groups and not broker.settings.creates_groups:
         remark = broker.release.with_faq(f"subscription group not exist, {group} ")
-        raise refuse(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        raise Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark, fields)
     broker.groups.add(group)
 
 

@@ -120,7 +120,7 @@ def test_5_asks_a_reader_for_more_rights_than_4(
 @BOTH
 def test_only_some_accounts_create_topics(ask: Callable[..., Command], release: str) -> None:
     numbers = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
-    fields = {"topic": "new", "topicFilterType": "SINGLE_TAG", **numbers}
+    fields = {"topic": "new", "defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", **numbers}
     assert ask(release, READER, RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == REFUSED[release]
     rich = ask(release, Account("rich", "a secret"), RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
     assert rich.code == (REFUSED["4.9"] if release == "4.9" else 0)

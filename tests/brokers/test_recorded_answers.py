@@ -13,6 +13,7 @@ from brokers import Account, AccountTable, RunningCluster
 from brokers.broker import HANDLER_TABLES, Broker
 from brokers.name_server import HANDLERS as NAME_SERVER_HANDLERS
 from brokers.raw_client import RawClient
+from brokers.send_back_requests import CONSUMER_SEND_MSG_BACK
 from brokers.server import Server
 from brokers.wire import encode_binary
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
@@ -22,8 +23,8 @@ from rmq_spark.store.model import QueueKey
 
 # The recordings, and how many pairs of each the servers can answer so far.
 PAIRS = {
-    "5.3.3.jsonl": 56,
-    "4.9.7.jsonl": 48,
+    "5.3.3.jsonl": 58,
+    "4.9.7.jsonl": 50,
     "5.3.3-acl.jsonl": 16,
     "4.9.7-acl.jsonl": 15,
     "5.3.3-send10.jsonl": 4,
@@ -126,11 +127,13 @@ def fill(broker: Broker, queue: QueueKey, count: int) -> None:
 def frame_of(broker: Broker, pair: Pair) -> bytes:
     """Return the recorded request. A search by key gets the time and the UNIQ_KEY of the broker's own messages.
 
-    A pull that is held in vain gets a shorter time.
+    A pull that is held in vain gets a shorter time. The first message in the log is sent back.
     """
     fields = dict(pair.fields)
     if pair.request["code"] == RequestCode.QUERY_MESSAGE:
         fields["endTimestamp"] = str(2**63 - 1)
+    elif pair.request["code"] == CONSUMER_SEND_MSG_BACK:
+        fields["offset"] = "0"
     elif fields.get("suspendTimeoutMillis") == "1000":
         fields["suspendTimeoutMillis"] = "10"
     else:

@@ -3,10 +3,12 @@
 Source: AdminBrokerProcessor#updateAndCreateTopic, #deleteTopic (4.9, 5.3).
 """
 
-import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from brokers.send_requests import topic_fault
 from brokers.server import HandlerTable
+from brokers.topics import system_topics
 from brokers.wire import Answer, Call, Refusal
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.names import CLOSED_TOPICS
@@ -15,20 +17,20 @@ if TYPE_CHECKING:
     from brokers.broker import Broker
 
 HANDLERS = HandlerTable()
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+_SYSTEM_PREFIX = "rmq_sys_"
 
 
 @HANDLERS.on(RequestCode.UPDATE_AND_CREATE_TOPIC)
 def create_topic(broker: "Broker", call: Call) -> Answer:
-    """Create a topic, or replace its settings."""
+    """Create a topic, or replace its settings without a question."""
     name = call.text("topic")
-    if not _NAME.fullmatch(name) or name in CLOSED_TOPICS:
-        code = ResponseCode.INVALID_PARAMETER if broker.release.is_5 else ResponseCode.SYSTEM_ERROR
-        raise Refusal(code, f"The specified topic is not allowed: {name}")
-    attributes = {}
-    for change in filter(None, call.text("attributes", "").split(",")):
-        key, _, value = change.removeprefix("+").partition("=")
-        attributes[key] = value
+    call.text("defaultTopic")
+    fault = topic_fault(name)
+    if fault is None and _is_system_topic(broker, name):
+        fault = f"The topic[{name}] is conflict with system topic."
+    if fault is not None:
+        raise Refusal(ResponseCode.INVALID_PARAMETER if broker.release.is_5 else ResponseCode.SYSTEM_ERROR, fault)
+    known = broker.topics.get(name)
     broker.set_topic(
         name,
         read_queues=call.number("readQueueNums"),
@@ -37,9 +39,27 @@ def create_topic(broker: "Broker", call: Call) -> Answer:
         sys_flag=call.number("topicSysFlag", 0),
         filter_type=call.text("topicFilterType"),
         order=call.flag("order", default=False),
-        attributes=attributes,
+        attributes=_changed_attributes({} if known is None else known.attributes, call.text("attributes", "")),
     )
     return Answer(remark="not set any response code")
+
+
+def _is_system_topic(broker: "Broker", name: str) -> bool:
+    """Return whether a topic is one of the broker's own (TopicValidator#isSystemTopic)."""
+    own = {topic.name for topic in system_topics(broker.release, broker.cluster, broker.name)}
+    return name in own | CLOSED_TOPICS or name.startswith(_SYSTEM_PREFIX)
+
+
+def _changed_attributes(attributes: Mapping[str, str], changes: str) -> dict[str, str]:
+    """Return the attributes of a topic after changes like "+name=value,-name" (AttributeUtil, 5.x)."""
+    changed = dict(attributes)
+    for change in filter(None, changes.split(",")):
+        name, _, value = change[1:].partition("=")
+        if change.startswith("-"):
+            changed.pop(name, None)
+        else:
+            changed[name] = value
+    return changed
 
 
 @HANDLERS.on(RequestCode.DELETE_TOPIC_IN_BROKER)
