@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.argument_checks import check_setting
 from rmq_spark.store.backend import SendBackTerms
-from rmq_spark.store.delivery.failed_rows import failed_rows_of
-from rmq_spark.store.delivery.retry_policy import next_times
 from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SentBack
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreError
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
+from rmq_spark.store.format.failed_rows import failed_rows_of, next_times
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
 from rmq_spark.store.format.record import Record, decode_record

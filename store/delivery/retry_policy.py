@@ -38,7 +38,6 @@ from rmq_spark.store.names import SCHEDULE_TOPIC, check_retrying_group, dlq_topi
 
 # The default limit (DefaultMQPushConsumerImpl#getMaxReconsumeTimes, SubscriptionGroupConfig).
 MAX_RECONSUME_TIMES = 16
-_MAX_TIMES = (1 << 31) - 1
 FIRST_LEVEL = 3  # the delay level of a message that fails for the first time
 DEAD_LETTER_QUEUES = 1  # AbstractSendMessageProcessor#DLQ_NUMS_PER_GROUP
 
@@ -52,11 +51,6 @@ class Decisions:
 
     are_dead: NDArray[np.bool_]
     levels: NDArray[np.int64]
-
-
-def next_times(reconsume_times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the reconsumeTimes of the copies: one more than given, but at most Java's largest int."""
-    return np.minimum(reconsume_times + 1, _MAX_TIMES)
 
 
 def decide(

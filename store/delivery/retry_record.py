@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.delivery.failed_rows import FailedRows
 from rmq_spark.store.delivery.retry_policy import Decisions, RetryTopics
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.byte_ranges import of_one_size
+from rmq_spark.store.format.failed_rows import FailedRows
 from rmq_spark.store.format.index_keys import DELAY
 from rmq_spark.store.format.message_columns import RowFault, Texts
 from rmq_spark.store.format.message_encoder import EncodedRecords

@@ -28,12 +28,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.backend import SendBackTerms
-from rmq_spark.store.delivery.failed_rows import FailedRows
 from rmq_spark.store.delivery.record_lookup import RecordLookup, read_originals
 from rmq_spark.store.delivery.retry_policy import Decisions, decide, read_retry_topics
 from rmq_spark.store.delivery.retry_record import Resender, copied_properties
 from rmq_spark.store.disk.clock import random_bits
 from rmq_spark.store.errors import NotFoundError, OptionError
+from rmq_spark.store.format.failed_rows import FailedRows
 from rmq_spark.store.format.message_columns import RowFault, Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.properties import INNER_NUM, RETRY_TOPIC

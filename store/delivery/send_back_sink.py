@@ -19,7 +19,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmq_spark.store.backend import CommitTotals, SendBackTerms
-from rmq_spark.store.delivery.failed_rows import FailedRows, row_keys
 from rmq_spark.store.delivery.retry_policy import read_retry_topics
 from rmq_spark.store.delivery.send_back import SendBacks
 from rmq_spark.store.delivery.send_back_ledger import (
@@ -34,6 +33,7 @@ from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, LockTimeoutError, OptionError
+from rmq_spark.store.format.failed_rows import FailedRows, row_keys
 from rmq_spark.store.format.message_columns import RowFault
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.log.store_lock import refuse_network

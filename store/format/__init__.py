@@ -17,7 +17,7 @@ The functions are pure. They do not open files, read the clock or use random num
 | new messages, which become records | `message_encoder`, `single_message`, `message_columns`, `queue_router`, |
 | | `delay_routing`, `delay_levels` |
 | new messages for a cluster | `batch_items`, `broker_router`, `content_ids` |
-| rows of messages that are sent back | `failed_columns` |
+| rows of messages that are sent back | `failed_columns`, `failed_rows` |
 | `rmq/queues` | `queue_registry` |
 | `rmq/watermark`, `rmq/holder.json`, `rmq/settings.json`, `rmq/rebuild` | `own_files` |
 | other JSON files in `rmq/` | `side_file` |

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.delivery.retry_policy import next_times
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.failed_columns import (
     COPY_TIMES,
@@ -28,6 +27,7 @@ from rmq_spark.store.format.message_ids import scatter
 from rmq_spark.store.format.property_encoder import name_digest
 
 _NOT_ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_MAX_TIMES = (1 << 31) - 1
 _OF_LEVEL = np.uint64(0x6A09E667F3BCC909)  # digits of sqrt(2): keeps level and retries apart from offsets in a digest
 
 
@@ -73,8 +73,9 @@ _NONE = pa.Table.from_pylist([], pa.schema([*PLACE_TYPES.items(), ("topic", pa.s
 class FailedRows:
     """The columns of a batch of failed rows, as arrays of equal length.
 
-    `asked_levels` are the delay levels asked for, 0 if none. `errors` may contain nulls. `copy_times` are the
-    reconsumeTimes of the copies. `physical_topics`, `topics` and `errors` are None if the batch has no such column.
+    `asked_levels` are the delay levels asked for, 0 if none. `errors` and `brokers` may contain nulls. `copy_times` are
+    the reconsumeTimes of the copies. `physical_topics`, `topics`, `errors` and `brokers` are None if the batch has no
+    such column.
     """
 
     physical_offsets: NDArray[np.int64]
@@ -86,6 +87,7 @@ class FailedRows:
     topics: pa.StringArray | None  # topics as a consumer sees them; used where physical_topics is null
     errors: pa.StringArray | None
     copy_times: NDArray[np.int64]
+    brokers: pa.StringArray | None = None
 
     @classmethod
     def of(cls, rows: pa.RecordBatch, delay_level: int = 0) -> "FailedRows":
@@ -120,6 +122,7 @@ class FailedRows:
             given.get("topic"),
             columns.get("error"),
             copy_times,
+            columns.get("brokerName"),
         )
 
     def __len__(self) -> int:
@@ -158,15 +161,22 @@ class FailedRows:
             some(self.topics),
             some(self.errors),
             self.copy_times[rows],
+            some(self.brokers),
         )
 
     def describe(self, row: int) -> str:
         """Return a text for errors that names the message of row number `row`."""
         given = next(one for one in (self.physical_topics, self.topics) if one is not None and one[row].is_valid)
+        broker = "" if self.brokers is None or not self.brokers[row].is_valid else f"{self.brokers[row].as_py()}/"
         return (
-            f"{given[row].as_py()}/{self.queue_ids[row]} at queue offset {self.queue_offsets[row]}, "
+            f"{given[row].as_py()}/{broker}{self.queue_ids[row]} at queue offset {self.queue_offsets[row]}, "
             f"commitLogOffset {self.physical_offsets[row]}"
         )
+
+
+def next_times(reconsume_times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the reconsumeTimes of the copies: one more than given, but at most Java's largest int."""
+    return np.minimum(reconsume_times + 1, _MAX_TIMES)
 
 
 def row_keys(rows: FailedRows) -> NDArray[np.uint64]:
