@@ -19,8 +19,8 @@ def check_place(found: Mapping[str, Any]) -> None:
     """
     if PATH in found and NAME_SERVER in found:
         raise OptionError(
-            f"{PATH} and {NAME_SERVER} are both given: a query reads a store directory or a live cluster. Keep one of "
-            "them."
+            f"{PATH} and {NAME_SERVER} are both given: a query has one place, a store directory or a cluster. Keep one "
+            "of them."
         )
     ineffective = [name for name in found if name.startswith("tls") and name != "tls"]
     if NAME_SERVER in found and ineffective and not found.get("tls"):

@@ -115,13 +115,14 @@ def _check_integer(text: str, minimum: int, maximum: int) -> int:
     return _number(found[1])
 
 
-def parse_size(text: str, minimum: int = 1) -> int:
+def parse_size(text: str, minimum: int = 1, maximum: int = COUNT_MAX) -> int:
     """Parse a size: a number, optionally followed by b, k, m, g or t (powers of 1024). Return it in bytes."""
     found = _NUMBER_AND_UNIT.fullmatch(text.strip().lower())
     unit = _SIZES.get(re.sub(r"(?<=[kmgt])i?b$", "", found[2])) if found else None
-    if found is None or unit is None or not minimum <= _number(found[1]) * unit <= COUNT_MAX:
+    if found is None or unit is None or not minimum <= _number(found[1]) * unit <= maximum:
         least = "1 byte" if minimum else "0"
-        raise InvalidValueError(f"expected a size ≥ {least}: bytes, or a number with k, m or g, such as 64m.")
+        wanted = f"a size ≥ {least}" if maximum == COUNT_MAX else f"a size from {least} to {maximum >> 20}m"
+        raise InvalidValueError(f"expected {wanted}: bytes, or a number with k, m or g, such as 64m.")
     return _number(found[1]) * unit
 
 

@@ -23,6 +23,9 @@ from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, READ_MODES
 BATCH, STREAM = "batch", "stream"
 GROUP = "consumerGroup"
 SEND, SEND_BACK = "mode=send", "mode=sendBack"
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactlyOnce", "atLeastOnce"
+# A server closes the connection after a request of more than 16 MiB, and a request has more than a body.
+MAX_MESSAGE_BYTES = 15 << 20
 BROADCASTING = "messageModel=broadcasting"
 
 
@@ -68,14 +71,12 @@ _of_members = partial(_of_group, conflicts=BROADCASTING)
 _of_cluster = partial(Option, needs=Capability.NAME_SERVERS)
 _of_tls = partial(_of_cluster, requires=TLS_ON)
 # fmt: off
-OPTIONS = (
-    Option("path", "path", parsers.parse_path, None,
-           "Folder of the store, a broker's storePathRootDir. `load(path)` is the same. A relative path starts at the "
-           "folder in which the driver was started, ~ at the home of its user.", "/data/store",
-           default_words="one of path, nameServer"),
-    Option("commitLogPath", "paths", parsers.parse_paths, None,
-           "Folder or folders of the commit log (a broker's storePathCommitLog), if outside of the store's folder.",
-           "/disk1/log,/disk2/log", default_words="in path", needs=Capability.FILES),
+_COMMIT_LOG_PATH = Option(
+    "commitLogPath", "paths", parsers.parse_paths, None,
+    "Folder or folders of the commit log (a broker's storePathCommitLog), if outside of the store's folder.",
+    "/disk1/log,/disk2/log", default_words="in path", needs=Capability.FILES)
+# The options of the source and the sink that say where a cluster is and how to connect to it.
+CONNECTION_OPTIONS = (
     _of_cluster("nameServer", "addresses", parsers.parse_text, None,
                 "Name servers of a live cluster, each as host:port, separated by semicolons or commas. A name that has "
                 "several IP addresses stands for all of them.", "ns1:9876;ns2:9876",
@@ -116,6 +117,14 @@ OPTIONS = (
                 "without it.", "team-a", default_words="no namespace"),
     _of_cluster("requestTimeout", "duration", parsers.parse_duration, "3s",
                 "How long a request waits for its answer. Pulls wait longer.", "10s"),
+)
+OPTIONS = (
+    Option("path", "path", parsers.parse_path, None,
+           "Folder of the store, a broker's storePathRootDir. `load(path)` is the same. A relative path starts at the "
+           "folder in which the driver was started, ~ at the home of its user.", "/data/store",
+           default_words="one of path, nameServer"),
+    _COMMIT_LOG_PATH,
+    *CONNECTION_OPTIONS,
     _of_cluster("brokerDownTimeout", "duration", partial(parsers.parse_duration, minimum_ms=0), None,
                 "How long to wait for a broker that does not answer; after that the query fails and names the broker. "
                 "0 means for ever: the query reads the other brokers meanwhile, and its progress names the missing "
@@ -254,11 +263,16 @@ SINK_OPTIONS = (
     Option("path", "path", parsers.parse_path, None,
            "Folder of the store, a broker's storePathRootDir; an empty or missing folder becomes a new store. A "
            "relative path starts at the folder in which the driver was started, ~ at the home of its user.",
-           "/data/store",
-           default_words="required"),
-    Option("commitLogPath", "paths", parsers.parse_paths, None,
-           "Folder or folders of the commit log (a broker's storePathCommitLog), if outside of the store's folder.",
-           "/disk1/log,/disk2/log", default_words="in path", needs=Capability.FILES),
+           "/data/store", default_words="one of path, nameServer"),
+    _COMMIT_LOG_PATH,
+    *CONNECTION_OPTIONS,
+    _of_cluster("brokerDownTimeout", "duration", partial(parsers.parse_duration, minimum_ms=0), None,
+                "How long a task waits for a broker that stores nothing; after that the write fails and names the "
+                "broker. 0 means for ever.", "10m", default_words="5m"),
+    Option("delivery", "word", parsers.parse_words(EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE,
+           "How often each row is stored: exactlyOnce or atLeastOnce. A store directory has only exactlyOnce, and a "
+           "cluster so far only atLeastOnce, which a write to it must name. With atLeastOnce, rows that Spark writes "
+           "again after a failure are doubled, with the same message ids.", AT_LEAST_ONCE),
     _of_send("topic", "topic", parsers.parse_topic, None,
              "Topic of all rows; overrides a column topic.", "orders", default_words="the column topic"),
     _of_send("queues", "count", partial(parsers.parse_count, maximum=parsers.QUEUES_MAX), "4",
@@ -272,6 +286,10 @@ SINK_OPTIONS = (
              "Compression of bodies: none, zlib, lz4 or zstd. RocketMQ reads lz4 and zstd since 4.9.4.", "zlib"),
     _of_send("compressOver", "size", parsers.parse_size, "4096",
              "Minimum size of a body that is compressed.", "16k"),
+    _of_send("maxMessageSize", "size", partial(parsers.parse_size, maximum=MAX_MESSAGE_BYTES), "4m",
+             "Maximum size of a body in a cluster, after compression; a larger one fails the write before any row of "
+             "its task is sent. The brokers' own maxMessageSize must be at least as large.", "1m",
+             needs=Capability.NAME_SERVERS),
     Option("onBatchConflict", "word", parsers.parse_words("fail", "skip"), "fail",
            "For a batch that was committed before with other rows: fail, or skip. skip keeps the rows in the store and "
            "drops the new ones.", "skip", needs=Capability.EXACTLY_ONCE),
@@ -286,10 +304,11 @@ SINK_OPTIONS = (
            "progress is waited for without a limit.", "10m", needs=Capability.FILES),
     Option("txnAppId", "text", parsers.parse_text, None,
            "With txnVersion: the name of the writer. A write with a name and version is applied once, however often it "
-           "is repeated.", "billing-to-orders", _BATCH, needs=Capability.EXACTLY_ONCE),
+           "is repeated. With atLeastOnce a repeated write is stored again, with the same message ids.",
+           "billing-to-orders", _BATCH),
     Option("txnVersion", "count", parsers.parse_integer, None,
            "With txnAppId: the number of the write, such as the batch id of foreachBatch. A write whose number is not "
-           "above the last one is skipped.", "17", _BATCH, needs=Capability.EXACTLY_ONCE),
+           "above the last one is skipped; with atLeastOnce none is.", "17", _BATCH),
     Option("allowNetworkStore", _FLAG, parsers.parse_flag, "false",
            "Whether to append to a store on a network or FUSE file system, by one machine at a time. Locks and syncs "
            "may be unreliable there.", "true", needs=Capability.FILES),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from rmq_spark.datasource.options.schema import SPARK_TYPES, Field
-from rmq_spark.store.backend import failed_column_type, refuse_missing_places
+from rmq_spark.store.backend import BROKER_NAME, failed_column_type, refuse_missing_places
 from rmq_spark.store.errors import OptionError
 
 # The types that each column may have, by Spark's names. `remedy` casts to the first one.
@@ -25,6 +25,7 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
     "keys": ("string", "array<string>"),
     "properties": ("map<string,string>",),
     "queueId": ("int",),
+    BROKER_NAME: ("string",),
     "shardingKey": ("string",),
     "flag": ("int",),
     "delayLevel": ("int",),
@@ -196,6 +197,7 @@ _TYPES = {
     "tags": pa.string(),
     "properties": pa.map_(pa.string(), pa.string()),
     "queueId": pa.int32(),
+    BROKER_NAME: pa.string(),
     "shardingKey": pa.string(),
     "flag": pa.int32(),
     "delayLevel": pa.int32(),
@@ -218,12 +220,17 @@ def cut_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from cut_pieces(batch.slice(middle))
 
 
-def normalise_columns(rows: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
+def normalise_columns(rows: pa.RecordBatch, topic: str | None, *, has_brokers: bool = False) -> pa.RecordBatch:
     """Return rows to write, with each column in the one type that the encoder expects.
 
-    If `topic` is given, it becomes the topic of all rows. `check_sink_schema` must have accepted the columns.
+    If `topic` is given, it becomes the topic of all rows. `has_brokers` is whether the place has broker names; if not,
+    the column brokerName is left out. `check_sink_schema` must have accepted the columns.
     """
-    columns = {name: _cast(name, column) for name, column in zip(rows.schema.names, rows.columns, strict=True)}
+    columns = {
+        name: _cast(name, column)
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        if has_brokers or name != BROKER_NAME
+    }
     if topic is not None:
         columns["topic"] = pa.repeat(pa.scalar(topic, pa.string()), rows.num_rows)
     return pa.RecordBatch.from_pydict(columns)

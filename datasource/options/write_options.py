@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from rmq_spark.datasource.options.cluster_options import NAME_SERVER
+from rmq_spark.datasource.options.cluster_options import check_place
 from rmq_spark.datasource.options.option_table import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
     OPTIONS,
     SEND,
     SEND_BACK,
@@ -59,6 +61,8 @@ class SinkOptions:
     flush: str = option_field("flush", SINK_OPTIONS)
     compression: str = option_field("compression", SINK_OPTIONS)
     compress_over_bytes: int = option_field("compressOver", SINK_OPTIONS)
+    max_message_bytes: int = option_field("maxMessageSize", SINK_OPTIONS)
+    delivery: str = option_field("delivery", SINK_OPTIONS)
     on_batch_conflict: str = option_field("onBatchConflict", SINK_OPTIONS)
     on_batch_gap: str = option_field("onBatchGap", SINK_OPTIONS)
     staging_retention_ms: int = option_field("stagingRetention", SINK_OPTIONS)
@@ -71,8 +75,9 @@ class SinkOptions:
         """Return the location. Raises OptionError if it is missing, or cannot be written to with this mode."""
         if self.location is None:
             raise OptionError(
-                'path is required. Give the folder of the store, as in .option("path", "/data/store") or '
-                '.save("/data/store"). (A table in Spark\'s catalog cannot pass options to a Python source.)'
+                'path or nameServer is required. Give the folder of the store, as in .option("path", "/data/store") or '
+                '.save("/data/store"), or the name server of a cluster, as in .option("nameServer", "ns1:9876"). '
+                "(A table in Spark's catalog cannot pass options to a Python source.)"
             )
         require(self.location, *self.needs)
         return self.location
@@ -91,7 +96,8 @@ class SinkOptions:
 
     def normalise(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows with each column in the type that the sink expects."""
-        return normalise_columns(rows, self.topic)
+        has_brokers = self.location is not None and Capability.BROKERS in self.location.capabilities
+        return normalise_columns(rows, self.topic, has_brokers=has_brokers)
 
     def sink(self) -> BatchSink:
         """Return the sink that these options describe. Raises OptionError if the location is missing."""
@@ -101,6 +107,7 @@ class SinkOptions:
             self.create_topic,
             None if self.compression == "none" else self.compression,
             self.compress_over_bytes,
+            self.max_message_bytes,
         )
         return self.check_complete().sink(terms, self.commit_terms())
 
@@ -159,13 +166,13 @@ _OF_ASYNC_PROGRESS = {
 def strip_async_progress(given: Mapping[str, str]) -> dict[str, str]:
     """Return the given options without those of Spark's asynchronous progress tracking.
 
-    Raises OptionError if it is enabled: after a restart Spark then gives other messages to a batch id that the store
-    already has.
+    Raises OptionError if it is enabled: after a restart Spark then gives other messages to a batch id that was written
+    already.
     """
     if any(name.lower() == _ASYNC_PROGRESS and text.strip().lower() == "true" for name, text in given.items()):
         raise OptionError(
             "asyncProgressTrackingEnabled=true would lose or repeat messages: after a restart Spark gives a batch id "
-            "to other messages, and a store writes each batch id once; expected false. Leave "
+            "to other messages, and the batch id is what identifies written rows; expected false. Leave "
             "asyncProgressTrackingEnabled out."
         )
     return {name: text for name, text in given.items() if name.lower() not in _OF_ASYNC_PROGRESS}
@@ -177,11 +184,13 @@ def parse_sink_options(given: Mapping[str, str], locate: Locate) -> SinkOptions:
     `locate` returns the location that the parsed options name, or None. Raises OptionError for an unknown name, an
     invalid value, values that contradict each other, and an option that the place cannot serve.
     """
-    _refuse_unwritable_cluster(given, locate)
     found = parse_given(strip_async_progress(strip_spark_options(given)), SINK_OPTIONS, 0, _HINTS)
+    check_place(found)
     location = locate(found)
-    refuse_unsupported(found, SINK_OPTIONS, location)
     kind = SendBackOptions if found.get("mode") == "sendBack" else SinkOptions
+    require(location, *kind.needs)
+    refuse_unsupported(found, SINK_OPTIONS, location)
+    _check_delivery(kind, found, location)
     if ("txnAppId" in found) != ("txnVersion" in found):
         one, missing = ("txnAppId", "txnVersion") if "txnAppId" in found else ("txnVersion", "txnAppId")
         raise OptionError(
@@ -192,15 +201,32 @@ def parse_sink_options(given: Mapping[str, str], locate: Locate) -> SinkOptions:
     return kind(location=location, **field_values(kind, found))
 
 
-def _refuse_unwritable_cluster(given: Mapping[str, str], locate: Locate) -> None:
-    """Raise OptionError if the options of a write name a cluster, and clusters cannot be written."""
-    if NAME_SERVER.lower() not in {name.lower() for name in given}:
+def _check_delivery(kind: type[SinkOptions], found: Mapping[str, Any], location: Location | None) -> None:
+    """Raise OptionError if the place cannot store rows as often as the option delivery says."""
+    if location is None:
         return
-    by_name = index_options([option for option in OPTIONS if option.needs is Capability.NAME_SERVERS])
-    found = parse_given({name: text for name, text in given.items() if name.lower() in by_name}, OPTIONS, 0)
-    is_sending_back = any(name.lower() == "mode" and text.lower() == "sendback" for name, text in given.items())
-    kind = SendBackOptions if is_sending_back else SinkOptions
-    require(locate(found), *kind.needs)
+    given = found.get("delivery")
+    if Capability.EXACTLY_ONCE in location.capabilities:
+        if given == AT_LEAST_ONCE:
+            raise OptionError(
+                f"delivery={AT_LEAST_ONCE} is not possible here: {location.describe()} stores each batch exactly once; "
+                "expected a cluster (option nameServer), or no delivery. Leave delivery out."
+            )
+        return
+    cannot = f"{location.describe()} cannot {Capability.EXACTLY_ONCE}; expected delivery={AT_LEAST_ONCE}"
+    if kind is SendBackOptions:
+        if given == EXACTLY_ONCE:
+            raise OptionError(
+                f"mode=sendBack with delivery={EXACTLY_ONCE} is not possible here: {cannot}, or no delivery. Leave "
+                "delivery out: a row that Spark writes again after a failure is then sent back again."
+            )
+    elif given != AT_LEAST_ONCE:
+        default = "" if given else ", the default,"
+        raise OptionError(
+            f"a write with delivery={EXACTLY_ONCE}{default} is not possible here: {cannot}. Add "
+            f"delivery={AT_LEAST_ONCE} if readers can bear doubled rows: each row is stored at least once, and rows "
+            "that Spark writes again after a failure are doubled, with the same message ids (column msgId)."
+        )
 
 
 def _check_mode(kind: type[SinkOptions], found: Mapping[str, Any]) -> None:

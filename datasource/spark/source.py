@@ -24,13 +24,13 @@ from rmq_spark.datasource.spark.refused_stream import RefusedStream
 from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
 from rmq_spark.store import places
 from rmq_spark.store.backend import Capability
-from rmq_spark.store.errors import OptionError, RmqError
+from rmq_spark.store.errors import BackendUnavailableError, OptionError, RmqError
 
 Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
 
 
 class RmqDataSource(DataSource):
-    """A RocketMQ store that Spark reads from or writes to, in batches or streams.
+    """A RocketMQ store or cluster that Spark reads from or writes to, in batches or streams.
 
     Spark creates an instance for each load() and for each write, and does not say for which of the two. So the options
     are parsed as options of a read and as options of a write. An invalid option raises OptionError only when Spark asks
@@ -81,9 +81,9 @@ class RmqDataSource(DataSource):
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of one df.write, after checking the columns and the path.
+        """Return the writer of one df.write, after checking the columns and the place.
 
-        If the folder is empty or missing, the store is created there.
+        If the place is a folder that is empty or missing, the store is created there.
         """
         from rmq_spark.datasource.spark.writer import RmqBatchWriter  # the writing part of the engine: import late
 
@@ -97,12 +97,15 @@ class RmqDataSource(DataSource):
 
         options = _value(self._writing)
         options.check_stream()
-        token = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None)
-        return RmqStreamWriter(options, token)
+        try:
+            token, away = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None), None
+        except BackendUnavailableError as error:
+            token, away = None, error  # a commit needs no server: if it failed, Spark would write the batch again
+        return RmqStreamWriter(options, token, away)
 
 
 def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None) -> str | None:
-    """Check a write before its first task, and create the store if necessary. Return the token for the tasks.
+    """Check a write before its first task, and create the store or topic if necessary. Return the token for the tasks.
 
     `remedy` is None if the user's write mode is supported, else the call that sets a supported mode. Raises OptionError
     for an unsupported mode or invalid columns.
@@ -110,8 +113,8 @@ def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None)
     options.check_complete()
     if remedy is not None:
         raise OptionError(
-            f"a store supports appending only, no message can be overwritten. Write with .{remedy}. For an empty store "
-            "write to another path, or to another topic."
+            f"a topic supports appending only, no message can be overwritten. Write with .{remedy}. For an empty topic "
+            "write to another topic or to another place."
         )
     options.check_columns(_fields(schema))
     return options.sink().prepare()

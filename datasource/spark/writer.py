@@ -1,10 +1,12 @@
-"""Writers of `df.write` and `df.writeStream`: tasks stage rows, the driver commits or aborts them.
+"""Writers of `df.write` and `df.writeStream`: tasks write rows through the sink, the driver commits or aborts them.
 
-A `df.write` is applied completely or not at all. Every write has a key. The key of a `df.write` is a new uuid, or the
-user's txnAppId and txnVersion; with these, a repeated write is applied only once. The key of a micro-batch of
-`df.writeStream` is the query id and the batch id, so the batch is applied once, however often Spark runs it. Spark
-creates one writer for the tasks of a batch and another one for its commit. The two share only the options and the
-messages of the tasks.
+Every write has a key. The key of a `df.write` is a new uuid, or the user's txnAppId and txnVersion. The key of a
+micro-batch of `df.writeStream` is the query id and the batch id. By the key the sink recognises a repeated write. A
+sink that is exactly once applies a write completely or not at all, and once. A sink that is at least once stores a
+repeated write again, with the same message ids.
+
+Spark creates one writer for the tasks of a batch of a stream and another one for its commit. The two share only the
+options and the messages of the tasks.
 """
 
 import uuid
@@ -26,6 +28,7 @@ from rmq_spark.datasource.spark.task_writer import (
     stage_rows,
     staged_keys,
 )
+from rmq_spark.store.errors import BackendUnavailableError
 from rmq_spark.store.model import CommitKey
 
 
@@ -64,12 +67,18 @@ def this_task() -> SinkTask:
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of one batch of `df.writeStream`. A batch that was committed before is not appended again."""
+    """The writer of one batch of `df.writeStream`.
 
-    def __init__(self, options: SinkOptions, token: str | None) -> None:
-        self._options, self._token = options, token
+    `away` is the error of the place if it could not be reached; `write` raises it. A commit does not need the place of
+    a sink for which this error exists, because its tasks have stored all rows.
+    """
+
+    def __init__(self, options: SinkOptions, token: str | None, away: BackendUnavailableError | None = None) -> None:
+        self._options, self._token, self._away = options, token, away
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if self._away is not None:
+            raise self._away
         context = TaskContext.get()
         assert context is not None, "called in a task"
         key = key_of_task(context.getLocalProperty(QUERY_ID_PROPERTY), context.getLocalProperty(BATCH_ID_PROPERTY))

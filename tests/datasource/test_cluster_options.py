@@ -8,9 +8,9 @@ from pyspark.sql.types import StructType
 from support.parsed_options import parse_options, parse_sink_options
 
 from rmq_spark.consuming import _check_source
-from rmq_spark.datasource.options.option_table import OPTIONS
+from rmq_spark.datasource.options.option_table import CONNECTION_OPTIONS, OPTIONS, SINK_OPTIONS
 from rmq_spark.datasource.spark.source import RmqDataSource
-from rmq_spark.store.backend import Capability
+from rmq_spark.store.backend import Capability, Guarantee
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.errors import OptionError
 
@@ -20,6 +20,10 @@ SECRETS = {"accessKey": "planted-name", "secretKey": "planted-secret", "security
 # The default of spark.redaction.regex in Spark 4.
 REDACTED = re.compile(r"(?i)secret|password|passwd|token|access[.]?key")
 
+SINK = {"nameServer": "ns1:9876"}
+AT_LEAST_ONCE = SINK | {"delivery": "atLeastOnce"}
+SENT_BACK = SINK | {"mode": "sendBack", "consumerGroup": "g"}
+OF_SINK = [option for option in SINK_OPTIONS if option.needs is Capability.NAME_SERVERS]
 OF_CLUSTERS = [option for option in OPTIONS if option.needs is Capability.NAME_SERVERS]
 OF_DIRECTORIES = [
     option
@@ -85,19 +89,145 @@ def test_options_that_contradict_each_other_are_refused_without_secrets(given, m
     assert "planted" not in str(caught.value)
 
 
+def test_a_write_to_a_place_that_cannot_be_written_is_refused_as_a_capability(monkeypatch) -> None:
+    monkeypatch.setattr(ClusterAddress, "capabilities", frozenset({Capability.NAME_SERVERS}))
+    message = refusal(SINK | {"delivery": "exactlyOnce"})
+    assert message.startswith("a write is not possible here: the cluster at nameServer=ns1:9876 cannot be written; ")
+    message = refusal(SENT_BACK)
+    assert message.startswith("mode=sendBack is not possible here: the cluster at nameServer=ns1:9876 cannot take ")
+
+
+def test_options_of_connections_are_the_same_for_the_source_and_the_sink() -> None:
+    of_sink = [option for option in SINK_OPTIONS if option.needs is Capability.NAME_SERVERS]
+    assert [option.name for option in of_sink if option not in OPTIONS] == ["brokerDownTimeout", "maxMessageSize"]
+    only_reading = {"brokerDownTimeout", "retiredBrokers", "pullsInFlight", "pullGroup"}
+    assert [option for option in OF_CLUSTERS if option.name not in only_reading] == list(CONNECTION_OPTIONS)
+    given = {
+        "nameServer": "ns1:9876",
+        "brokerAddresses": "broker-a=host:1",
+        "tls": "true",
+        "tlsVerify": "full",
+        "tlsCaFile": "/a",
+        "tlsCertFile": "/b",
+        "tlsKeyFile": "/c",
+        "tlsKeyPassword": "planted",
+        "namespace": "team",
+        "requestTimeout": "1s",
+        "brokerDownTimeout": "10m",
+    } | SECRETS
+    assert {*given, "credentialsFile", "maxMessageSize"} == {option.name for option in of_sink}
+    reading = parse_options(given | {"subscribe": "orders"}, 0)
+    assert parse_sink_options(given | {"delivery": "atLeastOnce"}).location == reading.location
+
+
+@pytest.mark.parametrize("option", [one for one in OF_SINK if one.name != "nameServer"], ids=lambda one: one.name)
+def test_option_of_a_cluster_is_refused_in_a_write_with_path(option) -> None:
+    beside = {"tlsCertFile": "/a", "tlsKeyFile": "/b"} if option.name in ("tlsCertFile", "tlsKeyFile") else {}
+    refused = "tlsCertFile" if beside else option.name
+    with pytest.raises(OptionError, match=f'^{refused} is not possible here: the store at "/store" cannot be reached '):
+        parse_sink_options({"path": "/store"} | beside | {option.name: option.example})
+
+
+@pytest.mark.parametrize(
+    ("name", "cannot"),
+    [
+        ("commitLogPath", Capability.FILES),
+        ("flush", Capability.FILES),
+        ("stagingRetention", Capability.FILES),
+        ("lockTimeout", Capability.FILES),
+        ("allowNetworkStore", Capability.FILES),
+        ("onBatchConflict", Capability.EXACTLY_ONCE),
+        ("onBatchGap", Capability.EXACTLY_ONCE),
+    ],
+)
+def test_option_of_a_directory_is_refused_in_a_write_to_a_cluster(name, cannot) -> None:
+    (option,) = [option for option in SINK_OPTIONS if option.name == name]
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options(AT_LEAST_ONCE | {name: option.example})
+    assert str(caught.value) == (
+        f"{name} is not possible here: the cluster at nameServer=ns1:9876 cannot {cannot}; expected a place that can. "
+        f"Leave {name} out."
+    )
+
+
+def test_other_options_of_the_sink_are_accepted_for_a_cluster() -> None:
+    refused = {"path", "commitLogPath", "flush", "stagingRetention", "lockTimeout", "allowNetworkStore"}
+    refused |= {"onBatchConflict", "onBatchGap"}
+    others = [option for option in SINK_OPTIONS if option.requires is None and option.needs is None]
+    given = {option.name: option.example for option in others if option.name not in refused | {"mode"}}
+    assert given.keys() == {"delivery", "txnAppId", "txnVersion"}
+    of_send = {option.name: option.example for option in SINK_OPTIONS if option.requires == "mode=send"}
+    options = parse_sink_options(SINK | given | of_send)
+    sink = options.sink()
+    assert (sink.terms.topic, sink.terms.queue_count, sink.terms.compression) == ("orders", 8, "zlib")
+    assert (sink.terms.max_message_bytes, sink.guarantee) == (1 << 20, Guarantee.AT_LEAST_ONCE)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize("text", ["0", "16m", "15361k"])
+def test_maxMessageSize_is_limited_by_the_size_of_requests(text) -> None:
+    with pytest.raises(OptionError, match=f'^maxMessageSize="{text}": expected a size from 1 byte to 15m: '):
+        parse_sink_options(AT_LEAST_ONCE | {"maxMessageSize": text})
+    assert parse_sink_options(AT_LEAST_ONCE | {"maxMessageSize": "15m"}).max_message_bytes == 15 << 20
+    assert parse_sink_options(AT_LEAST_ONCE).sink().terms.max_message_bytes == 4 << 20
+
+
+def refusal(given) -> str:
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options(given | SECRETS if "nameServer" in given else given)
+    assert "planted" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_write_to_a_cluster_needs_delivery_atLeastOnce() -> None:
+    found = "the cluster at nameServer=ns1:9876 cannot recognise a batch that it stored before"
+    advice = (
+        f"is not possible here: {found}; expected delivery=atLeastOnce. Add delivery=atLeastOnce if readers can bear "
+        "doubled rows: each row is stored at least once, and rows that Spark writes again after a failure are doubled, "
+        "with the same message ids (column msgId)."
+    )
+    assert refusal(SINK) == f"a write with delivery=exactlyOnce, the default, {advice}"
+    assert refusal(SINK | {"Delivery": "EXACTLYONCE"}) == f"a write with delivery=exactlyOnce {advice}"
+    for make in ("writer", "streamWriter"):
+        with pytest.raises(OptionError, match=r"^a write with delivery=exactlyOnce, the default, is not possible here"):
+            getattr(RmqDataSource(SINK | {"topic": "a"}), make)(StructType().add("body", "binary"), False)
+
+
+def test_delivery_of_a_directory_is_exactlyOnce() -> None:
+    for given in ({}, {"mode": "sendBack", "consumerGroup": "g"}):
+        assert refusal({"path": "/store", "delivery": "atLeastOnce"} | given) == (
+            'delivery=atLeastOnce is not possible here: the store at "/store" stores each batch exactly once; expected '
+            "a cluster (option nameServer), or no delivery. Leave delivery out."
+        )
+        parse_sink_options({"path": "/store", "delivery": "exactlyOnce"} | given)
+
+
+def test_sendBack_in_a_cluster_refuses_delivery_exactlyOnce(monkeypatch) -> None:
+    can = frozenset({Capability.NAME_SERVERS, Capability.SEND_BACK})
+    monkeypatch.setattr(ClusterAddress, "capabilities", can)
+    parse_sink_options(SENT_BACK)
+    parse_sink_options(SENT_BACK | {"delivery": "atLeastOnce"})
+    assert refusal(SENT_BACK | {"delivery": "exactlyOnce"}) == (
+        "mode=sendBack with delivery=exactlyOnce is not possible here: the cluster at nameServer=ns1:9876 cannot "
+        "recognise a batch that it stored before; expected delivery=atLeastOnce, or no delivery. Leave delivery out: a "
+        "row that Spark writes again after a failure is then sent back again."
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"topic": "orders"}, "^a write is not possible here: the cluster at nameServer=ns1:9876 cannot be written; "),
-        (
-            {"mode": "sendBack", "consumerGroup": "g"},
-            "^mode=sendBack is not possible here: the cluster at nameServer=ns1:9876 cannot take messages back ",
-        ),
+        ({"path": "/store"}, "path and nameServer are both given: a query has one place"),
+        ({"tlsVerify": "full"}, "tlsVerify: found no tls=true"),
+        ({"subscribe": "orders"}, 'unknown option "subscribe". It is for reading'),
+        ({"pullGroup": "group"}, 'unknown option "pullGroup". It is for reading'),
+        ({"secretKey": " "}, 'secretKey="…": expected a text that is not empty'),
     ],
 )
-def test_a_write_to_a_cluster_is_refused_as_a_capability(given, message) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        parse_sink_options({"NAMESERVER": "ns1:9876"} | SECRETS | given)
+def test_options_of_a_write_to_a_cluster_that_contradict_each_other_are_refused(given, message) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options(AT_LEAST_ONCE | SECRETS | given)
+    assert str(caught.value).startswith(message)
     assert "planted" not in str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from support.parsed_options import parse_sink_options
 
 from rmq_spark.datasource.options.sink_schema import PIECE_BYTES, PIECE_ROWS, cut_pieces, normalise_columns
 
@@ -100,3 +101,12 @@ def test_big_properties_count_too() -> None:
 
 def test_no_rows_are_no_pieces() -> None:
     assert list(cut_pieces(rows(topic=[], body=[]))) == []
+
+
+def test_brokerName_stays_only_for_a_place_with_broker_names() -> None:
+    given = rows({"brokerName": pa.large_string()}, body=[b""], brokerName=["broker-a"])
+    assert normalise_columns(given, None, has_brokers=True).column("brokerName").type == pa.string()
+    assert normalise_columns(given, None).schema.names == ["body"]
+    for place, names in (({"path": "/store"}, ["body"]), ({"nameServer": "a:1"}, ["body", "brokerName"])):
+        delivery = {"delivery": "atLeastOnce"} if "nameServer" in place else {}
+        assert parse_sink_options(place | delivery).normalise(given).schema.names == names

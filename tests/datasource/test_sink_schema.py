@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmq_spark.datasource.options.schema import DEFAULT_COLUMNS, SPARK_TYPES, Field
+from rmq_spark.datasource.options.schema import DEFAULT_COLUMNS, SPARK_TYPES, Field, resolve_columns
 from rmq_spark.datasource.options.sink_schema import SINK_COLUMNS, check_sink_schema
 from rmq_spark.store.errors import OptionError
 
@@ -43,12 +43,20 @@ def test_the_columns_that_only_the_source_has_are_answered_with_the_drop_that_he
     assert check_sink_schema(dropped, None) == ("topic", "queueId", "tags", "keys", "body")
 
 
+def test_default_columns_of_a_cluster_are_answered_with_the_same_drop() -> None:
+    columns = fields(**{name: SPARK_TYPES[name] for name in resolve_columns(None, has_brokers=True)})
+    drop = '.drop("queueOffset", "commitLogOffset", "bornTimestamp", "storeTimestamp", "reconsumeTimes")'
+    assert refusal(columns, None).endswith(f"Leave these out: {drop}.")
+    kept = [column for column in columns if f'"{column.name}"' not in drop]
+    assert check_sink_schema(kept, None) == ("topic", "brokerName", "queueId", "tags", "keys", "body")
+
+
 @pytest.mark.parametrize("name", ["mode", "value", "error", "reconsumeCount"])
 def test_a_column_that_does_not_exist_is_answered_with_those_that_do(name) -> None:
     message = refusal(fields(body="string", **{name: "int"}))
     assert f'there is no column "{name}" to write; expected' in message
     assert (
-        "expected some of: body, topic, tags, keys, properties, queueId, shardingKey, flag, delayLevel, "
+        "expected some of: body, topic, tags, keys, properties, queueId, brokerName, shardingKey, flag, delayLevel, "
         "deliverTimestamp." in message
     )
     assert f'.drop("{name}")' in message
@@ -103,6 +111,7 @@ def test_a_column_twice_is_refused() -> None:
         ("tags", "map<string,string>", "string", '.withColumn("tags", to_json("tags"))'),
         ("keys", "array<int>", "string or array<string>", '.withColumn("keys", col("keys").cast("array<string>"))'),
         ("queueId", "bigint", "int", '.withColumn("queueId", col("queueId").cast("int"))'),
+        ("brokerName", "int", "string", '.withColumn("brokerName", col("brokerName").cast("string"))'),
         ("flag", "string", "int", '.cast("int")'),
         ("properties", "map<string,int>", "map<string,string>", '.cast("map<string,string>")'),
         ("properties", "string", "map<string,string>", "create_map("),

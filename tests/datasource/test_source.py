@@ -88,7 +88,7 @@ def test_a_write_is_refused_before_anything_is_made(tmp_path) -> None:
     body = struct("body")
     for given, schema, overwrite, message in (
         ({"path": path}, body, False, "found neither a column topic nor the option topic"),
-        ({"topic": "a"}, body, False, "path is required"),
+        ({"topic": "a"}, body, False, "path or nameServer is required"),
         ({"path": path, "topic": "a"}, struct("topic"), False, "there is no column body"),
         ({"path": path, "topic": "a"}, body, True, "no message can be overwritten"),
         ({"path": path, "topic": "a", "subscribe": "a"}, body, False, "It is for reading"),

@@ -8,7 +8,7 @@ from support.parsed_options import parse_sink_options
 from rmq_spark.datasource.options.option_parsers import QUEUES_MAX
 from rmq_spark.datasource.options.option_table import SINK_OPTIONS
 from rmq_spark.datasource.options.write_options import SinkOptions, looks_like_reading
-from rmq_spark.store.backend import CommitTerms, SendBackTerms, SinkTerms
+from rmq_spark.store.backend import Capability, CommitTerms, SendBackTerms, SinkTerms
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.local.directory import StoreDirectory
 from rmq_spark.store.local.sink import LocalSendBackSink, LocalSink
@@ -38,6 +38,7 @@ EVERY_OPTION = {
     "flush": "async",
     "compression": "ZSTD",
     "compressOver": "16k",
+    "delivery": "EXACTLYONCE",
     "onBatchConflict": "skip",
     "onBatchGap": "continue",
     "stagingRetention": "6h",
@@ -56,7 +57,8 @@ SEND_BACK = {
 
 
 def test_parse_sink_options_puts_each_option_into_its_field() -> None:
-    assert {*EVERY_OPTION, *SEND_BACK} == {option.name for option in SINK_OPTIONS}
+    of_clusters = {option.name for option in SINK_OPTIONS if option.needs is Capability.NAME_SERVERS}
+    assert {*EVERY_OPTION, *SEND_BACK, *of_clusters} == {option.name for option in SINK_OPTIONS}
     options = parse_sink_options(EVERY_OPTION)
     assert options == SinkOptions(
         StoreDirectory("/data/store", "/a,/b"),
@@ -118,7 +120,7 @@ def test_sendBack_requires_consumerGroup() -> None:
 
 def test_sink_has_the_defaults_of_the_contract() -> None:
     assert parse_sink_options({"path": "/x"}).sink() == LocalSink(StoreDirectory("/x"), SinkTerms(), CommitTerms())
-    with pytest.raises(OptionError, match="path is required"):
+    with pytest.raises(OptionError, match="path or nameServer is required"):
         parse_sink_options({}).sink()
 
 
@@ -166,14 +168,25 @@ def test_parse_sink_options_recognises_an_option_of_the_source(name, remedy) -> 
     assert "Did you mean" not in message
 
 
+# Options without which another one is refused.
+PARTNERS = {
+    "txnAppId": {"txnVersion": "1"},
+    "txnVersion": {"txnAppId": "a"},
+    "tlsCertFile": {"tlsKeyFile": "/key"},
+    "tlsKeyFile": {"tlsCertFile": "/certificate"},
+    "nameServer": {"delivery": "atLeastOnce"},
+}
+
+
 @pytest.mark.parametrize("option", SINK_OPTIONS, ids=lambda option: option.name)
 def test_parse_sink_options_accepts_each_example_and_refuses_each_empty_text(option) -> None:
-    partner = {"txnAppId": {"txnVersion": "1"}, "txnVersion": {"txnAppId": "a"}}.get(option.name, {})
+    partner = PARTNERS.get(option.name, {})
     if option.name in SEND_BACK:
         partner = {"mode": "sendBack", "consumerGroup": "billing"}
         partner.pop(option.name, None)
     parse_sink_options(partner | {option.name: option.example})
-    assert f'{option.name}=""' in refusal(**{option.name: ""})
+    shown = "…" if option.is_secret else ""
+    assert f'{option.name}="{shown}"' in refusal(**{option.name: ""})
 
 
 @pytest.mark.parametrize(
@@ -190,6 +203,7 @@ def test_parse_sink_options_accepts_each_example_and_refuses_each_empty_text(opt
         ("onBatchGap", "skip", "expected one of: fail, continue."),
         ("lockTimeout", "0s", "expected a duration ≥ 1ms"),
         ("stagingRetention", "day", "expected a duration ≥ 1ms"),
+        ("delivery", "atMostOnce", "expected one of: exactlyOnce, atLeastOnce."),
         ("txnVersion", "-1", "expected an integer ≥ 0."),
         ("txnVersion", "9223372036854775808", "expected an integer ≥ 0."),
         ("createTopic", "yes", "expected one of: true, false."),
@@ -217,8 +231,8 @@ def test_check_stream_refuses_txnAppId() -> None:
     parse_sink_options({"path": "/x"}).check_stream()
 
 
-def test_check_complete_requires_a_path() -> None:
-    with pytest.raises(OptionError, match="path is required"):
+def test_check_complete_requires_a_place() -> None:
+    with pytest.raises(OptionError, match="path or nameServer is required"):
         parse_sink_options({}).check_complete()
     assert parse_sink_options({"path": "/x"}).check_complete() == StoreDirectory("/x")
 
