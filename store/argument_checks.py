@@ -56,6 +56,26 @@ def check_time(name: str, value: object) -> int:
     return time_ms
 
 
+def check_flags(**flags: object) -> None:
+    """Raise OptionError unless each of the named values is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} must be True or False.")
+
+
+def check_limits(**limits: object) -> None:
+    """Raise OptionError unless each of the named values is an integer ≥ 0, or None."""
+    for name, value in limits.items():
+        if value is not None:
+            check_setting(name, value, 0)
+
+
+def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    """Raise OptionError unless `value` is one of the `accepted` words. `name` is the option's name."""
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is none of: {', '.join(accepted)}.")
+
+
 def check_offset(call: str, value: object) -> int:
     """Return a queue offset as an int. Raises OptionError for any other value; the message begins with `call`."""
     number = _as_int(value)

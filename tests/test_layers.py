@@ -29,7 +29,7 @@ LAYERS = {
     "format": "store.format",
     "filter": "store.filter",
     "rebalance": "store.rebalance",
-    "contract": "store.batch_sink store.backend store.pull_result",
+    "contract": "store.batch_sink store.backend store.pull_result store.send_result",
     "cluster": "store.cluster",
     "disk": "store.disk",
     "log": "store.log",

@@ -4,14 +4,13 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.argument_checks import check_limits, check_setting, check_word
 from rmq_spark.store.backend import SendBackTerms
 from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SentBack
 from rmq_spark.store.disk import files
@@ -21,6 +20,7 @@ from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreEr
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.failed_rows import failed_rows_of, next_times
 from rmq_spark.store.format.message_encoder import EncodedRecords
+from rmq_spark.store.format.message_table import check_new_topic, check_topic, message_of, messages_of
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
 from rmq_spark.store.format.record import Record, decode_record
 from rmq_spark.store.format.single_message import SingleMessage, SingleRecord
@@ -32,18 +32,13 @@ from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.write_session import Appended, WriteSession
 from rmq_spark.store.model import QueueBounds
 from rmq_spark.store.names import check_retrying_group
+from rmq_spark.store.send_result import SendResult
 from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.encoded_slices import required_topics, split_records
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.sink import (
     RecordBuilder,
     RecordBuilderSettings,
-    check_limits,
-    check_new_topic,
-    check_topic,
-    check_word,
-    message_of,
-    messages_of,
 )
 
 _ROWS_AT_ONCE = 1 << 16
@@ -70,20 +65,6 @@ SENT_BACK = pa.schema(
         ("storeTimestamp", pa.timestamp("ms", tz="UTC")),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """The position and the id of a sent message, as in SendResult of a RocketMQ client.
-
-    A message can be looked up by its position or by its id. `commit_log_offset` is in bytes.
-    """
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    commit_log_offset: int
-    message_id: str
 
 
 class Producer(Synchronized):

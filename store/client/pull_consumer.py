@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rmq_spark.store.argument_checks import check_integer, check_offset, check_time
 from rmq_spark.store.arrival import wait_for_arrival
-from rmq_spark.store.client.producer import Producer, SendResult
+from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.delivery.scheduler import DeliveryScheduler
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
@@ -53,6 +53,7 @@ from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueKey
 from rmq_spark.store.names import check_consumer_group
 from rmq_spark.store.offset_memory import OffsetMemory
 from rmq_spark.store.pull_result import HOLD_MS, PULL_MESSAGES, Accept, PullResult, PullStatus, check_columns
+from rmq_spark.store.send_result import SendResult
 from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.sink import RecordBuilderSettings
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rmq_spark.store.errors import DiskFullError
 from rmq_spark.store.format.batch_items import NOT_SOLO, EncodedItems
-from rmq_spark.store.format.byte_ranges import Bytes, take_ranges
+from rmq_spark.store.format.byte_ranges import Bytes, of_one_size, take_ranges
 from rmq_spark.store.model import QueueKey
 
 MEMORY_BYTES = 64 << 20  # items in memory before the file is used
@@ -83,6 +83,14 @@ class MessageSpool:
         if self._ids is not None:
             self._ids.append(items.ids)
 
+    def add_one(self, queue: QueueKey, item: bytes, message_id: str, *, is_free: bool) -> None:
+        """Add one message, whose item stays in memory. `is_free` says that any queue of the topic may take it."""
+        rows, sizes = np.array([self.count]), np.array([len(item)])
+        self.runs.setdefault(queue, deque()).append(ItemRun(rows, sizes, None, is_free, memoryview(item), 0))
+        self.count += 1
+        if self._ids is not None:
+            self._ids.append(np.frombuffer(message_id.encode(), np.uint8).reshape(1, -1))
+
     def read(self, run: ItemRun) -> bytes | memoryview:
         """Return the bytes of the items of a run."""
         if run.data is not None:
@@ -97,6 +105,12 @@ class MessageSpool:
             return ()
         every = self._ids[0] if len(self._ids) == 1 else np.concatenate(self._ids)
         return tuple(bytes(every[row]).decode() for row in rows.tolist())
+
+    def id_column(self) -> pa.StringArray:
+        """Return the ids of all messages, which the spool must keep."""
+        assert self._ids is not None, "the spool keeps no ids"
+        ids = np.ascontiguousarray(np.concatenate(self._ids) if self._ids else np.zeros((0, 1), np.uint8))
+        return of_one_size(ids.view(f"V{ids.shape[1]}")[:, 0]).cast(pa.string())
 
     def close(self) -> None:
         """Delete the temporary file. A second call does nothing."""

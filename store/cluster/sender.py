@@ -83,6 +83,9 @@ class Outgoing:
         return sum(int(run.sizes.sum()) for run in self.runs)
 
 
+OnStored = Callable[[Outgoing, SendResponse], None]
+
+
 @dataclass(slots=True)
 class _Lane:
     """The messages for one queue that were not stored yet."""
@@ -119,7 +122,7 @@ class Sender:
         terms: SendTerms,
         monotonic_ms: Callable[[], float],
         now_ms: Callable[[], int],
-        on_stored: Callable[[Outgoing, SendResponse], None],
+        on_stored: OnStored,
     ) -> None:
         self._client, self._routes, self._terms = client, routes, terms
         self._monotonic_ms, self._now_ms, self._on_stored = monotonic_ms, now_ms, on_stored

@@ -44,6 +44,7 @@ from rmq_spark.store.errors import BatchConflictError, DamageError, NotFoundErro
 from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
+from rmq_spark.store.format.message_table import check_topic
 from rmq_spark.store.format.properties import RETRY_TOPIC, edit_properties
 from rmq_spark.store.format.property_encoder import ENGINE_OWNED, SHARDING_KEY
 from rmq_spark.store.format.queue_router import QueueRouter
@@ -59,7 +60,6 @@ from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.intents import StagedFile
 from rmq_spark.store.transaction.ledger import Ledger, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
-from rmq_spark.store.transaction.sink import check_topic
 from rmq_spark.store.transaction.staging import StageWriter
 
 REPUBLISHED_FROM = "REPUBLISHED_FROM"

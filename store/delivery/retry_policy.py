@@ -32,9 +32,9 @@ from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import DamageError, OptionError
 from rmq_spark.store.format.config_json import GroupConfig
 from rmq_spark.store.group.read_rights import NEXT_STEP, group_config_path, read_group_config
-from rmq_spark.store.log.topics import MAX_QUEUES, TopicWriter
+from rmq_spark.store.log.topics import TopicWriter
 from rmq_spark.store.log.write_session import WriteSession
-from rmq_spark.store.names import SCHEDULE_TOPIC, check_retrying_group, dlq_topic, retry_topic
+from rmq_spark.store.names import MAX_QUEUES, SCHEDULE_TOPIC, check_retrying_group, dlq_topic, retry_topic
 
 # The default limit (DefaultMQPushConsumerImpl#getMaxReconsumeTimes, SubscriptionGroupConfig).
 MAX_RECONSUME_TIMES = 16

@@ -16,6 +16,7 @@ The functions are pure. They do not open files, read the clock or use random num
 | `config/*.json` | `config_json`, which uses `fastjson` |
 | new messages, which become records | `message_encoder`, `single_message`, `message_columns`, `queue_router`, |
 | | `delay_routing`, `delay_levels` |
+| messages of programs, before they are encoded | `message_table` |
 | new messages for a cluster | `batch_items`, `broker_router`, `content_ids` |
 | rows of messages that are sent back | `failed_columns`, `failed_rows` |
 | `rmq/queues` | `queue_registry` |

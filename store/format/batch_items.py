@@ -266,6 +266,13 @@ def _digests(
     return scatter(rows)
 
 
+def encode_item(flag: int, body: bytes, properties: bytes) -> bytes:
+    """Return the item of one message. The caller has checked the sizes."""
+    size = ITEM_BYTES + len(body) + len(properties)
+    head = _HEAD.pack(size, 0, 0, flag, len(body))
+    return b"".join((head, body, len(properties).to_bytes(ITEM_TAIL.itemsize, "big"), properties))
+
+
 def split_item(data: bytes) -> tuple[int, bytes, str]:
     """Return flag, body and properties of a single item."""
     _, _, _, flag, size = _HEAD.unpack_from(data)

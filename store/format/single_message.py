@@ -53,6 +53,39 @@ class SingleMessage:
     flag: object = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PlainMessage:
+    """The checked values of a usual message. `texts` are the properties that have an argument of their own.
+
+    `pairs` is the properties string without UNIQ_KEY. `key_hash` is the Java hash of the sharding key, or None.
+    """
+
+    topic: str
+    body: bytes
+    flag: int
+    texts: dict[str, str | None]
+    pairs: bytes
+    key_hash: int | None
+
+    @classmethod
+    def of(cls, message: SingleMessage, rules: BodyRules) -> "PlainMessage | None":
+        """Return the values of a message. Return None if it is unusual, invalid, or may have to be compressed."""
+        topic, body, flag = message.topic, message.body, message.flag
+        if type(body) is str:
+            body = _utf8(body)
+        if type(topic) is not str or type(body) is not bytes or not _is_int32(flag):
+            return None
+        if len(body) > rules.max_bytes or (rules.compression is not None and len(body) >= rules.compress_over):
+            return None
+        values = _values(message) if _topic(topic) is not None else None
+        if values is None:
+            return None
+        sharding_key, texts, rest = values
+        pairs = "".join(f"{name}\x01{text}\x02" for name, text in texts.items() if text).encode() + rest
+        key_hash = None if sharding_key is None else string_hash(sharding_key)
+        return cls(topic, body, flag, texts, pairs, key_hash)  # type: ignore[arg-type]  # _is_int32 has checked it
+
+
 @dataclass(slots=True)
 class SingleRecord:
     """A complete record, with the values from which its entries are built.
@@ -117,27 +150,20 @@ class SingleEncoder:
 
         `born_ms` is the current time, in ms since the epoch. Errors of the router's `write_queues` are passed on.
         """
-        topic, body, flag = message.topic, message.body, message.flag
-        if type(body) is str:
-            body = _utf8(body)
-        if type(topic) is not str or type(body) is not bytes or not _is_int32(flag) or self._is_special(body):
+        plain = PlainMessage.of(message, self._rules)
+        if plain is None:
             return None
-        known = _topic(topic)
-        values = _values(message)
-        if known is None or values is None:
-            return None
-        sharding_key, texts, rest = values
-        queue_id = router.route_one(
-            topic, message.queue_id, None if sharding_key is None else string_hash(sharding_key)
-        )
+        topic, body, flag, texts, pairs = plain.topic, plain.body, plain.flag, plain.texts, plain.pairs
+        queue_id = router.route_one(topic, message.queue_id, plain.key_hash)
         if queue_id is None:
             return None
-        pairs = "".join(f"{name}\x01{text}\x02" for name, text in texts.items() if text).encode() + rest
+        known = _topic(topic)
+        assert known is not None, topic
         unique_bytes = len(_UNIQUE_BEFORE) + self._ids.width + 1
         size = _HEAD.size + len(body) + len(known.field) + _LENGTH_BYTES + unique_bytes + len(pairs)
         if unique_bytes + len(pairs) > MAX_PROPERTIES_BYTES or size > self._max_record_bytes:
             return None
-        if message.queue_id is None and sharding_key is None:
+        if message.queue_id is None and plain.key_hash is None:
             router.advance(topic)
         unique = self._ids.take_one(born_ms)
         head = _HEAD.pack(
@@ -165,11 +191,6 @@ class SingleEncoder:
             *(_index_hash(_joined_hash(known.key_hash, key)) for key in keys),
         )
         return SingleRecord(data, QueueKey(topic, queue_id), unique, _tags_code(texts[TAGS] or ""), hashes)
-
-    def _is_special(self, body: bytes) -> bool:
-        """Say whether a body may have to be compressed or refused."""
-        rules = self._rules
-        return len(body) > rules.max_bytes or (rules.compression is not None and len(body) >= rules.compress_over)
 
 
 def _utf8(text: str) -> bytes | None:

@@ -56,9 +56,9 @@ from rmq_spark.store.log.store_state import (
     read_settings,
     read_store_state,
 )
-from rmq_spark.store.log.topics import MAX_QUEUES, TopicTable, describe_missing_topic
+from rmq_spark.store.log.topics import TopicTable, describe_missing_topic
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, READ_MODES, QueueBounds, QueueKey, QueueRange, RecordProof
-from rmq_spark.store.names import LIGHT_QUEUE_PREFIX, is_system_topic
+from rmq_spark.store.names import LIGHT_QUEUE_PREFIX, MAX_QUEUES, is_system_topic
 
 _LOG = logging.getLogger("rmq_spark")
 _FEW_RECORDS = 2048  # if fewer were appended since the last refresh, they are read one by one to find their queues

@@ -36,6 +36,7 @@ from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import (
     AUTO_CREATE_TOPIC,
     LIGHT_QUEUE_PREFIX,
+    MAX_QUEUES,
     SCHEDULE_TOPIC,
     WAITING_TOPICS,
     check_topic_name,
@@ -46,7 +47,6 @@ _TRIES = 4
 _WAIT_SECONDS = 0.02  # doubled after each try; a broker overwrites the file in place within milliseconds
 _NEXT_STEP = "Restore the file from a copy."
 _NEXT_STEP_OF_WRITER = "Restore it from a copy. Nothing was appended."
-MAX_QUEUES = 1 << 16  # per topic: a damaged digit must not create billions of queues
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -19,9 +19,8 @@ from rmq_spark.store.format.config_json import (
     decode_topics_file,
 )
 from rmq_spark.store.format.file_names import BACKUP_SUFFIX
-from rmq_spark.store.log.topics import MAX_QUEUES
 from rmq_spark.store.model import QueueKey
-from rmq_spark.store.names import SCHEDULE_TOPIC, check_topic_name
+from rmq_spark.store.names import MAX_QUEUES, SCHEDULE_TOPIC, check_topic_name
 from rmq_spark.store.tools.finding import Action, Area, Finding, Severity
 
 _JSON_WITHOUT_EXTENSION = {"timermetrics", "transactionMetrics"}

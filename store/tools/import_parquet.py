@@ -21,29 +21,22 @@ from pathlib import PurePath
 
 import pyarrow as pa
 
-from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.argument_checks import check_flags, check_setting
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, OptionError
 from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS
+from rmq_spark.store.format.message_table import cast_columns, check_topic, messages_of
 from rmq_spark.store.format.side_file import parse_json
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.topics import MAX_QUEUES
 from rmq_spark.store.model import CommitKey
-from rmq_spark.store.names import check_sent_topic
+from rmq_spark.store.names import MAX_QUEUES, check_sent_topic
 from rmq_spark.store.tools.parquet_file import METADATA, ParquetSource
 from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, folder_of
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
-from rmq_spark.store.transaction.sink import (
-    RecordBuilder,
-    RecordBuilderSettings,
-    cast_columns,
-    check_flags,
-    check_topic,
-    messages_of,
-)
+from rmq_spark.store.transaction.sink import RecordBuilder, RecordBuilderSettings
 from rmq_spark.store.transaction.staging import StageWriter
 
 _ROWS = "rows"  # name in the metadata of a commit: the number of rows of the file that are in the store

@@ -5,15 +5,13 @@ topics that exist at that time. When the records are appended, the topics are ch
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.argument_checks import check_flags, check_setting, check_word
 from rmq_spark.store.backend import CommitTotals
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
@@ -22,11 +20,10 @@ from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.format import file_names as filenames
 from rmq_spark.store.format.body_codec import BodyRules, Compression
-from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.delay_routing import DelayRules
 from rmq_spark.store.format.java import Host, encode_host
-from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS, EncodedRecords, MessageEncoder
+from rmq_spark.store.format.message_encoder import EncodedRecords, MessageEncoder
 from rmq_spark.store.format.message_ids import UniqueIds
 from rmq_spark.store.format.own_files import BROKER_VERSIONS, DelayTerms, StoreSettings
 from rmq_spark.store.format.queue_router import QueueRouter
@@ -35,9 +32,9 @@ from rmq_spark.store.log.segments import FileSizes, list_segments
 from rmq_spark.store.log.store_lock import refuse_network
 from rmq_spark.store.log.store_state import commit_log_folders, found_broker_version, read_settings, settings_stamp
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
-from rmq_spark.store.log.topics import MAX_QUEUES, TopicWriter
-from rmq_spark.store.model import LAST_SECONDS_MS, CommitKey, describe_unit, is_in_another_unit
-from rmq_spark.store.names import check_sent_topic, check_topic_name
+from rmq_spark.store.log.topics import TopicWriter
+from rmq_spark.store.model import CommitKey
+from rmq_spark.store.names import MAX_QUEUES
 from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.intents import StagedFile
 from rmq_spark.store.transaction.ledger import folder_of
@@ -47,34 +44,13 @@ from rmq_spark.store.transaction.staging_cleanup import abort_staged
 
 FLUSHES = ("async", "sync")
 COMPRESSIONS = ("none", "zlib", "lz4", "zstd")
-PERMS = (PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE)
 MAX_SEGMENT_BYTES = (1 << 31) - 1  # mappedFileSizeCommitLog is a Java int
-MAX_TIME_MS = (1 << 53) - 1  # readers in any language may use doubles, which represent integers up to this exactly
 MAX_TIMER_DELAY_S = (1 << 31) - 1  # timerMaxDelaySec is a Java int
 _MIN_SEGMENT_BYTES = 1024  # a record without a body takes a tenth of it
-MESSAGE_TYPES = {
-    "topic": pa.string(),
-    "body": pa.binary(),
-    "tags": pa.string(),
-    "keys": pa.string(),
-    "properties": pa.map_(pa.string(), pa.string()),
-    "shardingKey": pa.string(),
-    "queueId": pa.int32(),
-    "flag": pa.int32(),
-    "delayLevel": pa.int32(),
-    "deliverTimestamp": pa.timestamp("ms", tz="UTC"),  # or another unit, or integers (ms)
-}
-assert tuple(MESSAGE_TYPES) == MESSAGE_COLUMNS
+_DELAY_COLUMNS = frozenset({"delayLevel", "deliverTimestamp"})
 _KEPT_BYTES = 31 << 20  # glibc ignores larger blocks
 BROKER_PORT = 10911  # RocketMQ's default. The store host of a record is the address of a broker that serves the store.
 
-_KEYS_AS_LISTS = pa.list_(pa.string())  # the encoder joins the keys of a list as a client does
-_SCHEMA = pa.schema(list(MESSAGE_TYPES.items()))
-_SCHEMA_WITH_KEYS_AS_LISTS = pa.schema(list({**MESSAGE_TYPES, "keys": _KEYS_AS_LISTS}.items()))
-_INTEGER_FIELDS = ("queueId", "flag", "delayLevel")
-_DELAY_COLUMNS = frozenset({"delayLevel", "deliverTimestamp"})
-_TYPES_ARE = f"Types are: {', '.join(f'{name} {kind}' for name, kind in MESSAGE_TYPES.items())}."
-_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)  # ValueError: a text is not UTF-8
 _NO_TIMER = (
     "deliverTimestamp is for stores of RocketMQ 5, and this one is for 4.9, whose brokers have no timer and would "
     "never deliver it: use delayLevel, or, if only brokers of 5.x will use the store, open it once with "
@@ -124,139 +100,6 @@ def check_delays(message_delay_level: object, timer_max_delay_sec: object, broke
     assert timer_max_delay_sec is None or isinstance(timer_max_delay_sec, int)
     assert broker_version is None or isinstance(broker_version, str)
     return DelayTerms(levels, timer_max_delay_sec, broker_version)
-
-
-def check_flags(**flags: object) -> None:
-    """Raise OptionError unless each of the named values is True or False."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise OptionError(f"{name}={value!r} must be True or False.")
-
-
-def check_limits(**limits: object) -> None:
-    """Raise OptionError unless each of the named values is an integer ≥ 0, or None."""
-    for name, value in limits.items():
-        if value is not None:
-            check_setting(name, value, 0)
-
-
-def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
-    """Raise OptionError unless `value` is one of the `accepted` words. `name` is the option's name."""
-    if value not in accepted:
-        raise OptionError(f"{name}={value!r} is none of: {', '.join(accepted)}.")
-
-
-def check_topic(topic: object) -> str:
-    """Return the name of a topic. Raises OptionError unless it is a str and a broker accepts it."""
-    if not isinstance(topic, str):
-        raise OptionError(f"topic={topic!r} is not a str.")
-    return check_topic_name(topic)
-
-
-def check_new_topic(topic: object, queues: object, perm: object) -> None:
-    """Raise OptionError unless a topic can be created with this name, number of queues and permission (4, 2 or 6)."""
-    check_sent_topic(check_topic(topic))
-    check_setting("queues", queues, 1, MAX_QUEUES)
-    if type(perm) is not int or perm not in PERMS:
-        raise OptionError(f"perm={perm!r} is none of: 6 (read and write), 4 (read), 2 (write).")
-
-
-def message_of(row: dict[str, Any]) -> pa.RecordBatch:
-    """Return one message as a batch of one row for the encoder. Raises OptionError if a value is invalid.
-
-    `row` must have all of MESSAGE_COLUMNS; properties is a mapping or None. The call may change values in `row`.
-    """
-    schema = _SCHEMA_WITH_KEYS_AS_LISTS if isinstance(row["keys"], list | tuple) else _SCHEMA
-    try:
-        properties, body = row["properties"], row["body"]
-        if properties is not None:
-            row["properties"] = list(dict(properties).items())
-        if isinstance(body, str):
-            row["body"] = body.encode()
-        time_ms = row["deliverTimestamp"]
-        if time_ms is not None:
-            check_setting("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
-            if is_in_another_unit(time_ms):
-                raise OptionError(f"deliver_at_ms={time_ms} {describe_unit(time_ms)}. Nothing was appended.")
-        for name in _INTEGER_FIELDS:  # Arrow would truncate a fraction
-            if isinstance(row[name], float) and not row[name].is_integer():
-                raise ValueError(f"{name}: {row[name]!r} is not an integer")
-        return pa.RecordBatch.from_pylist([row], schema=schema)
-    except _CONVERSION_ERRORS as error:
-        raise OptionError(
-            f"invalid message: {_wrong_field(row, schema)}{str(error).removesuffix('.')}. {_TYPES_ARE} Nothing was "
-            "appended."
-        ) from None
-
-
-def _wrong_field(row: Mapping[str, Any], schema: pa.Schema) -> str:
-    """Return the name of the first field that cannot be converted, followed by ": "; "" if each one can be."""
-    for column in schema:
-        try:
-            pa.array([row[column.name]], column.type)
-        except _CONVERSION_ERRORS:
-            return f"{column.name}: "
-    return ""
-
-
-def messages_of(given: object, topic: str | None) -> pa.Table:
-    """Check the columns of a pyarrow Table or RecordBatch of messages, and return them as a table for the encoder.
-
-    The column keys may contain texts or lists of texts. If `topic` is given, it replaces the column topic. Raises
-    OptionError if columns are missing, unknown or duplicate, or cannot be converted.
-    """
-    if not isinstance(given, pa.Table | pa.RecordBatch):
-        raise OptionError(
-            f"send_many takes a pyarrow Table or RecordBatch, not {type(given).__name__}. For a list of dicts: "
-            "pyarrow.Table.from_pylist(rows)."
-        )
-    table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
-    names = table.column_names
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise OptionError(f"duplicate columns: {', '.join(duplicates)}. Rename one, or drop it.")
-    if topic is not None:
-        table = table.drop_columns(["topic"]) if "topic" in names else table
-        table = table.append_column("topic", pa.repeat(pa.scalar(check_topic(topic)), len(table)))
-    unknown = set(table.column_names) - set(MESSAGE_COLUMNS)
-    missing = {"topic", "body"} - set(table.column_names)
-    if unknown or missing:
-        wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(sorted(missing))}"
-        raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
-    return cast_columns(table)
-
-
-def cast_columns(table: pa.Table) -> pa.Table:
-    """Return the table with its columns cast to the encoder's types. Each column must be one of MESSAGE_COLUMNS.
-
-    Raises OptionError if values cannot be converted, or if integers in deliverTimestamp are seconds instead of ms.
-    """
-    columns = []
-    for column in table.schema:
-        try:
-            columns.append(table.column(column.name).cast(_encoder_type(column)))
-        except _CONVERSION_ERRORS as error:
-            found = str(error).removesuffix(".")
-            raise OptionError(
-                f"invalid messages: column {column.name}: {found}. {_TYPES_ARE} Nothing was appended."
-            ) from None
-        if column.name == "deliverTimestamp" and pa.types.is_integer(column.type):
-            times_ms = columns[-1].cast(pa.int64())
-            are_seconds = pc.and_(pc.greater(times_ms, 0), pc.less_equal(times_ms, LAST_SECONDS_MS))
-            row = pc.index(are_seconds, True).as_py()
-            if row >= 0:
-                found = describe_unit(times_ms[row].as_py())
-                raise OptionError(
-                    f"invalid messages: column deliverTimestamp: {times_ms[row]} {found}. Nothing was appended."
-                )
-    return pa.Table.from_arrays(columns, names=table.column_names)
-
-
-def _encoder_type(column: pa.Field) -> pa.DataType:
-    if column.name == "deliverTimestamp" and pa.types.is_timestamp(column.type):
-        return column.type  # keeps its unit, because the encoder rounds the time
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    return _KEYS_AS_LISTS if column.name == "keys" and is_list else MESSAGE_TYPES[column.name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from support.dict_backend import PLACES, DictBackend, DictPlace
 import rmq_spark
 from rmq_spark.store.client.producer import Producer
 from rmq_spark.store.errors import StoreChangedError
+from rmq_spark.store.format.message_table import MESSAGE_TYPES
 from rmq_spark.store.group.admin import reset_offsets
 from rmq_spark.store.local.directory import StoreDirectory
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, Message, Reset
-from rmq_spark.store.transaction.sink import MESSAGE_TYPES
 
 SEGMENT_BYTES = 1024  # three messages of the suite
 COLUMNS = ("body", "tags", "keys", "properties", "queueId")

@@ -11,9 +11,9 @@ from rmq_spark.store.format.body_codec import BodyRules, Compression
 from rmq_spark.store.format.java import Host, encode_host
 from rmq_spark.store.format.message_encoder import EncodedRecords, MessageEncoder
 from rmq_spark.store.format.message_ids import UniqueIds
+from rmq_spark.store.format.message_table import message_of
 from rmq_spark.store.format.queue_router import QueueRouter
 from rmq_spark.store.format.single_message import SingleEncoder, SingleMessage
-from rmq_spark.store.transaction.sink import message_of
 
 BORN_HOST, STORE_HOST = Host("10.1.2.3", 0), Host("192.0.2.7", 10911)
 BORN_MS = 1_774_000_000_123
