@@ -1,7 +1,9 @@
-"""Checks of the integers and times that a program passes as arguments."""
+"""Checks of what a program passes as arguments: integers, times, words, and the place that is to be opened."""
 
 import operator
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
+from typing import Any
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import describe_unit, is_in_another_unit
@@ -85,6 +87,36 @@ def check_offset(call: str, value: object) -> int:
             "and max_offset return the range that a queue holds."
         )
     return number
+
+
+def check_place(call: str, path: object, name_server: object, purpose: str) -> None:
+    """Raise OptionError unless exactly one place was given."""
+    if (path is None) == (name_server is None):
+        found = "both were given" if path is not None else "none was given"
+        raise OptionError(f"{call}: {found}; expected either path or name_server. Name one place to {purpose}.")
+
+
+def refuse_cluster_options(call: str, cluster_options: Mapping[str, Any]) -> None:
+    """Raise OptionError if arguments for a cluster were given with a store directory."""
+    if cluster_options:
+        raise OptionError(
+            f"{call}: {', '.join(cluster_options)} only mean something with name_server; expected a store at path. "
+            "Remove them, or give name_server instead of path."
+        )
+
+
+def refuse_store_options(
+    call: str, function: Callable[..., object], given: Mapping[str, Any], accepted: Collection[str]
+) -> None:
+    """Raise OptionError if an argument differs from its default that is not in `accepted`, the ones for clusters."""
+    defaults = getattr(function, "__kwdefaults__", None) or {}
+    for_stores = defaults.keys() - {*accepted, "name_server"}
+    found = [name for name in defaults if name in for_stores and given[name] != defaults[name]]
+    if found:
+        raise OptionError(
+            f"{call}: {', '.join(found)} only mean something for a store directory; expected none of them with "
+            "name_server. Remove them."
+        )
 
 
 def _bounds_text(least: int, most: int | None) -> str:

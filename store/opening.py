@@ -6,11 +6,12 @@ The modules of the engine are imported when a function needs them, so that impor
 import math
 from typing import TYPE_CHECKING, Any, overload
 
+from rmq_spark.store.argument_checks import check_place, refuse_cluster_options, refuse_store_options
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import PurePath
 
     from rmq_spark.store.client.producer import Producer
@@ -71,7 +72,7 @@ def open_reader(
     The other arguments are like a query's options. `tls_verify` is "ca", "full" or "none". A read waits
     `broker_down_timeout_ms` for a broker (0: for ever). Raises OptionError for an invalid argument.
     """
-    _check_place("open_reader", path, name_server, "read from")
+    check_place("open_reader", path, name_server, "read from")
     if name_server is not None:
         from rmq_spark.store.places import locate_cluster
         from rmq_spark.store.view.cluster_explorer import ClusterExplorer
@@ -82,7 +83,7 @@ def open_reader(
                 "name_server. Remove them."
             )
         return ClusterExplorer(locate_cluster(name_server, cluster_options))
-    _refuse_cluster_options("open_reader", cluster_options)
+    refuse_cluster_options("open_reader", cluster_options)
     from rmq_spark.store.disk import files
     from rmq_spark.store.view.explorer import StoreExplorer
 
@@ -179,11 +180,11 @@ def open_store(
     store and no store can be created there. While a broker holds the store, sends raise LockTimeoutError.
     """
     given = dict(locals())
-    _check_place("open_store", path, name_server, "send to")
+    check_place("open_store", path, name_server, "send to")
     if name_server is not None:
         return _open_cluster_producer(name_server, given, cluster_options)
     sizes_given = {} if max_message_size == 4 << 20 else {"max_message_size": max_message_size}
-    _refuse_cluster_options("open_store", {**sizes_given, **cluster_options})
+    refuse_cluster_options("open_store", {**sizes_given, **cluster_options})
     from rmq_spark.store.client.producer import Producer
     from rmq_spark.store.disk import files
     from rmq_spark.store.log.segments import FileSizes
@@ -225,7 +226,7 @@ def _open_cluster_producer(
     from rmq_spark.store.places import locate_cluster
     from rmq_spark.store.transaction.sink import COMPRESSIONS
 
-    _refuse_store_options("open_store", open_store, given, _CLUSTER_PRODUCER)
+    refuse_store_options("open_store", open_store, given, _CLUSTER_PRODUCER)
     check_setting("queues", given["queues"], 1, MAX_QUEUES)
     check_setting("compress_over", given["compress_over"], 0)
     check_setting("max_message_size", given["max_message_size"], 1)
@@ -337,7 +338,7 @@ def open_consumer(
     is no store at `path`. Source: DefaultMQPullConsumer (4.9, 5.3).
     """
     given = dict(locals())
-    _check_place("open_consumer", path, name_server, "pull from")
+    check_place("open_consumer", path, name_server, "pull from")
     from rmq_spark.store.argument_checks import check_flags, check_setting
 
     check_setting("max_decompressed_bytes", max_decompressed_bytes, 1)
@@ -361,7 +362,7 @@ def _open_store_consumer(
     from rmq_spark.store.group.pull_limits import LIMIT_SETTINGS, limits_of_broker
     from rmq_spark.store.log.store_writer import WriterSettings
 
-    _refuse_cluster_options("open_consumer", cluster_options)
+    refuse_cluster_options("open_consumer", cluster_options)
     check_setting("lock_timeout_ms", given["lock_timeout_ms"], 0)
     limits = limits_of_broker(**{name: given[name] for name in LIMIT_SETTINGS})
     root, log = files.absolute(given["path"]), given["commit_log_path"]
@@ -383,7 +384,7 @@ def _open_cluster_consumer(
     from rmq_spark.store.cluster.consumer import ClusterConsumer
     from rmq_spark.store.places import locate_cluster
 
-    _refuse_store_options("open_consumer", open_consumer, given, {*pulling, "columns"})
+    refuse_store_options("open_consumer", open_consumer, given, {*pulling, "columns"})
     if "broker_down_timeout_ms" in cluster_options:
         raise OptionError(
             "open_consumer: broker_down_timeout_ms was given; expected request_timeout_ms, because a consumer does not "
@@ -438,32 +439,3 @@ def close(
     settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path)
     DeliveryScheduler(files.absolute(path), settings).hand_over()
     producer.close()
-
-
-def _check_place(call: str, path: object, name_server: object, purpose: str) -> None:
-    """Raise OptionError unless exactly one place was given."""
-    if (path is None) == (name_server is None):
-        found = "both were given" if path is not None else "none was given"
-        raise OptionError(f"{call}: {found}; expected either path or name_server. Name one place to {purpose}.")
-
-
-def _refuse_cluster_options(call: str, cluster_options: "Mapping[str, Any]") -> None:
-    if cluster_options:
-        raise OptionError(
-            f"{call}: {', '.join(cluster_options)} only mean something with name_server; expected a store at path. "
-            "Remove them, or give name_server instead of path."
-        )
-
-
-def _refuse_store_options(
-    call: str, function: "Callable[..., object]", given: "Mapping[str, Any]", accepted: "Collection[str]"
-) -> None:
-    """Raise OptionError if an argument differs from its default that is not in `accepted`, the ones for clusters."""
-    defaults = getattr(function, "__kwdefaults__", None) or {}
-    for_stores = defaults.keys() - {*accepted, "name_server"}
-    found = [name for name in defaults if name in for_stores and given[name] != defaults[name]]
-    if found:
-        raise OptionError(
-            f"{call}: {', '.join(found)} only mean something for a store directory; expected none of them with "
-            "name_server. Remove them."
-        )
