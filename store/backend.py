@@ -102,6 +102,7 @@ class Capability(StrEnum):
     FILES = "be read or written as files of this machine"
     WRITES = "be written"
     SEND_BACK = "take messages back that a group failed to consume"
+    SUSPENSIONS = "suspend queues for an orderly listener"
     EXACTLY_ONCE = "recognise a batch that it stored before"
     BROKERS = "tell queues apart by the names of brokers"
     NAME_SERVERS = "be reached through a name server"

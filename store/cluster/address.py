@@ -10,9 +10,17 @@ every process reads the file itself.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Literal, NoReturn
+from typing import Literal
 
-from rmq_spark.store.backend import Backend, BatchSink, Capability, CommitTerms, SendBackTerms, SinkTerms
+from rmq_spark.store.backend import (
+    Backend,
+    BatchSink,
+    Capability,
+    CommitTerms,
+    SendBackSink,
+    SendBackTerms,
+    SinkTerms,
+)
 from rmq_spark.store.errors import OptionError
 
 NAME_SERVER_PORT = 9876  # the default of NamesrvStartup
@@ -135,6 +143,7 @@ class ClusterAddress:
                 Capability.GROUP_OFFSETS,
                 Capability.SIZE_ESTIMATES,
                 Capability.WRITES,
+                Capability.SEND_BACK,
             }
         )
 
@@ -190,18 +199,15 @@ class ClusterAddress:
         sink: BatchSink = import_module("rmq_spark.store.cluster.sink").ClusterSink(self, terms, commit)
         return sink
 
-    def send_back_sink(self, terms: SendBackTerms, commit: CommitTerms) -> NoReturn:
-        """Raise OptionError, because this location lacks the capability SEND_BACK."""
-        self._refuse_writing()
+    def send_back_sink(self, terms: SendBackTerms, commit: CommitTerms) -> SendBackSink:
+        """Return a sink for messages that a group failed to consume, which sends each back at least once."""
+        module = import_module("rmq_spark.store.cluster.send_back_sink")
+        sink: SendBackSink = module.ClusterSendBackSink(self, terms, commit)
+        return sink
 
     @property
     def _name_server_text(self) -> str:
         return ";".join(self.name_servers)
-
-    def _refuse_writing(self) -> NoReturn:
-        raise OptionError(
-            f"{self.describe()} cannot be written; expected a store directory. Write to one with the option path."
-        )
 
 
 def split_address(text: str) -> tuple[str, int]:

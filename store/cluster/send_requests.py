@@ -50,7 +50,8 @@ class SendRequest(Request[SendResponse]):
     """One message for a queue (SEND_MESSAGE_V2). `queue` has the cluster's name of the topic.
 
     `content` is the body, compressed as `sys_flag` says. `properties` is a properties string. `born_ms` is in ms since
-    the epoch.
+    the epoch. `reconsume_times` and `max_reconsume_times` are for retry topics: with more retries than that the broker
+    stores the message in the dead letters (4.9: with as many). None means the group's own limit.
     """
 
     queue: QueueKey
@@ -59,6 +60,8 @@ class SendRequest(Request[SendResponse]):
     born_ms: int
     flag: int = 0
     sys_flag: int = 0
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
     code = RequestCode.SEND_MESSAGE_V2
     response = SendResponse
     is_repeatable: ClassVar[bool] = False
@@ -72,7 +75,11 @@ class SendRequest(Request[SendResponse]):
         return self.content
 
     def fields(self) -> dict[str, str]:
-        return _send_fields(self.queue, self.born_ms, self.properties, self.flag, self.sys_flag, is_batch="false")
+        fields = _send_fields(self.queue, self.born_ms, self.properties, self.flag, self.sys_flag, is_batch="false")
+        fields["j"] = str(self.reconsume_times)
+        if self.max_reconsume_times is not None:
+            fields["l"] = str(self.max_reconsume_times)
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

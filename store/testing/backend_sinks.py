@@ -324,8 +324,9 @@ class BackendSendBackTests(BackendFixtures):
         task.discard()
 
     def test_record_in_before_commit_suspends_and_resumes_queues(
-        self, send_back_sink: SendBackSink, failed: Failed
+        self, location: Location, send_back_sink: SendBackSink, failed: Failed
     ) -> None:
+        require(location, Capability.SUSPENSIONS)
         queue = QueueKey("orders", 0)
         stopped = Suspension(resume=2, dead=frozenset({3}))
         first = [_stage(send_back_sink, FIRST, failed(3))]
@@ -340,8 +341,9 @@ class BackendSendBackTests(BackendFixtures):
         assert send_back_sink.suspended(THIRD) == {}
 
     def test_record_keeps_a_later_suspension_of_another_query(
-        self, send_back_sink: SendBackSink, failed: Failed
+        self, location: Location, send_back_sink: SendBackSink, failed: Failed
     ) -> None:
+        require(location, Capability.SUSPENSIONS)
         queue, other = QueueKey("orders", 0), CommitKey("other", 0)
         receipts = [_stage(send_back_sink, other, failed(3))]
         send_back_sink.commit(other, receipts, lambda: send_back_sink.record(other, {queue: Suspension(resume=2)}, {}))

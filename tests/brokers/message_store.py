@@ -255,12 +255,19 @@ class MessageStore:
         return max(self._reader.offset_at_time(queue, time_ms, rule), bounds.min_offset)
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """Return the record at a physical offset, or None if there is none."""
+        """Return the record at a physical offset. None if there is none, or if its message has expired."""
         self._refresh()
         try:
-            return self._reader.record_bytes_at(physical_offset)
+            data = self._reader.record_bytes_at(physical_offset)
         except DamageError:
             return None
+        if data is None:
+            return None
+        record = decode_record(data)
+        assert isinstance(record, Record), record
+        queue = QueueKey(record.topic.decode(), record.queue_id)
+        first = max(self.bounds(queue).min_offset, self._gone.get(queue, 0))
+        return data if record.queue_offset >= first else None
 
     def records_with_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[bytes]:
         """Return the records of a topic with a key or UNIQ_KEY that were stored in a time, the newest first.
@@ -310,13 +317,8 @@ class MessageStore:
     def find_original(self, physical_offset: int) -> Record | None:
         """Return the record at a physical offset. None if there is none, or if its message has expired."""
         data = self.record_at(physical_offset)
-        if data is None:
-            return None
-        record = decode_record(data)
-        assert isinstance(record, Record), record
-        queue = QueueKey(record.topic.decode(), record.queue_id)
-        first = max(self.bounds(queue).min_offset, self._gone.get(queue, 0))
-        return record if record.queue_offset >= first else None
+        record = None if data is None else decode_record(data)
+        return record if isinstance(record, Record) else None
 
     def send_back(self, original: Record, group: str, delay_level: int, max_reconsume_times: int | None) -> None:
         """Store the copy of a message that a group sends back, by the engine's own rules."""

@@ -1,14 +1,15 @@
-"""The reading half of the contract with places that have queues, for a cluster of either version."""
+"""The contract with places that have queues, for a cluster of either version."""
 
 from support.cluster_fixtures import ClusterFixtures
 
 from rmq_spark.store.testing.backend_absence import BackendAbsenceTests
 from rmq_spark.store.testing.backend_reading import BackendReadingTests
+from rmq_spark.store.testing.backend_sinks import BackendSendBackTests
 
 
-class TestCluster5(ClusterFixtures, BackendReadingTests, BackendAbsenceTests):
+class TestCluster5(ClusterFixtures, BackendReadingTests, BackendAbsenceTests, BackendSendBackTests):
     pass
 
 
-class TestCluster4(ClusterFixtures, BackendReadingTests, BackendAbsenceTests):
+class TestCluster4(ClusterFixtures, BackendReadingTests, BackendAbsenceTests, BackendSendBackTests):
     RELEASE = "4.9"

@@ -1,0 +1,370 @@
+"""Failed rows that go back to a cluster: their check, the requests, and brokers that are away or refuse."""
+
+import itertools
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from brokers import RunningCluster, faults
+from brokers.broker import Broker
+
+from rmq_spark.store.backend import COLUMNS, CommitTerms, SendBackTerms
+from rmq_spark.store.cluster import broker_calls
+from rmq_spark.store.cluster import client as cluster_client
+from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
+from rmq_spark.store.cluster.broker_calls import BrokerCalls
+from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.cluster.reader import ClusterReader
+from rmq_spark.store.cluster.send_back import send_back
+from rmq_spark.store.cluster.send_back_sink import ClusterSendBackSink
+from rmq_spark.store.cluster.sink import monotonic_ms, now_ms
+from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
+from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    BrokerError,
+    NoPermissionError,
+    NotFoundError,
+    OptionError,
+    UnknownOutcomeError,
+)
+from rmq_spark.store.format.failed_columns import failed_column_type
+from rmq_spark.store.format.failed_rows import failed_rows_of
+from rmq_spark.store.model import CommitKey, QueueKey
+from rmq_spark.store.names import SCHEDULE_TOPIC
+
+RunCluster = Callable[..., RunningCluster]
+Row = dict[str, Any]
+GROUP, RETRY, DEAD = "billing", "%RETRY%billing", "%DLQ%billing"
+KEY = CommitKey("query", 0)
+SEND_BACK, SEND, RECORD_AT = (
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+)
+FUTURE_MS = 3 * 3600 * 1000
+BOTH = pytest.mark.parametrize("release", ["4.9", "5.3"])
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(broker_calls, "_LAST_PAUSE_MS", 50.0)
+    monkeypatch.setattr("rmq_spark.store.cluster.write_routes._RENEW_MS", 20.0)
+    yield
+    cluster_client._idle.forget()
+
+
+@pytest.fixture
+def start(run_cluster: RunCluster) -> Callable[..., RunningCluster]:
+    """A function that starts two brokers. Queue 0 of the topic orders has three messages at each, of equal sizes."""
+
+    def begin(release: str = "5.3", **terms: Any) -> RunningCluster:
+        cluster = run_cluster(release=release, brokers=2, **terms)
+        cluster.create_topic("orders", queues=1)
+        for name, broker in cluster.brokers.items():
+            broker.settings.delivers = False
+            bodies = [f"{name[-1]}{number}".encode() for number in range(3)]
+            cluster.send("orders", *bodies, broker=name, queue_id=0, tags="A", keys="k", properties={"p": "v"}, flag=3)
+        return cluster
+
+    return begin
+
+
+def address_of(cluster: RunningCluster, **terms: Any) -> ClusterAddress:
+    terms = {"broker_down_timeout_ms": 5_000, "request_timeout_ms": 1_000, **terms}
+    return ClusterAddress(parse_name_servers(cluster.address), **terms)
+
+
+def rows_of(cluster: RunningCluster, topic: str = "orders", columns: Sequence[str] = tuple(COLUMNS)) -> list[Row]:
+    """Return the rows of all brokers, as the source has them."""
+    with ClusterReader(address_of(cluster)) as reader:
+        reader.refresh()
+        found: list[Row] = []
+        for queue in reader.queues(topic):
+            bounds = reader.bounds(queue)
+            for batch in reader.read(queue, bounds.min_offset, bounds.max_offset, list(columns)):
+                found += batch.to_pylist(maps_as_pydicts="strict")
+        return found
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    names = list(rows[0])
+    types = [(name, failed_column_type(name, pa.null())) for name in names]
+    arrays = [
+        pa.array([list(row[name].items()) if isinstance(row[name], dict) else row[name] for row in rows], kind)
+        for name, kind in types
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def sink_of(cluster: RunningCluster, at: dict[str, Any] | None = None, **terms: Any) -> ClusterSendBackSink:
+    return ClusterSendBackSink(address_of(cluster, **(at or {})), SendBackTerms(GROUP, **terms), CommitTerms())
+
+
+def commit(sink: ClusterSendBackSink, rows: Sequence[Row]) -> int:
+    sink.prepare()
+    return sink.commit(KEY, [check(sink, rows)]).rows
+
+
+def check(sink: ClusterSendBackSink, *parts: Sequence[Row]) -> Any:
+    """Run a task with rows, in parts. Return its receipt as the driver gets it."""
+    task = sink.open_task(None, KEY, "task", 0)
+    try:
+        for rows in parts:
+            task.write(batch_of(rows))
+        return pickle.loads(pickle.dumps(task.finish()))
+    except BaseException:
+        task.discard()
+        raise
+
+
+def waiting(broker: Broker, level: int) -> int:
+    return broker.loop.run(broker.store.bounds, QueueKey(SCHEDULE_TOPIC, level - 1)).max_offset
+
+
+def deliver(cluster: RunningCluster) -> None:
+    for broker in cluster.brokers.values():
+        broker.deliver_due(wall_clock_ms() + FUTURE_MS)
+
+
+@BOTH
+def test_rows_come_back_until_they_are_dead(start: Callable[..., RunningCluster], release: str) -> None:
+    cluster = start(release)
+    sink = sink_of(cluster, max_reconsume_times=2)
+    rows = [row for row in rows_of(cluster) if row["queueOffset"] == 1]
+    for times, level in ((1, 3), (2, 4)):
+        assert commit(sink, rows) == 2
+        assert [waiting(broker, level) for broker in cluster.brokers.values()] == [1, 1]
+        deliver(cluster)
+        rows = [row for row in rows_of(cluster, RETRY) if row["reconsumeTimes"] == times]
+        assert [(row["topic"], row["physicalTopic"]) for row in rows] == [("orders", RETRY)] * 2
+        assert sorted(row["body"] for row in rows) == [b"a1", b"b1"]
+        assert sorted(row["brokerName"] for row in rows) == ["broker-a", "broker-b"]
+    places = ("topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes")
+    commit(sink, [{name: row[name] for name in places} for row in rows])  # without physicalTopic
+    dead = rows_of(cluster, DEAD)
+    assert sorted((row["body"], row["reconsumeTimes"]) for row in dead) == [(b"a1", 3), (b"b1", 3)]
+
+
+def test_the_name_of_the_broker_decides(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    rows = rows_of(cluster)
+    pairs = {(row["queueOffset"], row["commitLogOffset"]) for row in rows}
+    assert len(rows) == 2 * len(pairs), "the brokers have their messages at equal offsets"
+    at_b = [row | {"delayLevel": -1} for row in rows if row["brokerName"] == "broker-b"]
+    assert commit(sink_of(cluster), at_b[:2]) == 2
+    assert sorted(row["body"] for row in rows_of(cluster, DEAD)) == [b"b0", b"b1"]
+
+
+@pytest.mark.parametrize(("level", "place"), [(5, 5), (0, 3), (None, 3), (-1, None)])
+def test_the_level_of_a_row_decides(start: Callable[..., RunningCluster], level: int | None, place: int | None) -> None:
+    cluster = start()
+    commit(sink_of(cluster), [rows_of(cluster)[0] | {"delayLevel": level}])
+    counts = {number: waiting(cluster.brokers["broker-a"], number) for number in range(1, 19)}
+    assert {number for number, count in counts.items() if count} == ({place} if place else set())
+
+
+@pytest.mark.parametrize("change", ["commitLogOffset", "queueOffset", "queueId", "topic", "reconsumeTimes", "middle"])
+def test_rows_of_other_messages_are_refused_before_anything_is_sent(
+    start: Callable[..., RunningCluster], change: str
+) -> None:
+    cluster = start()
+    places = ["topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes"]
+    rows = rows_of(cluster, columns=places)[:2]
+    changed = {"commitLogOffset": rows[0]["commitLogOffset"], "topic": "payments", "middle": None}
+    if change == "middle":
+        rows[1]["commitLogOffset"] += 1
+    else:
+        rows[1][change] = changed.get(change, rows[1][change] + 1 if change != "topic" else None)
+    with pytest.raises(OptionError, match=r"row 1: .*is not a message of this cluster"):
+        commit(sink_of(cluster), rows)
+    assert all(not broker.requests[SEND_BACK] for broker in cluster.brokers.values())
+
+
+def test_rows_without_a_broker_are_refused(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    row = rows_of(cluster)[0]
+    with pytest.raises(OptionError, match="row 0: its brokerName is null"):
+        commit(sink_of(cluster), [row | {"brokerName": None}])
+    del row["brokerName"]
+    with pytest.raises(OptionError, match="without the column brokerName"):
+        commit(sink_of(cluster), [row])
+
+
+@BOTH
+@pytest.mark.parametrize("keeps_minimum", [False, True])
+def test_expired_rows_are_an_error_before_anything_is_sent(
+    start: Callable[..., RunningCluster], release: str, keeps_minimum: bool
+) -> None:
+    cluster = start(release)
+    rows = rows_of(cluster)
+    cluster.brokers["broker-a"].expire("orders", 0, 1, keeps_minimum=keeps_minimum)
+    with pytest.raises(NotFoundError, match=r"row 0: orders/broker-a/0 at queue offset 0.*has expired"):
+        commit(sink_of(cluster), rows)
+    assert all(not broker.requests[SEND_BACK] for broker in cluster.brokers.values())
+
+
+@BOTH
+def test_expired_rows_are_sent_from_their_rows(start: Callable[..., RunningCluster], release: str) -> None:
+    cluster = start(release)
+    rows = rows_of(cluster)
+    cluster.brokers["broker-a"].expire("orders", 0, 1)
+    sink = sink_of(cluster, expired_original="resend", max_reconsume_times=1)
+    assert commit(sink, rows[:2]) == 2
+    assert cluster.brokers["broker-a"].requests[SEND_BACK] == 1
+    assert waiting(cluster.brokers["broker-a"], 3) == 2
+    deliver(cluster)
+    (copy,) = (row for row in rows_of(cluster, RETRY) if row["body"] == b"a0")
+    first = rows[0]
+    for name in ("topic", "msgId", "tags", "keys", "flag", "bornTimestamp"):
+        assert copy[name] == first[name], name
+    assert copy["reconsumeTimes"] == 1
+    assert copy["properties"]["ORIGIN_MESSAGE_ID"] == first["msgId"]
+    assert copy["properties"]["p"] == "v"
+    assert not {"RECONSUME_TIME", "MAX_RECONSUME_TIMES"} & copy["properties"].keys()
+    cluster.brokers["broker-a"].expire(RETRY, 0, 2)
+    commit(sink, [copy])
+    ((dead),) = rows_of(cluster, DEAD)
+    assert (dead["body"], dead["reconsumeTimes"]) == (b"a0", 2)
+    assert dead["properties"]["ORIGIN_MESSAGE_ID"] == first["msgId"]
+    assert dead["properties"]["RETRY_TOPIC"] == "orders"
+
+
+def test_expired_rows_without_a_body_are_refused(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    rows = [row | {"body": None} for row in rows_of(cluster)]
+    cluster.brokers["broker-a"].expire("orders", 0, 1)
+    with pytest.raises(OptionError, match=r"row 0: .*the row has no body"):
+        commit(sink_of(cluster, expired_original="resend"), rows)
+
+
+def test_rows_wait_for_a_broker_that_is_away(
+    start: Callable[..., RunningCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start()
+    sink = sink_of(cluster)
+    receipt = check(sink, [row | {"delayLevel": -1} for row in rows_of(cluster)])
+    broker = cluster.brokers["broker-b"]
+    broker.kill()
+    looks, renew = itertools.count(1), WriteRoutes.renew
+
+    def renew_and_restart(self: WriteRoutes, topic: str) -> None:
+        if next(looks) == 3:
+            broker.restart(new_port=True)
+        renew(self, topic)
+
+    monkeypatch.setattr(WriteRoutes, "renew", renew_and_restart)
+    assert sink.commit(KEY, [receipt]).rows == 6
+    assert sorted(row["body"] for row in rows_of(cluster, DEAD)) == [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"]
+
+
+def test_a_broker_that_stays_away_fails_with_what_was_sent(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    sink = sink_of(cluster, {"broker_down_timeout_ms": 200})
+    receipt = check(sink, rows_of(cluster))
+    cluster.brokers["broker-b"].kill()
+    with pytest.raises(BackendUnavailableError) as caught:
+        sink.commit(KEY, [receipt])
+    away, rest = caught.value.__notes__
+    assert "broker broker-b was away for" in away
+    assert rest.startswith("rmq: 3 of 6 rows were sent back before that. Not sent back: orders/broker-b:0 at")
+
+
+def test_an_answer_that_is_lost_lets_the_row_be_copied_twice(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    cluster.brokers["broker-a"].fail(SEND_BACK, faults.closes_connection(executes=True), times=1)
+    assert commit(sink_of(cluster), [rows_of(cluster)[0] | {"delayLevel": -1}]) == 1
+    assert [row["body"] for row in rows_of(cluster, DEAD)] == [b"a0", b"a0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "kind"),
+    [
+        (ResponseCode.NO_PERMISSION, "the broker is not writable", NoPermissionError),
+        (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group not exist", NoPermissionError),
+        (ResponseCode.SYSTEM_ERROR, "look message by offset failed, 0", NotFoundError),
+        (ResponseCode.MESSAGE_ILLEGAL, "too long", BrokerError),
+        (ResponseCode.SYSTEM_ERROR, "a planted fault", UnknownOutcomeError),
+    ],
+)
+def test_a_refusal_ends_the_commit(
+    start: Callable[..., RunningCluster], code: int, remark: str, kind: type[Exception]
+) -> None:
+    cluster = start()
+    broker = cluster.brokers["broker-a"]
+    broker.fail(SEND_BACK, faults.with_code(code, remark), times=1)
+    with pytest.raises(kind) as caught:
+        commit(sink_of(cluster), rows_of(cluster)[:3])
+    assert "of 3 rows were sent back before that. Not sent back: orders/broker-a:0" in caught.value.__notes__[-1]
+
+
+def test_several_tasks_send_the_row_of_a_message_once(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    sink = sink_of(cluster)
+    rows = [row | {"delayLevel": -1} for row in rows_of(cluster)]
+    receipts = [check(sink, some, some) for some in (rows[:2] + rows[:1], rows[1:3])]
+    totals = sink.commit(KEY, receipts)
+    assert (totals.rows, totals.queues, totals.bytes > 0) == (3, 1, True)
+    assert sorted(row["body"] for row in rows_of(cluster, DEAD)) == [b"a0", b"a1", b"a2"]
+
+
+def test_requests_in_flight_are_bounded(start: Callable[..., RunningCluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = start()
+    cluster.send("orders", *(b"%d" % number for number in range(30)), broker="broker-a", queue_id=0)
+    seen, take = [], BrokerCalls._take
+
+    def note(self: BrokerCalls, *args: Any) -> None:
+        seen.append(len(self._active))
+        take(self, *args)
+
+    monkeypatch.setattr(BrokerCalls, "_take", note)
+    sink = sink_of(cluster, {"request_timeout_ms": 20_000})
+    commit(sink, [row for row in rows_of(cluster) if row["brokerName"] == "broker-a"])
+    assert cluster.brokers["broker-a"].requests[SEND_BACK] == 33
+    assert max(seen) == broker_calls.MAX_IN_FLIGHT
+
+
+def test_errors_of_rows_are_logged(start: Callable[..., RunningCluster], caplog: pytest.LogCaptureFixture) -> None:
+    cluster = start()
+    with caplog.at_level(logging.WARNING, "rmq_spark"):
+        commit(sink_of(cluster), [row | {"error": f"E{row['queueOffset']}"} for row in rows_of(cluster)[:2]])
+    assert "The first: E0; E1" in caplog.text
+
+
+def test_a_namespace_is_added_to_names(run_cluster: RunCluster) -> None:
+    cluster = run_cluster()
+    cluster.broker.settings.delivers = False
+    cluster.create_topic("shop%orders", queues=1)
+    cluster.send("shop%orders", b"x", queue_id=0)
+    row = {
+        "topic": "orders",
+        "brokerName": "broker-a",
+        "queueId": 0,
+        "queueOffset": 0,
+        "commitLogOffset": 0,
+        "reconsumeTimes": 0,
+    }
+    assert commit(sink_of(cluster, {"namespace": "shop"}), [row]) == 1
+    deliver(cluster)
+    assert [one["topic"] for one in rows_of(cluster, "%RETRY%shop%billing")] == ["shop%orders"]
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_send_back_of_programs_returns_where_copies_go(start: Callable[..., RunningCluster], limit: int | None) -> None:
+    cluster = start()
+    levels = itertools.cycle([0, 5, -1])
+    rows = failed_rows_of([row | {"delayLevel": next(levels)} for row in rows_of(cluster)[:3]])
+    client = ClusterClient(address_of(cluster))
+    routes = WriteRoutes(client, monotonic_ms, NewTopics(is_allowed=False))
+    calls = BrokerCalls(client, routes, 1000, monotonic_ms)
+    table = send_back(client, routes, calls, rows, SendBackTerms(GROUP, limit), now_ms())
+    retry = None if limit is None else RETRY
+    assert table.to_pylist() == [
+        {"topic": topic, "brokerName": "broker-a", "delayLevel": level, "reconsumeTimes": 1}
+        for topic, level in ((retry, 3), (retry, 5), (DEAD, 0))
+    ]
+    client.close()
