@@ -10,7 +10,10 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from rmq_spark.store.argument_checks import check_setting, check_word
+from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
+from rmq_spark.store.names import check_retrying_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,9 @@ class SinkTerms:
     max_message_bytes: int = 4 << 20
 
 
+EXPIRED_ORIGINALS = ("error", "resend")
+
+
 @dataclass(frozen=True, slots=True)
 class SendBackTerms:
     """How the failed messages of a `group` are sent back.
@@ -55,6 +61,23 @@ class SendBackTerms:
     group: str
     max_reconsume_times: int | None = None
     expired_original: str = "error"
+
+
+def check_send_back(
+    group: object, delay_level: object, max_reconsume_times: object, expired_original: object
+) -> SendBackTerms:
+    """Return the checked arguments of `send_back`. Raises OptionError if one is invalid."""
+    if not isinstance(group, str):
+        raise OptionError(f"group={group!r} is not a str: the name of the consumer group that failed.")
+    check_retrying_group(group)
+    if type(delay_level) is not int or not -(2**31) <= delay_level < 2**31:
+        raise OptionError(
+            f"delay_level={delay_level!r} must be a delay level: 0 for 3 + reconsumeTimes, below 0 for dead letters."
+        )
+    if max_reconsume_times is not None:
+        check_setting("max_reconsume_times", max_reconsume_times, 0, 2**31 - 1)
+    check_word("expired_original", expired_original, EXPIRED_ORIGINALS)
+    return SendBackTerms(group, max_reconsume_times, str(expired_original))  # type: ignore[arg-type]
 
 
 class Guarantee(StrEnum):

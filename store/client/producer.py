@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmq_spark.store.argument_checks import check_limits, check_setting, check_word
-from rmq_spark.store.backend import SendBackTerms
-from rmq_spark.store.delivery.send_back import EXPIRED_ORIGINALS, SendBacks, SentBack
+from rmq_spark.store.argument_checks import check_limits
+from rmq_spark.store.batch_sink import check_send_back
+from rmq_spark.store.delivery.send_back import SendBacks, SentBack
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.write import Disk
@@ -31,7 +31,6 @@ from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.write_session import Appended, WriteSession
 from rmq_spark.store.model import QueueBounds
-from rmq_spark.store.names import check_retrying_group
 from rmq_spark.store.send_result import SendResult
 from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.encoded_slices import required_topics, split_records
@@ -408,20 +407,3 @@ def _positions(records: EncodedRecords, parts: Sequence[Appended]) -> pa.Table:
         pa.array(np.concatenate(times_ms)).cast(SENT.field("storeTimestamp").type),
     ]
     return pa.table(columns, schema=SENT)
-
-
-def check_send_back(
-    group: object, delay_level: object, max_reconsume_times: object, expired_original: object
-) -> SendBackTerms:
-    """Return the checked arguments of `send_back`. Raises OptionError if one is invalid."""
-    if not isinstance(group, str):
-        raise OptionError(f"group={group!r} is not a str: the name of the consumer group that failed.")
-    check_retrying_group(group)
-    if type(delay_level) is not int or not -(2**31) <= delay_level < 2**31:
-        raise OptionError(
-            f"delay_level={delay_level!r} must be a delay level: 0 for 3 + reconsumeTimes, below 0 for dead letters."
-        )
-    if max_reconsume_times is not None:
-        check_setting("max_reconsume_times", max_reconsume_times, 0, 2**31 - 1)
-    check_word("expired_original", expired_original, EXPIRED_ORIGINALS)
-    return SendBackTerms(group, max_reconsume_times, str(expired_original))  # type: ignore[arg-type]

@@ -25,8 +25,8 @@ write_routes.py    the queues to which messages of a topic are sent; new topics
 message_spool.py   encoded messages that wait to be sent
 sender.py          sends a spool: one request in flight for each queue
 sink.py            the sink of the contract: tasks that send, at least once
-broker_calls.py     many requests to brokers by name, repeated while a broker is away
-send_back.py        checks failed rows and sends them back; resent_messages.py sends those that have expired
-send_back_sink.py   the sink of failed rows: tasks check them, and the commit sends them back
+broker_calls.py    many requests to brokers by name, repeated while a broker is away
+send_back.py       checks failed rows and sends them back; resent_messages.py sends those that have expired
+send_back_sink.py  the sink of failed rows: tasks check them, and the commit sends them back
 consumer.py        a pull consumer for programs; pull_answers.py the results of its pulls, offset_commits.py its offsets
 """

@@ -16,10 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rmq_spark.store.batch_sink import check_send_back
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import ClusterBackend
+from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import borrowed_client
 from rmq_spark.store.cluster.message_spool import MessageSpool
+from rmq_spark.store.cluster.send_back import send_back
 from rmq_spark.store.cluster.send_requests import SendResponse
 from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms
 from rmq_spark.store.cluster.sink import TaskRoutes, monotonic_ms, now_ms, refuse_timers
@@ -35,6 +38,7 @@ from rmq_spark.store.format.body_codec import BodyRules
 from rmq_spark.store.format.broker_router import BrokerRouter
 from rmq_spark.store.format.byte_ranges import Bytes
 from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE, TopicConfig
+from rmq_spark.store.format.failed_rows import failed_rows_of
 from rmq_spark.store.format.message_ids import UniqueIds
 from rmq_spark.store.format.message_table import check_new_topic, check_topic, message_of, messages_of
 from rmq_spark.store.format.properties import UNIQ_KEY
@@ -190,6 +194,29 @@ class ClusterProducer(Synchronized):
                     )
                 raise
             return sent.table(table.column("topic"))
+
+    @synchronized
+    def send_back(
+        self,
+        rows: pa.Table | pa.RecordBatch | list[dict[str, object]],
+        group: str,
+        delay_level: int = 0,
+        max_reconsume_times: int | None = None,
+        *,
+        expired_original: str = "error",
+    ) -> pa.Table:
+        """Send back messages that the consumer group `group` failed to consume, and return where their copies go.
+
+        Arguments and errors are those of `Producer.send_back`, and the column brokerName is required, the broker that
+        stores the message. All rows are checked before the first one is sent. The returned table has one row for each
+        row, with the columns of `send_back.SENT_BACK`. A request with an unknown outcome is repeated, so a message may
+        be copied twice. If the call fails, some rows may be sent back: a note on the error has their number.
+        """
+        terms = check_send_back(group, delay_level, max_reconsume_times, expired_original)
+        batch = failed_rows_of(rows)
+        with self._sending() as connected:
+            calls = BrokerCalls(connected.client, connected.routes, self._settings.wait_ms, monotonic_ms)
+            return send_back(connected.client, connected.routes, calls, batch, terms, now_ms(), delay_level)
 
     @synchronized
     def create_topic(self, topic: str, queues: int = 4, *, perm: int = PERM_READ | PERM_WRITE) -> int:

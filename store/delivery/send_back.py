@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmq_spark.store.backend import SendBackTerms
+from rmq_spark.store.batch_sink import EXPIRED_ORIGINALS, SendBackTerms
 from rmq_spark.store.delivery.record_lookup import RecordLookup, read_originals
 from rmq_spark.store.delivery.retry_policy import Decisions, decide, read_retry_topics
 from rmq_spark.store.delivery.retry_record import Resender, copied_properties
@@ -42,7 +42,6 @@ from rmq_spark.store.format.record_batch import WholeRecords
 from rmq_spark.store.format.record_rewrite import rebuild_records
 from rmq_spark.store.names import CLOSED_TOPICS, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
-EXPIRED_ORIGINALS = ("error", "resend")
 PIECE_BYTES = 16 << 20  # bytes of originals in memory at a time; a longer original is a piece of its own
 PIECE_ROWS = 1 << 15
 

@@ -11,18 +11,16 @@ import pytest
 from brokers import RunningCluster, faults
 from brokers.broker import Broker
 
+from rmq_spark.store import open_store
 from rmq_spark.store.backend import COLUMNS, CommitTerms, SendBackTerms
 from rmq_spark.store.cluster import broker_calls
 from rmq_spark.store.cluster import client as cluster_client
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
-from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.reader import ClusterReader
-from rmq_spark.store.cluster.send_back import send_back
 from rmq_spark.store.cluster.send_back_sink import ClusterSendBackSink
-from rmq_spark.store.cluster.sink import monotonic_ms, now_ms
-from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
+from rmq_spark.store.cluster.write_routes import WriteRoutes
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import (
     BackendUnavailableError,
@@ -33,7 +31,6 @@ from rmq_spark.store.errors import (
     UnknownOutcomeError,
 )
 from rmq_spark.store.format.failed_columns import failed_column_type
-from rmq_spark.store.format.failed_rows import failed_rows_of
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import SCHEDULE_TOPIC
 
@@ -356,15 +353,14 @@ def test_a_namespace_is_added_to_names(run_cluster: RunCluster) -> None:
 @pytest.mark.parametrize("limit", [None, 1])
 def test_send_back_of_programs_returns_where_copies_go(start: Callable[..., RunningCluster], limit: int | None) -> None:
     cluster = start()
-    levels = itertools.cycle([0, 5, -1])
-    rows = failed_rows_of([row | {"delayLevel": next(levels)} for row in rows_of(cluster)[:3]])
-    client = ClusterClient(address_of(cluster))
-    routes = WriteRoutes(client, monotonic_ms, NewTopics(is_allowed=False))
-    calls = BrokerCalls(client, routes, 1000, monotonic_ms)
-    table = send_back(client, routes, calls, rows, SendBackTerms(GROUP, limit), now_ms())
+    rows = [row | {"delayLevel": level} for row, level in zip(rows_of(cluster)[:3], [None, 5, -1], strict=True)]
+    with open_store(name_server=cluster.address) as producer:
+        table = producer.send_back(batch_of(rows), GROUP, 4, limit)
+        with pytest.raises(OptionError, match="is not a message of this cluster"):
+            producer.send_back([rows[0] | {"queueId": 7}], GROUP)
     retry = None if limit is None else RETRY
     assert table.to_pylist() == [
         {"topic": topic, "brokerName": "broker-a", "delayLevel": level, "reconsumeTimes": 1}
-        for topic, level in ((retry, 3), (retry, 5), (DEAD, 0))
+        for topic, level in ((retry, 4), (retry, 5), (DEAD, 0))
     ]
-    client.close()
+    assert [waiting(cluster.brokers["broker-a"], level) for level in (4, 5)] == [1, 1]
