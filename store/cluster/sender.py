@@ -45,16 +45,20 @@ _LOG = logging.getLogger("rmq_spark")
 BATCH_BYTES, BATCH_MESSAGES = 128 << 10, 1024
 MAX_IN_FLIGHT = 4  # at each broker
 _FIRST_PAUSE_MS, _LAST_PAUSE_MS = 50.0, 2000.0
-_MOVED_AFTER = 2  # failures in a row before messages are moved to another broker
 _PATIENCE_MS = 200.0  # the longest time between two looks at what is paused
 
 
 @dataclass(frozen=True, slots=True)
 class SendTerms:
-    """How a sender deals with brokers that are away (`wait_ms`), and with outcomes that are not known."""
+    """How a sender deals with brokers that are away, and with outcomes that are not known.
 
-    wait_ms: float = 300_000
+    A queue waits `wait_ms` for its broker. Messages that any queue may take are moved when a broker has stored nothing
+    for `moved_after_ms`, or when the name servers do not list it any more.
+    """
+
+    wait_ms: float
     repeats_unknown: bool = False
+    moved_after_ms: float = 0
     batch_bytes: int = BATCH_BYTES
     batch_messages: int = BATCH_MESSAGES
 
@@ -273,7 +277,8 @@ class Sender:
             _LOG.warning("rmq: sending to broker %s waits: %s", queue.broker, error)
         self._routes.renew(queue.topic)
         is_gone = not self._routes.is_listed(queue.topic, queue.broker)
-        if (lane.failures >= _MOVED_AFTER or is_gone) and self._move(lane):
+        is_late = now_ms - broker.failing_since_ms >= self._terms.moved_after_ms
+        if (is_late or is_gone) and self._move(lane):
             return
         if now_ms - lane.failing_since_ms >= self._terms.wait_ms:
             waited_s = (now_ms - lane.failing_since_ms) / 1000

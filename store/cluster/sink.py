@@ -34,6 +34,7 @@ from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import check_sent_topic
 
 WAIT_MS = 300_000  # the default of brokerDownTimeout for writes
+MOVED_AFTER_MS = 10_000  # a restart or a short fault of a broker must not change the order of rows
 
 
 class TaskRoutes(NamedTuple):
@@ -111,8 +112,9 @@ class ClusterSink:
     @property
     def send_terms(self) -> SendTerms:
         """How a task deals with brokers that are away."""
-        wait_ms = self.address.broker_down_timeout_ms
-        return SendTerms(WAIT_MS if wait_ms is None else wait_ms or math.inf, repeats_unknown=True)
+        wait_ms: float | None = self.address.broker_down_timeout_ms
+        wait_ms = WAIT_MS if wait_ms is None else wait_ms or math.inf
+        return SendTerms(wait_ms, repeats_unknown=True, moved_after_ms=MOVED_AFTER_MS)
 
     def open_routes(self, held: ExitStack, token: str | None) -> "TaskRoutes":
         """Return a connected client and the routes of a task, until `held` is closed."""

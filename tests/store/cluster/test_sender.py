@@ -1,0 +1,337 @@
+"""Tests of the sender against brokers in this process: order, repeats, moves to another broker, halves, and errors."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from brokers import RunningCluster, faults
+from support.sent_messages import address_of, count_ids, read_bodies
+
+from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.cluster.message_spool import MessageSpool
+from rmq_spark.store.cluster.sender import Sender, SendTerms
+from rmq_spark.store.cluster.sink import monotonic_ms, now_ms
+from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    BrokerError,
+    NoPermissionError,
+    NotFoundError,
+    RmqError,
+    UnknownOutcomeError,
+)
+from rmq_spark.store.format.batch_items import ItemEncoder
+from rmq_spark.store.format.body_codec import BodyRules
+from rmq_spark.store.format.broker_router import BrokerRouter
+from rmq_spark.store.format.content_ids import ContentIds
+from rmq_spark.store.model import QueueKey
+
+BATCH, SINGLE = RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2
+REPEATS = SendTerms(20_000, repeats_unknown=True, moved_after_ms=10_000, batch_messages=16)
+STRICT = SendTerms(1_000, batch_messages=16)
+COUNT = 200
+SHORT_MS = 1000  # a request timeout that a broker here meets on a busy machine too
+
+
+@pytest.fixture(params=["5.3", "4.9"])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+        cluster.create_topic("orders", queues=2)
+        yield cluster
+
+
+def bodies_of(count: int) -> list[bytes]:
+    return [b"%05d" % number for number in range(count)]
+
+
+def send(
+    cluster: RunningCluster,
+    terms: SendTerms,
+    *,
+    columns: dict[str, pa.Array] | None = None,
+    count: int = COUNT,
+    keeps_ids: bool = True,
+    timeout_ms: int = 3000,
+) -> int:
+    """Send `count` messages with these bodies and columns to the topic orders. Return how many were noted as stored."""
+    stored = []
+    client = ClusterClient(address_of(cluster, request_timeout_ms=timeout_ms))
+    routes = WriteRoutes(client, monotonic_ms, NewTopics())
+    encoder, ids = ItemEncoder(BodyRules(), lambda topics: None), ContentIds("seed")
+    try:
+        with MessageSpool(keeps_ids=keeps_ids) as spool:
+            table = {"topic": pa.array(["orders"] * count), "body": pa.array(bodies_of(count), pa.binary())}
+            rows = pa.RecordBatch.from_pydict(table | (columns or {}))
+            router = BrokerRouter(routes.queues, 0)
+            spool.add(encoder.encode(rows, router, lambda _, digests: ids.take(digests()), now_ms()))
+            Sender(client, routes, terms, monotonic_ms, now_ms, lambda sent, _: stored.append(sent.count)).send(spool)
+    finally:
+        client.close()
+    return sum(stored)
+
+
+def is_sorted_by_first(bodies: list[bytes]) -> bool:
+    """Return whether the first copies of the bodies are in their order."""
+    firsts = list(dict.fromkeys(bodies))
+    return firsts == sorted(firsts)
+
+
+def test_send_keeps_the_order_of_each_queue_at_brokers_that_reorder(cluster: RunningCluster) -> None:
+    for broker in cluster.brokers.values():
+        broker.settings.holds_sends_ms = 5
+    assert send(cluster, SendTerms(1_000, batch_messages=4)) == COUNT
+    found = read_bodies(cluster, "orders")
+    assert len(found) == 4
+    assert sorted(body for bodies in found.values() for body in bodies) == bodies_of(COUNT)
+    assert all(bodies == sorted(bodies) for bodies in found.values())
+    most = {most for broker in cluster.brokers.values() for most in broker.sends.most_in_flight.values()}
+    assert most == {1}, "one request in flight for each queue"
+
+
+def test_send_of_sharding_keys_leads_each_key_to_one_queue_in_order(cluster: RunningCluster) -> None:
+    keys = [f"key-{number % 7}" for number in range(COUNT)]
+    send(cluster, REPEATS, columns={"shardingKey": pa.array(keys)})
+    found = read_bodies(cluster, "orders")
+    for number in range(7):
+        own = set(bodies_of(COUNT)[number::7])
+        places = [queue for queue, bodies in found.items() if own & set(bodies)]
+        assert len(places) == 1
+        assert [body for body in found[places[0]] if body in own] == sorted(own)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.closes_connection(), faults.nothing(), faults.garbage(executes=True), faults.half_a_frame()],
+    ids=["closed", "silent", "garbage", "half an answer"],
+)
+def test_unknown_outcomes_are_repeated_with_the_same_ids_and_in_order(
+    cluster: RunningCluster, fault: faults.Fault
+) -> None:
+    cluster.brokers["broker-a"].fail(BATCH, fault, times=2)
+    assert send(cluster, REPEATS, timeout_ms=SHORT_MS) == COUNT
+    counts = count_ids(cluster, "orders")
+    assert len(counts) == COUNT, "a copy has the id of its twin"
+    assert sum(counts.values()) > COUNT
+    assert all(is_sorted_by_first(bodies) for bodies in read_bodies(cluster, "orders").values())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.closes_connection(executes=False), faults.nothing(executes=False), faults.garbage()],
+    ids=["closed", "silent", "garbage"],
+)
+def test_unknown_outcomes_of_requests_that_were_not_executed_lose_nothing(
+    cluster: RunningCluster, fault: faults.Fault
+) -> None:
+    cluster.brokers["broker-b"].fail(BATCH, fault, times=2)
+    assert send(cluster, REPEATS, timeout_ms=SHORT_MS) == COUNT
+    assert len(count_ids(cluster, "orders")) == COUNT
+    assert all(is_sorted_by_first(bodies) for bodies in read_bodies(cluster, "orders").values())
+
+
+def test_an_answer_without_valid_fields_is_not_sent_again(cluster: RunningCluster) -> None:
+    cluster.brokers["broker-a"].fail(BATCH, faults.with_fields(msgId=None, queueOffset="?"), times=5)
+    assert send(cluster, STRICT) == COUNT
+    assert set(count_ids(cluster, "orders").values()) == {1}
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+def test_a_late_flush_or_replica_means_stored(cluster: RunningCluster, code: int) -> None:
+    for broker in cluster.brokers.values():
+        broker.fail(BATCH, faults.stored_late(code))
+    assert send(cluster, STRICT) == COUNT
+    assert set(count_ids(cluster, "orders").values()) == {1}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.closes_connection(), faults.nothing(), faults.garbage(executes=True)],
+    ids=["closed", "silent", "garbage"],
+)
+def test_strict_terms_report_an_unknown_outcome_with_the_ids(cluster: RunningCluster, fault: faults.Fault) -> None:
+    cluster.brokers["broker-a"].fail(BATCH, fault, times=1)
+    with pytest.raises(UnknownOutcomeError, match="is unknown") as caught:
+        send(cluster, STRICT, timeout_ms=SHORT_MS)
+    counts = count_ids(cluster, "orders")
+    assert set(counts.values()) == {1}, "nothing was sent twice"
+    assert len(caught.value.message_ids) == 16
+    assert set(caught.value.message_ids) <= counts.keys(), "the ids to look for"
+    assert caught.value.message_ids[0] in str(caught.value)
+
+
+def test_busy_brokers_are_asked_again(cluster: RunningCluster) -> None:
+    cluster.brokers["broker-a"].fail(BATCH, faults.busy(), times=4)
+    assert send(cluster, STRICT) == COUNT
+    assert set(count_ids(cluster, "orders").values()) == {1}
+
+
+def test_rows_for_any_queue_go_to_another_broker(cluster: RunningCluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.brokers["broker-b"].fail(BATCH, faults.disk_full())
+    with caplog.at_level(logging.WARNING, "rmq_spark"):
+        assert send(cluster, STRICT) == COUNT
+    found = read_bodies(cluster, "orders")
+    assert {queue.broker for queue in found} == {"broker-a"}
+    assert sorted(body for bodies in found.values() for body in bodies) == bodies_of(COUNT)
+    assert "because broker broker-b stores nothing now" in caplog.text
+    assert "its disk is full" in caplog.text
+
+
+@pytest.mark.parametrize("column", ["shardingKey", "queueId"])
+def test_rows_for_one_queue_wait_for_their_broker(cluster: RunningCluster, column: str) -> None:
+    columns = {"shardingKey": pa.array(["k"] * COUNT)}
+    if column == "queueId":
+        columns = {
+            "queueId": pa.array([1] * COUNT, pa.int32()),
+            "brokerName": pa.array(["broker-b"] * COUNT),
+        }
+    for broker in cluster.brokers.values():
+        broker.fail(BATCH, faults.disk_full(), times=3)
+    assert send(cluster, REPEATS, columns=columns) == COUNT
+    ((_, bodies),) = read_bodies(cluster, "orders").items()
+    assert bodies == bodies_of(COUNT)
+
+
+def test_rows_for_one_queue_survive_a_restart_of_their_broker_at_another_port(cluster: RunningCluster) -> None:
+    broker = cluster.brokers["broker-b"]
+    broker.settings.holds_sends_ms = 10
+    columns = {"queueId": pa.array([0] * COUNT, pa.int32()), "brokerName": pa.array(["broker-b"] * COUNT)}
+
+    def restart() -> None:
+        broker.kill()
+        broker.restart(new_port=True)
+
+    timers = [threading.Timer(0.05, restart), threading.Timer(0.6, restart)]
+    for timer in timers:
+        timer.start()
+    assert send(cluster, REPEATS, columns=columns) == COUNT
+    for timer in timers:
+        timer.join()
+    ((_, bodies),) = read_bodies(cluster, "orders").items()
+    assert set(bodies) == set(bodies_of(COUNT))
+    assert is_sorted_by_first(bodies)
+    assert len(count_ids(cluster, "orders")) == COUNT
+
+
+def test_a_batch_that_may_be_stored_stays_with_its_queue(cluster: RunningCluster) -> None:
+    broker = cluster.brokers["broker-b"]
+    broker.fail(BATCH, faults.nothing(), times=2)  # stored, and no answer
+    rule = faults.disk_full()
+    broker.fail(BATCH, rule, times=6)
+    assert send(cluster, REPEATS, timeout_ms=SHORT_MS) == COUNT
+    assert len(count_ids(cluster, "orders")) == COUNT
+    for queue, bodies in read_bodies(cluster, "orders").items():
+        if queue.broker == "broker-b":
+            assert is_sorted_by_first(bodies)
+
+
+def test_a_broker_that_stays_away_is_an_error_that_names_it(cluster: RunningCluster) -> None:
+    cluster.brokers["broker-b"].kill()
+    columns = {"queueId": pa.array([0] * COUNT, pa.int32()), "brokerName": pa.array(["broker-b"] * COUNT)}
+    cluster.register_all()
+    client = ClusterClient(address_of(cluster))
+    routes = WriteRoutes(
+        client,
+        monotonic_ms,
+        NewTopics(),
+        {"orders": (QueueKey("orders", 0, "broker-b"),)},
+        {"broker-b": cluster.brokers["broker-b"].address},
+    )
+    with MessageSpool() as spool:
+        rows = pa.RecordBatch.from_pydict(
+            {"topic": pa.array(["orders"]), "body": pa.array([b"x"])} | {k: v[:1] for k, v in columns.items()}
+        )
+        encoder, ids = ItemEncoder(BodyRules(), lambda topics: None), ContentIds("seed")
+        spool.add(encoder.encode(rows, BrokerRouter(routes.queues, 0), lambda _, d: ids.take(d()), now_ms()))
+        with pytest.raises(BackendUnavailableError, match="broker-b") as caught:
+            Sender(client, routes, SendTerms(300), monotonic_ms, now_ms, lambda *_: None).send(spool)
+    client.close()
+    assert any("brokerDownTimeout" in note for note in caught.value.__notes__)
+
+
+def test_a_batch_over_the_brokers_limit_is_sent_in_halves(cluster: RunningCluster) -> None:
+    for broker in cluster.brokers.values():
+        broker.settings.max_message_bytes = 400
+    assert send(cluster, SendTerms(1_000, batch_messages=64)) == COUNT
+    assert set(count_ids(cluster, "orders").values()) == {1}
+    assert all(bodies == sorted(bodies) for bodies in read_bodies(cluster, "orders").values())
+
+
+def test_a_message_over_the_brokers_limit_is_refused_after_those_before_it(cluster: RunningCluster) -> None:
+    for broker in cluster.brokers.values():
+        broker.settings.max_message_bytes = 400
+    bodies = bodies_of(64)
+    bodies[40] = b"x" * 401
+    columns = {
+        "body": pa.array(bodies, pa.binary()),
+        "queueId": pa.array([0] * 64, pa.int32()),
+        "brokerName": pa.array(["broker-a"] * 64),
+    }
+    with pytest.raises(BrokerError, match="maxMessageSize") as caught:
+        send(cluster, SendTerms(1_000, batch_messages=64), columns=columns, count=64)
+    assert caught.value.code in (1, 13)
+    ((_, found),) = read_bodies(cluster, "orders").items()
+    assert found == bodies[:40]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (faults.with_code(16, "the broker[127.0.0.1] sending message is forbidden"), NoPermissionError),
+        (faults.with_code(17, "topic[orders] not exist, apply first please!"), NotFoundError),
+        (faults.with_code(1, "java.lang.NullPointerException, x"), UnknownOutcomeError),
+        (faults.with_code(29, "request queueId[9] is illegal"), NotFoundError),
+    ],
+    ids=["forbidden", "no topic", "exception", "no queue"],
+)
+def test_refusals_end_the_sending(cluster: RunningCluster, fault: faults.Fault, error: type[RmqError]) -> None:
+    cluster.brokers["broker-a"].fail(None, fault, when=lambda call: call.command.code in (BATCH, SINGLE))
+    with pytest.raises(error, match="broker-a"):
+        send(cluster, REPEATS)
+    counts = count_ids(cluster, "orders")
+    assert set(counts.values()) <= {1}
+    assert sum(counts.values()) < COUNT
+
+
+def test_empty_bodies_and_single_rows_are_stored(cluster: RunningCluster) -> None:
+    bodies = pa.array([b"", b"one", b"", b"", b"two"], pa.binary())
+    queues = pa.array([0, 1, 1, 0, 0], pa.int32())
+    brokers = pa.array(["broker-a", "broker-a", "broker-b", "broker-b", "broker-b"])
+    send(cluster, STRICT, columns={"body": bodies, "queueId": queues, "brokerName": brokers}, count=5)
+    assert {queue.id_text: found for queue, found in read_bodies(cluster, "orders").items()} == {
+        "broker-a:0": [b""],
+        "broker-a:1": [b"one"],
+        "broker-b:0": [b"", b"two"],
+        "broker-b:1": [b""],
+    }
+
+
+@pytest.mark.slow
+def test_random_faults_lose_no_row_and_keep_the_order(cluster: RunningCluster) -> None:
+    chance = Random(7)
+    kinds = [
+        faults.closes_connection(),
+        faults.closes_connection(executes=False),
+        faults.nothing(),
+        faults.busy(),
+        faults.disk_full(),
+        faults.garbage(executes=True),
+        faults.half_a_frame(),
+        faults.stored_late(),
+        faults.with_fields(msgId=None),
+    ]
+    for number in range(12):
+        for broker in cluster.brokers.values():
+            broker.heal()
+            for _ in range(4):
+                broker.fail(BATCH, chance.choice(kinds), times=chance.randrange(1, 4))
+        keys = pa.array([f"key-{row % 5}" for row in range(COUNT)])
+        before = {queue: len(bodies) for queue, bodies in read_bodies(cluster, "orders").items()}
+        assert send(cluster, REPEATS, columns={"shardingKey": keys}, timeout_ms=SHORT_MS) == COUNT
+        for queue, bodies in read_bodies(cluster, "orders").items():
+            assert is_sorted_by_first(bodies[before.get(queue, 0) :]), (number, queue)
+    assert len(count_ids(cluster, "orders")) == COUNT, "all rounds have the same rows and the same seed of ids"
