@@ -16,7 +16,8 @@ from rmq_spark.datasource.options.write_options import SendBackOptions
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.listener import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
 from rmq_spark.datasource.spark.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
-from rmq_spark.store.backend import Capability, Location
+from rmq_spark.store.argument_checks import check_place
+from rmq_spark.store.backend import BROKER_NAME, Capability, Location
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import check_retrying_group, retry_topic
@@ -39,14 +40,15 @@ _IN_ORDER = {
     "CollectMetrics",
 }
 _EXPIRED_ORIGINALS = _ERROR, _RESEND = ("error", "resend")
-_PATH = next(option for option in OPTIONS if option.name == "path")
+_PLACES = {option.name: option for option in OPTIONS if option.name in ("path", "nameServer")}
 
 
 def consume(
     df: "DataFrame",
     listener: Callable[[list[Any], ConsumeContext], object],
     *,
-    path: "str | PurePath",
+    path: "str | PurePath | None" = None,
+    name_server: str | None = None,
     group: str,
     checkpoint_location: "str | PurePath",
     model: str = CONCURRENTLY,
@@ -60,17 +62,19 @@ def consume(
 ) -> "StreamingQuery":
     """Start a streaming query that passes the rows of `df` to `listener`. Return the query.
 
-    `df` must be a stream that reads the store at `path` with consumerGroup=`group`. Spark's tasks call
+    `df` must be a stream that reads the store at `path`, or the cluster of `name_server`, with consumerGroup=`group`;
+    in a cluster also with startingOffsets=group. Spark's tasks call
     `listener(messages, context)` with up to `batch_size` rows of one queue. The listener returns a
     ConsumeConcurrentlyStatus (a ConsumeOrderlyStatus if `model` is "orderly"), or its name as a string. All rows of the
     call have failed if the listener returns RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT or None, raises an
     exception, or takes longer than `timeout` seconds.
 
-    A failed row is sent back to the group's retry topic, only once even if Spark repeats the batch, and is delivered
-    again later. After `max_reconsume_times` retries (default 16) it becomes a dead letter. With `model="orderly"`,
-    which requires orderly=true on the source, the first failed call suspends its queue, which resumes later at the
-    failed row, without a limit unless `max_reconsume_times` is set. With messageModel=broadcasting failed rows are
-    dropped. `trigger` is a processing time ("10 seconds") or a mapping of the arguments of `DataStreamWriter.trigger`.
+    A failed row is sent back to the group's retry topic, and is delivered again later. If Spark repeats the batch, this
+    is done once in a store, and perhaps again in a cluster. After `max_reconsume_times` retries (default 16) it becomes
+    a dead letter. With `model="orderly"`, which requires orderly=true on the source and is not possible in a cluster,
+    the first failed call suspends its queue, which resumes later at the failed row, without a limit unless
+    `max_reconsume_times` is set. With messageModel=broadcasting failed rows are dropped. `trigger` is a processing time
+    ("10 seconds") or a mapping of the arguments of `DataStreamWriter.trigger`.
 
     Raises OptionError before the query starts if arguments, columns or options of the source are invalid or conflict.
     The query fails if the listener returns anything else, or if failed rows cannot be sent back.
@@ -83,8 +87,9 @@ def consume(
     if not isinstance(checkpoint_location, str | PurePath) or not str(checkpoint_location).strip():
         raise OptionError(f"checkpoint_location={checkpoint_location!r} is not a folder. Give a folder of its own.")
     source = _find_source(df)
-    location = _check_source(source, parse_value(_PATH, str(path), 0), group, model)
-    _check_columns(df, model, resends=resends)
+    check_place("consume", path, name_server, "read from")
+    location = _check_source(source, path, name_server, group, model)
+    _check_columns(df, location, model, resends=resends)
     retry_topic = _find_retry_topic(df, source, group)
     _check_pickles(listener)
     is_broadcasting = source.group is not None and source.group.is_broadcasting
@@ -213,15 +218,18 @@ def _plans(df: "DataFrame") -> Iterator[Any]:
         stack += [children.apply(number) for number in range(children.size())]
 
 
-def _check_source(source: ReadOptions, path: str, group: str, model: str) -> Location:
+def _check_source(
+    source: ReadOptions, path: "str | PurePath | None", name_server: str | None, group: str, model: str
+) -> Location:
     """Return the location that the stream reads. Raises OptionError if it does not fit the arguments of `consume`."""
     location, member = source.check_complete()[0], source.group
     require(location, Capability.SEND_BACK, "consume()")
-    given, read = locate({"path": path}), location.mark()["path"]
-    if given is None or given.mark()["path"] != read:
+    _check_same_place(location, path, name_server)
+    if model == ORDERLY and Capability.SUSPENSIONS not in location.capabilities:
         raise OptionError(
-            f'path="{path}" is not where the stream reads: path="{read}". Failed rows go back into the store that they '
-            "come from; give the same path to both."
+            f'consume() with model="{ORDERLY}" is not possible here: {location.describe()} cannot '
+            f'{Capability.SUSPENSIONS}; expected a place that can. Use model="{CONCURRENTLY}", which sends back the '
+            "rows that fail and goes on with the others."
         )
     if member is None or member.group != group:
         found = "has no group" if member is None else f"is read by consumerGroup={member.group}"
@@ -243,7 +251,24 @@ def _check_source(source: ReadOptions, path: str, group: str, model: str) -> Loc
     return location
 
 
-def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
+def _check_same_place(location: Location, path: "str | PurePath | None", name_server: str | None) -> None:
+    """Raise OptionError unless path, or else name_server, names the place that the stream reads."""
+    name, value = ("path", str(path)) if name_server is None else ("nameServer", name_server)
+    given = locate({name: parse_value(_PLACES[name], value, 0)})
+    read = location.mark()
+    marks = [mark[name] for mark in (read, {} if given is None else given.mark()) if name in mark]
+    if name == "nameServer":
+        marks = [";".join(sorted(mark.split(";"))) for mark in marks]
+    if len(marks) < 2 or marks[0] != marks[1]:
+        argument = "path" if name_server is None else "name_server"
+        shown = next(f"{key}={read[key]}" for key in _PLACES if key in read)
+        raise OptionError(
+            f'{argument}="{value}" is not where the stream reads: {shown}. Failed rows go back to the place that they '
+            "come from; give the same one to both."
+        )
+
+
+def _check_columns(df: "DataFrame", location: Location, model: str, *, resends: bool) -> None:
     names = df.columns
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -253,6 +278,8 @@ def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
         missing.append("physicalTopic")
     elif not set(TOPIC_COLUMNS) & set(names):
         missing.append("topic")
+    if Capability.BROKERS in location.capabilities and BROKER_NAME not in names:
+        missing.append(BROKER_NAME)
     if missing:
         raise OptionError(
             f"the rows lack {', '.join(missing)}, which identify a failed message. Keep these columns of the source; "
@@ -265,7 +292,7 @@ def _check_columns(df: "DataFrame", model: str, *, resends: bool) -> None:
             f'{", ".join(lost)}. Keep the columns; msgId needs .option("columns", "*"). To keep a '
             "message's tags, keys and properties keep those, too."
         )
-    used = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
+    used = {*PLACE_COLUMNS, *TOPIC_COLUMNS, BROKER_NAME, *(RESENT_COLUMNS if resends else ())}
     fields = [Field(one.name, one.dataType.simpleString(), one.nullable) for one in df.schema.fields]
     check_send_back_schema([field for field in fields if field.name in used])
 

@@ -251,7 +251,7 @@ OPTIONS = (
                 "other member reads the batch's messages again.", "10m"),
     _of_group("subscribeRetry", _FLAG, parsers.parse_flag, "true",
               "Read the group's retry topic too, as soon as it exists. Messages that were sent back then come again, "
-              "under their own topic.", "false"),
+              "under their own topic.", "false", needs=Capability.SEND_BACK),
     Option("longPollingMs", "duration", partial(parsers.parse_duration, minimum_ms=0), "0",
            "How long a trigger without new messages waits for one. A query that is stopped meanwhile ends at once.",
            "15s", _STREAM),

@@ -144,8 +144,18 @@ class ReadOptions:
 
     @property
     def retry_topic(self) -> str | None:
-        """The group's retry topic, or None if a stream with these options does not read it."""
-        return self.group.retry_topic if self.group is not None and self.is_member else None
+        """The group's retry topic, or None if a stream with these options does not read it.
+
+        In a place without groups, a stream reads it if it begins at the group's offsets and messages can be sent back.
+        """
+        if self.group is None or not (self.is_member or self._retries_without_group):
+            return None
+        return self.group.retry_topic
+
+    @property
+    def _retries_without_group(self) -> bool:
+        can_send_back = self.location is not None and Capability.SEND_BACK in self.location.capabilities
+        return can_send_back and not self.is_member and self.begins_at_group
 
     def begins_as_retry(self, queue: QueueKey) -> bool:
         """Return whether the queue is in the group's retry topic, so that a stream begins there at the group's offset.

@@ -34,6 +34,7 @@ from rmq_spark.datasource.options.sink_schema import (
     normalise_failed,
 )
 from rmq_spark.store.backend import (
+    BROKER_NAME,
     BatchSink,
     Capability,
     CommitTerms,
@@ -135,7 +136,13 @@ class SendBackOptions(SinkOptions):
 
     def check_columns(self, given: Sequence[Field]) -> None:
         """Raise OptionError if rows with these columns cannot be sent back."""
-        check_send_back_schema(given)
+        names = check_send_back_schema(given)
+        is_cluster = self.location is not None and Capability.BROKERS in self.location.capabilities
+        if is_cluster and BROKER_NAME not in names:
+            raise OptionError(
+                f"rows cannot be sent back to a cluster without the column {BROKER_NAME}, the broker that stores the "
+                "message. The source has this column by default: keep it."
+            )
 
     def normalise(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows with each column in the type that the sink expects."""

@@ -70,6 +70,8 @@ class ConsumeContext:
     - `delay_level_when_next_consume` (model "concurrently"): the delay level with which failed rows are sent back. With
       0 the delay grows with each attempt; with -1 the rows become dead letters at once.
     - `suspend_ms` (model "orderly"): the pause of the queue after a failed call, from 10 to 30,000 ms.
+
+    `broker_name` is the broker of the queue in a cluster, and empty in a store directory.
     """
 
     topic: str
@@ -77,6 +79,7 @@ class ConsumeContext:
     ack_index: int = ALL_ACKNOWLEDGED
     delay_level_when_next_consume: int = 0
     suspend_ms: int = SUSPEND_MS
+    broker_name: str = ""
 
 
 Listener = Callable[[list[Any], ConsumeContext], object]
@@ -208,7 +211,7 @@ class Caller:
         Raises OptionError if the listener returns, or sets in the context, something that is not valid.
         """
         terms, queue = self._terms, messages[0].queue
-        context = ConsumeContext(queue.topic, queue.queue_id)
+        context = ConsumeContext(queue.topic, queue.queue_id, broker_name=queue.broker)
         rows = [self._make_row(*message.values) for message in messages]
         begin_s = self._monotonic_s()
         try:

@@ -33,7 +33,7 @@ from rmq_spark.datasource.spark.listener import (
     consume_concurrently,
     consume_orderly,
 )
-from rmq_spark.store.backend import COPY_TIMES
+from rmq_spark.store.backend import BROKER_NAME, COPY_TIMES
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import is_system_topic
@@ -161,7 +161,7 @@ class ListenerTask:
         self._histories, self._drops, self._monotonic_s = histories, drops, monotonic_s
         self._retry_topic = retry_topic
         # Columns that are not sent are left out: unless `resends`, the query may have replaced them by its own.
-        self._kept = {*PLACE_COLUMNS, *TOPIC_COLUMNS, *(RESENT_COLUMNS if resends else ())}
+        self._kept = {*PLACE_COLUMNS, *TOPIC_COLUMNS, BROKER_NAME, *(RESENT_COLUMNS if resends else ())}
         self.outcomes: list[QueueOutcome] = []
         self.rows = self.failures = 0
         self.errors: list[str] = []  # the first errors, for the log
@@ -212,12 +212,15 @@ class ListenerTask:
                 columns = [values_of(column) for column in piece.columns]
                 named = dict(zip(piece.schema.names, columns, strict=True))
                 topics = _physical_topics(piece, self._retry_topic)
-                places = zip(topics, named["queueId"], named["queueOffset"], named["reconsumeTimes"], strict=True)
-                for row, (values, (topic, queue_id, offset, times)) in enumerate(
+                brokers = [name or "" for name in named.get(BROKER_NAME, [""] * piece.num_rows)]
+                places = zip(
+                    topics, brokers, named["queueId"], named["queueOffset"], named["reconsumeTimes"], strict=True
+                )
+                for row, (values, (topic, broker, queue_id, offset, times)) in enumerate(
                     zip(zip(*columns, strict=True), places, strict=True)
                 ):
-                    if queue is None or (queue.topic, queue.queue_id) != (topic, queue_id):
-                        queue = QueueKey(topic, queue_id)
+                    if queue is None or (queue.topic, queue.queue_id, queue.broker) != (topic, queue_id, broker):
+                        queue = QueueKey(topic, queue_id, broker)
                     self.rows += 1
                     yield Message(values, queue, offset, times, (piece, row))
 

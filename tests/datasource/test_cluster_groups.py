@@ -115,6 +115,20 @@ def test_stream_begins_at_the_group_and_goes_on_at_its_checkpoint(
     assert all(not count[RequestCode.UPDATE_CONSUMER_OFFSET] for count in counts.values())
 
 
+def test_stream_reads_the_retry_topic_of_its_group_from_its_first_message(cluster: RunningCluster) -> None:
+    for broker in cluster.brokers:
+        commit(cluster, broker, 5)
+    streams = [Stream(cluster, **GROUP), Stream(cluster, **GROUP, subscribeRetry="false")]
+    assert [stream.trigger() for stream in streams] == [{}, {}]
+    cluster.create_topic("%RETRY%billing", queues=1, brokers=["broker-b"])
+    cluster.send("%RETRY%billing", b"0", b"1", broker="broker-b")
+    assert streams[0].until("b") == {"b": (0, 2)}
+    assert json.loads(streams[0].committed)["%RETRY%billing"] == {"broker-b:0": 2}
+    assert streams[1].trigger() == {}
+    for stream in streams:
+        stream.reader.stop()
+
+
 @pytest.mark.parametrize(
     ("committed", "expected"),
     [(3, (3, 6)), (None, (1, 6))],

@@ -9,6 +9,7 @@ from support.parsed_options import parse_options, parse_sink_options
 
 from rmq_spark.consuming import _check_source
 from rmq_spark.datasource.options.option_table import CONNECTION_OPTIONS, OPTIONS, SINK_OPTIONS
+from rmq_spark.datasource.options.schema import Field
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.backend import Capability, Guarantee
 from rmq_spark.store.cluster.address import ClusterAddress
@@ -55,7 +56,8 @@ def test_stream_in_a_group_is_refused_unless_it_only_begins_at_the_group() -> No
     given = GROUP | {"startingOffsets": "group", "groupFallback": "earliest", "maxBytesPerTrigger": "1m"}
     options = parse_options(given, 0)
     options.check_stream()
-    assert (options.is_member, options.begins_at_group, options.retry_topic) == (False, True, None)
+    assert (options.is_member, options.begins_at_group, options.retry_topic) == (False, True, "%RETRY%billing")
+    assert parse_options(given | {"subscribeRetry": "false"}, 0).retry_topic is None
     options.check_batch()
 
 
@@ -240,11 +242,34 @@ def test_secret_options_are_those_of_account_and_key() -> None:
     assert {option.name for option in OPTIONS if option.is_secret} == {*SECRETS, "tlsKeyPassword"}
 
 
-def test_consume_is_refused_for_a_stream_of_a_cluster() -> None:
-    with pytest.raises(
-        OptionError, match=r"^consume\(\) is not possible here: the cluster at .* cannot take messages "
-    ):
-        _check_source(parse_options(CLUSTER, 0), "/store", "billing", "concurrently")
+@pytest.mark.parametrize(
+    ("path", "name_server", "model", "message"),
+    [
+        (None, "ns1:9876", "orderly", "cannot suspend queues for an orderly listener; .*model=.concurrently"),
+        (None, "ns2:9876", "concurrently", 'name_server="ns2:9876" is not where the stream reads: nameServer=ns1:9876'),
+        ("/store", None, "concurrently", 'path="/store" is not where the stream reads: nameServer=ns1:9876'),
+    ],
+)
+def test_consume_in_a_cluster_refuses_other_places_and_orderly_listeners(path, name_server, model, message) -> None:
+    source = parse_options(GROUP | {"startingOffsets": "group"}, 0)
+    assert _check_source(source, None, "ns1:9876", "billing", "concurrently") == source.location
+    with pytest.raises(OptionError, match=message):
+        _check_source(source, path, name_server, "billing", model)
+
+
+def test_consume_of_a_directory_refuses_a_name_server() -> None:
+    source = parse_options(DIRECTORY | {"consumerGroup": "billing"}, 0)
+    with pytest.raises(OptionError, match="is not where the stream reads: path=/store"):
+        _check_source(source, None, "ns1:9876", "billing", "concurrently")
+
+
+def test_sendBack_in_a_cluster_needs_the_column_brokerName() -> None:
+    given = ("commitLogOffset bigint", "topic string", "queueId int", "queueOffset bigint", "reconsumeTimes int")
+    fields = [Field(*text.split(), nullable=True) for text in given]
+    with pytest.raises(OptionError, match="without the column brokerName"):
+        parse_sink_options(SENT_BACK).check_columns(fields)
+    parse_sink_options(SENT_BACK).check_columns([*fields, Field("brokerName", "string", nullable=True)])
+    parse_sink_options({"path": "/store", "mode": "sendBack", "consumerGroup": "g"}).check_columns(fields)
 
 
 def test_broker_name_is_a_default_column_of_a_cluster(monkeypatch) -> None:
