@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from rmq_spark.store.log.store_reader import StoreReader
     from rmq_spark.store.model import CommitKey
     from rmq_spark.store.opening import close, examine_cluster, open_consumer, open_reader, open_store
+    from rmq_spark.store.parquet_copies import export_parquet, import_parquet
     from rmq_spark.store.tools.check import check
     from rmq_spark.store.tools.dump import DUMP_KINDS, dump
-    from rmq_spark.store.tools.import_parquet import import_parquet
-    from rmq_spark.store.tools.parquet_file import export_parquet
     from rmq_spark.store.tools.repair import repair
     from rmq_spark.store.tools.repair_plan import plan_repair
     from rmq_spark.store.transaction.commit import CommitOptions
@@ -131,10 +130,9 @@ _MODULES = {
     "group.final_commit": "commit_final_offsets",
     "group.group_session": "GroupSession",
     "log.store_reader": "StoreReader",
+    "parquet_copies": "export_parquet import_parquet",
     "tools.check": "check",
     "tools.dump": "dump DUMP_KINDS",
-    "tools.import_parquet": "import_parquet",
-    "tools.parquet_file": "export_parquet",
     "tools.repair": "repair",
     "tools.repair_plan": "plan_repair",
     "transaction.commit": "CommitOptions",

@@ -79,6 +79,13 @@ class ClusterReader:
         """Return the offset of the first message stored at or after a time (ms since the epoch), or the max offset."""
         return self._opened.offsets_at({queue: time_ms})[queue]
 
+    def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Return for each queue the offset of the first message stored at or after its time (ms since the epoch).
+
+        It is the max offset if there is none. Raises BackendUnavailableError if a broker does not answer.
+        """
+        return self._opened.offsets_at(times_ms)
+
     def proof(self, queue: QueueKey, offset: int) -> RecordProof:
         """Return physical offset and store time of a message. Raises OffsetRangeError if the queue does not have it."""
         bounds = self.bounds(queue)

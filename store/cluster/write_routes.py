@@ -111,7 +111,7 @@ class WriteRoutes:
         Raises BackendUnavailableError if a name server lists no broker, and the error of a master that refuses.
         """
         stored = self.topic_of(config.name)
-        masters = self._find_masters(config.name)
+        masters = self.find_masters(config.name)
         checks = self._client.call_all([(to, TopicStatsRequest(stored, name)) for name, to in masters.items()])
         missing = {}
         for (name, to), found in zip(masters.items(), checks, strict=True):
@@ -125,6 +125,27 @@ class WriteRoutes:
         for outcome in self._client.call_all([(to, CreateTopicRequest(settings)) for to in missing.values()]):
             if not isinstance(outcome, DoneResponse):
                 raise _not_created(config.name, outcome)
+
+    def find_masters(self, topic: str) -> dict[str, str]:
+        """Return the addresses of all masters, by the names of their brokers, from all name servers.
+
+        `topic` is to be created there. Raises BackendUnavailableError if no master is listed.
+        """
+        servers = self._client.name_servers()
+        outcomes = self._client.call_all([(server, ClusterInfoRequest()) for server in servers])
+        lists = [one for one in outcomes if isinstance(one, ClusterInfoResponse)]
+        if not lists:
+            raise _not_created(topic, outcomes[0])
+        self.book.note_brokers([one.brokers for one in lists])
+        self._client.name_brokers(self.book.names())
+        names = {name for one in lists for name, data in one.brokers.items() if 0 in data.addresses}
+        masters = {name: self.address(name) for name in sorted(names)}
+        if not masters:
+            raise BackendUnavailableError(
+                f"cannot create topic {topic}: the name servers list no master; expected at least one. Wait 30 s after "
+                "a restart of the name servers, and check whether the brokers run."
+            )
+        return masters
 
     def wait_for(self, topic: str) -> tuple[QueueKey, ...]:
         """Return the queues of a topic that was just created, as soon as a name server lists them.
@@ -186,24 +207,6 @@ class WriteRoutes:
     def _note(self, topic: str, route: RouteResponse) -> None:
         self.book.note_routes(topic, [route])
         self._client.name_brokers(self.book.names())
-
-    def _find_masters(self, topic: str) -> dict[str, str]:
-        """Return the addresses of all masters, by the names of their brokers, from all name servers."""
-        servers = self._client.name_servers()
-        outcomes = self._client.call_all([(server, ClusterInfoRequest()) for server in servers])
-        lists = [one for one in outcomes if isinstance(one, ClusterInfoResponse)]
-        if not lists:
-            raise _not_created(topic, outcomes[0])
-        self.book.note_brokers([one.brokers for one in lists])
-        self._client.name_brokers(self.book.names())
-        names = {name for one in lists for name, data in one.brokers.items() if 0 in data.addresses}
-        masters = {name: self.address(name) for name in sorted(names)}
-        if not masters:
-            raise BackendUnavailableError(
-                f"cannot create topic {topic}: the name servers list no master; expected at least one. Wait 30 s after "
-                "a restart of the name servers, and check whether the brokers run."
-            )
-        return masters
 
 
 def list_write_queues(topic: str, route: RouteResponse) -> tuple[QueueKey, ...]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmq_spark.store.tools.check_report import CheckReport
+    from rmq_spark.store.tools.export_parquet import Exported
     from rmq_spark.store.tools.finding import Finding
     from rmq_spark.store.tools.import_parquet import Imported
-    from rmq_spark.store.tools.parquet_file import Exported
     from rmq_spark.store.tools.repair import Repaired
     from rmq_spark.store.tools.repair_plan import RepairPlan, RepairStep
 
@@ -21,7 +21,7 @@ __all__ = ["CheckReport", "Exported", "Finding", "Imported", "RepairPlan", "Repa
 
 _MODULES = {
     "CheckReport": "check_report",
-    "Exported": "parquet_file",
+    "Exported": "export_parquet",
     "Finding": "finding",
     "Imported": "import_parquet",
     "RepairPlan": "repair_plan",

@@ -1,4 +1,4 @@
-"""Parquet files: `export_parquet`, and classes that write a file atomically or read the file of an import.
+"""Parquet files: classes that write a file atomically, or read the file of an import.
 
 Files are opened with `store/disk`, not with Arrow. No file is written into the folder of a store, because tools that
 only read a store must not change it (`require_outside_store`).
@@ -6,9 +6,6 @@ only read a store must not change it (`require_outside_store`).
 
 import contextlib
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from types import TracebackType
 from typing import Any
@@ -16,25 +13,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmq_spark.store.argument_checks import check_setting
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.files import FileCursor, OpenFile
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.disk.write import Disk, WritableFile
 from rmq_spark.store.errors import OptionError, StoreChangedError, StorePathError
 from rmq_spark.store.format import file_names as filenames
-from rmq_spark.store.format.columns import COLUMNS
-from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_state import SIDE_FOLDER, commit_log_folders
-from rmq_spark.store.log.topics import read_topics
-from rmq_spark.store.model import QueueBounds, QueueKey
-from rmq_spark.store.names import is_system_topic
 
 _TREES = (filenames.COMMIT_LOG, filenames.CONSUME_QUEUE, filenames.BATCH_CONSUME_QUEUE)
+METADATA = b"rmq"  # key in a file's metadata; its value is JSON with the number of queues of each topic
 _OTHERS = (filenames.CONFIG, filenames.CHECKPOINT, filenames.ABORT, filenames.LOCK, SIDE_FOLDER)
 
 
-def require_outside_store(target: str | PurePath, root: str | PurePath, commit_log_path: str | None = None) -> None:
+def require_outside_store(
+    target: str | PurePath, root: str | PurePath | None = None, commit_log_path: str | None = None
+) -> None:
     """Raise OptionError if the file `target` is inside the store at `root`, or inside any other store.
 
     If the file or one of its parent folders is a link, the target of the link is checked, too. A folder is treated as
@@ -44,8 +38,10 @@ def require_outside_store(target: str | PurePath, root: str | PurePath, commit_l
 
     Raises StorePathError if `root` is not a store.
     """
-    file, store = files.absolute(target), files.absolute(root)
-    known = {files.resolved(folder) for folder in (store, *commit_log_folders(store, commit_log_path))}
+    file, known = files.absolute(target), set[str]()
+    if root is not None:
+        store = files.absolute(root)
+        known = {files.resolved(folder) for folder in (store, *commit_log_folders(store, commit_log_path))}
     # If `target` is a link, a rename replaces the link, and a write changes the file that it points to. So check both.
     for path in {files.join(files.resolved(files.parent(file)), file.rpartition("/")[2]), files.resolved(file)}:
         found, child = None, path
@@ -223,143 +219,3 @@ class ParquetSource:
             hashed.update(data)
             at += len(data)
         return hashed.hexdigest()[:32]
-
-
-METADATA = b"rmq"  # key in the file's metadata; its value is JSON with the number of queues of each topic
-_GROUP_BYTES = 64 << 20  # size in memory at which a row group is written
-Range = QueueBounds | tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The result of an export: the path of the file, the number of messages in it, its length, and their topics."""
-
-    path: str
-    messages: int
-    bytes: int
-    topics: tuple[str, ...]
-
-
-def export_parquet(
-    path: str | PurePath,
-    target: str | PurePath,
-    *,
-    topics: Sequence[str] | None = None,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    bounds: Mapping[QueueKey | tuple[str, int], Range] | None = None,
-    columns: Sequence[str] | None = None,
-    commit_log_path: str | None = None,
-    row_group_rows: int = 65_536,
-    overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Exported:
-    """Write messages of the store at `path` into one parquet file (zstd), queue by queue.
-
-    Choose the messages in one of two ways:
-
-    - by topic and time: the messages of `topics` with a store time in [begin_ms, end_ms), in ms since the epoch. If
-      `topics` is None, these are all topics except RocketMQ's own. A time that is None sets no limit.
-    - by queue offset: `bounds` maps (topic, queue id) to a range of queue offsets, (begin, end).
-
-    Delayed messages that are not due yet, and half messages of transactions, are not included, because RocketMQ keeps
-    them in its own topics.
-
-    `columns` are names of the source's columns; None means all. Keep all of them if you want to import the file again.
-    A row group is written when it has `row_group_rows` rows or 64 MiB. The file is written atomically. An existing file
-    is replaced only if `overwrite` is True. `progress(done, total)` is called with the number of messages that were
-    written, and the number of messages to write.
-
-    Raises OptionError if an argument is invalid, if `target` is inside a store, or if it exists and `overwrite` is
-    False. Raises NotFoundError if a topic does not exist, and DamageError or StoreChangedError if a message cannot be
-    read. After any of these errors, `target` is unchanged.
-    """
-    root, file = files.absolute(path), files.absolute(target)
-    names = list(COLUMNS) if columns is None else list(columns)
-    unknown = [name for name in names if name not in COLUMNS]
-    if unknown or not names or isinstance(columns, str):
-        raise OptionError(f"no such column: {', '.join(unknown) or columns!r}. Columns are: {', '.join(COLUMNS)}.")
-    check_setting("row_group_rows", row_group_rows, 1)
-    if bounds is not None and (topics is not None or begin_ms is not None or end_ms is not None):
-        raise OptionError("bounds cannot be combined with topics, begin_ms or end_ms.")
-    require_outside_store(file, root, commit_log_path)
-    if files.is_folder(file) or (files.file_size(file) >= 0 and not overwrite):
-        raise OptionError(f"{file} exists. Give another file, or overwrite=True. Nothing was written.")
-    if not files.is_folder(files.parent(file)):
-        raise OptionError(f"the folder {files.parent(file)} does not exist. Create it, or give another file.")
-    with StoreReader(root, commit_log_path=commit_log_path) as reader:
-        reader.refresh()
-        ranges = _given(bounds) if bounds is not None else dict(_ranges(reader, topics, begin_ms, end_ms))
-        chosen = tuple(sorted({key.topic for key in ranges}))
-        schema = pa.schema([(name, COLUMNS[name]) for name in names], _metadata(root, reader, chosen))
-        total, done = sum(one.max_offset - one.min_offset for one in ranges.values()), 0
-        with ParquetTarget(file, schema) as written:
-            for table in _groups(reader, ranges, names, schema, row_group_rows):
-                written.write(table)
-                done += len(table)
-                if progress is not None:
-                    progress(done, total)
-            size = written.finish()
-    return Exported(file, done, size, chosen)
-
-
-def _given(bounds: Mapping[QueueKey | tuple[str, int], Range]) -> dict[QueueKey, QueueBounds]:
-    try:
-        return {
-            key if isinstance(key, QueueKey) else QueueKey(*key): (
-                one if isinstance(one, QueueBounds) else QueueBounds(*one)
-            )
-            for key, one in bounds.items()
-        }
-    except TypeError:
-        raise OptionError(
-            f"bounds={bounds!r} must map queues, (topic, queue id), to queue offsets, (begin, end)."
-        ) from None
-
-
-def _ranges(
-    reader: StoreReader, topics: Sequence[str] | None, begin_ms: int | None, end_ms: int | None
-) -> Iterator[tuple[QueueKey, QueueBounds]]:
-    if isinstance(topics, str):
-        raise OptionError(f'topics="{topics}" is a text. Give a list of names, such as ["{topics}"].')
-    names = [name for name in reader.topics() if not is_system_topic(name)] if topics is None else list(topics)
-    for name in names:
-        for key in reader.queues(name):
-            whole = reader.bounds(key)
-            begin = whole.min_offset if begin_ms is None else reader.offset_at_time(key, begin_ms)
-            end = whole.max_offset if end_ms is None else reader.offset_at_time(key, end_ms)
-            yield key, QueueBounds(max(begin, whole.min_offset), min(max(begin, end), whole.max_offset))
-
-
-def _metadata(root: str, reader: StoreReader, topics: Sequence[str]) -> dict[bytes, bytes]:
-    """Return the metadata of the file: the number of queues of each topic. An import creates topics with it."""
-    configs = read_topics(root)
-    queues = {name: configs[name].write_queue_count if name in configs else len(reader.queues(name)) for name in topics}
-    return {METADATA: json.dumps({"v": 1, "queues": queues}).encode()}
-
-
-def _groups(
-    reader: StoreReader,
-    ranges: Mapping[QueueKey, QueueBounds],
-    names: Sequence[str],
-    schema: pa.Schema,
-    row_group_rows: int,
-) -> Iterator[pa.Table]:
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for key, one in ranges.items():
-        for batch in reader.read(key, one.min_offset, one.max_offset, names):
-            while batch.num_rows:
-                part = batch.slice(0, row_group_rows - rows)
-                batch = batch.slice(part.num_rows)
-                waiting.append(part)
-                rows, size = rows + part.num_rows, size + part.nbytes
-                if rows >= row_group_rows or size >= _GROUP_BYTES:
-                    yield _table(waiting, schema)
-                    waiting, rows, size = [], 0, 0
-    if waiting:
-        yield _table(waiting, schema)
-
-
-def _table(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches(batches).replace_schema_metadata(schema.metadata).cast(schema)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ClusterExplorer(ClusterReader):
-    """A ClusterReader that also has `answers`, `all_queues`, `offsets_at`, `wait_for_messages` and `message`.
+    """A ClusterReader that also has `answers`, `all_queues`, `wait_for_messages` and `message`.
 
     Like a ClusterReader, an instance must not be used by two threads at the same time.
     """
@@ -43,13 +43,6 @@ class ClusterExplorer(ClusterReader):
         Raises OptionError if one of the topics is of a kind that cannot be read.
         """
         return self._opened.bounds(queues)
-
-    def offsets_at(self, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Return for each queue the offset of the first message stored at or after its time (ms since the epoch).
-
-        It is the max offset if there is none. Raises BackendUnavailableError if a broker does not answer.
-        """
-        return self._opened.offsets_at(times_ms)
 
     def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
         """Wait until a queue has a message at or above its offset in `after`, but at most `timeout_ms`.

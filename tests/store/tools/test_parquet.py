@@ -11,6 +11,7 @@ import rmq_spark
 from rmq_spark import OptionError, check, export_parquet, import_parquet
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.tools import import_parquet as parquet_import
+from rmq_spark.store.tools import import_source
 
 SAME = ["physicalTopic", "queueId", "queueOffset", "tags", "keys", "body", "flag", "reconsumeTimes"]
 
@@ -116,7 +117,7 @@ def test_import_parquet_resumes_after_a_crash(
             raise KeyboardInterrupt
         return commit(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(parquet_import, "_COMMIT_ROWS", 100)
+    monkeypatch.setattr(import_source, "_PART_ROWS", 100)
     with monkeypatch.context() as patched:
         patched.setattr(parquet_import, "commit_staged", dying)
         with pytest.raises(KeyboardInterrupt):

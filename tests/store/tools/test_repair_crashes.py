@@ -19,6 +19,7 @@ from rmq_spark.store.log.segments import FileSizes
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.testing.crash_disk import CrashDisk
 from rmq_spark.store.tools import import_parquet as parquet_import
+from rmq_spark.store.tools import import_source
 from rmq_spark.store.tools import repair as repairing
 
 SIZES = FileSizes(4096, 400, 460, IndexShape(7, 40))
@@ -140,7 +141,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CrashDisk
     export_parquet(tmp_path / "source", file, row_group_rows=10)
     columns = ["queueOffset", "body", "keys"]
     before = rows_of(tmp_path / "source", columns)
-    monkeypatch.setattr(parquet_import, "_COMMIT_ROWS", 20)
+    monkeypatch.setattr(import_source, "_PART_ROWS", 20)
     path = tmp_path / "live/s"
     path.parent.mkdir()
     make(path)
