@@ -57,6 +57,7 @@ class Append(Protocol):
 Expire: TypeAlias = Callable[[QueueKey, int], int]
 FailNextCall: TypeAlias = Callable[[], None]
 Switch: TypeAlias = Callable[[QueueKey], None]
+GrowTopic: TypeAlias = Callable[[str, int], None]
 Reset: TypeAlias = Callable[[str, Mapping[QueueKey, int]], None]
 
 
@@ -79,6 +80,7 @@ class BackendFixtures:
     - `reset` is a function of (group, offsets by queue). It resets the group's offsets, as an administrator does.
     - `take_away` is a function of a queue. The server that has the queue stops to answer, and keeps its messages.
     - `bring_back` is a function of a queue. The server answers again.
+    - `grow_topic` is a function of a topic and a number. The topic has so many queues then, on each server.
 
     `secrets` are the texts in the location that must not appear in errors, logs and checkpoints.
     """
@@ -115,6 +117,11 @@ class BackendFixtures:
     def bring_back(self) -> Switch:
         """Skip the test, because the place has no servers."""
         return pytest.skip("the subclass gives no fixture bring_back")
+
+    @pytest.fixture
+    def grow_topic(self) -> GrowTopic:
+        """Skip the test, because the subclass cannot add queues to a topic."""
+        return pytest.skip("the subclass gives no fixture grow_topic")
 
     @pytest.fixture
     def backend(self, location: Location) -> Iterator[Backend]:
@@ -169,13 +176,18 @@ def read_rows(
     return [row for found in read_batches(backend, part, columns, wanted) for row in found.batch.to_pylist()]
 
 
-def stored_bodies(location: Location, topic: str) -> list[bytes]:
-    """Return the sorted bodies of all messages of a topic, as a new reader sees them. A missing topic has none."""
+def stored_rows(location: Location, topic: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return all messages of a topic, queue after queue, as a new reader sees them. A missing topic has none."""
     with closing(location.open()) as backend:
         backend.refresh()
         queues = backend.queues([topic], missing_ok=[topic]).get(topic, [])
-        parts = [whole(queue, bounds) for queue, bounds in bounds_of(backend, queues).items()]
-        return sorted(row["body"] for part in parts for row in read_rows(backend, part, ["body"]))
+        parts = [whole(queue, bounds) for queue, bounds in sorted(bounds_of(backend, queues).items())]
+        return [row for part in parts for row in read_rows(backend, part, columns)]
+
+
+def stored_bodies(location: Location, topic: str) -> list[bytes]:
+    """Return the sorted bodies of all messages of a topic, as a new reader sees them. A missing topic has none."""
+    return sorted(row["body"] for row in stored_rows(location, topic, ["body"]))
 
 
 def times_ms(backend: Backend, queue: QueueKey) -> list[int]:

@@ -1,6 +1,7 @@
 """Tests of the writing half of the contract (`store.backend`): sinks under task retries, zombie tasks and conflicts.
 
-A zombie task is an attempt that Spark has given up and that still writes.
+A zombie task is an attempt that Spark has given up and that still writes. Tests of what only a sink with the guarantee
+exactly once promises are skipped for others, and the reverse. Two messages with one id (msgId) are *twins*.
 """
 
 import itertools
@@ -28,15 +29,18 @@ from rmq_spark.store.model import CommitKey, QueueKey, QueueRange, Suspension
 from rmq_spark.store.testing.backend_fixtures import (
     Append,
     BackendFixtures,
+    GrowTopic,
     Message,
     read_batches,
     require,
     stored_bodies,
+    stored_rows,
 )
 
 GROUP = "billing"
 FIRST, SECOND, THIRD = (CommitKey("query", number) for number in range(3))
 Failed: TypeAlias = Callable[..., pa.RecordBatch]
+_PLACE = ["brokerName", "queueId", "body"]
 _attempts = itertools.count()
 
 
@@ -56,9 +60,26 @@ def _stage(sink: BatchSink, key: CommitKey, rows: pa.RecordBatch, partition: int
     return pickle.loads(pickle.dumps(task.finish()))
 
 
+def _run_attempt(location: Location, rows: pa.RecordBatch, key: CommitKey = FIRST, partition: int = 0) -> None:
+    """Run one attempt of a task of the only partition of a batch, and commit it."""
+    sink = location.sink(SinkTerms("out"), CommitTerms())
+    sink.commit(key, [_stage(sink, key, rows, partition)])
+
+
+def _ids(location: Location) -> list[tuple[str, bytes]]:
+    """Return the sorted ids and bodies of all messages of the topic out."""
+    return sorted((row["msgId"], row["body"]) for row in stored_rows(location, "out", ["msgId", "body"]))
+
+
 def _require_exactly_once(sink: BatchSink) -> None:
     if sink.guarantee is not Guarantee.EXACTLY_ONCE:
         pytest.skip("the sink stores a repeated batch again")
+
+
+def _require_at_least_once(location: Location) -> None:
+    require(location, Capability.WRITES)
+    if location.sink(SinkTerms("out"), CommitTerms()).guarantee is not Guarantee.AT_LEAST_ONCE:
+        pytest.skip("the sink stores each batch once")
 
 
 class BackendSinkTests(BackendFixtures):
@@ -85,7 +106,8 @@ class BackendSinkTests(BackendFixtures):
 
     def test_commit_makes_the_rows_of_all_tasks_visible(self, location: Location, sink: BatchSink) -> None:
         receipts = [_stage(sink, FIRST, rows) for rows in (_rows(b"a", b"b"), _rows(), _rows(b"c"))]
-        assert stored_bodies(location, "out") == [], "staged rows are invisible"
+        if sink.guarantee is Guarantee.EXACTLY_ONCE:
+            assert stored_bodies(location, "out") == [], "staged rows are invisible"
         totals = sink.commit(FIRST, receipts)
         assert (totals.rows, totals.skipped) == (3, False)
         assert totals.bytes > 0
@@ -117,6 +139,7 @@ class BackendSinkTests(BackendFixtures):
         assert stored_bodies(location, "out") == [b"a", b"b"]
 
     def test_commit_of_one_of_two_attempts(self, location: Location, sink: BatchSink) -> None:
+        _require_exactly_once(sink)
         _, chosen = (_stage(sink, FIRST, _rows(b"a")) for _ in range(2))
         assert sink.commit(FIRST, [chosen]).rows == 1
         assert stored_bodies(location, "out") == [b"a"]
@@ -131,6 +154,7 @@ class BackendSinkTests(BackendFixtures):
     def test_zombie_task_that_finishes_after_the_commit_changes_nothing(
         self, location: Location, sink: BatchSink
     ) -> None:
+        _require_exactly_once(sink)
         zombie = sink.open_task(sink.prepare(), FIRST, "zombie", 0)
         zombie.write(_rows(b"a"))
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
@@ -140,6 +164,7 @@ class BackendSinkTests(BackendFixtures):
         assert stored_bodies(location, "out") == [b"a", b"c"]
 
     def test_abort_removes_the_rows(self, location: Location, sink: BatchSink) -> None:
+        _require_exactly_once(sink)
         receipts = [_stage(sink, FIRST, _rows(b"a"))]
         sink.abort(FIRST, receipts)
         assert stored_bodies(location, "out") == []
@@ -153,6 +178,7 @@ class BackendSinkTests(BackendFixtures):
         assert stored_bodies(location, "out") == [b"a"]
 
     def test_batches_of_several_queries_do_not_interfere(self, location: Location, sink: BatchSink) -> None:
+        _require_exactly_once(sink)
         keys = CommitKey("aborted", 0), CommitKey("one", 0), CommitKey("two", 0), CommitKey("write")
         receipts = [_stage(sink, key, _rows(key.query_id.encode())) for key in keys]
         sink.abort(keys[0], receipts[:1])
@@ -210,6 +236,8 @@ class BackendSinkTests(BackendFixtures):
         assert seen == [[]], "called once, before the first row is stored"
 
     def test_before_commit_that_fails_stores_nothing(self, location: Location, sink: BatchSink) -> None:
+        _require_exactly_once(sink)
+
         def fail() -> None:
             raise NotFoundError("planted")
 
@@ -220,11 +248,120 @@ class BackendSinkTests(BackendFixtures):
         sink.commit(FIRST, receipts)
         assert stored_bodies(location, "out") == [b"a"]
 
+    # Ids and order of rows, whatever the guarantee.
+
+    def test_discarded_task_stores_nothing(self, location: Location, sink: BatchSink) -> None:
+        task = sink.open_task(sink.prepare(), FIRST, "task", 0)
+        task.write(_rows(b"a"))
+        task.write(_rows(b"b"))
+        task.discard()
+        assert stored_bodies(location, "out") == []
+
+    def test_rows_have_distinct_ids(self, location: Location, sink: BatchSink) -> None:
+        tasks = [(FIRST, 0), (FIRST, 1), (SECOND, 0), (CommitKey("other", 0), 0), (CommitKey("txn:name", 0), 0)]
+        for key in dict.fromkeys(key for key, _ in tasks):
+            partitions = [partition for of, partition in tasks if of == key]
+            sink.commit(key, [_stage(sink, key, _rows(b"a", b"a", b"b"), partition) for partition in partitions])
+        found = _ids(location)
+        assert sorted(body for _, body in found) == [b"a"] * 10 + [b"b"] * 5
+        assert len(dict(found)) == 15
+
+    def test_rows_of_a_task_keep_their_order_in_a_queue(self, location: Location, sink: BatchSink) -> None:
+        task = sink.open_task(sink.prepare(), FIRST, "task", 0)
+        for numbers in (range(50), range(50, 51), range(51, 120)):
+            task.write(_rows(*(b"%03d" % number for number in numbers)))
+        sink.commit(FIRST, [task.finish()])
+        found = [(row["queueId"], row["brokerName"], row["body"]) for row in stored_rows(location, "out", _PLACE)]
+        assert len(found) == 120
+        assert len({one[:2] for one in found}) > 1
+        queues = itertools.groupby(found, lambda one: one[:2])
+        assert not [one for one in queues if (bodies := [body for *_, body in one[1]]) != sorted(bodies)]
+
+    def test_rows_with_a_sharding_key_keep_their_order_in_one_queue(self, location: Location, sink: BatchSink) -> None:
+        keys = ("red", "green", "blue")
+        for key in (FIRST, SECOND):
+            rows = _rows(*(b"%d %03d" % (key.batch_id or 0, number) for number in range(90)))
+            rows = rows.append_column("shardingKey", pa.array([keys[number % 3] for number in range(90)]))
+            sink.commit(key, [_stage(sink, key, rows)])
+        found = stored_rows(location, "out", [*_PLACE, "properties"])
+        for name in keys:
+            mine = [row for row in found if dict(row["properties"])["__SHARDINGKEY"] == name]
+            assert len(mine) == 60
+            assert len({(row["brokerName"], row["queueId"]) for row in mine}) == 1
+            bodies = [row["body"] for row in mine]
+            assert bodies == sorted(bodies)
+
+    # Rows that are written again by a sink that is at least once: they are twins.
+
+    @pytest.mark.parametrize("key", [FIRST, CommitKey("write"), CommitKey("txn:name", 7)], ids=str)
+    def test_repeated_task_stores_twins_in_any_order(self, location: Location, key: CommitKey) -> None:
+        _require_at_least_once(location)
+        bodies = [b"a", b"b", b"a", b"a", b"c"]
+        for order in (bodies, sorted(bodies), [b"c", *bodies[:4]]):
+            _run_attempt(location, _rows(*order), key)
+        found = _ids(location)
+        assert len(found) == 15
+        assert found == sorted(3 * list(dict.fromkeys(found)))
+        assert sorted(body for _, body in set(found)) == sorted(bodies)
+
+    def test_repeated_task_in_other_pieces_stores_twins(self, location: Location, sink: BatchSink) -> None:
+        _require_at_least_once(location)
+        bodies = [b"a", b"b", b"a", b"c", b"a"]
+        for sizes in ((5,), (1, 1, 1, 1, 1), (2, 3)):
+            task, rest = sink.open_task(sink.prepare(), FIRST, "task", 0), list(bodies)
+            for size in sizes:
+                task.write(_rows(*rest[:size]))
+                del rest[:size]
+            sink.commit(FIRST, [task.finish()])
+        found = _ids(location)
+        assert len(found) == 15
+        assert sorted(body for _, body in set(found)) == sorted(bodies)
+
+    def test_task_that_lost_rows_and_got_others_stores_twins_of_the_rest(self, location: Location) -> None:
+        _require_at_least_once(location)
+        for bodies in ([b"a", b"b", b"b"], [b"b", b"b", b"c"]):
+            _run_attempt(location, _rows(*bodies))
+        found = _ids(location)
+        assert len(found) == 6
+        assert sorted(body for _, body in set(found)) == [b"a", b"b", b"b", b"c"]
+
+    def test_zombie_task_stores_twins(self, location: Location, sink: BatchSink) -> None:
+        _require_at_least_once(location)
+        zombie = sink.open_task(sink.prepare(), FIRST, "zombie", 0)
+        zombie.write(_rows(b"a", b"b"))
+        sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"b", b"a"))])
+        zombie.finish()
+        assert [body for _, body in sorted(set(_ids(location)), key=lambda one: one[1])] == [b"a", b"b"]
+
+    def test_rows_of_an_aborted_batch_are_twins_of_the_repeated_one(self, location: Location, sink: BatchSink) -> None:
+        _require_at_least_once(location)
+        sink.abort(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
+        _run_attempt(location, _rows(b"a", b"b"))
+        assert [body for _, body in sorted(set(_ids(location)), key=lambda one: one[1])] == [b"a", b"b"]
+
+    def test_ids_do_not_depend_on_the_queues(self, location: Location, grow_topic: GrowTopic) -> None:
+        _require_at_least_once(location)
+        rows = _rows(*(b"%d" % (number % 7) for number in range(40)))
+        keyed = rows.append_column("shardingKey", pa.array([str(number % 5) for number in range(40)]))
+        for one, partition in ((rows, 0), (keyed, 1)):
+            _run_attempt(location, one, FIRST, partition)
+        before = {(row["brokerName"], row["queueId"]) for row in stored_rows(location, "out", _PLACE)}
+        grow_topic("out", 2 * self.QUEUES)
+        for one, partition in ((rows, 0), (keyed, 1)):
+            _run_attempt(location, one, FIRST, partition)
+        after = {(row["brokerName"], row["queueId"]) for row in stored_rows(location, "out", _PLACE)}
+        assert after > before, "rows went to new queues"
+        found = _ids(location)
+        assert len(found) == 160
+        assert len(set(found)) == 80
+
     # Rows and places that the sink refuses.
 
     def test_open_task_refuses_the_token_of_another_place(
         self, location: Location, sink: BatchSink, other_location: Location
     ) -> None:
+        if Capability.NAME_SERVERS in location.capabilities:
+            pytest.skip("tasks write to the servers that the token names")
         token = other_location.sink(SinkTerms("out"), CommitTerms()).prepare()
         if token is None:
             pytest.skip("the place has no token")
@@ -233,6 +370,7 @@ class BackendSinkTests(BackendFixtures):
             sink.open_task(token, SECOND, "task", 0)
 
     def test_write_refuses_an_invalid_row_with_its_number(self, location: Location, sink: BatchSink) -> None:
+        """Nothing of the task is stored, wherever the row is."""
         task = sink.open_task(sink.prepare(), FIRST, "task", 0)
         task.write(_rows(b"a", b"b"))
         invalid = pa.RecordBatch.from_pydict({"topic": pa.array(["out", None]), "body": pa.array([b"c", b"d"])})

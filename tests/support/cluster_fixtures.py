@@ -9,7 +9,7 @@ from brokers import RunningCluster, faults
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.model import QueueKey
-from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, Message, Switch
+from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, GrowTopic, Message, Switch
 
 BROKER = "broker-a"
 
@@ -28,6 +28,11 @@ def append_messages(cluster: RunningCluster, topic: str, queue_id: int, messages
         for message in messages
     ]
     return [offset for _, offset in cluster.brokers[BROKER].send_rows(rows)]
+
+
+def address_of(cluster: RunningCluster) -> ClusterAddress:
+    """Return the location of a cluster."""
+    return ClusterAddress(parse_name_servers(cluster.address))
 
 
 class ClusterFixtures:
@@ -52,14 +57,14 @@ class ClusterFixtures:
     @pytest.fixture
     def location(self, cluster: RunningCluster) -> ClusterAddress:
         """The address of the cluster."""
-        return ClusterAddress(parse_name_servers(cluster.address))
+        return address_of(cluster)
 
     @pytest.fixture
     def other_location(self, tmp_path: Path) -> Iterator[ClusterAddress]:
         """Another cluster."""
         with RunningCluster(tmp_path / "other") as cluster:
             append_messages(cluster, "orders", 0, [Message(b"x")])
-            yield ClusterAddress(parse_name_servers(cluster.address))
+            yield address_of(cluster)
 
     @pytest.fixture
     def append(self, cluster: RunningCluster) -> Append:
@@ -101,3 +106,8 @@ class ClusterFixtures:
     def bring_back(self, cluster: RunningCluster) -> Switch:
         """A function that starts the broker of a queue again, at another port."""
         return lambda queue: cluster.brokers[queue.broker].restart(new_port=True)
+
+    @pytest.fixture
+    def grow_topic(self, cluster: RunningCluster) -> GrowTopic:
+        """A function that gives a topic more queues on each broker."""
+        return lambda topic, count: cluster.create_topic(topic, queues=count)

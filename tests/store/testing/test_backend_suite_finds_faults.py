@@ -4,12 +4,17 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from support.cluster_fixtures import ClusterFixtures
 from support.dict_backend import DictBackend
 from support.place_fixtures import DictFixtures, LocalFixtures
 
 from rmq_spark.store.backend import CommitTotals
+from rmq_spark.store.cluster.sink import ClusterSink, ClusterTask
+from rmq_spark.store.cluster.write_routes import WriteRoutes
 from rmq_spark.store.errors import OffsetRangeError, StoreError
+from rmq_spark.store.format.content_ids import ContentIds
 from rmq_spark.store.local.backend import LocalBackend
 from rmq_spark.store.local.sink import LocalSink
 from rmq_spark.store.model import CommitKey, QueueBounds, QueueRange, RecordProof
@@ -84,12 +89,36 @@ def check_fence_lets_all_pass(real: Real) -> Real:
 
 
 def open_task_ignores_the_token(real: Real) -> Real:
-    return lambda sink, token, key, task: real(sink, None, key, task)
+    return lambda sink, token, key, task, partition: real(sink, None, key, task, partition)
+
+
+def ids_are_the_same_in_all_partitions(real: Real) -> Real:
+    return lambda sink, token, key, task, partition: real(sink, token, key, task, 0)
+
+
+def ids_are_others_for_each_attempt(real: Real) -> Real:
+    def open_task(sink: ClusterSink, token: str | None, key: CommitKey, task: str, partition: int) -> Any:
+        return real(sink, token, CommitKey(f"{key.query_id}/{task}", key.batch_id), task, partition)
+
+    return open_task
+
+
+def ids_depend_on_the_order(real: Real) -> Real:
+    return lambda ids, digests: np.arange(len(digests), dtype=np.uint64)
+
+
+def discard_sends_the_rows(real: Real) -> Real:
+    return lambda task: task.finish()
+
+
+def rows_go_to_one_queue(real: Real) -> Real:
+    return lambda routes, topic: real(routes, topic)[:1]
 
 
 PROGRESS = "test_read_reports_progress_beyond_messages_that_do_not_match"
 READING = DictFixtures, BackendReadingTests
 GROUPS, SINKS = (LocalFixtures, BackendGroupTests), (LocalFixtures, BackendSinkTests)
+CLUSTER_SINKS = ClusterFixtures, BackendSinkTests
 FAULTS = [
     (READING, DictBackend, "bounds", bounds_end_one_early, "test_bounds_are_half_open"),
     (READING, DictBackend, "read", read_yields_the_message_at_the_end, "test_read_half_open_range[3-7]"),
@@ -113,6 +142,17 @@ FAULTS = [
     ),
     (SINKS, LocalSink, "commit", commit_stores_twice, "test_commit_of_a_batch_that_ran_again_stores_it_once"),
     (SINKS, LocalSink, "open_task", open_task_ignores_the_token, "test_open_task_refuses_the_token_of_another_place"),
+    (
+        CLUSTER_SINKS,
+        ClusterSink,
+        "open_task",
+        ids_are_the_same_in_all_partitions,
+        "test_rows_have_distinct_ids",
+    ),
+    (CLUSTER_SINKS, ClusterSink, "open_task", ids_are_others_for_each_attempt, "test_zombie_task_stores_twins"),
+    (CLUSTER_SINKS, ContentIds, "_number", ids_depend_on_the_order, "test_zombie_task_stores_twins"),
+    (CLUSTER_SINKS, ClusterTask, "discard", discard_sends_the_rows, "test_discarded_task_stores_nothing"),
+    (CLUSTER_SINKS, WriteRoutes, "queues", rows_go_to_one_queue, "test_ids_do_not_depend_on_the_queues"),
 ]
 
 
