@@ -50,8 +50,8 @@ def stage_rows(
 
     Raises OptionError if a row is not a valid message, or not a message of the store; the error names the partition and
     the row. Raises NotFoundError if a topic is missing and must not be created, or if a message has expired. Raises
-    StoreChangedError if this machine does not see the place of the driver, and StoreError if the disk fails. After an
-    error nothing of the task remains.
+    StoreChangedError if this machine does not see the place of the driver, StoreError if the disk fails, and the errors
+    of brokers. After an error nothing of the task remains, except rows that were sent to a cluster.
     """
     writer = options.sink().open_task(token, key, task.name, task.partition)
     try:
@@ -122,12 +122,12 @@ def key_of_commit(keys: Sequence[CommitKey], task_count: int, batch_id: int | No
     if len(keys) != task_count or not keys:
         raise BatchConflictError(
             f"{what} cannot be committed: found staged rows of {len(keys)} tasks; expected {task_count}. Nothing was "
-            "written. Start it again."
+            "committed. Start it again."
         )
     different = sorted({str(key) for key in keys})
     if len(different) > 1 or batch_id not in (None, keys[0].batch_id):
         raise BatchConflictError(
-            f"{what} cannot be committed: its tasks staged rows of {' and of '.join(different)}. Nothing was written. "
-            "Start it again."
+            f"{what} cannot be committed: its tasks staged rows of {' and of '.join(different)}. Nothing was "
+            "committed. Start it again."
         )
     return keys[0]
