@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import click
 
-from rmq_spark import RmqError, __version__
-from rmq_spark.command.output import say, typed
+from rmq_spark import RmqError, UnknownOutcomeError, __version__
+from rmq_spark.command.output import STOPPED, say, typed
 
-STOPPED = 130  # the status that shells give a process stopped by Ctrl-C
 _NAME = "rmq"
+_NOTE = "rmq: "  # the notes on errors begin with it
 
 
 class _Listed(NamedTuple):
@@ -56,12 +56,9 @@ _OF_FILES = {
     "groups": "`mqadmin consumerProgress` shows the groups of a cluster",
     "lag": "`mqadmin consumerProgress -g GROUP` shows the lag in a cluster",
     "dump": _ON_THE_MACHINE,
-    "send": "Send with a client of RocketMQ, or with `mqadmin sendMessage`",
     "create": "`mqadmin updateTopic` creates a topic in a cluster",
     "reset": "`mqadmin resetOffsetByTime` resets a group of a cluster",
     "dlq": "`rmq cat --name-server HOST:PORT %DLQ%GROUP` prints the dead letters of a cluster",
-    "export": "`rmq cat --name-server HOST:PORT TOPIC --format parquet --output FILE` writes a Parquet file",
-    "import": "Send with a client of RocketMQ",
     "check": _ON_THE_MACHINE,
     "repair": _ON_THE_MACHINE,
     "close": _ON_THE_MACHINE,
@@ -159,9 +156,7 @@ def run(words: Sequence[str]) -> int:
         shown.show()
         return error.exit_code
     except RmqError as error:
-        # The arguments, the values of `--option=value`, and both as absolute paths, are printed unchanged.
-        given = [*words[1:], *(word.partition("=")[2] for word in words if word.startswith("-"))]
-        say(f"{command}: {typed(str(error), [*given, *(os.path.abspath(word) for word in given if word)])}")
+        _print_error(command, error, words)
         return 1
     except (KeyboardInterrupt, click.Abort):
         if not words or words[0] not in _READ_ONLY:
@@ -177,6 +172,19 @@ def run(words: Sequence[str]) -> int:
         say(f"{command}: {error.filename or 'system error'}: {error.strerror or error}")
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _print_error(command: str, error: RmqError, words: Sequence[str]) -> None:
+    """Print an error with its notes, and the ids of all messages that may be stored."""
+    # The arguments, the values of `--option=value`, and both as absolute paths, are printed unchanged.
+    given = [*words[1:], *(word.partition("=")[2] for word in words if word.startswith("-"))]
+    own = [*given, *(os.path.abspath(word) for word in given if word)]
+    for text in (str(error), *getattr(error, "__notes__", ())):
+        say(f"{command}: {typed(text.removeprefix(_NOTE), own)}")
+    if isinstance(error, UnknownOutcomeError):
+        for message_id in error.message_ids:
+            if message_id not in error.text:
+                say(message_id)
 
 
 def _explained(error: click.NoSuchOption, command: str) -> click.UsageError:

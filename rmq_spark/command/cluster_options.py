@@ -16,6 +16,12 @@ class ClusterOption(click.Option):
 
 
 _file = click.Path(exists=True, dir_okay=False)
+PULL_GROUP = click.option(
+    "--pull-group",
+    cls=ClusterOption,
+    metavar="GROUP",
+    help="Consumer group in whose name messages are pulled.  [default: rmq-spark-reader]",
+)
 CONNECTION_OPTIONS: tuple[Decorator, ...] = (
     click.option("--namespace", cls=ClusterOption, metavar="NAME", help="Namespace of the topics."),
     click.option(
@@ -62,12 +68,7 @@ CONNECTION_OPTIONS: tuple[Decorator, ...] = (
         metavar="SECONDS",
         help="Maximum time of a request, in seconds.  [default: 3]",
     ),
-    click.option(
-        "--pull-group",
-        cls=ClusterOption,
-        metavar="GROUP",
-        help="Consumer group in whose name messages are pulled.  [default: rmq-spark-reader]",
-    ),
+    PULL_GROUP,
 )
 
 

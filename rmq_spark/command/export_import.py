@@ -1,25 +1,34 @@
-"""`rmq export` and `rmq import`: write messages to a Parquet file, and append them to a store, each once."""
+"""`rmq export` and `rmq import`: write messages to a Parquet file, and send them to a store or a cluster."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 import rmq_spark
 from rmq_spark.command.message_output import is_writable
-from rmq_spark.command.output import print_json, progress, say
-from rmq_spark.command.parameters import TIMES, appending, begin_time, end_time, examples, reading
+from rmq_spark.command.output import STOPPED, print_json, progress, say, typed
+from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples
+from rmq_spark.command.place import PathFirstCommand, Place, takes_place
 
 _EXPORT_EXAMPLES = examples(
-    "rmq export store orders.parquet --topic orders", "rmq export store today.parquet --from now-24h --overwrite"
+    "rmq export store orders.parquet --topic orders",
+    "rmq export store today.parquet --from now-24h --overwrite",
+    "rmq export -n ns1:9876 orders.parquet --topic orders",
 )
-_IMPORT_EXAMPLES = examples("rmq import other-store orders.parquet", "rmq import store orders.parquet --topic again")
+_IMPORT_EXAMPLES = examples(
+    "rmq import other-store orders.parquet",
+    "rmq import store orders.parquet --topic again",
+    "rmq import -n ns1:9876 orders.parquet --spread",
+)
 
-# The columns that an import keeps. All others get new values.
+_BROKER_DOWN_MS = 60_000  # how long an import waits for a broker that stores nothing: it may be restarting
+# The columns that an import keeps, in a cluster with brokerName. All others get new values.
 _IMPORTED = ("topic", "physicalTopic", "queueId", "tags", "keys", "body", "properties", "flag")
 
 
-@click.command(epilog=f"{TIMES}\n\n{_EXPORT_EXAMPLES}")
-@reading
+@click.command(cls=PathFirstCommand, epilog=f"{TIMES}\n\n{_EXPORT_EXAMPLES}")
+@takes_place(writes=False)
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
 @click.option(
     "--topic", "topics", multiple=True, help="Only this topic. Repeatable.  [default: all except RocketMQ's own]"
@@ -33,8 +42,7 @@ _IMPORTED = ("topic", "physicalTopic", "queueId", "tags", "keys", "body", "prope
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def export(
-    path: str,
-    commit_log_path: str | None,
+    place: Place,
     as_json: bool,
     target: str,
     topics: tuple[str, ...],
@@ -43,7 +51,11 @@ def export(
     columns: str | None,
     overwrite: bool,
 ) -> None:
-    """Write messages to FILE (Parquet, zstd). FILE appears only when it is complete."""
+    """Write messages to FILE (Parquet, zstd). FILE appears only when it is complete.
+
+    The file of a cluster has the column brokerName. A queue that cannot be read is an error, and then no file is
+    written.
+    """
     if Path(target).exists() and not overwrite:
         raise click.UsageError(f"{target} exists already. Give another name, or add --overwrite.")
     folder = Path(target).absolute().parent
@@ -51,15 +63,14 @@ def export(
         raise click.UsageError(f"{target}: the folder {folder} is not writable. Choose another folder.")
     with progress("exporting", "messages") as on_progress:
         done = rmq_spark.export_parquet(
-            path,
-            target,
+            target=target,
             topics=list(topics) or None,
             begin_ms=begin_ms,
             end_ms=end_ms,
             columns=[name.strip() for name in columns.split(",")] if columns else None,
-            commit_log_path=commit_log_path,
             overwrite=overwrite,
             progress=on_progress,
+            **place.arguments,
         )
     if as_json:
         row = {"path": str(done.path), "messages": done.messages, "bytes": done.bytes, "topics": list(done.topics)}
@@ -68,33 +79,61 @@ def export(
         say(f"{done.messages:,} messages of {', '.join(done.topics) or 'no topic'} written to {done.path}.")
 
 
-@click.command("import", epilog=_IMPORT_EXAMPLES)
-@appending
+@click.command("import", cls=PathFirstCommand, epilog=_IMPORT_EXAMPLES)
+@takes_place(writes=True)
 @click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
 @click.option("--topic", help="Destination topic.  [default: the topics in FILE]")
 @click.option(
     "--name", help="Name that identifies the import when it is resumed.  [default: contents of FILE and --topic]"
 )
-@click.option("--spread", is_flag=True, help="Distribute messages round robin, instead of keeping their queue ids.")
+@click.option("--spread", is_flag=True, help="Distribute messages round robin, instead of keeping their queues.")
+@click.option(
+    "--skip",
+    "skip_rows",
+    type=click.IntRange(min=0),
+    metavar="ROWS",
+    help="Begin after this number of rows, which an import into a cluster has sent.",
+)
 def import_(
-    path: str,
-    commit_log_path: str | None,
-    lock_timeout_s: float,
-    allow_network_store: bool,
+    place: Place,
     as_json: bool,
     source: str,
     topic: str | None,
     name: str | None,
     spread: bool,
+    skip_rows: int | None,
 ) -> None:
     """Append the messages of FILE, a Parquet file such as `rmq export` writes. Missing topics are created.
 
     Each message is imported once: a repeated call, also after Ctrl-C or a kill, resumes the import. To import a file
     twice, give --name. Messages get new ids, hosts and times.
+
+    A cluster does not recognise an import, so there each message is sent at least once: a repeated call sends all
+    messages again, with the same ids, or those after --skip. An import that stops prints how many are stored.
     """
+    if skip_rows is not None and not place.is_cluster:
+        raise click.UsageError("--skip is for a cluster: an import into a store resumes by itself. Leave it out.")
     missing = _missing_columns(source, topic, spread)
     if missing:
         say(f"{source} lacks columns that `rmq export` writes: {', '.join(missing)}. They are not imported.")
+    arguments = {**place.arguments, "source": source, "topic": topic, "name": name, "keep_queues": not spread}
+    if place.is_cluster:
+        arguments |= {"broker_down_timeout_ms": _BROKER_DOWN_MS, "skip_rows": skip_rows or 0}
+    done = _import(place, arguments)
+    if as_json:
+        row = {"name": done.name, "messages": done.messages, "skipped": done.skipped, "topics": list(done.topics)}
+        print_json([row])
+        return
+    topics = f" Topics: {', '.join(done.topics)}." if done.topics else ""
+    if place.is_cluster:
+        skipped = f", {done.skipped:,} skipped" if done.skipped else ""
+        say(f"{done.messages:,} messages sent{skipped}.{topics}")
+    else:
+        say(f"{done.messages:,} messages appended, {done.skipped:,} skipped as imported before.{topics}")
+
+
+def _import(place: Place, arguments: dict[str, Any]) -> Any:
+    """Import a file, and show the progress. After Ctrl-C say how many messages are stored."""
     latest: list[tuple[int, int]] = []
     try:
         with progress("importing", "messages") as show_progress:
@@ -103,27 +142,15 @@ def import_(
                 latest[:] = [(done, total)]
                 show_progress(done, total)
 
-            done = rmq_spark.import_parquet(
-                path,
-                source,
-                topic=topic,
-                name=name,
-                keep_queues=not spread,
-                commit_log_path=commit_log_path,
-                lock_timeout_ms=round(lock_timeout_s * 1000),
-                allow_network_store=allow_network_store,
-                progress=on_progress,
-            )
-    except KeyboardInterrupt:
+            return rmq_spark.import_parquet(**arguments, progress=on_progress)
+    except KeyboardInterrupt as stop:
+        if place.is_cluster:
+            for note in getattr(stop, "__notes__", ()):
+                say(typed(note.replace("rmq: ", "rmq import: stopped: ", 1)))
+            raise click.exceptions.Exit(STOPPED) from None
         for count, total in latest:  # a later commit may have succeeded before its progress was reported
             say(f"At least {count:,} of {total:,} messages are in the store. Repeat the command to resume.")
         raise
-    if as_json:
-        row = {"name": done.name, "messages": done.messages, "skipped": done.skipped, "topics": list(done.topics)}
-        print_json([row])
-    else:
-        topics = f" Topics: {', '.join(done.topics)}." if done.topics else ""
-        say(f"{done.messages:,} messages appended, {done.skipped:,} skipped as imported before.{topics}")
 
 
 def _missing_columns(source: str, topic: str | None, spread: bool) -> list[str]:

@@ -19,6 +19,7 @@ import click
 
 # Control characters of terminals (C0 without tab and line feed, DEL, C1) and Unicode's line separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+STOPPED = 130  # the status that shells give a process stopped by Ctrl-C
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _BAR_DELAY_S = 0.5
 
@@ -71,6 +72,10 @@ _TYPED = {
     "name=": "--name ",
     "or None to go by": "or none to go by",
     "keep_queues=False": "--spread",
+    "skip_rows=": "--skip ",
+    "createTopic=true": "--create-topic",
+    " (brokerDownTimeout)": "",
+    " (UnknownOutcomeError.message_ids)": "",
     "overwrite=True": "--overwrite",
     "accept_loss=True": "--accept-loss",
     "cut_log=True": "--cut-log",

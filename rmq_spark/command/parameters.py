@@ -110,7 +110,9 @@ message_filters = together(
 )
 
 # Parameters of commands that read a store, that change its config, and that append to it.
-reading = together(store_path, commit_log_path, as_json)
+reading_options = together(commit_log_path, as_json)
+appending_options = together(commit_log_path, lock_timeout, network_store, as_json)
+reading = together(store_path, reading_options)
 writing = together(store_path, commit_log_path, lock_timeout, as_json)
-appending = together(store_path, commit_log_path, lock_timeout, network_store, as_json)
+appending = together(store_path, appending_options)
 TIMES = f"TIME: {_TIME_FORMS} (units: ms, s, m, h, d)."

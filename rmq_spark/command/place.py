@@ -1,24 +1,39 @@
-"""What `topics`, `queues`, `count`, `cat` and `get` read: a store directory at PATH, or a live cluster.
+"""What a command reads or writes: a store directory at PATH, or a live cluster.
 
-`reads_place` gives a command the argument PATH and the options of both, and calls it with one `Place`. The help of such
-a command lists the options for a cluster in a section of their own.
+`reads_place` and `takes_place` give a command the argument PATH and the options of both, and call it with one `Place`.
+The help of such a command lists the options for a cluster in a section of their own.
 """
 
 import functools
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 import rmq_spark
-from rmq_spark.command.cluster_options import CONNECTION_OPTIONS, ClusterOption, cluster_arguments, option_name
-from rmq_spark.command.parameters import Decorator, as_json, commit_log_path, together
+from rmq_spark.command.cluster_options import (
+    CONNECTION_OPTIONS,
+    PULL_GROUP,
+    ClusterOption,
+    cluster_arguments,
+    option_name,
+)
+from rmq_spark.command.parameters import (
+    Decorator,
+    appending_options,
+    as_json,
+    commit_log_path,
+    reading_options,
+    together,
+)
 
 # How long a read waits for a broker that goes away, in ms. A person at a terminal wants an answer.
 _BROKER_DOWN_MS = 10_000
+_FOR_CLUSTER = "rmq_spark.for_cluster"  # key in a context
 _NOT_IN_A_TOPIC = re.compile(r"[^%|a-zA-Z0-9_-]")
 
 
@@ -32,6 +47,34 @@ class PlaceCommand(click.Command):
             chosen = [one for one in options if isinstance(one, ClusterOption) is is_of_cluster]
             with formatter.section(title):
                 formatter.write_dl([record for one in chosen if (record := one.get_help_record(ctx)) is not None])
+
+
+class PathFirstCommand(PlaceCommand):
+    """A command whose other arguments follow PATH. With `--name-server` it has no argument PATH."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters."""
+        return [one for one in super().get_params(ctx) if one.name != "path" or _FOR_CLUSTER not in ctx.meta]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find out which place is given, and read the arguments. Raises UsageError unless there is exactly one."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        arguments = [one.name for one in self.params if isinstance(one, click.Argument)]
+        words = [word for name in arguments if isinstance(word := given.get(name), str)]
+        name_server = given.get("name_server")
+        if isinstance(name_server, str):
+            is_full = len(words) == len(arguments)
+            if words and (_is_no_topic(words[0], is_full) if "topic" in arguments else is_full):
+                raise _both_given(words[0], name_server)
+            ctx.meta[_FOR_CLUSTER] = True
+        elif not words and "--help" not in args and "-h" not in args and not ctx.resilient_parsing:
+            raise _no_place()
+        return super().parse_args(ctx, args)
+
+
+def _is_no_topic(word: str, is_full: bool) -> bool:
+    """Return whether the first word is PATH, not a topic. `is_full` says that there is a word for each argument."""
+    return _NOT_IN_A_TOPIC.search(word) is not None or (is_full and os.path.isdir(word))
 
 
 class QueueName(NamedTuple):
@@ -75,16 +118,27 @@ queue_names_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place that a command reads. `cluster` has the arguments of `open_reader`, and is empty for a store."""
+    """The place of a command. `cluster` has the arguments of `open_reader`, and is empty for a store.
+
+    `writing` has the other arguments for a store that is written to.
+    """
 
     path: str | None
     commit_log_path: str | None
     cluster: Mapping[str, Any] = field(repr=False)  # may contain a secret
+    writing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_cluster(self) -> bool:
         """Whether this is a cluster."""
         return bool(self.cluster)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a function of `rmq_spark` that open the place."""
+        if self.cluster:
+            return dict(self.cluster)
+        return {"path": self.path, "commit_log_path": self.commit_log_path, **self.writing}
 
     def open(self) -> Any:
         """Return a reader of the place."""
@@ -99,7 +153,7 @@ _NAME_SERVER = click.option(
     "--name-server",
     cls=ClusterOption,
     metavar="HOST:PORT",
-    help="Read the cluster of this name server; PATH is left out then. Several are separated by semicolons.",
+    help="Use the cluster of this name server; PATH is left out then. Several are separated by semicolons.",
 )
 _NAMES = (
     *("name_server", "namespace", "broker_addresses", "access_key", "credentials_file", "tls"),
@@ -144,14 +198,49 @@ def reads_place(words: str | None = None, *, are_required: bool = False) -> Deco
     return decorate
 
 
+def takes_place(*, writes: bool) -> Decorator:
+    """Return a decorator for the function of a `PathFirstCommand`, which is called with a `place`.
+
+    It adds the options for a place that is read, or for one that the command `writes` to.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(commit_log_path: str | None, path: str | None = None, **parameters: Any) -> Any:
+            given = {name: parameters.pop(name) for name in _NAMES if name in parameters}
+            given = {name: value for name, value in given.items() if value not in (None, False)}
+            place = _make_place(path, commit_log_path, given)
+            if writes:
+                place = _with_writing(place, parameters.pop("lock_timeout_s"), parameters.pop("allow_network_store"))
+            return function(place, **parameters)
+
+        first = click.argument("path", metavar="PATH")
+        connection = [one for one in CONNECTION_OPTIONS if not writes or one is not PULL_GROUP]
+        shared = appending_options if writes else reading_options
+        return together(first, shared, _NAME_SERVER, *connection)(call)
+
+    return decorate
+
+
+def _with_writing(place: Place, lock_timeout_s: float, allow_network_store: bool) -> Place:
+    """Return the place with the options for a store that is written to. Raises UsageError if a cluster has some."""
+    if not place.is_cluster:
+        writing = {"lock_timeout_ms": round(lock_timeout_s * 1000), "allow_network_store": allow_network_store}
+        return replace(place, writing=writing)
+    context = click.get_current_context()
+    for name, option in (("lock_timeout_s", "--lock-timeout"), ("allow_network_store", "--allow-network-store")):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(
+                f"{option} is for a store at PATH, and cannot be combined with --name-server. Leave it out."
+            )
+    return place
+
+
 def _make_place(path: str | None, log_path: str | None, given: Mapping[str, Any]) -> Place:
     """Return the place that the parameters name. Raises UsageError unless they name exactly one."""
     if "name_server" not in given:
         if path is None:
-            raise click.UsageError(
-                "Missing argument 'PATH' or option '--name-server'. Give PATH, the folder of a store, or --name-server "
-                "HOST:PORT, a cluster."
-            )
+            raise _no_place()
         if given:
             names = ", ".join(map(option_name, given))
             raise click.UsageError(
@@ -166,6 +255,13 @@ def _make_place(path: str | None, log_path: str | None, given: Mapping[str, Any]
             "--commit-log-path is for a store at PATH, and cannot be combined with --name-server. Leave it out."
         )
     return Place(None, None, {"broker_down_timeout_ms": _BROKER_DOWN_MS, **cluster_arguments(given)})
+
+
+def _no_place() -> click.UsageError:
+    return click.UsageError(
+        "Missing argument 'PATH' or option '--name-server'. Give PATH, the folder of a store, or --name-server "
+        "HOST:PORT, a cluster."
+    )
 
 
 def _both_given(path: str, name_server: str) -> click.UsageError:

@@ -65,9 +65,7 @@ def test_options_of_a_cluster_that_do_not_fit_are_refused(rmq: Rmq, words: tuple
     [
         (("groups",), "mqadmin consumerProgress"),
         (("dump", "x"), "storePathRootDir as PATH"),
-        (("send", "orders", "x"), "mqadmin sendMessage"),
         (("dlq", "list"), "rmq cat --name-server HOST:PORT %DLQ%GROUP"),
-        (("export", "x"), "--format parquet --output FILE"),
         (("check",), "storePathRootDir as PATH"),
         (("repair",), "storePathRootDir as PATH"),
         (("serve",), "deliver delayed messages themselves"),

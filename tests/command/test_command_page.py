@@ -34,10 +34,11 @@ def test_the_page_has_every_command_in_the_order_of_the_help() -> None:
 def test_the_page_has_every_argument_and_option_of_a_command(name: str, command: click.Command) -> None:
     section = SECTIONS[name]
     options = [one for one in command.params if isinstance(one, click.Option)]
-    reads_places = name in ("topics", "queues", "count", "cat", "get")
-    of_clusters = [one for one in options if reads_places and isinstance(one, ClusterOption)]
+    reads, writes = name in ("topics", "queues", "count", "cat", "get", "export"), name in ("send", "import")
+    of_clusters = [one for one in options if (reads or writes) and isinstance(one, ClusterOption)]
     assert listed(section) == [row_of(one) for one in options if one not in of_clusters]
-    assert [row_of(one) for one in of_clusters] == (listed(SECTIONS["Everywhere"]) if reads_places else [])
+    everywhere = listed(SECTIONS["Everywhere"]) if reads or writes else []
+    assert [row_of(one) for one in of_clusters] == [row for row in everywhere if reads or row[0] != "--pull-group"]
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     synopsis = re.search(r"^    rmq (.*)$", section, re.MULTILINE)
     assert synopsis is not None
