@@ -1,4 +1,4 @@
-"""Spark reads a cluster that runs in this process, and shows no secret."""
+"""Spark reads and writes a cluster that runs in this process, and shows no secret."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def options(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield {"nameServer": cluster.address, "subscribe": "orders"} | keys
 
 
-def test_spark_reads_a_cluster_and_writes_no_secret_anywhere(tmp_path: Path) -> None:
+def test_spark_reads_and_writes_a_cluster_and_shows_no_secret_anywhere(tmp_path: Path) -> None:
     files = {"cert_file": CERTIFICATES / "localhost.pem", "key_file": CERTIFICATES / "localhost.pem"}
     tls = ServerTls(**{name: str(file) for name, file in files.items()}, client_ca_file=AUTHORITY, is_enforced=True)
     folder = tmp_path / "written"
@@ -61,11 +61,14 @@ def test_spark_reads_a_cluster_and_writes_no_secret_anywhere(tmp_path: Path) -> 
             run = [*program, str(folder)]
             done = subprocess.run(run, input=json.dumps(options), stdout=subprocess.PIPE, stderr=log, text=True)
         assert done.returncode == 0, (folder / "log").read_text()[-3000:]
-    assert json.loads(done.stdout) == ["broker-a", "broker-a", "broker-b", "broker-b"]
+    assert json.loads(done.stdout) == [*["broker-a"] * 3, *["broker-b"] * 3, "written"]
     written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     kinds = {path.relative_to(folder).parts[0] for path in written}
     assert kinds >= {"checkpoint", "error", "events", "log", "plans", "processes", "progress", "rows"}
-    for text in (b"SparkListenerSQLExecutionStart", b'"broker-b:0"', b"DataSourceV2", b"the account is unknown"):
+    assert kinds >= {"sink-checkpoint", "sink-progress"}
+    reading = (b"SparkListenerSQLExecutionStart", b'"broker-b:0"', b"DataSourceV2", b"the account is unknown")
+    writing = (b"AppendData", b"its body has 7 bytes", b"a write with delivery=exactlyOnce is not possible here")
+    for text in (*reading, *writing):
         assert any(text in data for data in written.values()), text
     found = [(path, name) for path, data in written.items() for name, text in SECRETS.items() if text.encode() in data]
     assert found == []

@@ -1,4 +1,4 @@
-"""A program that runs queries of a cluster with secrets: `secret_queries.py FOLDER`, options as JSON in its input.
+"""A program that reads and writes a cluster with secrets: `secret_queries.py FOLDER`, options as JSON in its input.
 
 Everything that Spark and its processes write is in the folder then: logs, events, plans, progress, checkpoint, local
 files, and the environment and arguments of all processes. It prints the rows' bodies as JSON.
@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +20,10 @@ import rmq_spark
 
 
 def run(folder: Path, options: dict[str, str]) -> list[str]:
-    """Run a batch query, a stream and a query that fails. Return the bodies of the rows of the first two."""
+    """Run a batch query, a stream and a query that fails, and the same kinds of writes.
+
+    Return the bodies of the rows of the first two queries, and of the rows that were written.
+    """
     (folder / "events").mkdir()
     conf = {
         "spark.eventLog.enabled": "true",
@@ -42,7 +45,11 @@ def run(folder: Path, options: dict[str, str]) -> list[str]:
     query.awaitTermination()
     bodies += _bodies(spark.read.parquet(str(folder / "rows")))
     (folder / "progress").write_text("\n".join(_progress(query)))
-    (folder / "error").write_text(_error(spark, {**options, "secretKey": options["secretKey"] + "-wrong"}))
+    wrong = {**options, "secretKey": options["secretKey"] + "-wrong"}
+    errors = [_error(spark.read.format("rmq").options(**wrong).load().collect)]
+    errors += _write(spark, folder, options)
+    bodies += _bodies(spark.read.format("rmq").options(**options | {"subscribe": "copies"}).load())
+    (folder / "error").write_text("\n".join(errors))
     (folder / "processes").write_bytes(b"\n".join(_processes()))
     shutil.copytree(folder / "local", folder / "local-at-work")  # Spark will delete them
     spark.stop()
@@ -53,12 +60,31 @@ def _bodies(frame: DataFrame) -> list[str]:
     return [bytes(row.body).decode() for row in frame.collect()]
 
 
-def _error(spark: SparkSession, options: dict[str, str]) -> str:
+def _write(spark: SparkSession, folder: Path, options: dict[str, str]) -> list[str]:
+    """Write to the topic copies, in a batch and a stream. Return the texts of writes that fail."""
+    of_source = {name: text for name, text in options.items() if name != "subscribe"}
+    sink = {**of_source, "topic": "copies", "queues": "1", "delivery": "atLeastOnce"}
+    rows = spark.createDataFrame([("written",)], "body string")
+    rows.write.format("rmq").options(**sink).mode("append").save()
+    stream = spark.readStream.format("rmq").options(**options, startingOffsets="earliest", columns="body").load()
+    writer = stream.writeStream.format("rmq").options(**sink, checkpointLocation=str(folder / "sink-checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    (folder / "sink-progress").write_text("\n".join(_progress(query)))
+    failing = {
+        "in the driver": {"secretKey": options["secretKey"] + "-wrong", "topic": "others"},
+        "of an option": {"delivery": "exactlyOnce"},
+        "in a task": {"maxMessageSize": "1"},
+    }
+    return [_error(rows.write.format("rmq").options(**sink | given).mode("append").save) for given in failing.values()]
+
+
+def _error(call: Callable[[], object]) -> str:
     try:
-        spark.read.format("rmq").options(**options).load().collect()
+        call()
     except Exception:
         return traceback.format_exc()
-    raise AssertionError("a wrong key was accepted")
+    raise AssertionError("a query or write that must fail did not")
 
 
 def _plans(spark: SparkSession, frame: DataFrame) -> Iterator[str]:
