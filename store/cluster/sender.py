@@ -137,12 +137,14 @@ class Sender:
         self._paused: list[tuple[float, int, _Lane]] = []  # a heap by time
         self._order = count()
         self._error: RmqError | None = None
+        self._unknown: list[tuple[UnknownOutcomeError, NDArray[np.int64]]] = []  # with the rows of the request
         self._moves = 0
 
     def send(self, spool: MessageSpool) -> None:
         """Send all messages of a spool. Raises the first error, after the requests in flight have their outcomes.
 
-        UnknownOutcomeError has the ids of the messages that may have been stored, if the spool kept ids.
+        If any outcome is not known then, it raises UnknownOutcomeError instead, with the ids of all messages that may
+        have been stored, if the spool kept ids.
         """
         self._spool = spool
         for queue, runs in spool.runs.items():
@@ -155,7 +157,19 @@ class Sender:
             for ticket in self._client.take_done(done, self._patience_ms()):
                 self._take(ticket)
         if self._error is not None:
-            raise self._error
+            raise self._final_error(self._error)
+
+    def _final_error(self, first: RmqError) -> RmqError:
+        """Return the error of the call: the first one, but unknown outcomes come before it, with all of their ids."""
+        if not self._unknown:
+            return first
+        error, others = self._unknown[0][0], len(self._unknown) - 1
+        ids = self._spool.ids(np.concatenate([rows for _, rows in self._unknown]))
+        more = f" So is that of {others} other requests." if others else ""
+        found = UnknownOutcomeError(f"{error}{more}{_ids_text(ids)}", ids)
+        if first is not error:
+            found.add_note(f"rmq: another request failed before: {first}")
+        return found
 
     def _open_lane(self, queue: QueueKey, runs: deque[ItemRun]) -> None:
         lane = _Lane(queue, runs, batch_bytes=self._terms.batch_bytes, batch_messages=self._terms.batch_messages)
@@ -216,7 +230,7 @@ class Sender:
     def _make_request(self, queue: QueueKey, runs: list[ItemRun], number: int) -> SendRequest | SendBatchRequest:
         stored = QueueKey(self._routes.topic_of(queue.topic), queue.queue_id, queue.broker)
         parts = [self._spool.read(run) for run in runs]
-        data = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         if number == 1:
             sys_flag = NOT_SOLO if runs[0].solo is None else int(runs[0].solo[0])
             flag, body, properties = split_item(data)
@@ -239,8 +253,8 @@ class Sender:
                 lane.is_unknown = True
                 self._repeat(lane, error)
             else:
-                ids = self._spool.ids(head.rows)
-                self._fail(UnknownOutcomeError(f"{error}{_ids_text(ids)}", ids))
+                self._unknown.append((error, head.rows))
+                self._fail(error)
         elif isinstance(error, BackendUnavailableError):
             self._repeat(lane, error)
         elif isinstance(error, BrokerError) and head.count > 1:
