@@ -2,7 +2,8 @@
 
 The list of a topic is fixed once it was asked for, until `forget`: a sharding key then leads to one queue. It is sorted
 by broker and queue id, as Java's producer sorts it. A topic with an order configuration (orderTopicConf) has the queues
-that this names, also while a broker of them is away. Brokers do not check the write permission, so it is checked here.
+that this names, in its order, also while a broker of them is away. Brokers do not check the write permission, so it is
+checked here.
 
 A topic that no name server knows can be created on every master. A master that has the topic nevertheless, because it
 has not registered yet, keeps it unchanged.
@@ -70,7 +71,7 @@ class WriteRoutes:
         self._queues.clear()
 
     def queues(self, topic: str) -> tuple[QueueKey, ...]:
-        """Return the queues to which messages of a topic are sent, sorted. A missing topic may be created.
+        """Return the queues to which messages of a topic are sent (`list_write_queues`). A missing one may be created.
 
         Raises NotFoundError if the topic is missing and must not be created, NoPermissionError if no broker of it
         accepts messages, OptionError for a kind of topic that is not supported, and the errors of name servers.
@@ -97,7 +98,7 @@ class WriteRoutes:
         self._asked_ms[topic] = now_ms
         try:
             self._note(topic, self._client.ask_name_server(RouteRequest(self.topic_of(topic))))
-        except (BackendUnavailableError, NotFoundError):
+        except RmqError:  # also a refusal: requests in flight must get their outcomes
             return  # the brokers are asked at their last addresses
 
     def is_listed(self, topic: str, broker: str) -> bool:
@@ -210,9 +211,10 @@ class WriteRoutes:
 
 
 def list_write_queues(topic: str, route: RouteResponse) -> tuple[QueueKey, ...]:
-    """Return the queues to which messages are sent by a route, sorted by broker and queue id.
+    """Return the queues to which messages are sent by a route.
 
-    These are the queues of orderTopicConf if it is set, else the write queues of all masters with write permission.
+    These are the queues of orderTopicConf in its order, as in Java. Without it they are the write queues of all masters
+    with write permission, sorted by broker and queue id.
     """
     if route.order_config:
         return tuple(_ordered_queues(topic, route.order_config))
@@ -237,7 +239,7 @@ def _ordered_queues(topic: str, text: str) -> Iterable[QueueKey]:
                 "semicolons. Correct it with mqadmin updateOrderConf.",
             )
         counts[broker] = int(count)
-    return (QueueKey(topic, number, broker) for broker in sorted(counts) for number in range(counts[broker]))
+    return (QueueKey(topic, number, broker) for broker, count in counts.items() for number in range(count))
 
 
 def _describe(route: RouteResponse) -> str:
