@@ -7,6 +7,7 @@ anything was sent. The items of a queue stay in the order in which they were add
 import tempfile
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -114,17 +115,19 @@ class MessageSpool:
 
     def close(self) -> None:
         """Delete the temporary file. A second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
         self.runs.clear()
+        if file is not None:
+            with suppress(OSError):  # bytes that were buffered on a full disk; the file is deleted nevertheless
+                file.close()
 
     def _sort(self, items: EncodedItems) -> Iterator[tuple[QueueKey, ItemRun]]:
         """Yield the run of each queue, whose items are stored next to each other."""
         numbers, sizes = items.queues.numbers, items.sizes
-        order = np.argsort(numbers, kind="stable")
         data, ends = items.data, np.cumsum(sizes)
-        if len(items.queues.queues) > 1:
+        order = np.arange(len(numbers))
+        if (numbers[1:] < numbers[:-1]).any():
+            order = np.argsort(numbers, kind="stable")
             begins = ends - sizes
             gathered = take_ranges(data, begins[order], ends[order])
             _, offsets, buffer = gathered.buffers()
@@ -163,10 +166,11 @@ class MessageSpool:
             self._file.write(pa.py_buffer(data))
             self._file.flush()
         except OSError as error:
+            folder = "" if self._file is None else f" {tempfile.gettempdir()}"  # else it may be that there is none
             raise DiskFullError(
-                f"messages to send cannot be kept in the temporary folder {tempfile.gettempdir()}: {error.strerror}; "
-                f"expected room for about {self.bytes} bytes. Nothing was sent. Free space there, set TMPDIR to "
-                "another folder, or use more partitions."
+                f"messages to send cannot be kept in the temporary folder{folder}: {error.strerror}; expected room for "
+                f"about {self.bytes} bytes. Nothing was sent. Free space there, set TMPDIR to another folder, or use "
+                "more partitions."
             ) from None
         self._file_bytes += len(data)
         return begin, None

@@ -4,7 +4,8 @@ The first of these rules that applies determines the queue:
 1. If the row has a queue id, the queue with this id on the row's broker is chosen. The name of the broker may be
    missing if all queues of the topic are on one broker.
 2. If the row has a sharding key, its Java hash chooses from the list of all queues (SelectMessageQueueByHash).
-3. Otherwise the queues of the list are chosen one after the other (round-robin).
+3. Otherwise the queues of the list are chosen one after the other (round-robin). If no row of a batch has a queue id
+   or a key, each queue gets a block of adjacent rows, because the rows of a queue are sent together.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ class RowQueues:
 class BrokerRouter:
     """Chooses queues for one batch after another. Round-robin continues across batches. Not thread-safe.
 
-    `queues_of` returns the sorted queues to which messages of a topic are sent, or raises an error. Round-robin begins
+    `queues_of` returns the queues to which messages of a topic are sent, or raises an error. Those of a broker follow
+    each other, with ids from 0. Round-robin begins
     at queue `start` modulo their number. Use a random number, so that many routers together use all queues.
     """
 
@@ -64,6 +66,8 @@ class BrokerRouter:
         Raises RowFault for a queue that the topic does not have, and passes on the errors of `queues_of`.
         """
         chosen = _choose(topics, [self.queues(name) for name in topics.names], row_count, queue_ids, brokers)
+        if chosen is None and key_hashes is None and topics.numbers is None:
+            return self._route_blocks(topics.names[0], row_count)
         routes = self._router.route(topics, row_count, chosen, key_hashes)
         queues = tuple(self._queues[key.topic][key.queue_id] for key in routes.queues)
         are_free = np.ones(row_count, np.bool_)
@@ -71,6 +75,17 @@ class BrokerRouter:
             if given is not None:
                 are_free &= ~given.mask
         return RowQueues(queues, routes.queue_numbers, are_free)
+
+    def _route_blocks(self, topic: str, row_count: int) -> RowQueues:
+        """Return the queues of rows of one topic that any queue may take: a block of rows for each."""
+        queues = self.queues(topic)
+        block = -(-row_count // len(queues))
+        used = -(-row_count // block)
+        begin = self._router.advance(topic, used)
+        chosen = tuple(queues[(begin + number) % len(queues)] for number in range(used))
+        return RowQueues(
+            chosen, np.repeat(np.arange(used, dtype=np.int32), block)[:row_count], np.ones(row_count, np.bool_)
+        )
 
     def route_one(self, topic: str, queue_id: object, broker: object, key_hash: int | None) -> QueueKey | None:
         """Return the queue of one message, as `route` does. Return None if `route` must choose or refuse it.
@@ -81,7 +96,7 @@ class BrokerRouter:
         if queue_id is not None or broker is not None:
             is_clear = broker is not None or len({one.broker for one in queues}) == 1
             found = [one for one in queues if one.queue_id == queue_id and broker in (None, one.broker)]
-            return found[0] if found and is_clear else None
+            return found[0] if found and is_clear and type(queue_id) is int else None  # True == 1 is no queue id
         number = self._router.route_one(topic, None, key_hash)
         if number is None:
             return None
