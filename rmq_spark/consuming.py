@@ -87,7 +87,6 @@ def consume(
     if not isinstance(checkpoint_location, str | PurePath) or not str(checkpoint_location).strip():
         raise OptionError(f"checkpoint_location={checkpoint_location!r} is not a folder. Give a folder of its own.")
     source = _find_source(df)
-    check_place("consume", path, name_server, "read from")
     location = _check_source(source, path, name_server, group, model)
     _check_columns(df, location, model, resends=resends)
     retry_topic = _find_retry_topic(df, source, group)
@@ -253,6 +252,7 @@ def _check_source(
 
 def _check_same_place(location: Location, path: "str | PurePath | None", name_server: str | None) -> None:
     """Raise OptionError unless path, or else name_server, names the place that the stream reads."""
+    check_place("consume", path, name_server, "read from")
     name, value = ("path", str(path)) if name_server is None else ("nameServer", name_server)
     given = locate({name: parse_value(_PLACES[name], value, 0)})
     read = location.mark()

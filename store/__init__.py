@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rmq_spark.store.client.create_store import create_store
     from rmq_spark.store.client.producer import Producer
     from rmq_spark.store.client.pull_consumer import PullConsumer
+    from rmq_spark.store.cluster.dead_letters import ClusterRepublished
     from rmq_spark.store.cluster.diagnosis import ClusterFinding
-    from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions, republish_dead_letters
+    from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions
     from rmq_spark.store.delivery.scheduler import DeliveryScheduler
     from rmq_spark.store.delivery.send_back_sink import SendBackSettings, SendBackTask, commit_copies
     from rmq_spark.store.delivery.serve import serve_store
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.model import CommitKey
     from rmq_spark.store.opening import close, examine_cluster, open_consumer, open_reader, open_store
     from rmq_spark.store.parquet_copies import export_parquet, import_parquet
+    from rmq_spark.store.republishing import republish_dead_letters
     from rmq_spark.store.tools.check import check
     from rmq_spark.store.tools.dump import DUMP_KINDS, dump
     from rmq_spark.store.tools.repair import repair
@@ -51,6 +53,7 @@ __all__ = [
     "SQL92",
     "TAG",
     "ClusterFinding",
+    "ClusterRepublished",
     "CommitKey",
     "CommitOptions",
     "DeliveryScheduler",
@@ -118,7 +121,9 @@ _MODULES = {
     "send_result": "SendResult SendStatus",
     "client.pull_consumer": "PullConsumer",
     "cluster.diagnosis": "ClusterFinding",
-    "delivery.dead_letters": "pending_transactions republish_dead_letters Republished",
+    "cluster.dead_letters": "ClusterRepublished",
+    "delivery.dead_letters": "pending_transactions Republished",
+    "republishing": "republish_dead_letters",
     "delivery.scheduler": "DeliveryScheduler",
     "delivery.send_back_sink": "commit_copies SendBackSettings SendBackTask",
     "delivery.serve": "serve_store",

@@ -28,5 +28,6 @@ sink.py            the sink of the contract: tasks that send, at least once
 broker_calls.py    many requests to brokers by name, repeated while a broker is away
 send_back.py       checks failed rows and sends them back; resent_messages.py sends those that have expired
 send_back_sink.py  the sink of failed rows: tasks check them, and the commit sends them back
+dead_letters.py    republishes the dead letters of a group
 consumer.py        a pull consumer for programs; pull_answers.py the results of its pulls, offset_commits.py its offsets
 """

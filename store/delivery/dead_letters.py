@@ -24,10 +24,9 @@ Source: TransactionalMessageServiceImpl#check, TransactionalMessageBridge (4.9, 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +41,7 @@ from rmq_spark.store.disk.clock import random_bits, wall_clock_ms
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, DamageError, NotFoundError, OptionError, StoreChangedError
 from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.letter_choice import Chooser, LetterFilter, choose_letters, make_chooser
 from rmq_spark.store.format.message_columns import Given, RowFault, Texts, Topics
 from rmq_spark.store.format.message_encoder import EncodedRecords
 from rmq_spark.store.format.message_table import check_topic
@@ -63,8 +63,6 @@ from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.staging import StageWriter
 
 REPUBLISHED_FROM = "REPUBLISHED_FROM"
-# A function that gets a batch of dead letters, with all columns of the source, and returns a mask: which to republish.
-Chooser = Callable[[pa.RecordBatch], Any]
 _NEXT = "next"  # key in a commit's metadata: the queue offset of the first dead letter that is not processed yet
 _KEPT = frozenset({"ORIGIN_MESSAGE_ID", "UNIQ_KEY", "__BORNHOST", "BORN_TIMESTAMP", "EXTEND_UNIQ_INFO"})
 _DROPPED = tuple(sorted(ENGINE_OWNED - _KEPT))
@@ -85,7 +83,7 @@ class Republished:
 def republish_dead_letters(
     path: str,
     group: str,
-    filter: "pc.Expression | Chooser | None" = None,
+    filter: LetterFilter = None,
     *,
     topic: str | None = None,
     begin: int | None = None,
@@ -94,22 +92,7 @@ def republish_dead_letters(
     lock_timeout_ms: int = 60_000,
     allow_network_store: bool = False,
 ) -> Republished:
-    """Send dead letters of a consumer group back to the topics that they came from, so that they are consumed again.
-
-    `filter` selects the dead letters: an Arrow expression over the source's columns, or a function that gets a
-    RecordBatch of dead letters and returns a mask. None selects all. If `topic` is given, they are sent to that topic
-    instead. Every group that subscribes to the topic gets the messages, not only `group`.
-
-    `progress` is a name under which the call records where it ended; with `progress=None` nothing is recorded. The call
-    processes the dead letters that exist when it starts. It starts at the queue offset `begin` or, if that is None,
-    where the last call with the same `progress` ended. Calls with the same `progress` and without `begin` together send
-    each dead letter once, even if a process dies.
-
-    Raises OptionError if the group, the filter or a topic is invalid, NotFoundError if the topic of a dead letter no
-    longer exists, BatchConflictError if another call with the same `progress` is running, StorePathError if there is
-    no store or it is not writable, LockTimeoutError if another process holds the store, and any error that the filter
-    raises. Messages that were sent before an error remain sent, and the next call does not send them again.
-    """
+    """Republish dead letters in the store at `path`. See `store.republishing.republish_dead_letters`."""
     check_retrying_group(group)
     if topic is not None:
         check_sent_topic(check_topic(topic))
@@ -119,7 +102,7 @@ def republish_dead_letters(
         raise OptionError(
             f"progress={progress!r} is not a name; expected a non-empty text, or None to record no progress."
         )
-    work = _Republishing(files.absolute(path), group, _chooser(filter), topic, progress, commit_log_path)
+    work = _Republishing(files.absolute(path), group, make_chooser(filter), topic, progress, commit_log_path)
     with work.reader, work.open_writer(lock_timeout_ms, allow_network_store) as writer:
         return work.run(writer, begin)
 
@@ -164,7 +147,7 @@ class _Republishing:
         at = max(bounds.min_offset, reached if begin is None else begin)
         sent = skipped = 0
         for batch in self.reader.read(self._queue, min(at, bounds.max_offset), bounds.max_offset, list(COLUMNS)):
-            mask = self._mask(batch)
+            mask = choose_letters(self._choose, batch)
             at += batch.num_rows
             records = self._records(batch, np.flatnonzero(mask))
             number += 1
@@ -182,18 +165,8 @@ class _Republishing:
             sent, skipped = sent + int(mask.sum()), skipped + int((~mask).sum())
         return Republished(sent, skipped, max(at, reached))
 
-    def _mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        found = self._choose(batch)
-        mask = pa.array(found) if not isinstance(found, pa.Array | pa.ChunkedArray) else found
-        if not pa.types.is_boolean(mask.type) or len(mask) != batch.num_rows:
-            raise OptionError(
-                f"filter: returned {len(mask)} values of type {mask.type} for {batch.num_rows} dead letters; expected "
-                "true or false for each."
-            )
-        return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), np.bool_)
-
     def _records(self, batch: pa.RecordBatch, rows: NDArray[np.intp]) -> EncodedRecords | None:
-        """Return the records that republish some `rows` of a batch of dead letters, or None if there are no rows."""
+        """Return the records that republish some `rows` of a batch of dead letters, or None without rows."""
         if not len(rows):
             return None
         physical_offsets = batch.column("commitLogOffset").to_numpy()[rows]
@@ -255,29 +228,6 @@ class _Republishing:
         if records is not None:
             stage.write(records)
         return stage.finish()
-
-
-def _chooser(filter: "pc.Expression | Chooser | None") -> Chooser:
-    if filter is None:
-        return lambda batch: pa.repeat(pa.scalar(True), batch.num_rows)
-    if isinstance(filter, pc.Expression):
-        expression = filter
-
-        def choose(batch: pa.RecordBatch) -> Any:
-            numbered = pa.table({**dict(zip(batch.schema.names, batch.columns, strict=True)), "@": range(len(batch))})
-            try:
-                kept = numbered.filter(expression)["@"].to_numpy()
-            except (pa.ArrowException, KeyError) as error:
-                raise OptionError(f"filter: {error}. Columns are: {', '.join(COLUMNS)}.") from None
-            return np.isin(np.arange(len(batch)), kept)
-
-        return choose
-    if not callable(filter):
-        raise OptionError(
-            f"filter={filter!r} is neither an Arrow expression nor a function; expected an expression such as "
-            "pyarrow.compute.field('tags') == 'A', or a function of a batch of dead letters."
-        )
-    return filter
 
 
 HALF_QUEUE = QueueKey(HALF_TOPIC, 0)

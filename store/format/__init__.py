@@ -19,6 +19,7 @@ The functions are pure. They do not open files, read the clock or use random num
 | messages of programs, before they are encoded | `message_table` |
 | new messages for a cluster | `batch_items`, `broker_router`, `content_ids` |
 | rows of messages that are sent back | `failed_columns`, `failed_rows` |
+| dead letters that are republished | `letter_choice` |
 | `rmq/queues` | `queue_registry` |
 | `rmq/watermark`, `rmq/holder.json`, `rmq/settings.json`, `rmq/rebuild` | `own_files` |
 | other JSON files in `rmq/` | `side_file` |

@@ -6,19 +6,17 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from brokers import RunningCluster, faults
 from brokers.broker import Broker
+from support.failed_messages import DEAD, GROUP, RETRY, Row, address_of, batch_of, rows_of
 
 from rmq_spark.store import open_store
-from rmq_spark.store.backend import COLUMNS, CommitTerms, SendBackTerms
+from rmq_spark.store.backend import CommitTerms, SendBackTerms
 from rmq_spark.store.cluster import broker_calls
 from rmq_spark.store.cluster import client as cluster_client
-from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
-from rmq_spark.store.cluster.reader import ClusterReader
 from rmq_spark.store.cluster.send_back_sink import ClusterSendBackSink
 from rmq_spark.store.cluster.write_routes import WriteRoutes
 from rmq_spark.store.disk.clock import wall_clock_ms
@@ -30,13 +28,10 @@ from rmq_spark.store.errors import (
     OptionError,
     UnknownOutcomeError,
 )
-from rmq_spark.store.format.failed_columns import failed_column_type
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import SCHEDULE_TOPIC
 
 RunCluster = Callable[..., RunningCluster]
-Row = dict[str, Any]
-GROUP, RETRY, DEAD = "billing", "%RETRY%billing", "%DLQ%billing"
 KEY = CommitKey("query", 0)
 SEND_BACK, SEND, RECORD_AT = (
     RequestCode.CONSUMER_SEND_MSG_BACK,
@@ -69,33 +64,6 @@ def start(run_cluster: RunCluster) -> Callable[..., RunningCluster]:
         return cluster
 
     return begin
-
-
-def address_of(cluster: RunningCluster, **terms: Any) -> ClusterAddress:
-    terms = {"broker_down_timeout_ms": 5_000, "request_timeout_ms": 1_000, **terms}
-    return ClusterAddress(parse_name_servers(cluster.address), **terms)
-
-
-def rows_of(cluster: RunningCluster, topic: str = "orders", columns: Sequence[str] = tuple(COLUMNS)) -> list[Row]:
-    """Return the rows of all brokers, as the source has them."""
-    with ClusterReader(address_of(cluster)) as reader:
-        reader.refresh()
-        found: list[Row] = []
-        for queue in reader.queues(topic):
-            bounds = reader.bounds(queue)
-            for batch in reader.read(queue, bounds.min_offset, bounds.max_offset, list(columns)):
-                found += batch.to_pylist(maps_as_pydicts="strict")
-        return found
-
-
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
-    names = list(rows[0])
-    types = [(name, failed_column_type(name, pa.null())) for name in names]
-    arrays = [
-        pa.array([list(row[name].items()) if isinstance(row[name], dict) else row[name] for row in rows], kind)
-        for name, kind in types
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def sink_of(cluster: RunningCluster, at: dict[str, Any] | None = None, **terms: Any) -> ClusterSendBackSink:
