@@ -7,6 +7,7 @@ broker if no queue id and no sharding key bind the message to its queue.
 Source: DefaultMQProducerImpl (4.9, 5.3), which repeats requests with unknown outcomes too.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import borrowed_client
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.send_back import send_back
-from rmq_spark.store.cluster.send_requests import SendResponse
-from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms
+from rmq_spark.store.cluster.send_requests import SendRequest, SendResponse
+from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms, report_unknown
 from rmq_spark.store.cluster.sink import TaskRoutes, monotonic_ms, now_ms, refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
-from rmq_spark.store.errors import BrokerError, RmqError, StoreError, UnknownOutcomeError
+from rmq_spark.store.errors import BackendUnavailableError, BrokerError, RmqError, StoreError, UnknownOutcomeError
 from rmq_spark.store.format.batch_items import (
     BROKER_NAME,
     MAX_ITEM_PROPERTIES_BYTES,
@@ -51,12 +52,13 @@ from rmq_spark.store.synchronized import Synchronized, synchronized
 _ROUTES_MS = 30_000.0  # the interval at which routes are asked for again (ClientConfig#pollNameServerInterval)
 _PIECE_ROWS, _PIECE_BYTES = 1 << 15, 64 << 20
 _HEX_CHARS = 16  # of the physical offset at the end of an offsetMsgId
+_ONE_ID = re.compile(r"[0-9A-F]{16,40}[0-7][0-9A-F]{15}")
 _NO_DIGIT, _SIGN = 16, 8
 _NIBBLES = np.full(256, _NO_DIGIT, np.uint8)
 for _digits in (b"0123456789ABCDEF", b"0123456789abcdef"):
     _NIBBLES[np.frombuffer(_digits, np.uint8)] = np.arange(16)
 _SHIFTS = np.arange(4 * (_HEX_CHARS - 1), -1, -4)
-_UNIQUE_BYTES = len(UNIQ_KEY) + 2
+_MAX_PAIRS_BYTES = MAX_ITEM_PROPERTIES_BYTES - len(UNIQ_KEY) - 2  # of a properties string, without the id
 _STATUSES = {status.name: status for status in SendStatus}
 
 # The columns of the table that `send_many` returns. The table has one row for each message. `msgId` is the UNIQ_KEY.
@@ -144,12 +146,14 @@ class ClusterProducer(Synchronized):
         `broker_name`. The broker delivers a message with a `delay_level` or with `deliver_at_ms` (5.x) later; the
         result is then the position where it waits.
         """
-        with self._sending() as connected, MessageSpool(keeps_ids=True) as spool:
+        with self._sending() as connected:
             message = SingleMessage(topic, body, tags, keys, properties, sharding_key, queue_id, flag)
-            message_id = self._encode_one(spool, message, broker_name, delay_level, deliver_at_ms)
-            found: list[tuple[QueueKey, SendResponse]] = []
-            self._send(connected, spool, lambda sent, answer: found.append((sent.queue, answer)))
-            ((stored_in, answer),) = found
+            is_plain = delay_level is None and deliver_at_ms is None
+            plain = PlainMessage.of(message, self._settings.body_rules) if is_plain else None
+            sent = None if plain is None else self._send_plain(connected, plain, queue_id, broker_name)
+            message_id, stored_in, answer = sent or self._send_any(
+                connected, message, broker_name, delay_level, deliver_at_ms
+            )
         offset, physical_offset = answer.queue_offset, int(find_physical_offsets(answer.ids, 1)[0])
         if offset is None or physical_offset < 0:
             raise BrokerError(
@@ -299,24 +303,43 @@ class ClusterProducer(Synchronized):
     def _make_ids(self, count: int, _: object) -> Bytes:
         return self._ids.take(count, now_ms()).texts()
 
-    def _encode_one(
+    def _send_plain(
+        self, connected: TaskRoutes, plain: PlainMessage, queue_id: int | None, broker: str | None
+    ) -> tuple[str, QueueKey, SendResponse] | None:
+        """Send a usual message without Arrow, by one request. Return its id, its queue, and the answer.
+
+        Return None if `_send_any` must encode or refuse the message. If nothing was stored, send it again.
+        """
+        queue = None
+        if plain.body and len(plain.pairs) <= _MAX_PAIRS_BYTES - self._ids.width:
+            queue = self._router.route_one(plain.topic, queue_id, broker, plain.key_hash)
+        if queue is None or plain.topic.startswith(RETRY_TOPIC_PREFIX):
+            return None
+        client, routes = connected
+        born_ms = now_ms()
+        message_id = self._ids.take_one(born_ms)
+        properties = f"{UNIQ_KEY}\x01{message_id}\x02".encode() + plain.pairs
+        stored = QueueKey(routes.topic_of(plain.topic), queue.queue_id, queue.broker)
+        request = SendRequest(stored, plain.body, properties.decode(), born_ms, plain.flag)
+        try:
+            return message_id, queue, client.call(routes.address(queue.broker), request)
+        except UnknownOutcomeError as error:
+            raise report_unknown(error, (message_id,)) from None
+        except BackendUnavailableError:
+            with MessageSpool(keeps_ids=True) as spool:
+                is_free = queue_id is None and plain.key_hash is None
+                spool.add_one(queue, encode_item(plain.flag, plain.body, properties), message_id, is_free=is_free)
+                return self._send_spool(connected, spool)
+
+    def _send_any(
         self,
-        spool: MessageSpool,
+        connected: TaskRoutes,
         message: SingleMessage,
         broker: str | None,
         delay_level: int | None,
         deliver_at_ms: int | None,
-    ) -> str:
-        """Add one message to a spool, and return its id. Usual messages are encoded without Arrow."""
-        is_plain = delay_level is None and deliver_at_ms is None
-        plain = PlainMessage.of(message, self._settings.body_rules) if is_plain else None
-        if plain is not None and len(plain.pairs) <= MAX_ITEM_PROPERTIES_BYTES - _UNIQUE_BYTES - self._ids.width:
-            queue = self._router.route_one(plain.topic, message.queue_id, broker, plain.key_hash)
-            if queue is not None and not plain.topic.startswith(RETRY_TOPIC_PREFIX):
-                unique = self._ids.take_one(now_ms())
-                item = encode_item(plain.flag, plain.body, f"{UNIQ_KEY}\x01{unique}\x02".encode() + plain.pairs)
-                spool.add_one(queue, item, unique, is_free=message.queue_id is None and plain.key_hash is None)
-                return unique
+    ) -> tuple[str, QueueKey, SendResponse]:
+        """Send a message of any kind, and return its id, its queue, and the answer. Raises OptionError."""
         row = {
             "topic": message.topic,
             "body": message.body,
@@ -330,8 +353,16 @@ class ClusterProducer(Synchronized):
             "delayLevel": delay_level,
             "deliverTimestamp": deliver_at_ms,
         }
-        spool.add(self._encoder.encode(message_of(row), self._router, self._make_ids, now_ms(), None))
-        return spool.ids(np.zeros(1, np.int64))[0]
+        with MessageSpool(keeps_ids=True) as spool:
+            spool.add(self._encoder.encode(message_of(row), self._router, self._make_ids, now_ms(), None))
+            return self._send_spool(connected, spool)
+
+    def _send_spool(self, connected: TaskRoutes, spool: MessageSpool) -> tuple[str, QueueKey, SendResponse]:
+        """Send the only message of a spool."""
+        found: list[tuple[QueueKey, SendResponse]] = []
+        self._send(connected, spool, lambda sent, answer: found.append((sent.queue, answer)))
+        ((queue, answer),) = found
+        return spool.ids(np.zeros(1, np.int64))[0], queue, answer
 
 
 class _Positions:
@@ -368,6 +399,8 @@ class _Positions:
 
 def find_physical_offsets(ids: str, count: int) -> NDArray[np.int64]:
     """Return the physical offsets at the end of `count` offsetMsgIds, joined by commas. -1 where there is none."""
+    if count == 1 and _ONE_ID.fullmatch(ids):
+        return np.array([int(ids[-_HEX_CHARS:], 16)])
     data = np.frombuffer(f"{ids},".encode(), np.uint8)
     width = len(data) // max(count, 1)
     if len(data) != width * count or width <= _HEX_CHARS:

@@ -74,7 +74,7 @@ class Request(Generic[ResponseT]):
         return {}
 
     @property
-    def body(self) -> bytes:
+    def body(self) -> bytes | memoryview:
         """The body."""
         return b""
 

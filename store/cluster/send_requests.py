@@ -9,11 +9,13 @@ Source: SendMessageRequestHeaderV2, SendMessageResponseHeader, ConsumerSendMsgBa
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import ClassVar, Self
 
 from rmq_spark.store.cluster.answer_fields import Question
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
-from rmq_spark.store.cluster.frame import Command
+from rmq_spark.store.cluster.frame import MAX_FRAME_BYTES, Command, encode_command, frame_words
 from rmq_spark.store.cluster.requests import Request
 from rmq_spark.store.cluster.responses import DoneResponse, Response
 from rmq_spark.store.model import QueueKey
@@ -81,6 +83,30 @@ class SendRequest(Request[SendResponse]):
             fields["l"] = str(self.max_reconsume_times)
         return fields
 
+    def frame(self, opaque: int) -> bytes:
+        if self.reconsume_times or self.max_reconsume_times is not None:
+            return encode_command(self.command(opaque))
+        queue = self.queue
+        before, between, after, end = _send_header(queue.topic, queue.queue_id, queue.broker, self.flag, self.sys_flag)
+        header = b'%b"g":"%d"%b"i":%b%b"opaque":%d%b' % (
+            before, self.born_ms, between, encode_basestring(self.properties).encode(), after, opaque, end,
+        )  # fmt: skip
+        frame = frame_words(len(header), len(self.content)) + header + self.content
+        return frame if len(frame) <= MAX_FRAME_BYTES else encode_command(self.command(opaque))
+
+
+@lru_cache(maxsize=256)
+def _send_header(topic: str, queue_id: int, broker: str, flag: int, sys_flag: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the JSON header of single messages around time, properties and number, which differ in each of them.
+
+    A quote in a text is escaped, so each name below with its colon is found only where it is the name of a field.
+    """
+    header = encode_command(SendRequest(QueueKey(topic, queue_id, broker), b"", "", 0, flag, sys_flag).command(0))[8:]
+    before, _, rest = header.partition(b'"g":"0"')
+    between, _, rest = rest.partition(b'"i":""')
+    after, _, end = rest.partition(b'"opaque":0')
+    return before, between, after, end
+
 
 @dataclass(frozen=True, slots=True)
 class SendBatchRequest(Request[SendResponse]):
@@ -90,7 +116,7 @@ class SendBatchRequest(Request[SendResponse]):
     """
 
     queue: QueueKey
-    content: bytes
+    content: bytes | memoryview
     count: int
     born_ms: int
     code = RequestCode.SEND_BATCH_MESSAGE
@@ -102,7 +128,7 @@ class SendBatchRequest(Request[SendResponse]):
         return f"send {self.count} messages to queue {self.queue}"
 
     @property
-    def body(self) -> bytes:
+    def body(self) -> bytes | memoryview:
         return self.content
 
     def fields(self) -> dict[str, str]:

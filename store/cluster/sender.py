@@ -351,6 +351,11 @@ def _count_fitting(run: ItemRun, room_bytes: int, room_count: int, *, is_first: 
     return max(fits, int(is_first))
 
 
+def report_unknown(error: UnknownOutcomeError, ids: tuple[str, ...]) -> UnknownOutcomeError:
+    """Return the error of a request with the ids of its messages."""
+    return UnknownOutcomeError(f"{error}{_ids_text(ids)}", ids)
+
+
 def _ids_text(ids: tuple[str, ...]) -> str:
     if not ids:
         return ""

@@ -273,8 +273,9 @@ def encode_item(flag: int, body: bytes, properties: bytes) -> bytes:
     return b"".join((head, body, len(properties).to_bytes(ITEM_TAIL.itemsize, "big"), properties))
 
 
-def split_item(data: bytes) -> tuple[int, bytes, str]:
+def split_item(item: bytes | memoryview) -> tuple[int, bytes, str]:
     """Return flag, body and properties of a single item."""
+    data = bytes(item)
     _, _, _, flag, size = _HEAD.unpack_from(data)
     end = _HEAD.size + size
     return flag, data[_HEAD.size : end], data[end + ITEM_TAIL.itemsize :].decode()

@@ -13,7 +13,6 @@ id is 1, so that the id is never a valid offsetMsgId. The other 95 bits are mixe
 import hashlib
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rmq_spark.store.format.byte_ranges import Bytes
 from rmq_spark.store.format.message_ids import Digests, scatter
@@ -35,7 +34,7 @@ class ContentIds:
     def __init__(self, seed: str) -> None:
         hashed = np.frombuffer(hashlib.blake2b(seed.encode(), digest_size=16).digest(), np.uint64)
         self._first_seed, self._second_seed = hashed
-        self._runs: list[tuple[Digests, NDArray[np.int64]]] = []  # sorted digests, and how many rows have each
+        self._runs: list[Digests] = []  # sorted digests of all rows so far
 
     def take(self, digests: Digests) -> Bytes:
         """Return the ids of the next rows in ASCII, as an array of bytes with one row per id.
@@ -55,27 +54,28 @@ class ContentIds:
         ids["last"] = second >> np.uint64(48)
         return _HEX[ids.view(np.uint8).reshape(len(digests), CONTENT_ID.itemsize)].view(np.uint8)
 
-    def _number(self, digests: Digests) -> Digests:
-        """Return the number of each row among all rows so far with the same digest."""
-        found, inverse, counts = np.unique(digests, return_inverse=True, return_counts=True)
-        numbers = np.zeros(len(digests), np.uint64)
-        if len(found) < len(digests):
-            order = np.argsort(inverse, kind="stable")
-            numbers[order] = np.arange(len(digests)) - np.repeat(np.cumsum(counts) - counts, counts)
+    def _number(self, digests: Digests) -> Digests | np.uint64:
+        """Return the number of each row among all rows so far with the same digest. A single 0 if all are new."""
+        found = np.sort(digests)
         earlier = np.zeros(len(found), np.int64)
-        for known, known_counts in self._runs:
-            at = np.minimum(np.searchsorted(known, found), len(known) - 1)
-            earlier += np.where(known[at] == found, known_counts[at], 0)
-        if earlier.any():
-            numbers += earlier[inverse].astype(np.uint64)
-        self._add(found, counts)
+        for run in self._runs:
+            at = np.searchsorted(run, found)
+            if (run[np.minimum(at, len(run) - 1)] == found).any():
+                earlier += np.searchsorted(run, found, "right") - at
+        self._add(found)
+        are_equal = found[1:] == found[:-1]
+        if not are_equal.any() and not earlier.any():
+            return np.uint64(0)
+        firsts = np.zeros(len(found), np.int64)  # for each row in `found` the first one with its digest
+        firsts[1:] = np.where(are_equal, 0, np.arange(1, len(found)))
+        np.maximum.accumulate(firsts, out=firsts)
+        numbers = np.empty(len(found), np.uint64)
+        numbers[np.argsort(digests, kind="stable")] = earlier + np.arange(len(found)) - firsts
         return numbers
 
-    def _add(self, found: Digests, counts: NDArray[np.int64]) -> None:
-        """Add a run. Runs of similar size are joined, so that there are few, and each row is joined a few times."""
-        while self._runs and len(self._runs[-1][0]) <= 2 * len(found):
-            known, known_counts = self._runs.pop()
-            found, inverse = np.unique(np.concatenate([known, found]), return_inverse=True)
-            counts = np.bincount(inverse, np.concatenate([known_counts, counts])).astype(np.int64)
+    def _add(self, found: Digests) -> None:
+        """Add sorted digests. Runs of similar size are joined, so that there are few, and each row is joined rarely."""
+        while self._runs and len(self._runs[-1]) <= 2 * len(found):
+            found = np.sort(np.concatenate([self._runs.pop(), found]), kind="stable")  # it merges sorted parts
         if len(found):
-            self._runs.append((found, counts))
+            self._runs.append(found)

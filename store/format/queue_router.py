@@ -100,9 +100,12 @@ class QueueRouter:
             return abs(key_hash) % count
         return self._next.get(topic, self._start) % count
 
-    def advance(self, topic: str) -> None:
-        """Continue round-robin after a message whose queue was chosen by `route_one`."""
-        self._next[topic] = (self._next.get(topic, self._start) + 1) % self._queue_count(topic)
+    def advance(self, topic: str, count: int = 1) -> int:
+        """Take the next `count` queues of round-robin, such as the one that `route_one` chose. Return the first one."""
+        queue_count = self._queue_count(topic)
+        first = self._next.get(topic, self._start) % queue_count
+        self._next[topic] = (first + count) % queue_count
+        return first
 
     def _queue_count(self, topic: str) -> int:
         if topic not in self._counts:
