@@ -111,6 +111,7 @@ class FourServers:
     """
 
     def __init__(self, java: Java, folder: Path, **conf: object) -> None:
+        self.java = java
         ports = _free_ports()
         self.address = ";".join(f"127.0.0.1:{port - _LOWER}" for port in ports)
         self.name_servers = [NameServer(java, port - _LOWER) for port in ports]

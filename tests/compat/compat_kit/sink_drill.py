@@ -1,0 +1,236 @@
+"""Two streams that send to real brokers, while tasks, executors, drivers and brokers die; and a judge of what arrived.
+
+The source has each body twice, in equal rows, so that a sink that drops one of two equal rows is noticed. A row that
+was sent again has the id of its twin: the number of different ids of a body is the number of its rows.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+
+import rmq_spark
+from compat_kit.clusters import FourServers
+from compat_kit.deliveries import Delivery, pull_deliveries
+from compat_kit.sink_life import PLAIN, ROWS_A_BATCH, SHUFFLED
+
+QUEUES, KEYS = 4, 8
+_LIFE = Path(__file__).with_name("sink_life.py")
+_STARTS_WITHIN_S, _ENDS_WITHIN_S = 300.0, 900.0
+_EXECUTOR, _WORKER = "CoarseGrainedExecutorBackend", "pyspark.daemon"
+TASK, EXECUTOR, DRIVER, JVM, BROKER = "task", "executor", "driver", "JVM alone", "broker"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a judge found in one topic. All but `doubled` must be 0."""
+
+    topic: str
+    rows: int = 0
+    missing: int = 0
+    foreign: int = 0
+    doubled: int = 0  # rows that were sent again, with the id of their twin
+    lost_ids: int = 0  # bodies with fewer ids than rows: a reader that drops copies would lose a row
+    other_ids: int = 0  # bodies with more ids than rows: a copy that cannot be recognised
+    inversions: int = 0  # first copies of a sharding key that are out of order
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether a message was lost, invented, or lost its order, or a copy cannot be recognised."""
+        return bool(self.missing or self.foreign or self.lost_ids or self.other_ids or self.inversions)
+
+
+def fill_source(path: Path, batches: int) -> int:
+    """Write the store that the streams copy: so many batches of messages. Return the number of bodies."""
+    bodies = batches * ROWS_A_BATCH // 2
+    numbers = [number for number in range(bodies) for _ in range(2)]
+    table = pa.table(
+        {
+            "body": pa.array([b"%08d" % number for number in numbers], pa.binary()),
+            "tags": pa.array([f"tag{number % 3}" for number in numbers]),
+            "keys": pa.array([f"key-{number}" for number in numbers]),
+            "shardingKey": pa.array([f"k{number % KEYS}" for number in numbers]),
+            "queueId": pa.array([number % KEYS % QUEUES for number in numbers], pa.int32()),
+        }
+    )
+    with rmq_spark.open_store(str(path), queues=QUEUES) as store:
+        store.send_many(table, topic="orders")
+    return bodies
+
+
+def judge(topic: str, found: Sequence[Delivery], bodies: int) -> Verdict:
+    """Compare what a consumer got of a topic with what was to be sent: each of the bodies twice."""
+    verdict = Verdict(topic, rows=len(found))
+    ids: defaultdict[bytes, set[str]] = defaultdict(set)
+    for one in found:
+        ids[one.body].add(one.msg_id)
+    wanted = {b"%08d" % number for number in range(bodies)}
+    verdict.missing, verdict.foreign = len(wanted - ids.keys()), len(ids.keys() - wanted)
+    verdict.lost_ids = sum(len(ids[body]) < 2 for body in wanted & ids.keys())
+    verdict.other_ids = sum(len(ids[body]) > 2 for body in wanted & ids.keys())
+    verdict.doubled = len(found) - len({one.msg_id for one in found})
+    if topic == PLAIN:
+        verdict.inversions = _count_inversions(found)
+    return verdict
+
+
+def _count_inversions(found: Sequence[Delivery]) -> int:
+    """Return how many first copies of a sharding key come after a later one, or in another queue than the others."""
+    seen: set[str] = set()
+    last: dict[str, bytes] = {}
+    places: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    inversions = 0
+    for one in sorted(found, key=lambda one: (one.broker, one.queue_id, one.queue_offset)):
+        if one.msg_id in seen:
+            continue
+        seen.add(one.msg_id)
+        key = one.properties["__SHARDINGKEY"]
+        places[key].add((one.broker, one.queue_id))
+        inversions += one.body < last.get(key, b"")
+        last[key] = max(one.body, last.get(key, b""))
+    return inversions + sum(len(queues) - 1 for queues in places.values())
+
+
+class _Life:
+    """A process with all that it starts, in a session of its own."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def says(self, word: str) -> bool:
+        return word in self.log.read_text(errors="replace").splitlines()
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, None while it runs."""
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def members(self, word: str = "") -> list[int]:
+        """Return the living processes of the session whose command line has the word."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    state, _, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                    line = (entry / "cmdline").read_text(errors="replace").replace("\0", " ")
+                    if int(session) == self.pid and state != "Z" and word in line:
+                        found.append(int(entry.name))
+        return found
+
+    def kill_all(self) -> None:
+        """Kill all processes of the session, and wait until they are gone."""
+        while pids := self.members():
+            _kill(pids)
+            time.sleep(0.01)
+        self._process.wait()
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class SinkDrill:
+    """Lives of the streams over `servers`, and their deaths, in `folder`. `say` gets lines for people."""
+
+    servers: FourServers
+    folder: Path
+    random: Random
+    master: str
+    spark_home: str | None
+    say: Callable[[str], None]
+    deaths: Counter[str] = field(default_factory=Counter)
+    _lives: int = 0
+
+    def run(self, batches: int, kills: Sequence[str], pause_s: tuple[float, float]) -> list[Verdict]:
+        """Copy so many batches while the deaths in `kills` happen, each after a random pause. Return the verdicts."""
+        bodies = fill_source(self.folder / "source", batches)
+        with self.servers.client() as client:
+            for topic in (PLAIN, SHUFFLED):
+                client("create-topic", topic=topic, queues=QUEUES)
+        left = list(kills)
+        life = self._start()
+        try:
+            while left:
+                time.sleep(self.random.uniform(*pause_s))
+                if life.code is not None:
+                    break
+                if self._die(life, left[-1]):
+                    self.deaths[left.pop()] += 1
+                    self.say(f"{sum(self.deaths.values())} deaths: {dict(self.deaths)}")
+                if life.code is not None or not life.members():
+                    life.kill_all()
+                    life = self._start()
+            until = time.monotonic() + _ENDS_WITHIN_S
+            while life.code is None and time.monotonic() < until:
+                time.sleep(0.2)
+            if life.code != 0 or not life.says("done"):
+                raise RuntimeError(
+                    f"the last life ended with {life.code}: {life.log.read_text(errors='replace')[-4000:]}"
+                )
+        finally:
+            life.kill_all()
+        with self.servers.client() as client:
+            found = pull_deliveries(client, [PLAIN, SHUFFLED])
+        return [judge(topic, [one for one in found if one.topic == topic], bodies) for topic in (PLAIN, SHUFFLED)]
+
+    def _start(self) -> _Life:
+        self._lives += 1
+        options = ["spark.task.maxFailures=100", "spark.deploy.maxExecutorRetries=-1"]
+        arguments = [self.master, str(self.folder / "source"), self.servers.address, str(self.folder / "checkpoints")]
+        prefix = list(self.servers.java.network.prefix)
+        home = [] if self.spark_home is None else ["env", f"SPARK_HOME={self.spark_home}", "SPARK_LOCAL_IP=127.0.0.1"]
+        command = [*prefix, *home, sys.executable, "-P", str(_LIFE), *arguments, *options]
+        life = _Life(command, self.folder / f"life-{self._lives:03}.log")
+        until = time.monotonic() + _STARTS_WITHIN_S
+        while not life.says("started"):
+            if life.code is not None or time.monotonic() > until:
+                raise RuntimeError(f"a life did not start: {life.log.read_text(errors='replace')[-4000:]}")
+            time.sleep(0.05)
+        return life
+
+    def _die(self, life: _Life, kind: str) -> bool:
+        """Kill something of a kind. Return whether there was something to kill."""
+        if kind == TASK:
+            victims = self._one_of(life.members(_WORKER))
+        elif kind == EXECUTOR:
+            victims = self._one_of(life.members(_EXECUTOR))
+        elif kind == JVM:
+            victims = self._one_of(life.members("org.apache.spark.deploy.SparkSubmit"))
+        elif kind == DRIVER:
+            victims = life.members()
+        else:
+            broker = self.random.choice([*self.servers.brokers.values()])
+            broker.kill()
+            time.sleep(self.random.uniform(0.1, 3))
+            self.servers.start(broker)
+            return True
+        _kill(victims)
+        if kind in (JVM, DRIVER):
+            until = time.monotonic() + 30
+            while life.code is None and time.monotonic() < until:
+                time.sleep(0.1)
+            life.kill_all()
+        return bool(victims)
+
+    def _one_of(self, pids: list[int]) -> list[int]:
+        return [self.random.choice(pids)] if pids else []
