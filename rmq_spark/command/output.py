@@ -73,6 +73,8 @@ _TYPED = {
     "or None to go by": "or none to go by",
     "keep_queues=False": "--spread",
     "skip_rows=": "--skip ",
+    "Add the column brokerName, or leave queueId out": "Give --queue BROKER:ID, or leave it out",
+    "Leave out queueId and brokerName for any queue": "Leave --queue out for any queue",
     "createTopic=true": "--create-topic",
     " (brokerDownTimeout)": "",
     " (UnknownOutcomeError.message_ids)": "",

@@ -104,19 +104,17 @@ class _Import:
             if not needed:
                 continue
             if not broker and len(counts) > 1:
-                found = "has rows with queueId and no brokerName, and the topic is on several brokers"
-            elif not broker and needed > counts.total():
-                found = f"has messages of queue {needed - 1}, and the topic has fewer queues"
+                found = "rows with queueId and no brokerName, and the topic is on several brokers"
             elif broker and broker not in counts:
-                found = f"has messages of broker {broker}, to which messages of the topic are not sent"
-            elif broker and needed > counts[broker]:
-                found = f"has messages of queue {needed - 1} of broker {broker}, which has fewer queues of the topic"
+                found = f"rows of broker {broker}"
+            elif needed > (counts[broker] if broker else counts.total()):
+                found = f"rows of queue {QueueKey(topic, needed - 1, broker).id_text}"
             else:
                 continue
             raise OptionError(
-                f"{self._source.path}, topic {topic}: the file {found}: {shown}; expected rows for these queues. Give "
-                "keep_queues=False to spread the messages over them, or leave out the columns queueId and brokerName. "
-                "Nothing was sent."
+                f"{self._source.path}, topic {topic}: the file has {found}; expected rows of these queues: {shown}. "
+                "Give keep_queues=False to spread the messages over them, or leave out the columns queueId and "
+                "brokerName. Nothing was sent."
             )
 
     def _wait_for(self, topic: str) -> None:

@@ -102,7 +102,7 @@ def test_a_topic_of_a_store_is_created_with_queues(rmq: Rmq, store: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (("--queue", "0"), 1, "it has queueId 0 and no brokerName, and the topic has queues on several brokers"),
+        (("--queue", "0"), 1, "expected both. Give --queue BROKER:ID, or leave it out"),
         (("--queue", "broker-c:0"), 1, "queueId 0 of broker broker-c is not a queue"),
         (("--queue", "broker-a:7"), 1, "queueId 7 of broker broker-a is not a queue"),
         (("--broker", "broker-a"), 2, "--broker requires --queue"),

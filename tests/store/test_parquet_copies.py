@@ -229,8 +229,14 @@ def test_import_parquet_sends_again_what_a_broker_did_not_answer(
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"queueId": 0}, "rows with queueId and no brokerName, and the topic is on several brokers: broker-a"),
-        ({"queueId": 0, "brokerName": "broker-c"}, "has messages of broker broker-c, to which messages of the topic"),
+        (
+            {"queueId": 0},
+            r"rows with queueId and no brokerName, and .* expected rows of these queues: broker-a \(.*, broker-b",
+        ),
+        (
+            {"queueId": 0, "brokerName": "broker-c"},
+            "has rows of broker broker-c; expected rows of these queues: broker-a",
+        ),
         ({"queueId": None, "brokerName": "broker-b"}, "brokerName 'broker-b' and no queueId; expected both"),
         ({"queueId": 70_000, "brokerName": "broker-b"}, "has a row with queueId 70000; expected 0 to 65535"),
     ],
@@ -259,8 +265,11 @@ def test_import_parquet_refuses_queues_that_a_cluster_does_not_have(
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"brokerName": "broker-a"}, r"has messages of queue 2 of broker broker-a, which .*: broker-a \(2 queues\);"),
-        ({}, r"has messages of queue 2, and the topic has fewer queues: broker-a \(2 queues\);"),
+        (
+            {"brokerName": "broker-a"},
+            r"has rows of queue broker-a:2; expected rows of these queues: broker-a \(2 queues\)",
+        ),
+        ({}, r"has rows of queue 2; expected rows of these queues: broker-a \(2 queues\)"),
     ],
 )
 def test_import_parquet_refuses_a_topic_with_too_few_queues(
