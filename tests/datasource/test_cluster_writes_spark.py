@@ -195,13 +195,14 @@ def test_rows_with_a_sharding_key_stay_in_order_in_one_queue(copy: Copy) -> None
 
 
 def test_rejected_row_leaves_the_cluster_unchanged(spark: "SparkSession", cluster: RunningCluster) -> None:
-    schema = "body string, properties map<string,string>"
-    for wrong, message in (
-        (("x" * 1001, {}), "partition 0, row 1, topic 'orders': its body has 1001 bytes"),
-        (("x", {"a\x02b": "x"}), "partition 0, row 1, topic 'orders': "),
+    last = 24_999  # in the third of Spark's batches of 10,000 rows
+    rows = spark.range(last + 1).coalesce(1)
+    for body, properties, message in (
+        (f"if(id = {last}, repeat('x', 1001), 'x')", "map('a', 'b')", "its body has 1001 bytes; expected at most 1000"),
+        ("'x'", f"map(if(id = {last}, '', 'a'), 'b')", "'' is not a property name"),
     ):
-        frame = spark.createDataFrame([("valid", {}), wrong], schema).coalesce(1)
-        with pytest.raises(Exception, match=message):
+        frame = rows.selectExpr(f"{body} as body", f"{properties} as properties")
+        with pytest.raises(Exception, match=f"partition 0, row {last}, topic 'orders': {message}"):
             write(frame, cluster, topic="orders", maxMessageSize=1000)
     assert columns_of(address_of(cluster), "orders", "body") == []
 
