@@ -231,8 +231,8 @@ def _ordered_queues(topic: str, text: str) -> Iterable[QueueKey]:
     """Return the queues in a text such as "broker-a:8;broker-b:4"."""
     counts = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        broker, colon, count = part.rpartition(":")
-        if not colon or not (count.isascii() and count.isdigit() and len(count) < 8):
+        broker, _, count = part.partition(":")
+        if not (count.isascii() and count.isdigit() and len(count) < 8):
             raise BrokerError(
                 0,
                 f"the order configuration of topic {topic} is {text!r}; expected broker:queues, separated by "
