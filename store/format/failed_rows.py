@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.failed_columns import (
     COPY_TIMES,
     FAILED_COLUMNS,
@@ -57,13 +58,28 @@ def failed_rows_of(given: object) -> pa.RecordBatch:
                 f"no such column: {', '.join(unknown)}. Expected are the columns of the source, delayLevel and error."
             )
         refuse_missing_places(names)
-        table = pa.table({name: given[name].cast(failed_column_type(name, given[name].type)) for name in names})
+        columns = {name: given[name].cast(failed_column_type(name, given[name].type)) for name in names}
+        if "properties" in columns:
+            columns["properties"] = _as_maps(columns["properties"])
+        table = pa.table(columns)
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
     except _NOT_ARROW as error:
         if isinstance(error, OptionError):
             raise
         raise OptionError(f"rows cannot be sent back: {error}. Nothing was sent back.") from None
+
+
+def _as_maps(properties: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return properties as maps. Arrow makes structs of dicts, and lists of the pairs into which it turns maps."""
+    kind = properties.type
+    if not (pa.types.is_struct(kind) or pa.types.is_list(kind)):
+        return properties
+    maps = [
+        None if row is None else [pair for pair in dict(row).items() if pair[1] is not None]
+        for row in properties.to_pylist()
+    ]
+    return pa.chunked_array([pa.array(maps, COLUMNS["properties"])])
 
 
 _NONE = pa.Table.from_pylist([], pa.schema([*PLACE_TYPES.items(), ("topic", pa.string())]))

@@ -332,3 +332,16 @@ def test_send_back_of_programs_returns_where_copies_go(start: Callable[..., Runn
         for topic, level in ((retry, 4), (retry, 5), (DEAD, 0))
     ]
     assert [waiting(cluster.brokers["broker-a"], level) for level in (4, 5)] == [1, 1]
+
+
+def test_send_back_takes_properties_as_dicts(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    rows = rows_of(cluster)[:2]
+    cluster.brokers["broker-a"].expire("orders", 0, 2)
+    rows[1]["properties"] = {"other": "v"}
+    with open_store(name_server=cluster.address) as producer:
+        producer.send_back(rows, GROUP, expired_original="resend")
+    deliver(cluster)
+    found = {row["body"]: row["properties"] for row in rows_of(cluster, RETRY)}
+    assert (found[b"a0"]["p"], found[b"a1"]["other"]) == ("v", "v")
+    assert "p" not in found[b"a1"]
