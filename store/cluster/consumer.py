@@ -19,14 +19,19 @@ import pyarrow as pa
 
 from rmq_spark.store.argument_checks import check_integer, check_offset, check_time
 from rmq_spark.store.backend import BROKER_NAME, COLUMNS
+from rmq_spark.store.batch_sink import check_send_back
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import DEFAULT_PULL_GROUP, ClusterBackend
+from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import ask_master, borrowed_client
 from rmq_spark.store.cluster.offset_commits import OffsetCommits, Outcome
 from rmq_spark.store.cluster.pull_answers import ConsumerPull, answer_of_master, expired_result, make_result
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.requests import PullRequest
 from rmq_spark.store.cluster.responses import PullResponse
+from rmq_spark.store.cluster.send_back import send_back
+from rmq_spark.store.cluster.sink import monotonic_ms, now_ms
+from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import (
     DamageError,
     OptionError,
@@ -35,6 +40,7 @@ from rmq_spark.store.errors import (
 )
 from rmq_spark.store.filter.row_filter import ALL, TAG, RowFilter, compile_filter, make_expression
 from rmq_spark.store.format.columns import COLUMNS as RECORD_COLUMNS
+from rmq_spark.store.format.failed_rows import failed_rows_of
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey
 from rmq_spark.store.names import check_consumer_group
@@ -61,7 +67,7 @@ _CLOSE_MS = 200  # how often a pull that a broker holds looks whether the consum
 class ClusterConsumer(Synchronized):
     """A consumer that pulls messages from a live cluster, and reads and commits a group's offsets. Use it in `with`.
 
-    It has the methods of `PullConsumer`, which are described there, except that a cluster cannot be written so far. It
+    It has the methods of `PullConsumer`, which are described there, except `send` and `send_many`: use `open_store`. It
     connects at its first call. Every call asks the brokers that it concerns. Several threads may share one consumer:
     its methods run one at a time, but other methods may run while `pull_block_if_not_found` waits.
 
@@ -393,13 +399,14 @@ class ClusterConsumer(Synchronized):
         return {queue: committed[queue] for queue in offsets if queue in committed}
 
     def send(self, topic: str, body: bytes | str, **fields: Any) -> NoReturn:
-        """Raise OptionError, because a cluster cannot be written so far."""
+        """Raise OptionError, because this consumer sends no new messages."""
         _refuse_write("send")
 
     def send_many(self, messages: pa.Table | pa.RecordBatch, *, topic: str | None = None) -> NoReturn:
-        """Raise OptionError, because a cluster cannot be written so far."""
+        """Raise OptionError, because this consumer sends no new messages."""
         _refuse_write("send_many")
 
+    @synchronized
     def send_back(
         self,
         messages: PullResult | pa.Table | pa.RecordBatch | list[dict[str, object]],
@@ -407,9 +414,21 @@ class ClusterConsumer(Synchronized):
         max_reconsume_times: int | None = None,
         *,
         expired_original: str = "error",
-    ) -> NoReturn:
-        """Raise OptionError, because a cluster cannot be written so far."""
-        _refuse_write("send_back")
+    ) -> pa.Table:
+        """Send back messages that the group failed to consume, and return where their copies go.
+
+        `messages` is the result of a pull, or some of its rows, with the column brokerName. The copies are delivered in
+        the topic %RETRY%group. `ClusterProducer.send_back` describes the other arguments, the result and the errors.
+        Raises OptionError also if the consumer has no group.
+        """
+        self._group_for("retries")
+        self._check_open()
+        terms = check_send_back(self.group, delay_level, max_reconsume_times, expired_original)
+        batch = failed_rows_of(messages.messages if isinstance(messages, PullResult) else messages)
+        client = self._backend.client
+        routes = WriteRoutes(client, monotonic_ms, NewTopics(is_allowed=False))
+        calls = BrokerCalls(client, routes, self._address.request_timeout_ms, monotonic_ms)
+        return send_back(client, routes, calls, batch, terms, now_ms(), delay_level)
 
     def close(self) -> None:
         """Commit the updated offsets, and release the connections. A second call does nothing.
@@ -453,7 +472,7 @@ class ClusterConsumer(Synchronized):
 
 
 def _refuse_write(call: str) -> NoReturn:
-    raise OptionError(f"{call}: a cluster cannot be written to so far; expected a consumer of a store directory.")
+    raise OptionError(f"{call}: the consumer of a cluster sends no new messages; expected open_store(name_server=...).")
 
 
 __all__ = ["DEFAULT_COLUMNS", "ClusterConsumer"]

@@ -11,7 +11,7 @@ from brokers import RunningCluster, faults
 from brokers.broker import Broker
 from support.failed_messages import DEAD, GROUP, RETRY, Row, address_of, batch_of, rows_of
 
-from rmq_spark.store import open_store
+from rmq_spark.store import open_consumer, open_store
 from rmq_spark.store.backend import CommitTerms, SendBackTerms
 from rmq_spark.store.cluster import broker_calls
 from rmq_spark.store.cluster import client as cluster_client
@@ -332,6 +332,20 @@ def test_send_back_of_programs_returns_where_copies_go(start: Callable[..., Runn
         for topic, level in ((retry, 4), (retry, 5), (DEAD, 0))
     ]
     assert [waiting(cluster.brokers["broker-a"], level) for level in (4, 5)] == [1, 1]
+
+
+def test_send_back_of_a_consumer_takes_what_it_pulled(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    with open_consumer(name_server=cluster.address, group=GROUP) as consumer:
+        pulled = consumer.pull(QueueKey("orders", 0, "broker-b"), 0)
+        table = consumer.send_back(pulled, delay_level=-1)
+    assert table.column("topic").to_pylist() == [DEAD] * 3
+    assert sorted(row["body"] for row in rows_of(cluster, DEAD)) == [b"b0", b"b1", b"b2"]
+    with (
+        open_consumer(name_server=cluster.address) as consumer,
+        pytest.raises(OptionError, match="need a consumer group"),
+    ):
+        consumer.send_back(pulled)
 
 
 def test_send_back_takes_properties_as_dicts(start: Callable[..., RunningCluster]) -> None:

@@ -528,9 +528,9 @@ def test_account_that_may_subscribe_with_the_group_pulls_and_commits(
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda one: one.send("orders", b"x"), "send: a cluster cannot be written to"),
-        (lambda one: one.send_many(None), "send_many: a cluster cannot be written to"),
-        (lambda one: one.send_back([]), "send_back: a cluster cannot be written to"),
+        (lambda one: one.send("orders", b"x"), "send: the consumer of a cluster sends no new messages"),
+        (lambda one: one.send_many(None), "send_many: the consumer of a cluster sends no new messages"),
+        (lambda one: one.send_back([], delay_level="x"), "delay_level='x' must be a delay level"),
         (lambda one: one.search_offset(A, 0, "nearest"), 'rule="nearest".*expected "lower" or "upper"'),
     ],
 )
