@@ -24,6 +24,7 @@ from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.client import borrowed_client
 from rmq_spark.store.cluster.frame import Command, FrameReader, encode_command
 from rmq_spark.store.cluster.group_requests import AllGroupOffsetsRequest, CommitOffsetRequest, CreateGroupRequest
+from rmq_spark.store.cluster.send_back import RowCheck
 from rmq_spark.store.cluster.signing import sign_command
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format.config_json import GroupConfig
@@ -80,6 +81,53 @@ def find_messages(address: str, topic: str, keys: list[str], ids: list[str]) -> 
         found |= {one: reader.find_message_id(one, [topic]) for one in ids}
     return {
         word: [(queue.broker, queue.queue_id, offset) for queue, offset in places] for word, places in found.items()
+    }
+
+
+def send_rows_back(address: str, topic: str, group: str) -> dict[str, Any]:
+    """Send the six messages of a topic back in different ways, and republish the dead letters twice.
+
+    Return the errors of wrong rows, and the rows of the retry topic, of the dead letters, and of those republished.
+    """
+    rows = sorted(read_backend(address, [topic]), key=lambda row: row["body"])
+    errors = []
+    with rmq_spark.open_store(name_server=address, request_timeout_ms=_TIMEOUT_MS) as producer:
+
+        def back(row: Row, **terms: Any) -> None:
+            properties = {"properties": dict(row["properties"])}
+            producer.send_back([row | properties], group, **terms)
+
+        for change in ({"commitLogOffset": 1}, {"commitLogOffset": 1 << 40}, {"queueOffset": 1}, {"queueId": 5}):
+            wrong = {name: rows[0][name] + by for name, by in change.items()}
+            try:
+                back(rows[0] | wrong)
+            except RmqError as error:
+                errors.append((type(error).__name__, str(error)))
+        back(rows[0])
+        back(rows[1], delay_level=-1)
+        back(rows[2], max_reconsume_times=0)
+        find = RowCheck._find
+        RowCheck._find = lambda self, places, chosen: ({}, list(chosen))  # type: ignore[method-assign] # as if expired
+        back(rows[3], max_reconsume_times=1, expired_original="resend")
+        back(rows[4], delay_level=-1, expired_original="resend")
+        back(rows[5], max_reconsume_times=0, expired_original="resend")
+        RowCheck._find = find  # type: ignore[method-assign]
+    retry, dead = f"%RETRY%{group}", f"%DLQ%{group}"
+    until_s = time.monotonic() + 60
+    copies: list[Row] = []
+    while len(copies) < 2 and time.monotonic() < until_s:
+        time.sleep(0.5)
+        copies = read_backend(address, [retry])
+    letters = read_backend(address, [dead])
+    done = [rmq_spark.republish_dead_letters(name_server=address, group=group) for _ in range(2)]
+    again = [row for row in read_backend(address, [topic]) if "REPUBLISHED_FROM" in dict(row["properties"])]
+    return {
+        "rows": rows,
+        "errors": errors,
+        "retry": copies,
+        "dead": letters,
+        "sent": [one.sent for one in done],
+        "again": again,
     }
 
 

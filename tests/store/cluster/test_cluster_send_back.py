@@ -4,10 +4,11 @@ import itertools
 import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from brokers import RunningCluster, faults
+from brokers import Answer, RunningCluster, faults
 from brokers.broker import Broker
 from support.failed_messages import DEAD, GROUP, RETRY, Row, address_of, batch_of, rows_of
 
@@ -33,11 +34,7 @@ from rmq_spark.store.names import SCHEDULE_TOPIC
 
 RunCluster = Callable[..., RunningCluster]
 KEY = CommitKey("query", 0)
-SEND_BACK, SEND, RECORD_AT = (
-    RequestCode.CONSUMER_SEND_MSG_BACK,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.VIEW_MESSAGE_BY_ID,
-)
+SEND_BACK, RECORD_AT = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.VIEW_MESSAGE_BY_ID
 FUTURE_MS = 3 * 3600 * 1000
 BOTH = pytest.mark.parametrize("release", ["4.9", "5.3"])
 
@@ -359,3 +356,19 @@ def test_send_back_takes_properties_as_dicts(start: Callable[..., RunningCluster
     found = {row["body"]: row["properties"] for row in rows_of(cluster, RETRY)}
     assert (found[b"a0"]["p"], found[b"a1"]["other"]) == ("v", "v")
     assert "p" not in found[b"a1"]
+
+
+def test_bytes_that_a_broker_returns_for_an_offset_inside_of_a_record_are_no_message(
+    start: Callable[..., RunningCluster],
+) -> None:
+    cluster = start()
+    row = rows_of(cluster)[0]
+
+    def move(answer: Answer) -> Answer:
+        record = bytearray(answer.body)
+        record[28:36] = (row["commitLogOffset"] + 8).to_bytes(8, "big")
+        return replace(answer, body=bytes(record))
+
+    cluster.brokers["broker-a"].fail(RECORD_AT, faults.changed(move), times=1)
+    with pytest.raises(OptionError, match="is not a message of this cluster: no message begins at"):
+        commit(sink_of(cluster), [row])
