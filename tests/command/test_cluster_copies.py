@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from brokers import RELEASES, RunningCluster, faults
 
-from rmq_spark.store.tools import import_source
+from rmq_spark.store.tools import Imported, import_source
 
 Rmq = Callable[..., Any]
 SEND, SEND_BATCH = 310, 320
@@ -222,6 +222,18 @@ def test_a_broker_that_is_away_is_named_by_send_export_and_import(
         assert "brokerDownTimeout" not in ran.err
     assert "rmq import: no row is certainly stored." in ran.err
     assert not (tmp_path / "new").exists()
+
+
+def test_an_import_waits_a_minute_for_a_broker_that_restarts(
+    rmq: Rmq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "rmq_spark.import_parquet", lambda **arguments: given.update(arguments) or Imported("n", 1, 0, ())
+    )
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "x.parquet")
+    assert rmq("import", "-n", "ns:1", tmp_path / "x.parquet").status == 0
+    assert (given["broker_down_timeout_ms"], given["skip_rows"], given["keep_queues"]) == (60_000, 0, True)
 
 
 def test_what_a_cluster_has_can_be_exported_and_imported(rmq: Rmq, cluster: RunningCluster, tmp_path: Path) -> None:
