@@ -20,6 +20,7 @@ Source: DefaultMQPushConsumerImpl#sendMessageBack, AbstractSendMessageProcessor#
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -38,7 +39,7 @@ from rmq_spark.store.cluster.resent_messages import FIRST_LEVEL, Resender, Resen
 from rmq_spark.store.cluster.responses import OffsetResponse, PullResponse, RecordsResponse
 from rmq_spark.store.cluster.send_requests import SendBackRequest, SendRequest
 from rmq_spark.store.cluster.write_routes import WriteRoutes
-from rmq_spark.store.errors import NotFoundError, OptionError, RmqError
+from rmq_spark.store.errors import NoPermissionError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.format.failed_rows import FailedRows
 from rmq_spark.store.format.message_columns import RowFault
 from rmq_spark.store.format.properties import RETRY_TOPIC, UNIQ_KEY, parse
@@ -49,6 +50,7 @@ from rmq_spark.store.names import CLOSED_TOPICS, RETRY_TOPIC_PREFIX, dlq_topic, 
 _LOG = logging.getLogger("rmq_spark")
 
 Identity: TypeAlias = tuple[str, int, int]  # broker, physical offset and queue offset of a message
+_NO_END = 1 << 62
 _SHOWN = 3  # errors in the log, and rows in an error
 # The columns of the table that `send_back` returns. `topic` is null where the limit of the group itself decides. The
 # level of a dead letter is 0.
@@ -213,9 +215,10 @@ class RowCheck:
         def note_end(number: int, response: OffsetResponse) -> None:
             ends[queues[number]] = response.offset
 
-        self._calls.run([queue.broker for queue in queues], ask_end, note_end)
         # A pull beyond the end would make a broker of 4.9 write a message (OFFSET_MOVED_EVENT).
-        held = [row for row in missing if places.queue_offsets[row] < ends[places.queues[row]]]
+        with suppress(NoPermissionError):  # 5.3 asks for the right Get, which a reader may lack
+            self._calls.run([queue.broker for queue in queues], ask_end, note_end)
+        held = [row for row in missing if places.queue_offsets[row] < ends.get(places.queues[row], _NO_END)]
         expired = set[int]()
 
         def pull(number: int) -> Call:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from brokers import Answer, RunningCluster, faults
+from brokers import Account, AccountTable, Answer, RunningCluster, faults
 from brokers.broker import Broker
 from support.failed_messages import DEAD, GROUP, RETRY, Row, address_of, batch_of, rows_of
 
@@ -16,6 +16,7 @@ from rmq_spark.store import open_consumer, open_store
 from rmq_spark.store.backend import CommitTerms, SendBackTerms
 from rmq_spark.store.cluster import broker_calls
 from rmq_spark.store.cluster import client as cluster_client
+from rmq_spark.store.cluster.address import Credentials
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.send_back_sink import ClusterSendBackSink
@@ -372,3 +373,29 @@ def test_bytes_that_a_broker_returns_for_an_offset_inside_of_a_record_are_no_mes
     cluster.brokers["broker-a"].fail(RECORD_AT, faults.changed(move), times=1)
     with pytest.raises(OptionError, match="is not a message of this cluster: no message begins at"):
         commit(sink_of(cluster), [row])
+
+
+@BOTH
+def test_an_account_needs_the_rights_of_a_reader(start: Callable[..., RunningCluster], release: str) -> None:
+    cluster = start(release)
+    rows = rows_of(cluster)
+    cluster.brokers["broker-a"].expire("orders", 0, 1)
+    groups = {GROUP: "SUB", "rmq-spark-reader": "SUB"}
+    for broker in cluster.brokers.values():
+        broker.accounts = AccountTable(Account("reader", "a secret", topics={"orders": "SUB"}, groups=groups))
+    at = {"credentials": Credentials("reader", "a secret")}
+    assert commit(sink_of(cluster, at), rows[1:]) == 5
+    with pytest.raises(NotFoundError, match="has expired"):
+        commit(sink_of(cluster, at), rows)
+    other = ClusterSendBackSink(address_of(cluster, **at), SendBackTerms("others"), CommitTerms())
+    with pytest.raises(NoPermissionError, match="Sub of the group"):
+        commit(other, rows[1:])
+
+
+@BOTH
+def test_an_expired_row_can_be_a_dead_letter_at_once(start: Callable[..., RunningCluster], release: str) -> None:
+    cluster = start(release)
+    row = rows_of(cluster)[0]
+    cluster.brokers["broker-a"].expire("orders", 0, 1)
+    commit(sink_of(cluster, expired_original="resend"), [row | {"delayLevel": -1}])
+    assert [(one["body"], one["reconsumeTimes"]) for one in rows_of(cluster, DEAD)] == [(b"a0", 1)]
