@@ -229,7 +229,7 @@ def test_task_sends_a_request_again_whose_answer_was_lost(cluster) -> None:
     for broker in cluster.brokers.values():
         for code in SENDS:
             broker.fail(code, faults.closes_connection(executes=True), times=1)
-    receipt = run_task(cluster, rows("a", "b")).receipt
+    receipt = run_task(cluster, rows("a", "b"), brokerDownTimeout="1m").receipt
     assert receipt.rows == 2
     found = stored(cluster, "msgId", "body")
     assert len(found) > 2
