@@ -241,8 +241,11 @@ def _open_cluster_producer(
         NewTopics(given["create_topic"], given["queues"]),
         address.broker_down_timeout_ms or math.inf,
     )
-    ids = UniqueIds(ipv4_address(), files.process_id(), random_bits())
-    return ClusterProducer(address, settings, ids, random_bits())
+
+    def open_ids() -> UniqueIds:
+        return UniqueIds(ipv4_address(), files.process_id(), random_bits())
+
+    return ClusterProducer(address, settings, open_ids, random_bits())
 
 
 _CLUSTER_PRODUCER = frozenset({"queues", "create_topic", "compression", "compress_over", "max_message_size"})

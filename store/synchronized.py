@@ -37,6 +37,12 @@ class Synchronized:
         Called at the end of each synchronized method. Subclasses with file locks override it.
         """
 
+    def _after_fork(self) -> None:
+        """Give up what a forked child must not share with its parent. Called in the child, which has no other thread.
+
+        Subclasses with connections override it.
+        """
+
 
 def synchronized(
     method: Callable[Concatenate[_Self, _Given], _Returned],
@@ -83,6 +89,7 @@ def _renew_all() -> None:
     for one in _all:
         # A thread of the parent may have held the locks. That thread does not exist in the child.
         one._mutex, one._inside = threading.RLock(), threading.Lock()
+        one._after_fork()
 
 
 os.register_at_fork(after_in_child=_renew_all)

@@ -8,7 +8,7 @@ Source: DefaultMQProducerImpl (4.9, 5.3), which repeats requests with unknown ou
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -88,22 +88,25 @@ class ClusterProducer(Synchronized):
     """A live cluster that is open for sending. Use it in `with`, or call `close`.
 
     It has the methods of `Producer`, which are described there, except those for files of a store. Several threads may
-    share one producer: its methods run one at a time. Routes are asked for again every 30 s, and when a broker does not
-    answer. When a call returns, the broker has stored the messages. Whether they survive the death of the broker's
-    machine depends on its settings (flushDiskType, brokerRole).
+    share one producer: its methods run one at a time. A forked child may use it too. Routes are asked for again every
+    30 s, and when a broker does not answer. When a call returns, the broker has stored the messages. Whether they
+    survive the death of the broker's machine depends on its settings (flushDiskType, brokerRole).
 
     `send` and `send_many` raise UnknownOutcomeError if a broker may have stored messages and its answer is missing; the
     error has their ids. They raise BackendUnavailableError if no broker has stored them within the request timeout,
     NoPermissionError, NotFoundError and BrokerError if a broker refuses, and OptionError for an invalid message.
     """
 
-    def __init__(self, address: ClusterAddress, settings: ProducerSettings, ids: UniqueIds, start: int) -> None:
+    def __init__(
+        self, address: ClusterAddress, settings: ProducerSettings, open_ids: Callable[[], UniqueIds], start: int
+    ) -> None:
         """Make a producer for the cluster at `address`. It connects at its first call.
 
-        `ids` makes the ids of messages. Round-robin over queues begins at `start`.
+        `open_ids` returns a maker of ids that no other producer has. Round-robin over queues begins at `start`.
         """
         super().__init__()
-        self._address, self._settings, self._ids = address, settings, ids
+        self._address, self._settings = address, settings
+        self._open_ids, self._ids = open_ids, open_ids()
         self._held = ExitStack()
         self._opened: TaskRoutes | None = None
         self._routes_ms = 0.0
@@ -260,6 +263,13 @@ class ClusterProducer(Synchronized):
         self._is_closed = True
         self._held.close()
         self._opened = None
+
+    def _after_fork(self) -> None:
+        """Connect again, and make other ids than the parent, which keeps its connections."""
+        opened, self._opened, self._held = self._opened, None, ExitStack()
+        if opened is not None:
+            opened.client.close()
+        self._ids = self._open_ids()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from brokers import RunningCluster, faults
+from support.forked import run_forked
 from support.interrupts import interrupted
 from support.sent_messages import count_ids, read_bodies, read_rows
 
@@ -23,6 +24,7 @@ from rmq_spark.store.errors import (
     StoreError,
     UnknownOutcomeError,
 )
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.send_result import SendStatus
 
 BATCH, SINGLE, ROUTE = (
@@ -259,10 +261,11 @@ def test_no_name_server_is_an_error(cluster: RunningCluster, producer: ClusterPr
     producer.send("orders", b"x")
 
 
-# An interrupt in `connection` may drop a socket that is not stored yet, which Python closes with a warning.
-MODULES = ("producer", "sender", "client", "message_spool", "server", "ticket")
+MODULES = ("producer", "sender", "client", "message_spool", "connection", "server", "ticket")
 
 
+# An interrupt may drop a socket that is not stored yet, which Python closes with a warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("many", [False, True], ids=["send", "send_many"])
 def test_an_interrupt_leaves_the_producer_usable(
     cluster: RunningCluster, producer: ClusterProducer, many: bool
@@ -309,6 +312,24 @@ def test_threads_share_a_producer(cluster: RunningCluster, producer: ClusterProd
     counts = count_ids(cluster, "orders")
     assert len(counts) == 80
     assert set(counts.values()) == {1}
+
+
+def test_a_forked_child_has_connections_and_ids_of_its_own(cluster: RunningCluster, producer: ClusterProducer) -> None:
+    """Otherwise parent and child would read each other's answers, and give messages the same ids."""
+    results = [producer.send("orders", b"before")]
+    thread = threading.Thread(target=lambda: results.extend(producer.send("orders", b"parent") for _ in range(60)))
+    thread.start()
+    ended = run_forked(lambda: [producer.send("orders", b"child") for _ in range(60)], 20)
+    thread.join()
+    results.append(producer.send("orders", b"after"))
+    assert ended.fault == ""
+    rows = read_rows(cluster, "orders")
+    for name, group in ((b"child", ended.value), (b"parent", results[1:-1])):
+        assert len(group) == 60
+        for one in group:
+            row = rows[QueueKey("orders", one.queue_id, one.broker)][one.queue_offset]
+            assert (row["body"], row["msgId"]) == (name, one.message_id)
+    assert len({one.message_id for one in [*results, *ended.value]}) == 122
 
 
 def test_two_producers_have_connections_and_ids_of_their_own(cluster: RunningCluster, open_producer: Open) -> None:
