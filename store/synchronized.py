@@ -38,9 +38,9 @@ class Synchronized:
         """
 
     def _after_fork(self) -> None:
-        """Give up what a forked child must not share with its parent. Called in the child, which has no other thread.
+        """Replace what a forked child must not share with its parent. Called in the child, which has no other thread.
 
-        Subclasses with connections override it.
+        Subclasses that make ids override it.
         """
 
 

@@ -24,6 +24,7 @@ Source: NettyRemotingClient, NettyRemotingAbstract, MQClientAPIImpl (4.9, 5.3).
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,9 @@ _FOR_EVER_MS = inf  # every request ends by its deadline
 
 
 class ClusterClient:
-    """The connections of one caller to one cluster. Use it from one thread at a time. Not after a fork.
+    """The connections of one caller to one cluster. Use it from one thread at a time.
+
+    In a forked child it connects again, and requests without an outcome have failed.
 
     `on_request` gets each request that a server sends, with the server's address, and returns the response, or None
     for the answer "not supported" (ResponseCode 3). The client sets its opaque and flag. One-way requests are not
@@ -77,6 +80,7 @@ class ClusterClient:
         self._name_server: str | None = None  # the one that answered last
         self._faults: dict[str, str] = {}
         self._is_closed = False
+        _clients.add(self)
 
     def name_brokers(self, names: Mapping[str, str]) -> None:
         """Use these names of brokers, by their addresses, in errors. Addresses named earlier keep their names."""
@@ -282,6 +286,9 @@ class ClusterClient:
     def close(self) -> None:
         """Close all connections. Requests without an outcome fail. A second call does nothing."""
         self._is_closed = True
+        self._close_connections()
+
+    def _close_connections(self) -> None:
         for server in self._servers.values():
             for ticket in server.pending():
                 ticket.fail(BackendUnavailableError(f"the request to {ticket.to} has ended: its client was closed."))
@@ -326,7 +333,15 @@ class _IdleClients:
             client.close()
 
 
+def _forget_connections() -> None:
+    """Close the copies of connections that a forked child has. Those of the parent stay open."""
+    for client in list(_clients):
+        client._close_connections()
+
+
+_clients: "weakref.WeakSet[ClusterClient]" = weakref.WeakSet()
 _idle = _IdleClients()
+os.register_at_fork(after_in_child=_forget_connections)
 os.register_at_fork(after_in_child=_idle.forget)
 
 

@@ -265,11 +265,7 @@ class ClusterProducer(Synchronized):
         self._opened = None
 
     def _after_fork(self) -> None:
-        """Connect again, and make other ids than the parent, which keeps its connections."""
-        opened, self._opened, self._held = self._opened, None, ExitStack()
-        if opened is not None:
-            opened.client.close()
-        self._ids = self._open_ids()
+        self._ids = self._open_ids()  # the parent continues with the others
 
     def _check_open(self) -> None:
         if self._is_closed:

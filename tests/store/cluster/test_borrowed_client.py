@@ -14,7 +14,7 @@ from rmq_spark.store.cluster import client as module
 from rmq_spark.store.cluster.address import ClusterAddress, Credentials
 from rmq_spark.store.cluster.client import MAX_IDLE_CLIENTS, ClusterClient, borrowed_client
 from rmq_spark.store.cluster.requests import MaxOffsetRequest
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import BackendUnavailableError, RmqError
 from rmq_spark.store.model import QueueKey
 
 ASK = MaxOffsetRequest(QueueKey("t", 0, "b"))
@@ -114,6 +114,23 @@ def test_borrowed_client_is_closed_if_its_borrower_is_never_closed(server: Loopb
     gc.collect()
     with borrowed_client(address_of(server)) as client:
         assert client.call(server.address, ASK).offset == 1, "on another connection"
+
+
+def test_a_client_that_is_lent_out_connects_again_in_a_forked_child(server: LoopbackServer) -> None:
+    silent = MaxOffsetRequest(QueueKey("t", 1, "b"))
+    with borrowed_client(address_of(server)) as client:
+        assert client.call(server.address, ASK).offset == 0
+        waiting = client.submit(server.address, silent)
+
+        def work() -> list[int]:
+            assert waiting.is_done
+            assert isinstance(waiting.error, BackendUnavailableError)
+            return [client.call(server.address, ASK).offset for _ in range(20)]
+
+        ended = run_forked(work, 10)
+        assert ended.value == [1] * 20, f"the child makes its own connection {ended.fault}"
+        assert client.call(server.address, ASK).offset == 0
+        assert not waiting.is_done
 
 
 def test_a_forked_child_forgets_the_clients_and_the_parent_keeps_them(
