@@ -1,6 +1,7 @@
 """Data source of `format("rmq")`, which creates the reader of a load() and the writer of a write."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -17,6 +18,7 @@ from pyspark.sql.types import StructType
 from rmq_spark.datasource.options.read_options import ReadOptions, ReadSettings, parse_options
 from rmq_spark.datasource.options.schema import Field, check_schema, columns_ddl, resolve_columns
 from rmq_spark.datasource.options.write_options import SinkOptions, looks_like_reading, parse_sink_options
+from rmq_spark.datasource.spark import clocks
 from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.hand_over import make_hand_over
@@ -27,6 +29,8 @@ from rmq_spark.store.backend import Capability
 from rmq_spark.store.errors import BackendUnavailableError, OptionError, RmqError
 
 Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
+_LOG = logging.getLogger("rmq_spark")
+_SERVERS_MS, _PAUSE_S = 30_000, 1.0  # how long a batch of a stream waits for servers, and between two attempts
 
 
 class RmqDataSource(DataSource):
@@ -92,16 +96,25 @@ class RmqDataSource(DataSource):
         return RmqBatchWriter(options, token)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer of one batch of a stream. Spark calls it for every batch, and again for its commit."""
+        """Return the writer of one batch of a stream. Spark calls it for every batch, and again for its commit.
+
+        Waits up to 30 s for servers that are away, so that a restart of all name servers does not end the stream.
+        """
         from rmq_spark.datasource.spark.writer import RmqStreamWriter
 
         options = _value(self._writing)
         options.check_stream()
-        try:
-            token, away = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None), None
-        except BackendUnavailableError as error:
-            token, away = None, error  # a commit needs no server: if it failed, Spark would write the batch again
-        return RmqStreamWriter(options, token, away)
+        until_ms = clocks.monotonic_ms() + _SERVERS_MS
+        while True:
+            try:
+                token = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None)
+                return RmqStreamWriter(options, token, None)
+            except BackendUnavailableError as error:
+                if clocks.monotonic_ms() >= until_ms:
+                    # A commit needs no server. If it failed, Spark would write the batch again.
+                    return RmqStreamWriter(options, None, error)
+                _LOG.warning("rmq: a batch waits for the servers of its sink: %s", error)
+            clocks.sleep(_PAUSE_S)
 
 
 def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None) -> str | None:

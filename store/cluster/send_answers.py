@@ -115,6 +115,15 @@ SEND_RULES = (
         remark=r"timer message is under flow control",
     ),
     AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored nothing: it does not deliver messages at a time",
+        BrokerError,
+        expected="a broker with a timer",
+        next_step="Set timerWheelEnable=true at the broker, or use a delay level.",
+        requests=_SENDS,
+        remark=r"timer message is not enabled",
+    ),
+    AnswerRule(
         ResponseCode.MESSAGE_ILLEGAL,
         _REFUSED_SIZE,
         BrokerError,

@@ -7,8 +7,8 @@ sent when the one before it has its outcome, and the messages of a queue stay in
 | --- | --- |
 | stored | goes on with the queue |
 | nothing was stored, and the broker is away or busy | repeats the request after growing pauses, by new routes |
-| the same, and any queue will do for the rest of the queue's messages | moves them to a queue of another broker |
-| not known | repeats it, if `repeats_unknown`: the same messages with the same ids, to the same queue |
+| the same for a while, and any queue will do for the messages | moves them to a queue of another broker |
+| not known, if `repeats_unknown` | the same: messages that are sent again have the same ids |
 | not known, else | ends with UnknownOutcomeError, which has the ids |
 | a batch was refused for its size or content | sends it in halves, down to the message that is refused |
 | refused | ends with the broker's error |
@@ -97,7 +97,6 @@ class _Lane:
     queue: QueueKey
     runs: deque[ItemRun]
     head: Outgoing | None = None  # the request that was sent, or must be sent next
-    is_unknown: bool = False  # whether the head may have been stored
     failures: int = 0  # in a row
     failing_since_ms: float | None = None
     batch_bytes: int = 0
@@ -250,7 +249,6 @@ class Sender:
             self._stored(lane, head, ticket.result())
         elif isinstance(error, UnknownOutcomeError):
             if self._terms.repeats_unknown and not ticket.is_answered:
-                lane.is_unknown = True
                 self._repeat(lane, error)
             else:
                 self._unknown.append((error, head.rows))
@@ -268,7 +266,7 @@ class Sender:
     def _stored(self, lane: _Lane, head: Outgoing, response: SendResponse) -> None:
         broker = self._broker(lane.queue)
         broker.failing_since_ms = lane.failing_since_ms = None
-        lane.failures, lane.is_unknown, lane.head = 0, False, None
+        lane.failures, lane.head = 0, None
         lane.batch_messages = min(2 * lane.batch_messages, self._terms.batch_messages)
         self._on_stored(head, response)
         if lane.runs:
@@ -296,26 +294,27 @@ class Sender:
             return
         if now_ms - lane.failing_since_ms >= self._terms.wait_ms:
             waited_s = (now_ms - lane.failing_since_ms) / 1000
-            error.add_note(f"rmq: queue {queue} waited {waited_s:.1f} s for its broker (brokerDownTimeout).")
-            self._fail(error)
+            left = sum(len(run.rows) for run in (*(lane.head.runs if lane.head else ()), *lane.runs))
+            self._fail(
+                BackendUnavailableError(
+                    f"cannot send {left} messages to queue {queue}: broker {queue.broker} has stored none for "
+                    f"{waited_s:.1f} s (brokerDownTimeout); expected a broker that stores them. Last: {error}"
+                )
+            )
         pause_ms = min(_FIRST_PAUSE_MS * 2 ** (lane.failures - 1), _LAST_PAUSE_MS)
         heapq.heappush(self._paused, (now_ms + pause_ms, next(self._order), lane))
 
     def _move(self, lane: _Lane) -> bool:
-        """Move the messages of a lane to a queue of another broker. Return whether the lane is empty then.
+        """Move the messages of a lane to a queue of another broker, and return True.
 
-        A head that may have been stored stays, and so do messages whose queue was chosen by a queue id or a key.
+        Return False if there is none, or if the queue of a message was chosen by a queue id or a key.
         """
-        head_runs = [] if lane.head is None or lane.is_unknown else lane.head.runs
-        runs = [*head_runs, *lane.runs]
+        runs = [*(lane.head.runs if lane.head is not None else ()), *lane.runs]
         target = self._find_target(lane.queue)
-        if target is None or not runs or not all(run.is_free for run in runs):
+        if target is None or not all(run.is_free for run in runs):
             return False
         moved = sum(len(run.rows) for run in runs)
-        lane.runs.clear()
-        if not lane.is_unknown:
-            lane.head = None
-            del self._lanes[lane.queue]
+        del self._lanes[lane.queue]
         if target in self._lanes:
             self._lanes[target].runs.extend(runs)
         else:
@@ -324,7 +323,7 @@ class Sender:
             "rmq: %d messages for queue %s go to queue %s, because broker %s stores nothing now",
             *(moved, lane.queue, target, lane.queue.broker),
         )
-        return not lane.is_unknown
+        return True
 
     def _find_target(self, queue: QueueKey) -> QueueKey | None:
         """Return a queue of the same topic on a broker that works, each time another one. None if there is none."""

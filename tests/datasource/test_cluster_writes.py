@@ -85,7 +85,8 @@ def test_streamWriter_asks_a_name_server_once_for_the_topic(cluster) -> None:
     writer.commit([StagedRows(KEY, options_of(cluster).sink().open_task(None, KEY, "", 0).finish())], 0)
 
 
-def test_commit_of_a_stream_needs_no_server(cluster) -> None:
+def test_commit_of_a_stream_needs_no_server(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_spark.datasource.spark.source._SERVERS_MS", 0)
     message = run_task(cluster, rows("a", "b"))
     for server in [*cluster.name_servers, *cluster.brokers.values()]:
         server.kill()
@@ -96,6 +97,24 @@ def test_commit_of_a_stream_needs_no_server(cluster) -> None:
         pickle.loads(pickle.dumps(writer)).write(iter([rows("c")]))
     with pytest.raises(BackendUnavailableError, match="Check the option nameServer"):
         source_of(cluster).writer(BODY, False)
+
+
+def test_streamWriter_waits_while_all_name_servers_restart(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    (server,) = cluster.name_servers
+    server.kill()
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            server.restart()
+            cluster.register_all()
+
+    monkeypatch.setattr("rmq_spark.datasource.spark.clocks.sleep", sleep)
+    writer = stream_writer(cluster)
+    assert len(pauses) == 2
+    assert writer._away is None
+    assert writer._token is not None
 
 
 def test_writer_creates_a_missing_topic_on_every_broker(cluster) -> None:
