@@ -26,6 +26,7 @@ from rmq_spark.store.model import QueueKey
 
 NAMES = ("broker-a", "broker-b")
 _READER = Path(__file__).with_name("cluster_reader.py")
+_WRITER = Path(__file__).with_name("cluster_writer.py")
 _STARTS = 5  # attempts
 _LIMIT_S = 120  # a registration that is lost comes again after 10 s
 _LOWER = 10  # a name server listens on the port of its broker minus this
@@ -83,11 +84,20 @@ class TwoBrokers:
         """Return what a function of `cluster_reader.py` returns, called in a process of its own."""
         return run_reader(self.java, self.address, self.folder, how, **arguments)
 
+    def write(self, how: str, **arguments: object) -> Any:
+        """Return what a function of `cluster_writer.py` returns, called in a process of its own."""
+        return run_reader(self.java, self.address, self.folder, how, program=_WRITER, **arguments)
 
-def run_reader(java: Java, address: str, folder: Path, how: str, **arguments: object) -> Any:
-    """Return what a function of `cluster_reader.py` returns for a cluster, called in a process of its own."""
+
+def run_reader(
+    java: Java, address: str, folder: Path, how: str, *, program: Path | None = None, **arguments: object
+) -> Any:
+    """Return what a function of a program, by default `cluster_reader.py`, returns for a cluster.
+
+    It is called in a process of its own.
+    """
     target = folder / "read.pickle"
-    command = [*java.network.prefix, sys.executable, "-P", str(_READER), how, address, str(target)]
+    command = [*java.network.prefix, sys.executable, "-P", str(program or _READER), how, address, str(target)]
     done = subprocess.run(command, input=pickle.dumps(arguments), capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace")[-6000:])
