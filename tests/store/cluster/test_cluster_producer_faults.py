@@ -1,8 +1,11 @@
 """The producer of a cluster while brokers are away, answers are missing, routes change, and calls are interrupted."""
 
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -293,6 +296,58 @@ def test_an_interrupt_leaves_the_producer_usable(
     sent = {body[:5] for body in bodies}
     uninterrupted = {b"%05d" % number for number in range(1, next(numbers), 2)}
     assert uninterrupted <= sent
+
+
+def check_call(cluster: RunningCluster, producer: ClusterProducer, prefix: bytes, columns: dict[str, Any]) -> str:
+    """Send many messages, and check that each one is stored once, or as the error says. Return the error's class."""
+    bodies, note, reported, name = [b"%b-%05d" % (prefix, number) for number in range(200)], "", set(), ""
+    try:
+        sent = producer.send_many(table_of(bodies, **columns))["msgId"].to_pylist()
+    except RmqError as error:
+        sent, note, name = None, error.__notes__[-1], type(error).__name__
+        reported = set(getattr(error, "message_ids", ()))
+    rows = [row for rows in read_rows(cluster, "orders").values() for row in rows if row["body"].startswith(prefix)]
+    stored = [row["msgId"] for row in rows]
+    assert len({row["body"] for row in rows}) == len(set(stored)) == len(stored), "nothing twice"
+    if sent is None:
+        known = int(re.search(r"(\d+) of 200 messages of the call are stored", note)[1])  # type: ignore[index]
+        assert len(set(stored) - reported) == known, "what is not reported as unknown is acknowledged"
+    else:
+        assert sorted(sent) == sorted(stored)
+    if name in ("", "BackendUnavailableError") and "shardingKey" in columns:
+        for rows_of_queue in read_rows(cluster, "orders").values():
+            own = [row["body"] for row in rows_of_queue if row["body"].startswith(prefix)]
+            assert own == sorted(own)
+    return name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_random_faults_hide_no_message(cluster: RunningCluster, producer: ClusterProducer, seed: int) -> None:
+    chance, seen = Random(seed), Counter[str]()
+    kinds = [
+        faults.closes_connection(),
+        faults.closes_connection(executes=False),
+        faults.busy(),
+        faults.disk_full(),
+        faults.garbage(executes=True),
+        faults.half_a_frame(),
+        faults.stored_late(),
+        faults.with_fields(msgId=None),
+        faults.with_code(13, "the message is illegal"),
+        faults.with_code(16, "sending message is forbidden"),
+        faults.with_code(1, "java.lang.NullPointerException, x"),
+    ]
+    for number in range(20):
+        for broker in cluster.brokers.values():
+            broker.heal()
+            broker.settings.holds_sends_ms = chance.choice([0, 0, 5])
+            for _ in range(chance.randrange(3)):
+                broker.fail(chance.choice([BATCH, SINGLE]), chance.choice(kinds), times=chance.randrange(1, 4))
+        keys = [f"key-{chance.randrange(5)}" for _ in range(200)]
+        columns = chance.choice([{}, {"shardingKey": keys}, {"delayLevel": [None] * 199 + [0], "shardingKey": keys}])
+        seen[check_call(cluster, producer, b"%d" % number, columns)] += 1
+    assert seen.keys() >= {"", "UnknownOutcomeError"}, seen
 
 
 def test_threads_share_a_producer(cluster: RunningCluster, producer: ClusterProducer) -> None:
