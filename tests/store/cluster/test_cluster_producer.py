@@ -303,6 +303,18 @@ def test_timed_messages_need_brokers_of_5(cluster: RunningCluster, producer: Clu
     assert [*read_bodies(cluster, "orders").values()] == [[b"one"]]
 
 
+def test_messages_to_a_retry_topic_are_sent_one_by_one(cluster: RunningCluster, producer: ClusterProducer) -> None:
+    """A broker of 5.x accepts no batch of them."""
+    cluster.create_topic("%RETRY%billing", queues=1, brokers=["broker-a"])
+    producer.send("%RETRY%billing", b"1")
+    sent = producer.send_many(pa.table({"body": pa.array([b"2", b"3"])}), topic="%RETRY%billing")
+    assert [*read_bodies(cluster, "%RETRY%billing").values()] == [[b"1", b"2", b"3"]]
+    assert sent["queueOffset"].to_pylist() == [1, 2]
+    if cluster.release.is_5:
+        with pytest.raises(OptionError, match="its body is empty"):
+            producer.send("%RETRY%billing", b"")
+
+
 def test_compressed_bodies_are_read_back(cluster: RunningCluster, open_producer: Open) -> None:
     producer = open_producer(compression="lz4", compress_over=30)
     body = b"word " * 100

@@ -229,6 +229,15 @@ def test_wait_for_a_topic_that_no_broker_registers_ends(cluster: RunningCluster)
     assert counts_of(cluster, "orders") == {"broker-a": 7, "broker-b": 7}
 
 
+def test_create_leaves_out_a_broker_of_which_only_a_slave_is_listed(cluster: RunningCluster) -> None:
+    cluster.add_slave("broker-a")
+    cluster.brokers["broker-a"].kill()
+    with write_routes(cluster, new=NewTopics(queue_count=1)) as routes:
+        assert ids_of(routes.queues("orders")) == ["broker-b:0"]
+    assert counts_of(cluster, "orders") == {"broker-b": 1}
+    assert "orders" not in cluster.slaves["broker-a", 1].topics
+
+
 def test_create_uses_the_settings(cluster: RunningCluster) -> None:
     with write_routes(cluster) as routes:
         routes.create(TopicConfig("orders", 5, 4, 2))
