@@ -16,7 +16,7 @@ GROUP, RETRY, DEAD = "billing", "%RETRY%billing", "%DLQ%billing"
 
 
 def address_of(cluster: RunningCluster, **terms: Any) -> ClusterAddress:
-    terms = {"broker_down_timeout_ms": 5_000, "request_timeout_ms": 1_000, **terms}
+    terms = {"broker_down_timeout_ms": 5_000, "request_timeout_ms": 20_000, **terms}
     return ClusterAddress(parse_name_servers(cluster.address), **terms)
 
 

@@ -29,14 +29,14 @@ def cluster(request: pytest.FixtureRequest, run_cluster: RunCluster) -> Iterator
         for number in range(2):
             given = {"properties": {"p": "v"}, "keys": "k", "flag": 3, "queue_id": 0, "tags": name[-1].upper()}
             cluster.send("orders", f"{name[-1]}{number}", broker=name, **given)
-    with open_store(name_server=cluster.address) as producer:
+    with open_store(name_server=cluster.address, request_timeout_ms=20_000) as producer:
         producer.send_back(batch_of(rows_of(cluster)), GROUP, -1)
     yield cluster
     client._idle.forget()
 
 
 def republish(cluster: RunningCluster, **given: Any) -> ClusterRepublished:
-    terms = {"request_timeout_ms": 1000, "broker_down_timeout_ms": 2000, "group": GROUP}
+    terms = {"request_timeout_ms": 20_000, "broker_down_timeout_ms": 2000, "group": GROUP}
     return republish_dead_letters(name_server=cluster.address, **{**terms, **given})
 
 
@@ -58,7 +58,7 @@ def test_dead_letters_go_to_their_topics_once(cluster: RunningCluster) -> None:
         assert "RETRY_TOPIC" not in row["properties"]
     assert len({row["msgId"] for row in found}) == 4
     assert republish(cluster) == ClusterRepublished(0, 0, {A: 2, B: 2})
-    with open_store(name_server=cluster.address) as producer:
+    with open_store(name_server=cluster.address, request_timeout_ms=20_000) as producer:
         producer.send_back(batch_of(found[:1]), GROUP, -1)
     assert republish(cluster).sent == 1
 
@@ -130,7 +130,7 @@ def test_letters_of_a_broker_that_is_away_are_sent_when_it_is_back(cluster: Runn
     broker = cluster.brokers["broker-b"]
     broker.freeze()
     with pytest.raises(BackendUnavailableError, match="broker-b"):
-        republish(cluster)
+        republish(cluster, request_timeout_ms=500)
     broker.thaw()
     broker.kill()
     assert republish(cluster) == ClusterRepublished(2, 0, {A: 2})

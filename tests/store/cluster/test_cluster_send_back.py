@@ -320,7 +320,7 @@ def test_a_namespace_is_added_to_names(run_cluster: RunCluster) -> None:
 def test_send_back_of_programs_returns_where_copies_go(start: Callable[..., RunningCluster], limit: int | None) -> None:
     cluster = start()
     rows = [row | {"delayLevel": level} for row, level in zip(rows_of(cluster)[:3], [None, 5, -1], strict=True)]
-    with open_store(name_server=cluster.address) as producer:
+    with open_store(name_server=cluster.address, request_timeout_ms=20_000) as producer:
         table = producer.send_back(batch_of(rows), GROUP, 4, limit)
         with pytest.raises(OptionError, match="is not a message of this cluster"):
             producer.send_back([rows[0] | {"queueId": 7}], GROUP)
@@ -351,7 +351,7 @@ def test_send_back_takes_properties_as_dicts(start: Callable[..., RunningCluster
     rows = rows_of(cluster)[:2]
     cluster.brokers["broker-a"].expire("orders", 0, 2)
     rows[1]["properties"] = {"other": "v"}
-    with open_store(name_server=cluster.address) as producer:
+    with open_store(name_server=cluster.address, request_timeout_ms=20_000) as producer:
         producer.send_back(rows, GROUP, expired_original="resend")
     deliver(cluster)
     found = {row["body"]: row["properties"] for row in rows_of(cluster, RETRY)}
