@@ -33,8 +33,8 @@ class BrokerRouter:
     """Chooses queues for one batch after another. Round-robin continues across batches. Not thread-safe.
 
     `queues_of` returns the queues to which messages of a topic are sent, or raises an error. Those of a broker follow
-    each other, with ids from 0. Round-robin begins
-    at queue `start` modulo their number. Use a random number, so that many routers together use all queues.
+    each other, with ids from 0. Round-robin begins at queue `start` modulo their number. Use a random number, so that
+    many routers together use all queues.
     """
 
     def __init__(self, queues_of: Callable[[str], Sequence[QueueKey]], start: int) -> None:
