@@ -4,7 +4,7 @@ The modules of the engine are imported when a function needs them, so that impor
 """
 
 import math
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rmq_spark.store.argument_checks import check_place, refuse_cluster_options, refuse_store_options
 from rmq_spark.store.errors import OptionError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.cluster.consumer import ClusterConsumer
     from rmq_spark.store.cluster.diagnosis import ClusterFinding
     from rmq_spark.store.cluster.producer import ClusterProducer
+    from rmq_spark.store.places import ClusterArguments
     from rmq_spark.store.view.cluster_explorer import ClusterExplorer
     from rmq_spark.store.view.explorer import StoreExplorer
 
@@ -34,21 +35,7 @@ def open_reader(
 def open_reader(
     *,
     name_server: str,
-    broker_addresses: str = "",
-    namespace: str = "",
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    credentials_file: str | None = None,
-    tls: bool = False,
-    tls_verify: str = "ca",
-    tls_ca_file: str | None = None,
-    tls_cert_file: str | None = None,
-    tls_key_file: str | None = None,
-    tls_key_password: str | None = None,
-    request_timeout_ms: int = 3000,
-    broker_down_timeout_ms: int = 300_000,
-    pull_group: str = "rmq-spark-reader",
+    **cluster_options: "Unpack[ClusterArguments]",
 ) -> "ClusterExplorer":
     """Open a live cluster."""
 
@@ -120,20 +107,7 @@ def open_store(
     compression: str | None = None,
     compress_over: int = 4096,
     max_message_size: int = 4 << 20,
-    broker_addresses: str = "",
-    namespace: str = "",
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    credentials_file: str | None = None,
-    tls: bool = False,
-    tls_verify: str = "ca",
-    tls_ca_file: str | None = None,
-    tls_cert_file: str | None = None,
-    tls_key_file: str | None = None,
-    tls_key_password: str | None = None,
-    request_timeout_ms: int = 3000,
-    broker_down_timeout_ms: int = 3000,
+    **cluster_options: "Unpack[ClusterArguments]",
 ) -> "ClusterProducer":
     """Open a live cluster."""
 
@@ -283,19 +257,7 @@ def open_consumer(
     check_crc: bool = False,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     long_polling: bool = True,
-    broker_addresses: str = "",
-    namespace: str = "",
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    credentials_file: str | None = None,
-    tls: bool = False,
-    tls_verify: str = "ca",
-    tls_ca_file: str | None = None,
-    tls_cert_file: str | None = None,
-    tls_key_file: str | None = None,
-    tls_key_password: str | None = None,
-    request_timeout_ms: int = 3000,
+    **cluster_options: "Unpack[ClusterArguments]",
 ) -> "ClusterConsumer":
     """Open a live cluster."""
 

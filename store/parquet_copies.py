@@ -3,7 +3,7 @@
 The modules of the engine are imported when a function needs them, so that importing this module is cheap.
 """
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rmq_spark.store.argument_checks import (
     check_flags,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import PurePath
 
     from rmq_spark.store.model import QueueKey
+    from rmq_spark.store.places import ClusterArguments
     from rmq_spark.store.tools.export_parquet import Exported, Range
     from rmq_spark.store.tools.import_parquet import Imported
 
@@ -54,21 +55,7 @@ def export_parquet(
     row_group_rows: int = 65_536,
     overwrite: bool = False,
     progress: "Callable[[int, int], None] | None" = None,
-    broker_addresses: str = "",
-    namespace: str = "",
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    credentials_file: str | None = None,
-    tls: bool = False,
-    tls_verify: str = "ca",
-    tls_ca_file: str | None = None,
-    tls_cert_file: str | None = None,
-    tls_key_file: str | None = None,
-    tls_key_password: str | None = None,
-    request_timeout_ms: int = 3000,
-    broker_down_timeout_ms: int = 300_000,
-    pull_group: str = "rmq-spark-reader",
+    **cluster_options: "Unpack[ClusterArguments]",
 ) -> "Exported":
     """Export from a live cluster."""
 
@@ -159,20 +146,7 @@ def import_parquet(
     skip_rows: int = 0,
     max_message_size: int = 4 << 20,
     progress: "Callable[[int, int], None] | None" = None,
-    broker_addresses: str = "",
-    namespace: str = "",
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    credentials_file: str | None = None,
-    tls: bool = False,
-    tls_verify: str = "ca",
-    tls_ca_file: str | None = None,
-    tls_cert_file: str | None = None,
-    tls_key_file: str | None = None,
-    tls_key_password: str | None = None,
-    request_timeout_ms: int = 3000,
-    broker_down_timeout_ms: int = 300_000,
+    **cluster_options: "Unpack[ClusterArguments]",
 ) -> "Imported":
     """Import into a live cluster."""
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rmq_spark.store.argument_checks import check_setting
 from rmq_spark.store.backend import Location
@@ -27,7 +27,32 @@ __all__ = ["from_mark", "locate", "parent_process_id", "usable_cores", "with_wai
 
 # The values of these options say where a place is.
 PATH, COMMIT_LOG_PATH, READ_MODE, NAME_SERVER = "path", "commitLogPath", "readMode", "nameServer"
-# The arguments of programs that name a cluster, and the options of the same meaning.
+
+
+class ClusterArguments(TypedDict, total=False):
+    """The arguments of programs that say how to reach a cluster, beside `name_server`. All of them may be left out.
+
+    They mean what the options of `_ARGUMENTS` mean. Durations are in ms. `tls_verify` is "ca", "full" or "none".
+    """
+
+    broker_addresses: str
+    namespace: str
+    access_key: str | None
+    secret_key: str | None
+    security_token: str | None
+    credentials_file: str | None
+    tls: bool
+    tls_verify: str
+    tls_ca_file: str | None
+    tls_cert_file: str | None
+    tls_key_file: str | None
+    tls_key_password: str | None
+    request_timeout_ms: int
+    broker_down_timeout_ms: int
+    pull_group: str
+
+
+# The arguments of programs, and the options of the same meaning.
 _ARGUMENTS = {
     "broker_addresses": "brokerAddresses",
     "namespace": "namespace",
@@ -45,6 +70,7 @@ _ARGUMENTS = {
     "broker_down_timeout_ms": "brokerDownTimeout",
     "pull_group": "pullGroup",
 }
+assert set(_ARGUMENTS) == ClusterArguments.__optional_keys__
 
 
 def locate(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Location | None:

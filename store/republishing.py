@@ -1,6 +1,6 @@
 """`republish_dead_letters` for programs: in a store directory, or in a live cluster."""
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rmq_spark.store.argument_checks import (
     check_place,
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.cluster.dead_letters import ClusterRepublished
     from rmq_spark.store.delivery.dead_letters import Republished
     from rmq_spark.store.format.letter_choice import LetterFilter
+    from rmq_spark.store.places import ClusterArguments
 
 _FOR_CLUSTERS = frozenset({"topic", "begin", "progress"})
 
@@ -46,20 +47,7 @@ def republish_dead_letters(
     topic: str | None = None,
     begin: "Mapping[str, int] | None" = None,
     progress: str | None = "default",
-    broker_addresses: str = "",
-    namespace: str = "",
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    credentials_file: str | None = None,
-    tls: bool = False,
-    tls_verify: str = "ca",
-    tls_ca_file: str | None = None,
-    tls_cert_file: str | None = None,
-    tls_key_file: str | None = None,
-    tls_key_password: str | None = None,
-    request_timeout_ms: int = 3000,
-    broker_down_timeout_ms: int = 300_000,
+    **cluster_options: "Unpack[ClusterArguments]",
 ) -> "ClusterRepublished":
     """Republish in a live cluster."""
 

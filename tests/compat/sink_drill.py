@@ -52,7 +52,7 @@ def main() -> int:
         network.close()
     for verdict in verdicts:
         print(verdict)
-    print(f"seed {chosen.seed}, deaths {dict(drill.deaths)}")
+    print(f"seed {chosen.seed}, deaths {dict(drill.deaths)}, {drill.lives} lives of the driver")
     return int(any(verdict.has_faults for verdict in verdicts))
 
 

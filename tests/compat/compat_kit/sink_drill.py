@@ -159,7 +159,7 @@ class SinkDrill:
     spark_home: str | None
     say: Callable[[str], None]
     deaths: Counter[str] = field(default_factory=Counter)
-    _lives: int = 0
+    lives: int = 0
 
     def run(self, batches: int, kills: Sequence[str], pause_s: tuple[float, float]) -> list[Verdict]:
         """Copy so many batches while the deaths in `kills` happen, each after a random pause. Return the verdicts."""
@@ -169,24 +169,21 @@ class SinkDrill:
                 client("create-topic", topic=topic, queues=QUEUES)
         left = list(kills)
         life = self._start()
+        until = time.monotonic() + _ENDS_WITHIN_S
         try:
-            while left:
-                time.sleep(self.random.uniform(*pause_s))
-                if life.code is not None:
-                    break
-                if self._die(life, left[-1]):
-                    self.deaths[left.pop()] += 1
-                    self.say(f"{sum(self.deaths.values())} deaths: {dict(self.deaths)}")
-                if life.code is not None or not life.members():
+            while not life.says("done"):
+                if left:
+                    time.sleep(self.random.uniform(*pause_s))
+                    until = time.monotonic() + _ENDS_WITHIN_S
+                    if life.code is None and self._die(life, left[-1]):
+                        self.deaths[left.pop()] += 1
+                        self.say(f"{self.deaths.total()} deaths: {dict(self.deaths)}")
+                time.sleep(0.2)
+                if life.code is not None and not life.says("done"):  # also if a death of a task ended a query
                     life.kill_all()
                     life = self._start()
-            until = time.monotonic() + _ENDS_WITHIN_S
-            while life.code is None and time.monotonic() < until:
-                time.sleep(0.2)
-            if life.code != 0 or not life.says("done"):
-                raise RuntimeError(
-                    f"the last life ended with {life.code}: {life.log.read_text(errors='replace')[-4000:]}"
-                )
+                if time.monotonic() > until:
+                    raise RuntimeError(f"the last life does not end: {life.log.read_text(errors='replace')[-4000:]}")
         finally:
             life.kill_all()
         with self.servers.client() as client:
@@ -194,13 +191,13 @@ class SinkDrill:
         return [judge(topic, [one for one in found if one.topic == topic], bodies) for topic in (PLAIN, SHUFFLED)]
 
     def _start(self) -> _Life:
-        self._lives += 1
+        self.lives += 1
         options = ["spark.task.maxFailures=100", "spark.deploy.maxExecutorRetries=-1"]
         arguments = [self.master, str(self.folder / "source"), self.servers.address, str(self.folder / "checkpoints")]
         prefix = list(self.servers.java.network.prefix)
         home = [] if self.spark_home is None else ["env", f"SPARK_HOME={self.spark_home}", "SPARK_LOCAL_IP=127.0.0.1"]
         command = [*prefix, *home, sys.executable, "-P", str(_LIFE), *arguments, *options]
-        life = _Life(command, self.folder / f"life-{self._lives:03}.log")
+        life = _Life(command, self.folder / f"life-{self.lives:03}.log")
         until = time.monotonic() + _STARTS_WITHIN_S
         while not life.says("started"):
             if life.code is not None or time.monotonic() > until:
