@@ -14,6 +14,8 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # holds messages with a delay level unti
 TIMER_TOPIC = "rmq_sys_wheel_timer"  # holds messages with a delivery time until they are due (5.x)
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 AUTO_CREATE_TOPIC = "TBW102"
+# A request has at most 16 MiB (NettyRemotingServer), with properties and names.
+MAX_SENT_BODY_BYTES = 15 << 20
 MAX_QUEUES = 1 << 16  # per topic: a damaged digit must not create billions of queues
 
 MAX_TOPIC_CHARS = 127  # a record of version 1 stores the length in one signed byte

@@ -196,14 +196,14 @@ def _open_cluster_producer(
     from rmq_spark.store.disk.host import ipv4_address
     from rmq_spark.store.format.body_codec import BodyRules, Compression
     from rmq_spark.store.format.message_ids import UniqueIds
-    from rmq_spark.store.names import MAX_QUEUES
+    from rmq_spark.store.names import MAX_QUEUES, MAX_SENT_BODY_BYTES
     from rmq_spark.store.places import locate_cluster
     from rmq_spark.store.transaction.sink import COMPRESSIONS
 
     refuse_store_options("open_store", open_store, given, _CLUSTER_PRODUCER)
     check_setting("queues", given["queues"], 1, MAX_QUEUES)
     check_setting("compress_over", given["compress_over"], 0)
-    check_setting("max_message_size", given["max_message_size"], 1)
+    check_setting("max_message_size", given["max_message_size"], 1, MAX_SENT_BODY_BYTES)
     check_flags(create_topic=given["create_topic"])
     compression = given["compression"]
     if compression is not None:
@@ -297,7 +297,7 @@ def open_consumer(
     are committed on any file system.
 
     In a cluster, the brokers deliver and limit. The other arguments mean what they mean for `open_reader`. The consumer
-    connects at its first call, and cannot send so far.
+    connects at its first call.
 
     Raises OptionError for an invalid group name, an unknown column or an invalid argument, and StorePathError if there
     is no store at `path`. Source: DefaultMQPullConsumer (4.9, 5.3).

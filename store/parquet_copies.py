@@ -13,6 +13,7 @@ from rmq_spark.store.argument_checks import (
     refuse_store_options,
 )
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.names import MAX_SENT_BODY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -216,6 +217,6 @@ def import_parquet(
 
     for_stores = {"commit_log_path", "lock_timeout_ms", "allow_network_store"}
     refuse_store_options("import_parquet", import_parquet, given, given.keys() - for_stores)
-    check_setting("max_message_size", max_message_size, 1)
+    check_setting("max_message_size", max_message_size, 1, MAX_SENT_BODY_BYTES)
     address = locate_cluster(name_server, cluster_options)
     return import_into_cluster(address, source, terms, skip_rows=skip_rows, max_message_size=max_message_size)

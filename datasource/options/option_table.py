@@ -19,13 +19,12 @@ from rmq_spark.datasource.options.option_parsers import InvalidValueError
 from rmq_spark.store.backend import Capability, Location
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, READ_MODES
+from rmq_spark.store.names import MAX_SENT_BODY_BYTES
 
 BATCH, STREAM = "batch", "stream"
 GROUP = "consumerGroup"
 SEND, SEND_BACK = "mode=send", "mode=sendBack"
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactlyOnce", "atLeastOnce"
-# A server closes the connection after a request of more than 16 MiB, and a request has more than a body.
-MAX_MESSAGE_BYTES = 15 << 20
 BROADCASTING = "messageModel=broadcasting"
 
 
@@ -286,7 +285,7 @@ SINK_OPTIONS = (
              "Compression of bodies: none, zlib, lz4 or zstd. RocketMQ reads lz4 and zstd since 4.9.4.", "zlib"),
     _of_send("compressOver", "size", parsers.parse_size, "4096",
              "Minimum size of a body that is compressed.", "16k"),
-    _of_send("maxMessageSize", "size", partial(parsers.parse_size, maximum=MAX_MESSAGE_BYTES), "4m",
+    _of_send("maxMessageSize", "size", partial(parsers.parse_size, maximum=MAX_SENT_BODY_BYTES), "4m",
              "Maximum size of a body in a cluster, after compression; a larger one fails the write before any row of "
              "its task is sent. The brokers' own maxMessageSize must be at least as large.", "1m",
              needs=Capability.NAME_SERVERS),

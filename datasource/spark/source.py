@@ -92,33 +92,35 @@ class RmqDataSource(DataSource):
         from rmq_spark.datasource.spark.writer import RmqBatchWriter  # the writing part of the engine: import late
 
         options = _value(self._writing)
-        token = _prepare_write(options, schema, 'mode("append")' if overwrite else None)
-        return RmqBatchWriter(options, token)
+        _check_write(options, schema, 'mode("append")' if overwrite else None)
+        return RmqBatchWriter(options, options.sink().prepare())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer of one batch of a stream. Spark calls it for every batch, and again for its commit.
 
-        Waits up to 30 s for servers that are away, so that a restart of all name servers does not end the stream.
+        Waits up to 30 s for servers that are away. If the tasks of a place have stored their rows before the commit, a
+        commit needs no server, and must not fail: Spark would write the batch again. So the error is the tasks' then.
         """
         from rmq_spark.datasource.spark.writer import RmqStreamWriter
 
         options = _value(self._writing)
         options.check_stream()
+        _check_write(options, schema, 'outputMode("append")' if overwrite else None)
         until_ms = clocks.monotonic_ms() + _SERVERS_MS
         while True:
             try:
-                token = _prepare_write(options, schema, 'outputMode("append")' if overwrite else None)
-                return RmqStreamWriter(options, token, None)
-            except BackendUnavailableError as error:
-                if clocks.monotonic_ms() >= until_ms:
-                    # A commit needs no server. If it failed, Spark would write the batch again.
+                return RmqStreamWriter(options, options.sink().prepare(), None)
+            except RmqError as error:
+                if Capability.EXACTLY_ONCE in options.check_complete().capabilities:
+                    raise
+                if not isinstance(error, BackendUnavailableError) or clocks.monotonic_ms() >= until_ms:
                     return RmqStreamWriter(options, None, error)
                 _LOG.warning("rmq: a batch waits for the servers of its sink: %s", error)
             clocks.sleep(_PAUSE_S)
 
 
-def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None) -> str | None:
-    """Check a write before its first task, and create the store or topic if necessary. Return the token for the tasks.
+def _check_write(options: SinkOptions, schema: StructType, remedy: str | None) -> None:
+    """Check a write before its first task, as far as that is possible without the place.
 
     `remedy` is None if the user's write mode is supported, else the call that sets a supported mode. Raises OptionError
     for an unsupported mode or invalid columns.
@@ -130,7 +132,6 @@ def _prepare_write(options: SinkOptions, schema: StructType, remedy: str | None)
             "write to another topic or to another place."
         )
     options.check_columns(_fields(schema))
-    return options.sink().prepare()
 
 
 def _waiting(options: ReadOptions, *, is_stream: bool) -> ReadOptions:

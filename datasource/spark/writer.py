@@ -28,7 +28,7 @@ from rmq_spark.datasource.spark.task_writer import (
     stage_rows,
     staged_keys,
 )
-from rmq_spark.store.errors import BackendUnavailableError
+from rmq_spark.store.errors import RmqError
 from rmq_spark.store.model import CommitKey
 
 
@@ -69,11 +69,11 @@ def this_task() -> SinkTask:
 class RmqStreamWriter(DataSourceStreamArrowWriter):
     """The writer of one batch of `df.writeStream`.
 
-    `away` is the error of the place if it could not be reached; `write` raises it. A commit does not need the place of
+    `away` is the error of the place if it could not be prepared; `write` raises it. A commit does not need the place of
     a sink for which this error exists, because its tasks have stored all rows.
     """
 
-    def __init__(self, options: SinkOptions, token: str | None, away: BackendUnavailableError | None = None) -> None:
+    def __init__(self, options: SinkOptions, token: str | None, away: RmqError | None = None) -> None:
         self._options, self._token, self._away = options, token, away
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -78,6 +78,7 @@ class ClusterClient:
         self._servers: dict[str, Server] = {}
         self._machines: tuple[str, ...] | None = None  # of all name servers
         self._name_server: str | None = None  # the one that answered last
+        self.routed_topics: set[str] = set()  # for which a name server had a route; for `write_routes`
         self._faults: dict[str, str] = {}
         self._is_closed = False
         _clients.add(self)

@@ -235,9 +235,9 @@ class ClusterProducer(Synchronized):
         """
         check_new_topic(topic, queues, perm)
         with self._sending() as connected:
-            connected.routes.create(TopicConfig(topic, queues, queues, perm))
+            masters = connected.routes.create(TopicConfig(topic, queues, queues, perm))
             self._forget_routes()
-            return len(connected.routes.wait_for(topic)) if perm & PERM_WRITE else 0
+            return len(connected.routes.wait_for(topic, masters)) if perm & PERM_WRITE else 0
 
     @synchronized
     def topics(self) -> list[str]:

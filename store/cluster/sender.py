@@ -14,7 +14,7 @@ sent when the one before it has its outcome, and the messages of a queue stay in
 | refused | ends with the broker's error |
 
 Before `send` raises an error, it waits for the requests in flight, so that their outcomes are known. `wait_ms` bounds
-how long a queue waits for its broker.
+how long a broker may store nothing.
 
 Source: DefaultMQProducerImpl#sendDefaultImpl (4.9, 5.3), which does not keep the order of a queue.
 """
@@ -45,6 +45,7 @@ _LOG = logging.getLogger("rmq_spark")
 BATCH_BYTES, BATCH_MESSAGES = 128 << 10, 1024
 MAX_IN_FLIGHT = 4  # at each broker
 _FIRST_PAUSE_MS, _LAST_PAUSE_MS = 50.0, 2000.0
+_LONGEST_TIMEOUT_MS = 30_000  # of a request whose outcome was not known several times
 _PATIENCE_MS = 200.0  # the longest time between two looks at what is paused
 
 
@@ -52,8 +53,8 @@ _PATIENCE_MS = 200.0  # the longest time between two looks at what is paused
 class SendTerms:
     """How a sender deals with brokers that are away, and with outcomes that are not known.
 
-    A queue waits `wait_ms` for its broker. Messages that any queue may take are moved when a broker has stored nothing
-    for `moved_after_ms`, or when the name servers do not list it any more.
+    A broker may store nothing for `wait_ms`. Messages that any queue may take are moved when a broker has stored
+    nothing for `moved_after_ms`, or when the name servers do not list it any more.
     """
 
     wait_ms: float
@@ -98,14 +99,17 @@ class _Lane:
     runs: deque[ItemRun]
     head: Outgoing | None = None  # the request that was sent, or must be sent next
     failures: int = 0  # in a row
-    failing_since_ms: float | None = None
+    unknowns: int = 0  # how many of the attempts at the head had an outcome that is not known
     batch_bytes: int = 0
     batch_messages: int = 0
 
 
 @dataclass(slots=True)
 class _Broker:
-    """The lanes of one broker that can send, and how many requests are in flight."""
+    """The lanes of one broker that can send, and how many requests are in flight.
+
+    While the broker fails, one request at a time finds out whether it stores messages again.
+    """
 
     ready: deque[_Lane] = field(default_factory=deque)
     in_flight: int = 0
@@ -193,7 +197,8 @@ class Sender:
 
     def _submit(self, done: list[Ticket[SendResponse]]) -> None:
         for name, broker in list(self._brokers.items()):
-            while broker.ready and broker.in_flight < MAX_IN_FLIGHT and self._error is None:
+            most = MAX_IN_FLIGHT if broker.failing_since_ms is None else 1
+            while broker.ready and broker.in_flight < most and self._error is None:
                 lane = broker.ready.popleft()
                 if lane.head is None:
                     lane.head = self._build(lane)
@@ -202,7 +207,10 @@ class Sender:
                 except BackendUnavailableError as error:
                     self._repeat(lane, error)
                     continue
-                (ticket,) = self._client.submit_all(to, [lane.head.request], done=done)
+                # A broker that is slow would get a copy for each time-out.
+                timeout_ms = self._client.address.request_timeout_ms << lane.unknowns
+                timeout_ms = min(timeout_ms, max(_LONGEST_TIMEOUT_MS, self._client.address.request_timeout_ms))
+                (ticket,) = self._client.submit_all(to, [lane.head.request], timeout_ms, done)
                 self._active[ticket] = lane
                 broker.in_flight += 1
 
@@ -249,6 +257,7 @@ class Sender:
             self._stored(lane, head, ticket.result())
         elif isinstance(error, UnknownOutcomeError):
             if self._terms.repeats_unknown and not ticket.is_answered:
+                lane.unknowns += 1
                 self._repeat(lane, error)
             else:
                 self._unknown.append((error, head.rows))
@@ -265,8 +274,8 @@ class Sender:
 
     def _stored(self, lane: _Lane, head: Outgoing, response: SendResponse) -> None:
         broker = self._broker(lane.queue)
-        broker.failing_since_ms = lane.failing_since_ms = None
-        lane.failures, lane.head = 0, None
+        broker.failing_since_ms = None
+        lane.failures, lane.unknowns, lane.head = 0, 0, None
         lane.batch_messages = min(2 * lane.batch_messages, self._terms.batch_messages)
         self._on_stored(head, response)
         if lane.runs:
@@ -282,8 +291,6 @@ class Sender:
         """Send the head of a lane again later, or elsewhere, or end if it has waited long enough."""
         now_ms, queue, broker = self._monotonic_ms(), lane.queue, self._broker(lane.queue)
         lane.failures += 1
-        if lane.failing_since_ms is None:
-            lane.failing_since_ms = now_ms
         if broker.failing_since_ms is None:
             broker.failing_since_ms = now_ms
             _LOG.warning("rmq: sending to broker %s waits: %s", queue.broker, error)
@@ -292,15 +299,8 @@ class Sender:
         is_late = now_ms - broker.failing_since_ms >= self._terms.moved_after_ms
         if (is_late or is_gone) and self._move(lane):
             return
-        if now_ms - lane.failing_since_ms >= self._terms.wait_ms:
-            waited_s = (now_ms - lane.failing_since_ms) / 1000
-            left = sum(len(run.rows) for run in (*(lane.head.runs if lane.head else ()), *lane.runs))
-            self._fail(
-                BackendUnavailableError(
-                    f"cannot send {left} messages to queue {queue}: broker {queue.broker} has stored none for "
-                    f"{waited_s:.1f} s (brokerDownTimeout); expected a broker that stores them. Last: {error}"
-                )
-            )
+        if now_ms - broker.failing_since_ms >= self._terms.wait_ms:
+            self._fail(_overdue(lane, now_ms - broker.failing_since_ms, error))
         pause_ms = min(_FIRST_PAUSE_MS * 2 ** (lane.failures - 1), _LAST_PAUSE_MS)
         heapq.heappush(self._paused, (now_ms + pause_ms, next(self._order), lane))
 
@@ -336,6 +336,18 @@ class Sender:
         ]
         self._moves += 1
         return others[self._moves % len(others)] if others else None
+
+
+def _overdue(lane: _Lane, waited_ms: float, error: RmqError) -> BackendUnavailableError:
+    """Return the error for a queue that has waited too long for its broker."""
+    left = sum(len(run.rows) for run in (*(lane.head.runs if lane.head else ()), *lane.runs))
+    what = "stored none"
+    if lane.unknowns:
+        what = "confirmed none (some may be stored, also several times, with the same ids)"
+    return BackendUnavailableError(
+        f"cannot send {left} messages to queue {lane.queue}: broker {lane.queue.broker} has {what} for "
+        f"{waited_ms / 1000:.1f} s (brokerDownTimeout); expected a broker that stores them. Last: {error}"
+    )
 
 
 def _count_fitting(run: ItemRun, room_bytes: int, room_count: int, *, is_first: bool) -> int:

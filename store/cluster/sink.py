@@ -11,6 +11,7 @@ a row names, each task asks for its queues once.
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -173,7 +174,7 @@ class ClusterTask:
 
     def discard(self) -> None:
         """Forget the rows of a failed task. Rows that were sent stay in the cluster."""
-        self._held.close()
+        self._held.__exit__(*sys.exc_info())  # an interrupted client must not be used again
 
 
 def refuse_timers(routes: WriteRoutes, topics: Sequence[str]) -> str | None:

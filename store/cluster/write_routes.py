@@ -6,12 +6,13 @@ that this names, in its order, also while a broker of them is away. Brokers do n
 checked here.
 
 A topic that no name server knows can be created on every master. A master that has the topic nevertheless, because it
-has not registered yet, keeps it unchanged.
+has not registered yet, keeps it unchanged. A broker that is away is not taken for a topic that does not exist: nothing
+is created while a name server does not answer, nor if this client has seen a route of the topic before.
 
 Source: MQClientInstance#topicRouteData2TopicPublishInfo, DefaultMQAdminExtImpl#createAndUpdateTopicConfig (4.9, 5.3).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +107,11 @@ class WriteRoutes:
         listing = self.book.listing(topic, broker)
         return listing.has_topic and listing.has_master
 
-    def create(self, config: TopicConfig) -> None:
+    def create(self, config: TopicConfig) -> list[str]:
         """Create a topic on every master that does not have it. `config` has its name without the namespace.
 
-        Raises BackendUnavailableError if a name server lists no broker, and the error of a master that refuses.
+        Return the names of the brokers of all masters. Raises BackendUnavailableError if a name server does not answer
+        or none lists a master, and the error of a master that refuses.
         """
         stored = self.topic_of(config.name)
         masters = self.find_masters(config.name)
@@ -126,17 +128,20 @@ class WriteRoutes:
         for outcome in self._client.call_all([(to, CreateTopicRequest(settings)) for to in missing.values()]):
             if not isinstance(outcome, DoneResponse):
                 raise _not_created(config.name, outcome)
+        return list(masters)
 
     def find_masters(self, topic: str) -> dict[str, str]:
         """Return the addresses of all masters, by the names of their brokers, from all name servers.
 
-        `topic` is to be created there. Raises BackendUnavailableError if no master is listed.
+        `topic` is to be created there. Raises BackendUnavailableError if a name server does not answer, or if no master
+        is listed.
         """
         servers = self._client.name_servers()
         outcomes = self._client.call_all([(server, ClusterInfoRequest()) for server in servers])
+        for outcome in outcomes:
+            if not isinstance(outcome, ClusterInfoResponse):
+                raise _not_created(topic, outcome)
         lists = [one for one in outcomes if isinstance(one, ClusterInfoResponse)]
-        if not lists:
-            raise _not_created(topic, outcomes[0])
         self.book.note_brokers([one.brokers for one in lists])
         self._client.name_brokers(self.book.names())
         names = {name for one in lists for name, data in one.brokers.items() if 0 in data.addresses}
@@ -148,29 +153,36 @@ class WriteRoutes:
             )
         return masters
 
-    def wait_for(self, topic: str) -> tuple[QueueKey, ...]:
-        """Return the queues of a topic that was just created, as soon as a name server lists them.
+    def wait_for(self, topic: str, brokers: Collection[str]) -> tuple[QueueKey, ...]:
+        """Return the queues of a topic that was just created, as soon as a name server lists it on all `brokers`.
 
-        Raises NotFoundError if none does within the request timeout.
+        After the request timeout, return those that are listed. Raises NotFoundError if there are none.
         """
         until_ms = self._monotonic_ms() + self._client.address.request_timeout_ms
         while True:
+            is_late = self._monotonic_ms() >= until_ms
             try:
-                return self._ask(topic)
+                queues = self._ask(topic)
+                if is_late or {queue.broker for queue in queues}.issuperset(brokers):
+                    return queues
             except NotFoundError:
-                if self._monotonic_ms() >= until_ms:
+                if is_late:
                     raise
-                self._client.take_done([], 20)
+            self._client.take_done([], 20)
 
     def fetch_versions(self, topic: str) -> dict[str, int]:
         """Return the number of each broker's version (MQVersion), by broker name, for the queues of a topic.
 
-        A broker that does not answer, or refuses, is left out.
+        A broker of 5.x that refuses the request is left out; 4.9 does not refuse it. Raises BackendUnavailableError if
+        a broker does not answer.
         """
         brokers = sorted({queue.broker for queue in self.queues(topic)})
         known = {broker: at for broker in brokers if (at := self.book.address(broker)) is not None}
         stored = self.topic_of(topic)
         outcomes = self._client.call_all([(to, TopicStatsRequest(stored, name)) for name, to in known.items()])
+        for outcome in outcomes:
+            if not isinstance(outcome, TopicStatsResponse | NoPermissionError):
+                raise BackendUnavailableError(f"the version of a broker of topic {topic} is not known: {outcome}")
         return {
             name: one.server_version
             for name, one in zip(known, outcomes, strict=True)
@@ -181,6 +193,7 @@ class WriteRoutes:
         try:
             return self._ask(topic)
         except NotFoundError:
+            self._check_is_new(topic)
             if not self._new_topics.is_allowed:
                 raise NotFoundError(
                     f"topic {topic} does not exist: no name server has a route of it; expected an existing topic. "
@@ -188,20 +201,39 @@ class WriteRoutes:
                     "servers wait 30 s."
                 ) from None
         count = self._new_topics.queue_count
-        self.create(TopicConfig(topic, count, count))
-        return self.wait_for(topic)
+        return self.wait_for(topic, self.create(TopicConfig(topic, count, count)))
+
+    def _check_is_new(self, topic: str) -> None:
+        """Raise BackendUnavailableError if the topic may exist although no name server has answered with a route."""
+        for server, found in self._client.name_server_faults.items():
+            raise BackendUnavailableError(
+                f"no route of topic {topic} is known, and name server {server} does not answer: {found} Nothing was "
+                "created, because it may know the topic."
+            )
+        if self.topic_of(topic) in self._client.routed_topics:
+            raise BackendUnavailableError(
+                f"no name server lists topic {topic} any more: its brokers are away, or it was deleted; expected its "
+                f"route. Start its brokers. If it was deleted, create it: {_how_to_create(topic)}"
+            )
 
     def _ask(self, topic: str) -> tuple[QueueKey, ...]:
         route = self._client.ask_name_server(RouteRequest(self.topic_of(topic)))
         self._asked_ms[topic] = self._monotonic_ms()
         refuse_route(topic, route)
+        self._client.routed_topics.add(self.topic_of(topic))
         self._note(topic, route)
         queues = list_write_queues(topic, route)
         if not queues:
+            masters = {data.broker for data in route.brokers if 0 in data.addresses}
+            if any(one.perm & PERM_WRITE and one.broker not in masters for one in route.queues):
+                raise BackendUnavailableError(
+                    f"topic {topic} has no master now ({_describe(route)}); expected one with write permission. Check "
+                    "whether the masters of these brokers run."
+                )
             raise NoPermissionError(
                 f"topic {topic} accepts no messages: no broker that has it is a master and allows writing "
                 f"({_describe(route)}); expected a master with perm 6 or 2 and write queues. Set the permission with "
-                "mqadmin updateTopicPerm, or wait for the master."
+                "mqadmin updateTopicPerm."
             )
         return queues
 

@@ -32,7 +32,7 @@ class ContentIds:
     """
 
     def __init__(self, seed: str) -> None:
-        hashed = np.frombuffer(hashlib.blake2b(seed.encode(), digest_size=16).digest(), np.uint64)
+        hashed = np.frombuffer(hashlib.blake2b(seed.encode(), digest_size=16).digest(), "<u8")
         self._first_seed, self._second_seed = hashed
         self._runs: list[Digests] = []  # sorted digests of all rows so far
 

@@ -38,8 +38,6 @@ from rmq_spark.store.tools.import_parquet import Imported, ImportTerms
 from rmq_spark.store.tools.import_source import ImportSource
 from rmq_spark.store.tools.parquet_file import ParquetSource
 
-_WAIT_MS = 20  # between two questions for the route of a new topic
-
 
 def import_into_cluster(
     address: ClusterAddress,
@@ -93,8 +91,7 @@ class _Import:
                 queues = tuple(QueueKey(topic, number, name) for name in masters for number in range(new[topic]))
             self._check_queues(topic, queues)
         for topic in missing:
-            self._routes.create(TopicConfig(topic, new[topic], new[topic]))
-            self._wait_for(topic)
+            self._routes.wait_for(topic, self._routes.create(TopicConfig(topic, new[topic], new[topic])))
 
     def _check_queues(self, topic: str, queues: Sequence[QueueKey]) -> None:
         """Raise OptionError if the rows of a topic need a queue that is not in the list."""
@@ -116,13 +113,6 @@ class _Import:
                 "Give keep_queues=False to spread the messages over them, or leave out the columns queueId and "
                 "brokerName. Nothing was sent."
             )
-
-    def _wait_for(self, topic: str) -> None:
-        """Wait until a name server lists a new topic on all brokers that rows name, at most the request timeout."""
-        needed = {broker for broker, count in self._source.needed_queues(topic).items() if broker and count}
-        until_ms = monotonic_ms() + self._sink.address.request_timeout_ms
-        while not needed <= {queue.broker for queue in self._routes.wait_for(topic)} and monotonic_ms() < until_ms:
-            self._client.take_done([], _WAIT_MS)
 
     def run(self, terms: ImportTerms) -> None:
         """Send all rows from `done` on."""

@@ -117,6 +117,17 @@ def test_streamWriter_waits_while_all_name_servers_restart(cluster, monkeypatch:
     assert writer._token is not None
 
 
+def test_commit_of_a_stream_needs_no_route(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = run_task(cluster, rows("a", "b"))
+    for server in cluster.name_servers:
+        server.restart()
+    monkeypatch.setattr("rmq_spark.datasource.spark.source._SERVERS_MS", 0)
+    writer = stream_writer(cluster, createTopic="false")
+    writer.commit([message], 0)
+    with pytest.raises((BackendUnavailableError, NotFoundError), match="topic"):
+        pickle.loads(pickle.dumps(writer)).write(iter([rows("c")]))
+
+
 def test_writer_creates_a_missing_topic_on_every_broker(cluster) -> None:
     source_of(cluster, topic="new", queues="3").writer(BODY, False)
     assert [broker.topics["new"].queue_count for broker in cluster.brokers.values()] == [3, 3]

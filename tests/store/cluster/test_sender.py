@@ -376,3 +376,33 @@ def test_random_faults_lose_no_row_and_keep_the_order(cluster: RunningCluster) -
         for queue, bodies in read_bodies(cluster, "orders").items():
             assert is_sorted_by_first(bodies[before.get(queue, 0) :]), (number, queue)
     assert len(count_ids(cluster, "orders")) == COUNT, "all rounds have the same rows and the same seed of ids"
+
+
+def test_a_slow_broker_gets_few_copies(cluster: RunningCluster) -> None:
+    cluster.brokers["broker-b"].fail(BATCH, faults.slowly(2500))
+    columns = {"queueId": pa.array([0] * 16, pa.int32()), "brokerName": pa.array(["broker-b"] * 16)}
+    assert send(cluster, REPEATS, columns=columns, count=16, timeout_ms=SHORT_MS) == 16
+    counts = count_ids(cluster, "orders")
+    assert len(counts) == 16
+    assert max(counts.values()) <= 3, "each time-out is twice as long as the one before"
+
+
+def test_wait_ms_is_for_a_broker_whatever_the_number_of_its_queues(cluster: RunningCluster) -> None:
+    cluster.create_topic("orders", queues=24)
+    for broker in cluster.brokers.values():
+        broker.fail(BATCH, faults.nothing(executes=False))
+        broker.fail(SINGLE, faults.nothing(executes=False))
+    with pytest.raises(BackendUnavailableError, match="confirmed none"):
+        send(cluster, SendTerms(2_500, repeats_unknown=True), timeout_ms=SHORT_MS)
+    for broker in cluster.brokers.values():
+        sent = sum(len(broker.seen_requests(code)) for code in (BATCH, SINGLE))
+        assert sent <= 4 + 3, "one request at a time finds out whether a broker that fails is back"
+
+
+def test_a_busy_page_cache_is_asked_again(cluster: RunningCluster) -> None:
+    remark = "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
+    for broker in cluster.brokers.values():
+        broker.fail(BATCH, faults.with_code(2 if broker.release.is_5 else 1, remark), times=3)
+    assert send(cluster, STRICT) == COUNT
+    assert set(count_ids(cluster, "orders").values()) == {1}
+    assert all(broker.requests[BATCH] > 3 for broker in cluster.brokers.values())
