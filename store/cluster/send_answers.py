@@ -5,8 +5,15 @@ the same messages may be sent again, also to another broker. Nothing is stored a
 OptionError and BrokerError either, and the same request would be refused again. UnknownOutcomeError means that the
 broker may have stored the messages.
 
-Source: SendMessageProcessor#handlePutMessageResult, #consumerSendMsgBack, AbstractSendMessageProcessor#msgCheck
-(4.9, 5.3).
+A broker with DLedger is an exception. If its replicas are late, it answers "[PC_SYNCHRONIZED]" (4.9) or "in-sync
+replicas not enough" (5.3), as if nothing was stored, but the messages may appear later. So they may be doubled, with
+equal ids.
+
+To a request that sends a message back, a broker answers 0 only if all went well. Each other PutMessageStatus is
+SYSTEM_ERROR with the name of the status as remark.
+
+Source: SendMessageProcessor#handlePutMessageResult, #consumerSendMsgBack, AbstractSendMessageProcessor#msgCheck,
+#consumerSendMsgBack, PutMessageStatus, DLedgerCommitLog#asyncPutMessage (4.9, 5.3).
 """
 
 from rmq_spark.store.cluster.answer_rule import AnswerRule, Retry
@@ -31,8 +38,7 @@ _ASK_FOR_CREATE = (
     "Ask an administrator to create the topic (mqadmin updateTopic), or for the right: an account with admin: true "
     "(4.9), or Create of the topic (5.3)."
 )
-_MASTER = "the master of the broker"
-_CHECK_ADDRESSES = "Check the addresses of the broker in the route, and in the option brokerAddresses."
+_CHECK_LOAD = "Check the load of the broker's disk; the messages can be sent again."
 _CHECK_ACCOUNT_RIGHT = "the account lacks a right"
 _REFUSED_SIZE = "the broker refuses the size or the properties of the message, and stored nothing"
 _SMALLER = (
@@ -76,11 +82,11 @@ SEND_RULES = (
     ),
     AnswerRule(
         ResponseCode.SYSTEM_BUSY,
-        "the broker is a slave, which stores no messages of clients",
+        "the broker stored nothing: its page cache is busy, or the broker is a slave",
         BackendUnavailableError,
         Retry.NEW_ROUTE,
-        _MASTER,
-        _CHECK_ADDRESSES,
+        "a master with capacity",
+        f"{_CHECK_LOAD} If the broker is a slave, check its addresses in the route and in the option brokerAddresses.",
         requests=_STORES,
         remark=r"^\[REJECTREQUEST\]",
     ),
@@ -103,6 +109,53 @@ SEND_RULES = (
         "Check the disk and the log of the broker; the messages can be sent again.",
         requests=_STORES,
         remark=r"create mapped file failed",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored nothing: its page cache is busy",
+        BackendUnavailableError,
+        Retry.LATER,
+        "a broker with capacity",
+        _CHECK_LOAD,
+        requests=_SENDS,
+        remark=r"^\[PC_SYNCHRONIZED\]",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored nothing: it has too few replicas in sync",
+        BackendUnavailableError,
+        Retry.NEW_ROUTE,
+        "a broker with enough replicas",
+        "Check the slaves of the broker, and its minInSyncReplicas; the messages can be sent again.",
+        requests=_SENDS,
+        remark=r"in-sync replicas not enough",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored the copy; the copy on its disk or at its slave is late, or it has no slave",
+        requests=_SEND_BACK,
+        remark=r"^(FLUSH_DISK_TIMEOUT|FLUSH_SLAVE_TIMEOUT|SLAVE_NOT_AVAILABLE)$",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker stored nothing: it is busy, is shutting down, cannot write its files, is a slave, or has too few "
+        "replicas",
+        BackendUnavailableError,
+        Retry.NEW_ROUTE,
+        "a master that can store messages",
+        "Check the disk, the log and the slaves of the broker; the messages can be sent back again.",
+        requests=_SEND_BACK,
+        remark=r"^(SERVICE_NOT_AVAILABLE|OS_PAGE_?CACHE_BUSY|CREATE_MAPP?ED_?FILE_FAILED|IN_SYNC_REPLICAS_NOT_ENOUGH"
+        r"|LMQ_CONSUME_QUEUE_NUM_EXCEEDED|WHEEL_TIMER_FLOW_CONTROL)$|^No master available",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker refuses the copy, for its size, its properties or its delivery time, and stored nothing",
+        BrokerError,
+        expected="a message whose copy the broker accepts",
+        next_step="Send the content of the row as a new message, or leave the row out.",
+        requests=_SEND_BACK,
+        remark=r"^(MESSAGE_ILLEGAL|PROPERTIES_SIZE_EXCEEDED|WHEEL_TIMER_MSG_ILLEGAL|WHEEL_TIMER_NOT_ENABLE)$",
     ),
     AnswerRule(
         ResponseCode.SYSTEM_ERROR,

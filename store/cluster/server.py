@@ -22,7 +22,6 @@ MAX_IN_FLIGHT = 128  # requests on a connection, without held pulls
 # request that is sent at that moment may be lost, so an older connection is not used.
 MAX_IDLE_S = 100.0
 MAX_UNSENT = 2000  # frames on a connection; more means that the server sends requests and does not read
-_NOT_EXECUTED = (ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY)
 _RESPONSE = 1
 _OWN = 0  # the number of frames that are no requests of ours
 
@@ -215,12 +214,9 @@ class Server:
         if command.code and self._context.has_new_keys(ticket, command):
             self._waiting.append(ticket)
             return
-        if command.code not in _NOT_EXECUTED:
-            self._context.settle(ticket, command)
-            return
         if command.code == ResponseCode.GO_AWAY:
             self._retire(line)
-        if self._context.is_for_later(ticket, command):
+        if command.code and self._context.is_for_later(ticket, command):
             self._pause(ticket, command, now_s)
         else:
             self._context.settle(ticket, command)

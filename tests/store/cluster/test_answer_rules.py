@@ -15,6 +15,7 @@ from rmq_spark.store.errors import (
     NotFoundError,
     OptionError,
     RmqError,
+    UnknownOutcomeError,
 )
 
 ILLEGAL_QUEUE = "queueId[99] is illegal, topic:[GT] topicConfig.readQueueNums:[4] consumer:[/127.0.0.1:40152]"
@@ -59,6 +60,28 @@ CASES = [
     (206, 1, "disable", BrokerError, Retry.ELSEWHERE),
     (11, 22, "", BrokerError, Retry.NEVER),
     (30, 4711, "?", BrokerError, Retry.NEVER),
+    (310, 2, "[REJECTREQUEST]system busy", BackendUnavailableError, Retry.NEW_ROUTE),
+    (320, 1, "[PC_SYNCHRONIZED]broker busy", BackendUnavailableError, Retry.LATER),
+    (310, 2, "[PC_SYNCHRONIZED]broker busy", BackendUnavailableError, Retry.LATER),
+    (320, 1, "in-sync replicas not enough", BackendUnavailableError, Retry.NEW_ROUTE),
+    (320, 1, "UNKNOWN_ERROR", UnknownOutcomeError, Retry.NEVER),
+    # The names of PutMessageStatus in 4.9 and 5.3.
+    (36, 1, "SERVICE_NOT_AVAILABLE", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "OS_PAGECACHE_BUSY", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "OS_PAGE_CACHE_BUSY", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "CREATE_MAPEDFILE_FAILED", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "CREATE_MAPPED_FILE_FAILED", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "IN_SYNC_REPLICAS_NOT_ENOUGH", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "LMQ_CONSUME_QUEUE_NUM_EXCEEDED", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "WHEEL_TIMER_FLOW_CONTROL", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "No master available along with 10.0.0.1", BackendUnavailableError, Retry.NEW_ROUTE),
+    (36, 1, "MESSAGE_ILLEGAL", BrokerError, Retry.NEVER),
+    (36, 1, "PROPERTIES_SIZE_EXCEEDED", BrokerError, Retry.NEVER),
+    (36, 1, "WHEEL_TIMER_MSG_ILLEGAL", BrokerError, Retry.NEVER),
+    (36, 1, "WHEEL_TIMER_NOT_ENABLE", BrokerError, Retry.NEVER),
+    (36, 1, "UNKNOWN_ERROR", UnknownOutcomeError, Retry.NEVER),
+    (36, 1, "PUT_TO_REMOTE_BROKER_FAIL", UnknownOutcomeError, Retry.NEVER),
+    (36, 1, "putMessageResult is null", UnknownOutcomeError, Retry.NEVER),
 ]
 
 
@@ -87,6 +110,7 @@ def test_find_rule_knows_every_refusal(
         (33, 1, "can not find message by the offset, 7"),
         (43, 1, "No consumer offset in this broker"),
         (46, 1, "The broker does not support consumer to filter message by SQL92"),
+        *[(36, 1, name) for name in ("FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE")],
     ],
 )
 def test_find_rule_knows_every_answer(request_code: int, code: int, remark: str | None) -> None:
