@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmq_spark.store.errors import DiskFullError
+from rmq_spark.store.errors import DiskFullError, StoreError
 from rmq_spark.store.format.batch_items import NOT_SOLO, EncodedItems
 from rmq_spark.store.format.byte_ranges import Bytes, of_one_size, take_ranges
 from rmq_spark.store.model import QueueKey
@@ -93,12 +93,21 @@ class MessageSpool:
             self._ids.append(np.frombuffer(message_id.encode(), np.uint8).reshape(1, -1))
 
     def read(self, run: ItemRun) -> bytes | memoryview:
-        """Return the bytes of the items of a run."""
+        """Return the bytes of the items of a run. Raises StoreError if the temporary file cannot be read."""
         if run.data is not None:
             return run.data
         assert self._file is not None, run
-        self._file.seek(run.position)
-        return self._file.read(int(run.sizes.sum()))
+        size = int(run.sizes.sum())
+        try:
+            self._file.seek(run.position)
+            data = self._file.read(size)
+        except OSError as error:
+            raise StoreError(
+                f"messages to send cannot be read from the temporary file: {error.strerror}; expected {size} bytes at "
+                f"position {run.position}. Check the disk of the temporary folder, and send the messages again."
+            ) from None
+        assert len(data) == size, (len(data), size)
+        return data
 
     def ids(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
         """Return the ids of the messages with these numbers. Return () if the spool does not keep ids."""

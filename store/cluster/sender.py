@@ -200,8 +200,11 @@ class Sender:
             most = MAX_IN_FLIGHT if broker.failing_since_ms is None else 1
             while broker.ready and broker.in_flight < most and self._error is None:
                 lane = broker.ready.popleft()
-                if lane.head is None:
-                    lane.head = self._build(lane)
+                try:
+                    lane.head = lane.head or self._build(lane)
+                except RmqError as error:  # of the temporary file
+                    self._fail(error)
+                    return
                 try:
                     to = self._routes.address(name)
                 except BackendUnavailableError as error:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.sent_rows import batch_of, encode, id_array, id_text
 
 from rmq_spark.store.cluster.message_spool import ItemRun, MessageSpool
-from rmq_spark.store.errors import DiskFullError
+from rmq_spark.store.errors import DiskFullError, StoreError
 from rmq_spark.store.format.batch_items import NOT_SOLO, EncodedItems, encode_item, split_item
 from rmq_spark.store.model import QueueKey
 
@@ -210,3 +210,18 @@ def test_items_in_memory_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 def bodies(spool: MessageSpool, runs: list[ItemRun]) -> list[tuple[int, bytes]]:
     """Return number and body of each item, for a spool without ids and runs of one item."""
     return [(int(run.rows[0]), split_item(bytes(spool.read(run)))[1]) for run in runs]
+
+
+def test_read_of_a_temporary_file_that_fails_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MessageSpool(memory_bytes=0) as spool:
+        spool.add(items_of(row(0), row(1)))
+        (run,) = next(iter(spool.runs.values()))
+
+        class Failing:
+            def seek(self, position: int) -> None:
+                raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(spool, "_file", Failing())
+            with pytest.raises(StoreError, match="cannot be read from the temporary file: Input/output error"):
+                spool.read(run)
