@@ -33,7 +33,7 @@ from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.sender import Sender, SendTerms
 from rmq_spark.store.cluster.sink import WAIT_MS, monotonic_ms, now_ms
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
-from rmq_spark.store.errors import NotFoundError, OptionError, RmqError
+from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreChangedError
 from rmq_spark.store.format.batch_items import (
     MAX_ITEM_PROPERTIES_BYTES,
     EncodedItems,
@@ -88,9 +88,10 @@ def republish(address: ClusterAddress, terms: RepublishTerms) -> ClusterRepublis
     """Send the dead letters that exist now, queue by queue. Two calls with one progress must not run at a time.
 
     Raises OptionError for a dead letter that cannot be sent, and NotFoundError if its topic does not exist any more,
-    both with its queue offset. Raises BackendUnavailableError if a broker that is listed does not answer, and the
-    errors of brokers that refuse. A broker that no name server lists is left out; the next call sends its dead letters.
-    Messages that were sent before an error stay sent.
+    both with its queue offset. Raises StoreChangedError before anything is sent if the progress is beyond the end of a
+    queue without an offset in `begins`. Raises BackendUnavailableError if a broker that is listed does not answer, and
+    the errors of brokers that refuse. A broker that no name server lists is left out; the next call sends its dead
+    letters. Messages that were sent before an error stay sent.
     """
     noted = None
     if terms.progress is not None:
@@ -124,12 +125,12 @@ class _Republishing:
         if unknown:
             held = ", ".join(queue.broker for queue in queues) or "none"
             raise OptionError(f"begin: no dead letters are on {', '.join(unknown)}; brokers that have some: {held}.")
+        noted = {queue: self._read_progress(queue, bounds[queue], begins) for queue in queues}
         sent = passed_over = 0
         reached: dict[QueueKey, int] = {}
         for queue in queues:
-            noted = 0 if self._commits is None else self._commits.read(queue) or 0
-            at = reached[queue] = max(bounds[queue].min_offset, begins.get(queue.broker, noted))
-            reached[queue] = max(at, noted)
+            at = max(bounds[queue].min_offset, begins.get(queue.broker, noted[queue]))
+            reached[queue] = max(at, noted[queue])
             for rows, next_offset in self._read(queue, at, bounds[queue]):
                 mask = choose_letters(self._terms.choose, rows)
                 if mask.any():
@@ -146,6 +147,24 @@ class _Republishing:
             yield from self._backend.read(
                 QueueRange(queue, begin, bounds.max_offset), list(COLUMNS), DecodeLimits(), None
             )
+
+    def _read_progress(self, queue: QueueKey, bounds: QueueBounds, begins: Mapping[str, int]) -> int:
+        """Return the offset up to which earlier calls have sent the letters of a queue.
+
+        If it is beyond the end of the queue, it is that of an earlier queue: return 0 if `begins` has an offset, or
+        raise StoreChangedError.
+        """
+        noted = 0 if self._commits is None else self._commits.read(queue) or 0
+        if noted <= bounds.max_offset:
+            return noted
+        if queue.broker in begins:
+            return 0
+        raise StoreChangedError(
+            f"cannot republish the dead letters of {queue}: the progress {self._terms.progress!r} is at queue offset "
+            f"{noted}, but the queue ends at {bounds.max_offset}; expected a queue that reaches its progress. The "
+            "broker's store was replaced or truncated, so the progress says nothing about its letters. Give "
+            f'begin={{"{queue.broker}": 0}} for all of them, or a later offset. Nothing was sent.'
+        )
 
     def _note(self, queue: QueueKey, offset: int) -> None:
         if self._commits is not None:

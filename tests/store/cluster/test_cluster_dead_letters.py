@@ -12,7 +12,7 @@ from rmq_spark.store import ClusterRepublished, open_store, republish_dead_lette
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.sender import Sender
-from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OptionError
+from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OptionError, StoreChangedError
 from rmq_spark.store.model import QueueKey
 
 RunCluster = Callable[..., RunningCluster]
@@ -137,6 +137,20 @@ def test_letters_of_a_broker_that_is_away_are_sent_when_it_is_back(cluster: Runn
     broker.restart(new_port=True)
     assert republish(cluster) == ClusterRepublished(2, 0, {A: 2, B: 2})
     assert [row["body"] for row in republished(cluster)] == [b"a0", b"a1", b"b0", b"b1"]
+
+
+def test_progress_beyond_the_end_of_a_queue_is_an_error_before_anything_is_sent(cluster: RunningCluster) -> None:
+    committed = cluster.brokers["broker-b"].offsets.committed
+    republish(cluster, filter=pc.field("queueOffset") > 5)
+    committed.update(dict.fromkeys(committed, 7))
+    cluster.brokers["broker-a"].offsets.committed.clear()
+    with pytest.raises(StoreChangedError) as caught:
+        republish(cluster)
+    for part in (str(B), "'default' is at queue offset 7,", "ends at 2;", 'begin={"broker-b": 0}', "Nothing was sent"):
+        assert part in str(caught.value), part
+    assert republished(cluster) == []
+    assert republish(cluster, begin={"broker-b": 1}) == ClusterRepublished(3, 0, {A: 2, B: 2})
+    assert republish(cluster) == ClusterRepublished(0, 0, {A: 2, B: 2})
 
 
 def test_a_group_without_dead_letters(run_cluster: RunCluster) -> None:
