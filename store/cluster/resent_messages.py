@@ -2,7 +2,8 @@
 
 A client of RocketMQ does the same if a broker cannot send a message back. The message has body, flag, tags, keys and
 properties of the row, and also its id and born time if the row has these columns. Properties whose names the engine
-owns are left out, as in any message. These are set:
+owns are left out, as in any message. A message without an id gets one that is made from the place of its original, so
+that it has the same id if it is sent again, and messages of equal content have different ids. These are set:
 
 | property or field | value |
 | --- | --- |
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -66,10 +68,11 @@ class Resender:
         queues = (QueueKey(self._retry, 0, "-"),)  # the caller chooses the broker
         self._router = BrokerRouter(lambda _: queues, 0)
         self._encoder = ItemEncoder(_BODY, lambda _: None)
-        self._ids = ContentIds(f"resent/{terms.group}")
 
-    def encode(self, rows: pa.RecordBatch, failed: FailedRows, row: int, shown_row: int | None) -> ResentMessage:
-        """Return the message of one row. `failed` are the same rows as `rows`.
+    def encode(
+        self, rows: pa.RecordBatch, failed: FailedRows, row: int, queue: QueueKey, shown_row: int | None
+    ) -> ResentMessage:
+        """Return the message of one row. `failed` are the same rows as `rows`. `queue` had the original.
 
         Raises RowFault if the row has no body, and OptionError with the number `shown_row` if it cannot be encoded.
         """
@@ -82,15 +85,20 @@ class Resender:
             )
         taken = {name: columns[name].slice(row, 1) for name in _TAKEN if name in columns}
         message = pa.RecordBatch.from_pydict({"topic": pa.array([self._retry]), **taken})
-        items = self._encoder.encode(
-            message, self._router, lambda _, digests: self._ids.take(digests()), self._born_ms, shown_row
-        )
+        ids = ContentIds(self._describe_place(failed, row, queue)).take(np.zeros(1, np.uint64))
+        items = self._encoder.encode(message, self._router, lambda _, __: ids, self._born_ms, shown_row)
         flag, body, text = split_item(items.data.tobytes())
         times, level, limit = self._decide(failed, row)
         properties = {**parse(text.encode()), **self._trail(columns, failed, row)}
         if level:
             properties[DELAY] = str(level)
         return ResentMessage(body, encode(properties).decode(), flag, self._born_of(columns, row), times, limit)
+
+    def _describe_place(self, failed: FailedRows, row: int, queue: QueueKey) -> str:
+        """Return a text that only the message of this row has, in this group."""
+        stored = self._stored_name(queue.topic), queue.broker, queue.queue_id
+        offsets = int(failed.queue_offsets[row]), int(failed.physical_offsets[row])
+        return "/".join(map(str, ("resent", self._terms.group, *stored, *offsets)))
 
     def _decide(self, failed: FailedRows, row: int) -> tuple[int, int, int | None]:
         """Return reconsumeTimes, delay level (0 for a dead letter) and maxReconsumeTimes of a message."""

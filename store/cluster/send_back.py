@@ -159,7 +159,9 @@ class RowCheck:
             if expired and self._terms.expired_original != "resend":
                 raise _expired(places, expired[0])
             resent = {
-                row: self._resender.encode(rows, places.failed, row, None if first_row is None else first_row + row)
+                row: self._resender.encode(
+                    rows, places.failed, row, places.queues[row], None if first_row is None else first_row + row
+                )
                 for row in expired
             }
         except RowFault as fault:

@@ -8,6 +8,7 @@ The receipt of a task has about 200 bytes for each row, and the content of rows 
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -135,6 +136,6 @@ class ClusterSendBackTask:
         return tuple(self._rows)
 
     def discard(self) -> None:
-        """Forget the rows of a failed task."""
-        self._held.close()
+        """Forget the rows of a failed task. A client that the present exception interrupted is closed."""
+        self._held.__exit__(*sys.exc_info())
         self._rows.clear()

@@ -197,6 +197,19 @@ def test_expired_rows_are_sent_from_their_rows(start: Callable[..., RunningClust
     assert dead["properties"]["RETRY_TOPIC"] == "orders"
 
 
+def test_expired_rows_without_ids_get_ids_of_their_places(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    cluster.send("orders", b"same", b"same", broker="broker-a", queue_id=0)
+    names = ("topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "body")
+    rows = [{name: row[name] for name in names} for row in rows_of(cluster) if row["body"] == b"same"]
+    cluster.brokers["broker-a"].expire("orders", 0, 5)
+    for some in (rows, rows[::-1], rows[1:]):
+        commit(sink_of(cluster, expired_original="resend"), some)
+    deliver(cluster)
+    ids = [row["msgId"] for row in rows_of(cluster, RETRY)]
+    assert sorted(map(ids.count, set(ids))) == [2, 3], "an id for each message, however often it is sent"
+
+
 def test_expired_rows_without_a_body_are_refused(start: Callable[..., RunningCluster]) -> None:
     cluster = start()
     rows = [row | {"body": None} for row in rows_of(cluster)]
@@ -265,6 +278,26 @@ def test_a_refusal_ends_the_commit(
     assert "of 3 rows were sent back before that. Not sent back: orders/broker-a:0" in caught.value.__notes__[-1]
 
 
+@BOTH
+def test_a_late_copy_at_disk_or_slave_means_stored(start: Callable[..., RunningCluster], release: str) -> None:
+    cluster = start(release)
+    late = faults.changed(lambda answer: replace(answer, code=ResponseCode.SYSTEM_ERROR, remark="SLAVE_NOT_AVAILABLE"))
+    for broker in cluster.brokers.values():
+        broker.fail(SEND_BACK, late)
+    rows = [row | {"delayLevel": -1} for row in rows_of(cluster)]
+    assert commit(sink_of(cluster), rows) == 6
+    assert sorted(row["body"] for row in rows_of(cluster, DEAD)) == [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"]
+
+
+@pytest.mark.parametrize("remark", ["OS_PAGECACHE_BUSY", "IN_SYNC_REPLICAS_NOT_ENOUGH", "SERVICE_NOT_AVAILABLE"])
+def test_a_broker_that_stores_nothing_gets_the_row_again(start: Callable[..., RunningCluster], remark: str) -> None:
+    cluster = start()
+    cluster.brokers["broker-a"].fail(SEND_BACK, faults.with_code(ResponseCode.SYSTEM_ERROR, remark), times=2)
+    rows = [row | {"delayLevel": -1} for row in rows_of(cluster)[:3]]
+    assert commit(sink_of(cluster), rows) == 3
+    assert sorted(row["body"] for row in rows_of(cluster, DEAD)) == [b"a0", b"a1", b"a2"]
+
+
 def test_several_tasks_send_the_row_of_a_message_once(start: Callable[..., RunningCluster]) -> None:
     cluster = start()
     sink = sink_of(cluster)
@@ -289,6 +322,20 @@ def test_requests_in_flight_are_bounded(start: Callable[..., RunningCluster], mo
     commit(sink, [row for row in rows_of(cluster) if row["brokerName"] == "broker-a"])
     assert cluster.brokers["broker-a"].requests[SEND_BACK] == 33
     assert max(seen) == broker_calls.MAX_IN_FLIGHT
+
+
+def test_discard_closes_a_client_that_was_interrupted(start: Callable[..., RunningCluster]) -> None:
+    cluster = start()
+    rows = batch_of(rows_of(cluster))
+    cluster_client._idle.forget()
+    for error, kept in ((KeyboardInterrupt(), 0), (OptionError("a row is not valid"), 1)):
+        task = sink_of(cluster).open_task(None, KEY, "task", 0)
+        task.write(rows)
+        try:
+            raise error
+        except BaseException:
+            task.discard()
+        assert len(cluster_client._idle._clients) == kept
 
 
 def test_errors_of_rows_are_logged(start: Callable[..., RunningCluster], caplog: pytest.LogCaptureFixture) -> None:
