@@ -48,12 +48,14 @@ def main() -> int:
                 lambda line: print(line, flush=True),
             )
             verdicts = drill.run(chosen.batches, kills, (0.2, 4.0))
+            faults = drill.copy_back([DRIVER] * 10, (2.0, 6.0))
     finally:
         network.close()
     for verdict in verdicts:
         print(verdict)
     print(f"seed {chosen.seed}, deaths {dict(drill.deaths)}, {drill.lives} lives of the driver")
-    return int(any(verdict.has_faults for verdict in verdicts))
+    print(f"copied back into a directory: {faults or 'the same rows in the same order'}")
+    return int(any(verdict.has_faults for verdict in verdicts) or bool(faults))
 
 
 def link_spark(home: Path) -> Path:

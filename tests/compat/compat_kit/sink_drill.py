@@ -21,7 +21,7 @@ import pyarrow as pa
 import rmq_spark
 from compat_kit.clusters import FourServers
 from compat_kit.deliveries import Delivery, pull_deliveries
-from compat_kit.sink_life import PLAIN, ROWS_A_BATCH, SHUFFLED
+from compat_kit.sink_life import COPIED, PLAIN, ROWS_A_BATCH, SHUFFLED
 
 QUEUES, KEYS = 4, 8
 _LIFE = Path(__file__).with_name("sink_life.py")
@@ -167,8 +167,44 @@ class SinkDrill:
         with self.servers.client() as client:
             for topic in (PLAIN, SHUFFLED):
                 client("create-topic", topic=topic, queues=QUEUES)
+        self._live(kills, pause_s, target="")
+        with self.servers.client() as client:
+            found = pull_deliveries(client, [PLAIN, SHUFFLED])
+        return [judge(topic, [one for one in found if one.topic == topic], bodies) for topic in (PLAIN, SHUFFLED)]
+
+    def copy_back(self, kills: Sequence[str], pause_s: tuple[float, float]) -> list[str]:
+        """Copy the topic plain into a store directory while the deaths in `kills` happen. Return the differences."""
+        target = self.folder / "target"
+        self._live(kills, pause_s, target=str(target))
+        with self.servers.client() as client:
+            sent = pull_deliveries(client, [PLAIN])
+        queues: defaultdict[int, list[tuple[object, ...]]] = defaultdict(list)
+        with rmq_spark.open_reader(str(target)) as store:
+            for queue in store.queues(PLAIN):
+                for batch in store.read(queue, 0, store.bounds(queue).max_offset, COPIED.split(",")):
+                    for row in batch.to_pylist():
+                        given = dict(row["properties"])
+                        shard = given.get("__SHARDINGKEY")
+                        queues[queue.queue_id].append((row["body"], row["tags"], row["keys"], row["flag"], shard))
+        faults = []
+        for queue_id in {one.queue_id for one in sent}:
+            of_brokers = defaultdict(list)
+            for one in sent:
+                if one.queue_id == queue_id:
+                    shard = one.properties["__SHARDINGKEY"]
+                    of_brokers[one.broker].append((one.body, one.tags, one.keys, one.flag, shard))
+            copied = queues[queue_id]
+            if Counter(copied) != Counter(row for rows in of_brokers.values() for row in rows):
+                faults.append(f"queue {queue_id}: other rows")
+            for broker, rows in of_brokers.items():
+                shards = {row[-1] for row in rows}
+                if [row for row in copied if row[-1] in shards] != rows:
+                    faults.append(f"queue {queue_id}: another order of the rows of {broker}")
+        return faults
+
+    def _live(self, kills: Sequence[str], pause_s: tuple[float, float], target: str) -> None:
         left = list(kills)
-        life = self._start()
+        life = self._start(target)
         until = time.monotonic() + _ENDS_WITHIN_S
         try:
             while not life.says("done"):
@@ -181,19 +217,18 @@ class SinkDrill:
                 time.sleep(0.2)
                 if life.code is not None and not life.says("done"):  # also if a death of a task ended a query
                     life.kill_all()
-                    life = self._start()
+                    life = self._start(target)
                 if time.monotonic() > until:
                     raise RuntimeError(f"the last life does not end: {life.log.read_text(errors='replace')[-4000:]}")
         finally:
             life.kill_all()
-        with self.servers.client() as client:
-            found = pull_deliveries(client, [PLAIN, SHUFFLED])
-        return [judge(topic, [one for one in found if one.topic == topic], bodies) for topic in (PLAIN, SHUFFLED)]
 
-    def _start(self) -> _Life:
+    def _start(self, target: str) -> _Life:
         self.lives += 1
         options = ["spark.task.maxFailures=100", "spark.deploy.maxExecutorRetries=-1"]
-        arguments = [self.master, str(self.folder / "source"), self.servers.address, str(self.folder / "checkpoints")]
+        source, checkpoints = str(self.folder / "source"), str(self.folder / "checkpoints")
+        arguments = [self.master, source, self.servers.address, checkpoints]
+        options += [f"target={target}"] if target else []
         prefix = list(self.servers.java.network.prefix)
         home = [] if self.spark_home is None else ["env", f"SPARK_HOME={self.spark_home}", "SPARK_LOCAL_IP=127.0.0.1"]
         command = [*prefix, *home, sys.executable, "-P", str(_LIFE), *arguments, *options]

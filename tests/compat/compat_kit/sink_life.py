@@ -3,31 +3,23 @@
     python sink_life.py MASTER SOURCE NAME_SERVERS CHECKPOINTS [OPTION=VALUE …]
 
 The stream `plain` sends each message with its sharding key. The stream `shuffled` has a shuffle without order before
-its sink. Prints "started" when both run, and "done" when everything was sent. Options are Spark's.
+its sink. With the option `target` there is one stream instead, which copies the topic plain from the cluster into this
+store. Prints "started" when the streams run, and "done" when everything was written. Other options are Spark's.
 """
 
 import sys
+from typing import Any
 
 import rmq_spark
 
 ROWS_A_BATCH = 500
 PLAIN, SHUFFLED = "plain", "shuffled"
+COPIED = "queueId,tags,keys,body,properties,flag"
 
 
-def main(master: str, source: str, address: str, checkpoints: str, *options: str) -> None:
-    """Run both queries to their end."""
-    conf = {
-        "spark.log.level": "ERROR",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "3",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    conf |= dict(option.split("=", 1) for option in options)
-    spark = rmq_spark.session("sink life", master=master, conf=conf)
-    reader = spark.readStream.format("rmq").options(subscribe="orders", columns="topic,tags,keys,body,properties,flag")
-    reader = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=ROWS_A_BATCH)
-    rows = reader.load(source).drop("topic")
+def send(reader: Any, source: str, address: str, checkpoints: str) -> list[Any]:
+    """Start the two streams from the store at `source` to the cluster."""
+    rows = reader.option("subscribe", "orders").load(source).drop("topic", "queueId")
     queries = []
     for topic, frame in (
         (PLAIN, rows.selectExpr("*", "properties['__SHARDINGKEY'] as shardingKey")),
@@ -36,6 +28,31 @@ def main(master: str, source: str, address: str, checkpoints: str, *options: str
         writer = frame.writeStream.format("rmq").options(nameServer=address, topic=topic, delivery="atLeastOnce")
         writer = writer.option("checkpointLocation", f"{checkpoints}/{topic}").queryName(topic)
         queries.append(writer.trigger(availableNow=True).start())
+    return queries
+
+
+def copy_back(reader: Any, address: str, target: str, checkpoints: str) -> list[Any]:
+    """Start the stream from the cluster into the store at `target`."""
+    writer = reader.options(nameServer=address, subscribe=PLAIN).load().writeStream.format("rmq")
+    writer = writer.option("checkpointLocation", f"{checkpoints}/back")
+    return [writer.trigger(availableNow=True).start(target)]
+
+
+def main(master: str, source: str, address: str, checkpoints: str, *options: str) -> None:
+    """Run the queries to their end."""
+    conf = {
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    conf |= dict(option.split("=", 1) for option in options)
+    target = conf.pop("target", "")
+    spark = rmq_spark.session("sink life", master=master, conf=conf)
+    reader = spark.readStream.format("rmq").options(columns=f"topic,{COPIED}", startingOffsets="earliest")
+    reader = reader.option("maxOffsetsPerTrigger", ROWS_A_BATCH)
+    queries = copy_back(reader, address, target, checkpoints) if target else send(reader, source, address, checkpoints)
     print("started", flush=True)
     for query in queries:
         query.awaitTermination()
