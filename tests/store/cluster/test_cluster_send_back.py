@@ -203,11 +203,11 @@ def test_expired_rows_without_ids_get_ids_of_their_places(start: Callable[..., R
     names = ("topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "body")
     rows = [{name: row[name] for name in names} for row in rows_of(cluster) if row["body"] == b"same"]
     cluster.brokers["broker-a"].expire("orders", 0, 5)
-    for some in (rows, rows[::-1], rows[1:]):
+    for some in (rows[:1], rows[1:], rows):  # each is a task of its own
         commit(sink_of(cluster, expired_original="resend"), some)
     deliver(cluster)
     ids = [row["msgId"] for row in rows_of(cluster, RETRY)]
-    assert sorted(map(ids.count, set(ids))) == [2, 3], "an id for each message, however often it is sent"
+    assert [ids.count(one) for one in set(ids)] == [2, 2], "an id for each message, however often it is sent"
 
 
 def test_expired_rows_without_a_body_are_refused(start: Callable[..., RunningCluster]) -> None:
