@@ -182,11 +182,12 @@ def import_parquet(
     to the same topics, use two names.
 
     A cluster does not recognise an import, so each message is sent at least once: a repeated call sends all rows but
-    the first `skip_rows` again. Equal rows of the same file, `topic` and `name` get equal message ids. A note on the
-    error of a call has the number of rows that are stored. A message keeps its queue by the columns queueId and
-    brokerName; if the topic is on one broker, brokerName may be missing. A missing topic is created on every master. A
-    body has at most `max_message_size` bytes. The other arguments mean what they mean for `open_store`; a broker that
-    stores nothing is waited for during `broker_down_timeout_ms`.
+    the first `skip_rows` again. A message id is made from `name`, `topic`, the file's content and the row's number. So
+    a row that is sent again has the same id, and equal rows have different ones. A note on the error of a call has the
+    number of rows that are stored. A message keeps its queue by the columns queueId and brokerName; if the topic is on
+    one broker, brokerName may be missing. A missing topic is created on every master. A body has at most
+    `max_message_size` bytes. The other arguments mean what they mean for `open_store`; a broker that stores nothing is
+    waited for during `broker_down_timeout_ms`.
 
     `progress(done, total)` is called with the number of messages that are stored, and the number in the file.
 
