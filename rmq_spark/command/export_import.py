@@ -92,7 +92,7 @@ def export(
     "skip_rows",
     type=click.IntRange(min=0),
     metavar="ROWS",
-    help="Begin after this number of rows, which an import into a cluster has sent.",
+    help="Leave out this number of rows at the beginning, which an import into a cluster has certainly stored.",
 )
 def import_(
     place: Place,
@@ -109,7 +109,7 @@ def import_(
     twice, give --name. Messages get new ids, hosts and times.
 
     A cluster does not recognise an import, so there each message is sent at least once: a repeated call sends all
-    messages again, with the same ids, or those after --skip. An import that stops prints how many are stored.
+    messages again, with the same ids, or those after --skip. An import that stops prints the number for --skip.
     """
     if skip_rows is not None and not place.is_cluster:
         raise click.UsageError("--skip is for a cluster: an import into a store resumes by itself. Leave it out.")

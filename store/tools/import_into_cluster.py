@@ -63,12 +63,12 @@ def import_into_cluster(
 
 
 class _Import:
-    """One call of `import_into_cluster`. `done` is the number of the first row that is not certainly stored."""
+    """One call of `import_into_cluster`. `done` is the number of the first row of the part that is being sent."""
 
     def __init__(self, sink: ClusterSink, connected: TaskRoutes, source: ImportSource, skip_rows: int) -> None:
         self._sink, self._client, self._routes, self._source = sink, connected.client, connected.routes, source
         self.done = skip_rows
-        self._beyond = 0  # messages that are stored, of the part that is being sent
+        self._stored = np.zeros(0, np.bool_)  # which rows of the part are stored
         self._seed = f"rmq:import:{source.name}/{source.digest}"
         start = int.from_bytes(hashlib.blake2b(self._seed.encode(), digest_size=4).digest(), "big")
         self._router = BrokerRouter(self._routes.queues, start)
@@ -119,28 +119,26 @@ class _Import:
         total = self._source.total
         terms.note(self.done, total)
         for rows in self._source.parts(self.done):
+            self._stored = np.zeros(len(rows), np.bool_)
             with MessageSpool() as spool:
                 for batch in rows.to_batches():
                     for piece in cut_batch(batch):
                         spool.add(self._encode(piece, self.done + spool.count))
                 terms_of_send = self._sink.send_terms
                 Sender(self._client, self._routes, terms_of_send, monotonic_ms, now_ms, self._note_stored).send(spool)
-            self.done, self._beyond = self.done + len(rows), 0
+            self.done, self._stored = self.done + len(rows), np.zeros(0, np.bool_)
             terms.note(self.done, total)
 
     def describe(self) -> str:
         """Return how far the import came, and how to repeat it."""
-        total = self._source.total
-        if not self.done:
-            found = (
-                f"{self._beyond} or more of {total} rows are stored" if self._beyond else "no row is certainly stored"
-            )
-            return f"rmq: {found}. A repeated import sends all rows, with the same message ids."
-        beyond = f", and {self._beyond} or more of the others" if self._beyond else ""
-        return (
-            f"rmq: the first {self.done} of {total} rows are stored{beyond}. A repeated import with "
-            f"skip_rows={self.done} sends the others, and without it all rows. Their message ids are the same."
-        )
+        missing = np.flatnonzero(~self._stored)
+        first = self.done + (int(missing[0]) if len(missing) else len(self._stored))
+        beyond = self.done + int(np.count_nonzero(self._stored)) - first
+        if not first and not beyond:
+            return "rmq: no row is certainly stored. Repeat it without skip_rows."
+        others = f", and {beyond} or more of the others" if beyond else ""
+        repeat = f"with skip_rows={first} to send the others" if first else "without skip_rows"
+        return f"rmq: the first {first} of {self._source.total} rows are certainly stored{others}. Repeat it {repeat}."
 
     def _encode(self, rows: pa.RecordBatch, first_row: int) -> EncodedItems:
         """Return the items of rows. The id of each row is made from its number in the file."""
@@ -151,4 +149,4 @@ class _Import:
         return self._encoder.encode(rows, self._router, make_ids, now_ms(), first_row)
 
     def _note_stored(self, sent: Outgoing, _: SendResponse) -> None:
-        self._beyond += sent.count
+        self._stored[sent.rows] = True

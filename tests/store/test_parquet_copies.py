@@ -1,6 +1,7 @@
 """Tests of `export_parquet` and `import_parquet` with a live cluster: copies in both directions, and mistakes."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -195,10 +196,10 @@ def test_import_parquet_says_how_many_rows_are_stored_when_it_stops(
         import_parquet(source=exported, name_server=lone.address, progress=stop)
     (note,) = stopped.value.__notes__
     if part:
-        assert f"the first {part * 100} of {COUNT} rows are stored. " in note
-        assert f"skip_rows={part * 100} sends the others" in note
+        assert f"the first {part * 100} of {COUNT} rows are certainly stored. " in note
+        assert f"Repeat it with skip_rows={part * 100} to send the others." in note
     else:
-        assert "no row is certainly stored. A repeated import sends all rows, with the same message ids." in note
+        assert note == "rmq: no row is certainly stored. Repeat it without skip_rows."
     import_parquet(source=exported, name_server=lone.address, skip_rows=part * 100)
     ids = ids_of(lone, tmp_path / "x.parquet")
     assert len(ids) == len(set(ids)) == COUNT
@@ -213,7 +214,44 @@ def test_import_parquet_counts_the_rows_of_a_part_that_a_broker_refused(lone: Ru
     with pytest.raises(rmq_spark.RmqError) as error:
         import_parquet(source=exported, name_server=lone.address, broker_down_timeout_ms=300)
     (*_, note) = error.value.__notes__
-    assert "or more of 240 rows are stored. A repeated import sends all rows" in note
+    found = re.fullmatch(r"rmq: the first (\d+) of 240 rows are certainly stored, and \d+ or more .* Repeat it .*\.", note)
+    assert found is not None, note
+
+
+@pytest.mark.parametrize("first", ["broker-a", "broker-b"])
+def test_the_number_of_rows_to_skip_counts_no_row_after_one_that_is_missing(
+    run_cluster: Callable[..., RunningCluster], tmp_path: Path, first: str
+) -> None:
+    cluster = run_cluster(brokers=2)
+    cluster.create_topic("orders", 1)
+    rows = [
+        {"body": f"{number}", "queueId": 0, "brokerName": first if number < 10 else f"broker-{'ab'[number % 2]}"}
+        for number in range(100)
+    ]
+    schema = pa.schema([("body", pa.string()), ("queueId", pa.int32()), ("brokerName", pa.string())])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "x.parquet")
+    words = {"source": tmp_path / "x.parquet", "name_server": cluster.address, "topic": "orders"}
+    refused = faults.with_code(13, "a planted refusal")
+    for code in (310, SENT_BATCH):
+        cluster.brokers["broker-b"].fail(code, refused)
+    with pytest.raises(rmq_spark.RmqError) as error:
+        import_parquet(**words)
+    note = error.value.__notes__[-1]
+    if first == "broker-a":
+        assert note == (
+            "rmq: the first 11 of 100 rows are certainly stored, and 44 or more of the others. Repeat it with "
+            "skip_rows=11 to send the others."
+        )
+    else:
+        assert note == (
+            "rmq: the first 0 of 100 rows are certainly stored, and 45 or more of the others. Repeat it without "
+            "skip_rows."
+        )
+    cluster.brokers["broker-b"].heal()
+    import_parquet(**words, skip_rows=11 if first == "broker-a" else 0)
+    export_parquet(target=tmp_path / "stored.parquet", name_server=cluster.address)
+    stored = pq.read_table(tmp_path / "stored.parquet")["body"].to_pylist()
+    assert {int(body) for body in stored} == set(range(100))
 
 
 def test_import_parquet_sends_again_what_a_broker_did_not_answer(
@@ -305,7 +343,7 @@ def test_import_parquet_names_the_row_that_is_too_large(
     words = {"source": tmp_path / "x.parquet", "name_server": lone.address, "topic": "orders"}
     with pytest.raises(OptionError, match=r"row 25, topic 'orders': its body has 300 bytes") as refused:
         import_parquet(**words, max_message_size=200)
-    assert "the first 20 of 30 rows are stored" in refused.value.__notes__[-1]
+    assert "the first 20 of 30 rows are certainly stored" in refused.value.__notes__[-1]
     lone.broker.settings.max_message_bytes = 200
     with pytest.raises(rmq_spark.BrokerError, match="illegal"):
         import_parquet(**words)
