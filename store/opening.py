@@ -75,7 +75,7 @@ def open_reader(
     from rmq_spark.store.view.explorer import StoreExplorer
 
     assert path is not None
-    return StoreExplorer(files.absolute(path), commit_log_path=commit_log_path, read_mode=read_mode)
+    return StoreExplorer(files.store_folder(path), commit_log_path=commit_log_path, read_mode=read_mode)
 
 
 @overload
@@ -181,7 +181,7 @@ def open_store(
     settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path, sizes, delays)
     builder = RecordBuilderSettings(commit_log_path, queues, create_topic, compression, compress_over, sizes, delays)
     assert path is not None
-    return Producer(files.absolute(path), settings, builder, flush)
+    return Producer(files.store_folder(path), settings, builder, flush)
 
 
 def _open_cluster_producer(
@@ -330,7 +330,7 @@ def _open_store_consumer(
     refuse_cluster_options("open_consumer", cluster_options)
     check_setting("lock_timeout_ms", given["lock_timeout_ms"], 0)
     limits = limits_of_broker(**{name: given[name] for name in LIMIT_SETTINGS})
-    root, log = files.absolute(given["path"]), given["commit_log_path"]
+    root, log = files.store_folder(given["path"]), given["commit_log_path"]
     return PullConsumer(
         root,
         **pulling,
@@ -394,7 +394,7 @@ def close(
     from rmq_spark.store.log.store_writer import WriterSettings
 
     # Raises if the store is missing; open_store would create it.
-    commit_log_folders(files.absolute(path), commit_log_path)
+    commit_log_folders(files.store_folder(path), commit_log_path)
     producer = open_store(
         path,
         commit_log_path=commit_log_path,
@@ -402,5 +402,5 @@ def close(
         allow_network_store=allow_network_store,
     )
     settings = WriterSettings("rmq-spark", lock_timeout_ms, allow_network_store, commit_log_path)
-    DeliveryScheduler(files.absolute(path), settings).hand_over()
+    DeliveryScheduler(files.store_folder(path), settings).hand_over()
     producer.close()

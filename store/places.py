@@ -18,7 +18,7 @@ from rmq_spark.store.cluster.address import (
     parse_broker_addresses,
     parse_name_servers,
 )
-from rmq_spark.store.disk.files import parent_process_id
+from rmq_spark.store.disk.files import parent_process_id, refuse_address
 from rmq_spark.store.disk.host import usable_cores
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.local.directory import StoreDirectory
@@ -78,13 +78,14 @@ def locate(options: Mapping[str, Any], environment: Mapping[str, str] = os.envir
 
     A relative path starts at this process's working directory, and `~` is the home of its user. The keys of an account
     may be in `environment`. So call this on the driver: executors may have another working directory and user.
-    Raises OptionError for an invalid address, and for keys that are incomplete.
+    Raises OptionError for an invalid address, for an address in place of a path, and for keys that are incomplete.
     """
     if options.get(NAME_SERVER) is not None:
         return _locate_cluster(options, environment)
     path = options.get(PATH)
     if path is None:
         return None
+    refuse_address(path)
     log = options.get(COMMIT_LOG_PATH)
     log_text = None if log is None else ",".join(map(_absolute, log))
     return StoreDirectory(_absolute(path), log_text, options.get(READ_MODE, "auto"))

@@ -44,7 +44,7 @@ def create_store(
     sizes = FileSizes(segment_bytes=segment_bytes)
     settings = WriterSettings("rmq-spark create", lock_timeout_ms, allow_network_store, commit_log_path, sizes, delays)
     builder = RecordBuilderSettings(commit_log_path, queues, sizes=sizes, delays=delays)
-    with Producer(files.absolute(path), settings, builder, "sync") as producer:
+    with Producer(files.store_folder(path), settings, builder, "sync") as producer:
         producer.settle()
         for topic in [topics] if isinstance(topics, str) else topics:
             producer.create_topic(topic, topics[topic] if isinstance(topics, Mapping) else queues)

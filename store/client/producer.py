@@ -77,7 +77,7 @@ class Producer(Synchronized):
 
     def __init__(self, path: str, settings: WriterSettings, builder: RecordBuilderSettings, flush: str) -> None:
         super().__init__()
-        self.path, self._flush, self._builder_settings = files.absolute(path), flush, builder
+        self.path, self._flush, self._builder_settings = files.store_folder(path), flush, builder
         disk = Disk()
         finisher = IntentRollForward(self.path, disk, wall_clock_ms)
         self._writer = StoreWriter(self.path, disk, settings, wall_clock_ms, time.sleep, (finisher,))

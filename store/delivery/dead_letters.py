@@ -102,7 +102,7 @@ def republish_dead_letters(
         raise OptionError(
             f"progress={progress!r} is not a name; expected a non-empty text, or None to record no progress."
         )
-    work = _Republishing(files.absolute(path), group, make_chooser(filter), topic, progress, commit_log_path)
+    work = _Republishing(files.store_folder(path), group, make_chooser(filter), topic, progress, commit_log_path)
     with work.reader, work.open_writer(lock_timeout_ms, allow_network_store) as writer:
         return work.run(writer, begin)
 
@@ -274,7 +274,7 @@ def pending_transactions(path: str | PurePath, *, commit_log_path: str | None = 
     call may still be in the result. Raises StorePathError if there is no store at `path`, and DamageError if one of its
     files is damaged.
     """
-    root = files.absolute(path)
+    root = files.store_folder(path)
     # Read the progress before the store. Otherwise the progress may already be after an op that was not read.
     progress = read_group_offsets(root, TRANSACTION_GROUP, time.sleep)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:

@@ -94,7 +94,7 @@ class DeliveryScheduler(Synchronized):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__()
-        self.path = files.absolute(path)
+        self.path = files.store_folder(path)
         self._settings = settings or WriterSettings(
             _APPLICATION, _LOCK_TIMEOUT_MS, allow_network_store, commit_log_path
         )

@@ -87,7 +87,7 @@ class SendBackTask:
     """
 
     def __init__(self, settings: SendBackSettings, key: CommitKey, name: str) -> None:
-        self._root, self._settings, self._disk = files.absolute(settings.path), settings, Disk()
+        self._root, self._settings, self._disk = files.store_folder(settings.path), settings, Disk()
         refuse_network(self._root, allowed=settings.allow_network_store)
         self._stage = StageWriter(self._root, self._disk, folder_of(staging_key(key)), name)
         self._sending: SendBacks | None = None
@@ -153,7 +153,7 @@ def check_send_back_sink(settings: SendBackSettings) -> str | None:
     Raises StorePathError if there is no store, and OptionError if the group's name is invalid or the group has no retry
     queues.
     """
-    root = files.absolute(settings.path)
+    root = files.store_folder(settings.path)
     with StoreReader(root, commit_log_path=settings.commit_log_path) as reader:
         read_retry_topics(root, settings.terms.group, settings.terms.max_reconsume_times)
         return reader.store_id()
@@ -171,7 +171,7 @@ def commit_copies(
     on to `commit_staged`. Raises the errors of `commit_staged`, BatchConflictError if another process sent back rows of
     the batch while the tasks ran, and LockTimeoutError if another process holds the query's lock.
     """
-    root, disk = files.absolute(settings.path), Disk()
+    root, disk = files.store_folder(settings.path), Disk()
     lock_settings = WriterSettings(
         settings.application, settings.lock_timeout_ms, settings.allow_network_store, settings.commit_log_path
     )
@@ -185,7 +185,7 @@ def commit_copies(
 
 def abort_copies(settings: SendBackSettings, key: CommitKey, staged: Sequence[StagedCopies]) -> None:
     """Remove the files that tasks staged, except files that an intent names. Errors are only logged."""
-    abort_staged(files.absolute(settings.path), Disk(), folder_of(staging_key(key)), [one.file for one in staged])
+    abort_staged(files.store_folder(settings.path), Disk(), folder_of(staging_key(key)), [one.file for one in staged])
 
 
 def _commit_batch(

@@ -102,7 +102,7 @@ def serve_store(
 
     Returns the totals. Raises StorePathError if there is no store at `path`, or if it must not be written to.
     """
-    root = files.absolute(path)
+    root = files.store_folder(path)
     commit_log_folders(root, commit_log_path)
     refuse_network(root, allowed=allow_network_store)
     settings = WriterSettings("rmq serve", LOCK_TIMEOUT_MS, allow_network_store, commit_log_path)

@@ -8,6 +8,7 @@ has become shorter.
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from types import TracebackType
@@ -17,6 +18,8 @@ from rmq_spark.store.errors import OptionError, StoreChangedError
 
 _EXTENT_BYTES = 1 << 20
 _LEAST_READ_BYTES = 1 << 12
+_ADDRESS = r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9][a-zA-Z0-9._-]*):[0-9]{1,5}"
+_ADDRESSES = re.compile(rf"\s*{_ADDRESS}(\s*[;,]\s*{_ADDRESS})*[;,]?\s*")
 
 
 def list_folder(path: str) -> list[tuple[str, bool]]:
@@ -175,6 +178,25 @@ def process_id() -> int:
 def parent_process_id() -> int:
     """Return the id of the parent process, which changes when the parent dies."""
     return os.getppid()
+
+
+def store_folder(path: str | os.PathLike[str]) -> str:
+    """Return the path of a store's folder as an absolute path, like `absolute`. Raises OptionError for an address."""
+    if isinstance(path, str | os.PathLike):
+        refuse_address(os.fspath(path))
+    return absolute(path)
+
+
+def refuse_address(path: str | bytes) -> None:
+    """Raise OptionError if the path of a store looks like "host:port", and nothing exists there.
+
+    Several addresses may be joined by ";" or ",".
+    """
+    if isinstance(path, str) and _ADDRESSES.fullmatch(path) and not os.path.lexists(path):
+        raise OptionError(
+            f"{path} looks like the address of a name server, and there is no such folder; expected a folder. Give "
+            "nameServer=… (name_server=…, -n …) for a cluster, or ./host:port for a folder."
+        )
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

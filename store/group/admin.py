@@ -98,7 +98,7 @@ def group_lag(
     """
     if group is not None:
         check_group_name(group)
-    root = files.absolute(path)
+    root = files.store_folder(path)
     with StoreReader(root, commit_log_path=commit_log_path, read_mode=read_mode) as reader:
         # The offsets are read before the queues. In the other order, a group that reads at the same time could have
         # committed an offset beyond the end that was read for the queue.
@@ -153,7 +153,7 @@ def reset_offsets(
     file is damaged.
     """
     _check_resettable(group)
-    root, disk, settings = files.absolute(path), Disk(), _Settings(lock_timeout_ms)
+    root, disk, settings = files.store_folder(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
         targets = find_targets(reader, group, to, topics)
@@ -334,7 +334,7 @@ def _owners(root: str, group: str) -> dict[QueueKey, str]:
 
 def _store(path: str | PurePath, commit_log_path: str | None) -> str:
     """Return the absolute path of the store at `path`. Raises StorePathError if there is no store."""
-    root = files.absolute(path)
+    root = files.store_folder(path)
     commit_log_folders(root, commit_log_path)
     return root
 

@@ -66,7 +66,7 @@ def commit_final_offsets(
     Waits up to 10 s for a writer of ours without progress. Raises LockTimeoutError if that is not enough,
     StorePathError if the store may not be written, and DamageError if a file is damaged.
     """
-    root, disk = files.absolute(path), Disk()
+    root, disk = files.store_folder(path), Disk()
     paths = GroupPaths(root, group)
     if not _owned(paths, member_id, offsets):
         return False

@@ -70,7 +70,7 @@ class GroupSession(Synchronized):
         """
         super().__init__()  # `_mutex` separates the reader's thread from the handover thread
         check_consumer_group(terms.group)
-        self.root, self.terms = files.absolute(path), terms
+        self.root, self.terms = files.store_folder(path), terms
         self._strategy = find_strategy(terms.strategy)
         self.paths = GroupPaths(self.root, terms.group)
         disk = self._disk = Disk()

@@ -76,7 +76,7 @@ class StoreReader:
     def __init__(self, path: str, *, commit_log_path: str | None = None, read_mode: str = "auto") -> None:
         if read_mode not in READ_MODES:
             raise OptionError(f'readMode="{read_mode}" is none of: {", ".join(READ_MODES)}.')
-        self.path = files.absolute(path)
+        self.path = files.store_folder(path)
         folders = commit_log_folders(self.path, commit_log_path)
         mapped = read_mode == "mmap" or (read_mode == "auto" and not any(map(is_remote, folders)))
         self._log = CommitLog(folders, mapped=mapped)

@@ -92,7 +92,7 @@ class StoreWriter:
         sleep: Callable[[float], None],
         finishers: Sequence[RollForward] = (),
     ) -> None:
-        self.root, self.disk, self.settings, self.now_ms = files.absolute(root), disk, settings, now_ms
+        self.root, self.disk, self.settings, self.now_ms = files.store_folder(root), disk, settings, now_ms
         self._finishers = tuple(finishers)
         self._delay_terms = settings.delays
         self._logged_block: tuple[str | None, int] = None, 0

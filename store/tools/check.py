@@ -104,7 +104,7 @@ def check(
     Raises StorePathError if `path` is not a store. Raises StoreError if the operating system refuses to read the commit
     log, a queue or the index.
     """
-    root = files.absolute(path)
+    root = files.store_folder(path)
     folders, state = commit_log_folders(root, commit_log_path), read_store_state(root)
     for checks_left in range(_CHECKS - 1, -1, -1):
         report = _Check(root, folders, state, progress or (lambda done, total: None), sleep).run()

@@ -114,7 +114,7 @@ def export_store(
     path: str | PurePath, target: str | PurePath, terms: ExportTerms, *, commit_log_path: str | None = None
 ) -> Exported:
     """Write messages of the store at `path` into the file `target`. See `export_parquet` of `store.parquet_copies`."""
-    root, file = files.absolute(path), files.absolute(target)
+    root, file = files.store_folder(path), files.absolute(target)
     _check(terms, COLUMNS)
     require_outside_store(file, root, commit_log_path)
     _require_free(file, terms)

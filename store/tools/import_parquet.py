@@ -74,7 +74,7 @@ def import_into_store(
 ) -> Imported:
     """Send the messages of the file `source` to the store at `path`. See `import_parquet` of `store.parquet_copies`."""
     with ParquetSource(files.absolute(source)) as opened:
-        root, disk = files.absolute(path), Disk()
+        root, disk = files.store_folder(path), Disk()
         work = _Import(root, disk, terms, terms.open(opened, has_brokers=False), settings.commit_log_path)
         finisher = IntentRollForward(root, disk, wall_clock_ms)
         with StoreWriter(root, disk, settings, wall_clock_ms, time.sleep, (finisher,)) as writer:

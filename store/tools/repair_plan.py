@@ -142,7 +142,7 @@ def plan_repair(
 
     `progress` and the errors are those of `check`.
     """
-    root = files.absolute(path)
+    root = files.store_folder(path)
     folders = commit_log_folders(root, commit_log_path)
     stamp = stamp_of(root, folders)
     report = check(root, commit_log_path=commit_log_path, progress=progress)

@@ -237,7 +237,7 @@ class TaskStage:
     """Encodes and stages the rows of one task. Their staging file is ignored until the driver commits it."""
 
     def __init__(self, settings: SinkSettings, key: CommitKey, name: str) -> None:
-        root = files.absolute(settings.path)
+        root = files.store_folder(settings.path)
         refuse_network(root, allowed=settings.allow_network_store)
         _keep_freed_memory()
         self._record_builder = RecordBuilder(root, settings.record_builder)
@@ -272,7 +272,7 @@ def commit_sink(
 
     Creates the store if it does not exist.
     """
-    root, disk = files.absolute(settings.path), Disk()
+    root, disk = files.store_folder(settings.path), Disk()
     _keep_freed_memory()
     writer = StoreWriter(
         root,
@@ -295,4 +295,4 @@ def commit_sink(
 
 def abort_sink(settings: SinkSettings, key: CommitKey, staged: Sequence[StagedFile]) -> None:
     """Remove the staging files of an aborted batch, except files that an intent names. Errors are only logged."""
-    abort_staged(files.absolute(settings.path), Disk(), folder_of(key), staged)
+    abort_staged(files.store_folder(settings.path), Disk(), folder_of(key), staged)

@@ -156,6 +156,17 @@ def test_words_for_both_places_or_none_are_answered_with_what_is_right(
     assert text in ran.err
 
 
+@pytest.mark.parametrize("words", [("count",), ("send", "orders", "x", "--create-topic"), ("create",), ("check",)])
+def test_an_address_in_place_of_path_is_not_a_folder(
+    rmq: Rmq, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = rmq(words[0], "127.0.0.1:9876", *words[1:])
+    assert (ran.status, ran.out) == (1, "")
+    assert "expected a folder. Give -n HOST:PORT for a cluster, or ./host:port for a folder." in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["send", "export", "import"])
 def test_help_has_path_and_the_options_for_a_cluster(rmq: Rmq, name: str) -> None:
     text = rmq(name, "--help").out
@@ -220,7 +231,7 @@ def test_a_broker_that_is_away_is_named_by_send_export_and_import(
         assert "broker-a" in ran.err
         assert "127.0.0.1:1 cannot be reached" in ran.err
         assert "brokerDownTimeout" not in ran.err
-    assert "rmq import: no row is certainly stored." in ran.err
+    assert "rmq import: no row is certainly stored. Repeat it without --skip." in ran.err
     assert not (tmp_path / "new").exists()
 
 
@@ -297,8 +308,7 @@ def test_ctrl_c_in_an_import_into_a_cluster_says_how_to_go_on(
         ran = rmq("import", "-n", lone.address, file, "--topic", "orders")
     assert (ran.status, ran.out) == (130, "")
     assert ran.err.splitlines()[-1] == (
-        "rmq import: stopped: the first 20 of 25 rows are stored. A repeated import with --skip 20 sends the others, "
-        "and without it all rows. Their message ids are the same."
+        "rmq import: stopped: the first 20 of 25 rows are certainly stored. Repeat it with --skip 20 to send the others."
     )
     assert rmq("import", "-n", lone.address, file, "--topic", "orders", "--skip", 20).err.endswith(
         "5 messages sent, 20 skipped. Topics: orders.\n"

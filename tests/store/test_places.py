@@ -2,11 +2,13 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rmq_spark
 from rmq_spark.store.backend import Capability
 from rmq_spark.store.cluster.address import ClusterAddress, Credentials, TlsOptions
 from rmq_spark.store.errors import OptionError
@@ -125,12 +127,43 @@ def test_with_wait_sets_the_wait_of_a_cluster_only() -> None:
     assert with_wait(StoreDirectory("/x"), 0) == StoreDirectory("/x")
 
 
-def test_a_cluster_is_reached_through_a_name_server_and_cannot_be_written() -> None:
+def test_a_cluster_is_reached_through_a_name_server_and_can_be_written() -> None:
     capabilities = ClusterAddress(("ns1:9876",)).capabilities
-    assert {Capability.BROKERS, Capability.NAME_SERVERS} <= capabilities
-    assert Capability.WRITES not in capabilities
+    assert {Capability.BROKERS, Capability.NAME_SERVERS, Capability.WRITES} <= capabilities
 
 
 def test_arguments_of_tls_without_tls_are_refused() -> None:
     with pytest.raises(OptionError, match=r"tls_ca_file: found no tls=True, .* not encrypted"):
         locate_cluster("ns1:9876", {"tls_ca_file": "/ca.pem"}, {})
+
+
+ADDRESSES = ["127.0.0.1:9876", "ns-1.example.com:9876;ns2:9876", "ns1:9876, ns2:9876", "[::1]:9876"]
+
+
+@pytest.mark.parametrize("path", ADDRESSES)
+def test_an_address_in_place_of_a_path_creates_no_folder(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[Callable[[], object]] = [
+        lambda: locate({"path": path}, {}),
+        lambda: rmq_spark.open_store(path),
+        lambda: rmq_spark.open_reader(path),
+        lambda: rmq_spark.open_consumer(path),
+        lambda: rmq_spark.create_store(path),
+        lambda: rmq_spark.check(Path(path)),
+    ]
+    for call in calls:
+        with pytest.raises(OptionError, match="looks like the address of a name server, and there is no such folder"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_may_be_named_like_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with rmq_spark.open_store("./ns1:9876") as store:
+        store.create_topic("orders", 1)
+    with rmq_spark.open_store("ns1:9876") as store:
+        assert store.topics() == ["orders"]
+    assert isinstance(locate({"path": "ns1:9876"}, {}), StoreDirectory)
+    assert isinstance(locate({"path": "orders:today"}, {}), StoreDirectory)
