@@ -47,8 +47,8 @@ def main() -> int:
                 str(link_spark(folder / "spark")),
                 lambda line: print(line, flush=True),
             )
-            verdicts = drill.run(chosen.batches, kills, (0.2, 4.0))
-            faults = drill.copy_back([DRIVER] * 10, (2.0, 6.0))
+            verdicts = drill.run(chosen.batches, kills, (0.2, 2.0))
+            faults = drill.copy_back([DRIVER] * 10, (0.2, 2.0))
     finally:
         network.close()
     for verdict in verdicts:

@@ -15,8 +15,8 @@ def test_streams_to_a_cluster_lose_nothing_and_copies_have_the_ids_of_their_twin
     kills = [TASK, BROKER, TASK, DRIVER, TASK, JVM, TASK]
     with FourServers(java, tmp_path / "servers") as servers:
         drill = SinkDrill(servers, tmp_path, Random(5), "local[2,100]", None, print)
-        verdicts = drill.run(30, kills, (0.5, 2.0))
-        faults = drill.copy_back([DRIVER], (1.0, 2.0))
+        verdicts = drill.run(30, kills, (0.1, 1.0))
+        faults = drill.copy_back([DRIVER], (0.1, 1.0))
     assert not [verdict for verdict in verdicts if verdict.has_faults], verdicts
     assert all(verdict.rows >= 30 * 500 for verdict in verdicts)
     assert drill.deaths.total() >= 3, "it was over too soon"

@@ -162,7 +162,10 @@ class SinkDrill:
     lives: int = 0
 
     def run(self, batches: int, kills: Sequence[str], pause_s: tuple[float, float]) -> list[Verdict]:
-        """Copy so many batches while the deaths in `kills` happen, each after a random pause. Return the verdicts."""
+        """Copy so many batches while the deaths in `kills` happen. Return the verdicts.
+
+        Before each death the streams finish none, one or two batches; then there is a random pause.
+        """
         bodies = fill_source(self.folder / "source", batches)
         with self.servers.client() as client:
             for topic in (PLAIN, SHUFFLED):
@@ -209,6 +212,7 @@ class SinkDrill:
         try:
             while not life.says("done"):
                 if left:
+                    self._wait_for_batches(life, self.random.randint(0, 2))
                     time.sleep(self.random.uniform(*pause_s))
                     until = time.monotonic() + _ENDS_WITHIN_S
                     if life.code is None and self._die(life, left[-1]):
@@ -222,6 +226,18 @@ class SinkDrill:
                     raise RuntimeError(f"the last life does not end: {life.log.read_text(errors='replace')[-4000:]}")
         finally:
             life.kill_all()
+
+    def _wait_for_batches(self, life: _Life, batches: int) -> None:
+        """Wait until so many more batches are committed, until the life ends, or for a minute."""
+        wanted, until = self._count_batches() + batches, time.monotonic() + 60
+        while self._count_batches() < wanted and life.code is None and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _count_batches(self) -> int:
+        newest: Counter[Path] = Counter()  # Spark deletes old commits
+        for path in self.folder.glob("checkpoints/*/commits/[0-9]*"):
+            newest[path.parent] = max(newest[path.parent], int(path.name))
+        return newest.total()
 
     def _start(self, target: str) -> _Life:
         self.lives += 1
