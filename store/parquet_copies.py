@@ -184,8 +184,8 @@ def import_parquet(
     A cluster does not recognise an import, so each message is sent at least once: a repeated call sends all rows but
     the first `skip_rows` again. A message id is made from `name`, `topic`, the file's content and the row's number. So
     a row that is sent again has the same id, and equal rows have different ones. A note on the error of a call has the
-    value of `skip_rows` for a repeated call. A message keeps its queue by the columns queueId and brokerName; if the topic is on
-    one broker, brokerName may be missing. A missing topic is created on every master. A body has at most
+    value of `skip_rows` for a repeated call. A message keeps its queue by the columns queueId and brokerName; if the
+    topic is on one broker, brokerName may be missing. A missing topic is created on every master. A body has at most
     `max_message_size` bytes. The other arguments mean what they mean for `open_store`; a broker that stores nothing is
     waited for during `broker_down_timeout_ms`.
 

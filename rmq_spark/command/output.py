@@ -77,6 +77,8 @@ _TYPED = {
     "without skip_rows": "without --skip",
     "Add the column brokerName, or leave queueId out": "Give --queue BROKER:ID, or leave it out",
     "Leave out queueId and brokerName for any queue": "Leave --queue out for any queue",
+    "leave out queueId and brokerName for any queue": "leave --queue out for any queue",
+    "create_topic=True (createTopic=true in Spark)": "--create-topic",
     "createTopic=true": "--create-topic",
     " (brokerDownTimeout)": "",
     " (UnknownOutcomeError.message_ids)": "",

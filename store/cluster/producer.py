@@ -25,7 +25,7 @@ from rmq_spark.store.cluster.client import borrowed_client
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.send_back import send_back
 from rmq_spark.store.cluster.send_requests import SendRequest, SendResponse
-from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms, report_unknown
+from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms, note_refused, report_unknown
 from rmq_spark.store.cluster.sink import TaskRoutes, monotonic_ms, now_ms, refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import BackendUnavailableError, BrokerError, RmqError, StoreError, UnknownOutcomeError
@@ -331,6 +331,9 @@ class ClusterProducer(Synchronized):
             return message_id, queue, client.call(routes.address(queue.broker), request)
         except UnknownOutcomeError as error:
             raise report_unknown(error, (message_id,)) from None
+        except BrokerError as error:
+            note_refused(error, f"message {message_id}")
+            raise
         except BackendUnavailableError:
             with MessageSpool(keeps_ids=True) as spool:
                 is_free = queue_id is None and plain.key_hash is None

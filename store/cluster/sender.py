@@ -120,6 +120,7 @@ class Sender:
     """Sends spools over one client. For one thread.
 
     `on_stored` is called for each request that was stored, with its answer. `now_ms` returns ms since the epoch.
+    Errors number the messages of a spool from `first_row` on.
     """
 
     def __init__(
@@ -130,9 +131,11 @@ class Sender:
         monotonic_ms: Callable[[], float],
         now_ms: Callable[[], int],
         on_stored: OnStored,
+        first_row: int = 0,
     ) -> None:
         self._client, self._routes, self._terms = client, routes, terms
         self._monotonic_ms, self._now_ms, self._on_stored = monotonic_ms, now_ms, on_stored
+        self._first_row = first_row
         self._spool = MessageSpool()
         self._brokers: dict[str, _Broker] = {}
         self._lanes: dict[QueueKey, _Lane] = {}
@@ -273,7 +276,15 @@ class Sender:
             lane.head = None
             broker.ready.append(lane)
         else:
+            if isinstance(error, BrokerError):
+                self._name_refused(error, head)
             self._fail(error)
+
+    def _name_refused(self, error: BrokerError, head: Outgoing) -> None:
+        """Add a note to the error of a request with one message that says which one was refused."""
+        ids = self._spool.ids(head.rows)
+        names = [] if self._spool.count == 1 and ids else [f"row {self._first_row + int(head.rows[0])}"]
+        note_refused(error, ", ".join([*names, *(f"message {one}" for one in ids)]))
 
     def _stored(self, lane: _Lane, head: Outgoing, response: SendResponse) -> None:
         broker = self._broker(lane.queue)
@@ -296,7 +307,7 @@ class Sender:
         lane.failures += 1
         if broker.failing_since_ms is None:
             broker.failing_since_ms = now_ms
-            _LOG.warning("rmq: sending to broker %s waits: %s", queue.broker, error)
+            _LOG.warning("rmq: sending to broker %s waits: %s", queue.broker, _cause(error))
         self._routes.renew(queue.topic)
         is_gone = not self._routes.is_listed(queue.topic, queue.broker)
         is_late = now_ms - broker.failing_since_ms >= self._terms.moved_after_ms
@@ -323,8 +334,8 @@ class Sender:
         else:
             self._open_lane(target, deque(runs))
         _LOG.warning(
-            "rmq: %d messages for queue %s go to queue %s, because broker %s stores nothing now",
-            *(moved, lane.queue, target, lane.queue.broker),
+            "rmq: %s for queue %s go%s to queue %s, because broker %s stores nothing now",
+            *(_messages(moved), lane.queue, "es" * (moved == 1), target, lane.queue.broker),
         )
         return True
 
@@ -348,9 +359,20 @@ def _overdue(lane: _Lane, waited_ms: float, error: RmqError) -> BackendUnavailab
     if lane.unknowns:
         what = "confirmed none (some may be stored, also several times, with the same ids)"
     return BackendUnavailableError(
-        f"cannot send {left} messages to queue {lane.queue}: broker {lane.queue.broker} has {what} for "
+        f"cannot send {_messages(left)} to queue {lane.queue}: broker {lane.queue.broker} has {what} for "
         f"{waited_ms / 1000:.1f} s (brokerDownTimeout); expected a broker that stores them. Last: {error}"
     )
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'s' * (count != 1)}"
+
+
+def _cause(error: RmqError) -> str:
+    """Return why a request is sent again, for the log. An unknown outcome asks the caller to find out; it must not."""
+    if isinstance(error, UnknownOutcomeError):
+        return f"{str(error).partition('; expected')[0]}; it is sent again"
+    return str(error)
 
 
 def _count_fitting(run: ItemRun, room_bytes: int, room_count: int, *, is_first: bool) -> int:
@@ -363,6 +385,11 @@ def _count_fitting(run: ItemRun, room_bytes: int, room_count: int, *, is_first: 
     sizes = run.sizes[:room_count]
     fits = int(np.searchsorted(np.cumsum(sizes), room_bytes, "right"))
     return max(fits, int(is_first))
+
+
+def note_refused(error: BrokerError, what: str) -> None:
+    """Add a note to an error that says what the broker refused."""
+    error.add_note(f"rmq: the broker refused {what}.")
 
 
 def report_unknown(error: UnknownOutcomeError, ids: tuple[str, ...]) -> UnknownOutcomeError:

@@ -12,6 +12,7 @@ is created while a name server does not answer, nor if this client has seen a ro
 Source: MQClientInstance#topicRouteData2TopicPublishInfo, DefaultMQAdminExtImpl#createAndUpdateTopicConfig (4.9, 5.3).
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from rmq_spark.store.errors import BackendUnavailableError, BrokerError, NoPermi
 from rmq_spark.store.format.config_json import PERM_WRITE, TopicConfig
 from rmq_spark.store.model import QueueKey
 
+_LOG = logging.getLogger("rmq_spark")
 V5_0_0 = 413  # MQVersion
 _RENEW_MS = 1000.0  # the shortest time between two requests for the routes of a topic
 
@@ -128,6 +130,9 @@ class WriteRoutes:
         for outcome in self._client.call_all([(to, CreateTopicRequest(settings)) for to in missing.values()]):
             if not isinstance(outcome, DoneResponse):
                 raise _not_created(config.name, outcome)
+        if missing:
+            brokers = f"{'each of the brokers' if len(missing) > 1 else 'the broker'} {', '.join(missing)}"
+            _LOG.info("rmq: created topic %s with %d queues on %s", config.name, config.write_queue_count, brokers)
         return list(masters)
 
     def find_masters(self, topic: str) -> dict[str, str]:
@@ -197,8 +202,8 @@ class WriteRoutes:
             if not self._new_topics.is_allowed:
                 raise NotFoundError(
                     f"topic {topic} does not exist: no name server has a route of it; expected an existing topic. "
-                    f"{_how_to_create(topic)} Or let it be created: createTopic=true. After a restart of the name "
-                    "servers wait 30 s."
+                    f"{_how_to_create(topic)} Or let it be created: create_topic=True (createTopic=true in Spark). "
+                    "After a restart of the name servers wait 30 s."
                 ) from None
         count = self._new_topics.queue_count
         return self.wait_for(topic, self.create(TopicConfig(topic, count, count)))

@@ -150,6 +150,11 @@ def _missing_queue(queues: Sequence[QueueKey], queue_id: int, broker: str | None
             f"it has queueId {queue_id} and no brokerName, and the topic has queues on several brokers: {shown}; "
             "expected both. Add the column brokerName, or leave queueId out"
         )
+    if broker is not None and broker not in held:
+        return (
+            f"broker {broker or repr(broker)} is not listed with the topic now: it is down, or the name is wrong; expected one of: "
+            f"{shown}. Wait until it is back (mqadmin clusterList), or leave out queueId and brokerName for any queue"
+        )
     place = "" if broker is None else f" of broker {broker}"
     return (
         f"queueId {queue_id}{place} is not a queue to which messages of the topic are sent; expected one of: {shown}, "

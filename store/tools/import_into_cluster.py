@@ -124,8 +124,15 @@ class _Import:
                 for batch in rows.to_batches():
                     for piece in cut_batch(batch):
                         spool.add(self._encode(piece, self.done + spool.count))
-                terms_of_send = self._sink.send_terms
-                Sender(self._client, self._routes, terms_of_send, monotonic_ms, now_ms, self._note_stored).send(spool)
+                Sender(
+                    self._client,
+                    self._routes,
+                    self._sink.send_terms,
+                    monotonic_ms,
+                    now_ms,
+                    self._note_stored,
+                    self.done,
+                ).send(spool)
             self.done, self._stored = self.done + len(rows), np.zeros(0, np.bool_)
             terms.note(self.done, total)
 

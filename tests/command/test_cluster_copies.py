@@ -103,7 +103,7 @@ def test_a_topic_of_a_store_is_created_with_queues(rmq: Rmq, store: Path) -> Non
     ("words", "status", "text"),
     [
         (("--queue", "0"), 1, "expected both. Give --queue BROKER:ID, or leave it out"),
-        (("--queue", "broker-c:0"), 1, "queueId 0 of broker broker-c is not a queue"),
+        (("--queue", "broker-c:0"), 1, "broker broker-c is not listed with the topic now"),
         (("--queue", "broker-a:7"), 1, "queueId 7 of broker broker-a is not a queue"),
         (("--broker", "broker-a"), 2, "--broker requires --queue"),
         (("--queue", "broker-a:0", "--broker", "broker-b"), 2, "name two brokers"),
@@ -308,7 +308,8 @@ def test_ctrl_c_in_an_import_into_a_cluster_says_how_to_go_on(
         ran = rmq("import", "-n", lone.address, file, "--topic", "orders")
     assert (ran.status, ran.out) == (130, "")
     assert ran.err.splitlines()[-1] == (
-        "rmq import: stopped: the first 20 of 25 rows are certainly stored. Repeat it with --skip 20 to send the others."
+        "rmq import: stopped: the first 20 of 25 rows are certainly stored. Repeat it with --skip 20 to send the "
+        "others."
     )
     assert rmq("import", "-n", lone.address, file, "--topic", "orders", "--skip", 20).err.endswith(
         "5 messages sent, 20 skipped. Topics: orders.\n"

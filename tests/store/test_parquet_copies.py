@@ -214,8 +214,7 @@ def test_import_parquet_counts_the_rows_of_a_part_that_a_broker_refused(lone: Ru
     with pytest.raises(rmq_spark.RmqError) as error:
         import_parquet(source=exported, name_server=lone.address, broker_down_timeout_ms=300)
     (*_, note) = error.value.__notes__
-    found = re.fullmatch(r"rmq: the first (\d+) of 240 rows are certainly stored, and \d+ or more .* Repeat it .*\.", note)
-    assert found is not None, note
+    assert re.fullmatch(r"rmq: the first \d+ of 240 rows are certainly stored, and \d+ or more .*", note)
 
 
 @pytest.mark.parametrize("first", ["broker-a", "broker-b"])

@@ -1,6 +1,7 @@
 """Tests of the sender against brokers in this process: order, repeats, moves to another broker, halves, and errors."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,13 +116,16 @@ def test_send_of_sharding_keys_leads_each_key_to_one_queue_in_order(cluster: Run
     ids=["closed", "silent", "garbage", "half an answer"],
 )
 def test_unknown_outcomes_are_repeated_with_the_same_ids_and_in_order(
-    cluster: RunningCluster, fault: faults.Fault
+    cluster: RunningCluster, fault: faults.Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.brokers["broker-a"].fail(BATCH, fault, times=2)
     assert send(cluster, REPEATS, timeout_ms=SHORT_MS) == COUNT
     counts = count_ids(cluster, "orders")
     assert len(counts) == COUNT, "a copy has the id of its twin"
     assert sum(counts.values()) > COUNT
+    waits = [one for one in caplog.messages if "sending to broker broker-a waits" in one]
+    assert waits
+    assert all(one.endswith("; it is sent again") and "Find out" not in one for one in waits)
     assert all(is_sorted_by_first(bodies) for bodies in read_bodies(cluster, "orders").values())
 
 
@@ -290,6 +294,7 @@ def test_a_broker_that_stays_away_is_an_error_that_names_it(cluster: RunningClus
         with pytest.raises(BackendUnavailableError, match="broker-b") as caught:
             Sender(client, routes, SendTerms(300), monotonic_ms, now_ms, lambda *_: None).send(spool)
     client.close()
+    assert "cannot send 1 message to queue" in str(caught.value)
     assert "brokerDownTimeout" in str(caught.value)
     assert "connection refused" in str(caught.value)
 
@@ -315,6 +320,8 @@ def test_a_message_over_the_brokers_limit_is_refused_after_those_before_it(clust
     with pytest.raises(BrokerError, match="maxMessageSize") as caught:
         send(cluster, SendTerms(1_000, batch_messages=64), columns=columns, count=64)
     assert caught.value.code in (1, 13)
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"rmq: the broker refused row 40, message [0-9A-F]+\.", note)
     ((_, found),) = read_bodies(cluster, "orders").items()
     assert found == bodies[:40]
 

@@ -1,5 +1,6 @@
 """The queues to which a sender sends, the topics that it creates, and what it says if it may do neither."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,19 +167,24 @@ def test_list_write_queues_refuses_a_wrong_order_configuration(text: str) -> Non
 
 
 @NAMESPACES
-def test_queues_create_a_missing_topic_on_each_master(cluster: RunningCluster, namespace: str) -> None:
+def test_queues_create_a_missing_topic_on_each_master(
+    cluster: RunningCluster, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.add_slave("broker-a")
+    caplog.set_level(logging.INFO, "rmq_spark")
     with write_routes(cluster, new=NewTopics(queue_count=3), namespace=namespace) as routes:
         assert len(routes.queues("orders")) == 6
         assert counts_of(cluster, stored(namespace)) == {"broker-a": 3, "broker-b": 3}
         topic = cluster.brokers["broker-b"].topics[stored(namespace)]
         assert (topic.perm, topic.read_queues, topic.order) == (6, 3, False)
         assert routes.queues("orders") == routes.queues("orders")
+    created = "rmq: created topic orders with 3 queues on each of the brokers broker-a, broker-b"
+    assert [one for one in caplog.messages if "created" in one] == [created]
 
 
 @NAMESPACES
 def test_a_missing_topic_is_an_error_if_it_must_not_be_created(cluster: RunningCluster, namespace: str) -> None:
-    expected = r"topic orders does not exist.*updateTopic .*-t .*createTopic=true"
+    expected = r"topic orders does not exist.*updateTopic .*-t .*create_topic=True \(createTopic=true"
     with (
         write_routes(cluster, new=NewTopics(is_allowed=False), namespace=namespace) as routes,
         pytest.raises(NotFoundError, match=expected),

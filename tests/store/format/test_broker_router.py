@@ -109,10 +109,10 @@ def test_route_of_several_topics_follows_the_rules_of_each() -> None:
         ("orders", 0, None, r"queueId 0 and no brokerName, .* several brokers: broker-a \(2 queues\), broker-b \(3"),
         ("orders", 2, "broker-a", r"queueId 2 of broker broker-a is not a queue .*one of: broker-a \(2 queues\),"),
         ("orders", -1, "broker-a", "queueId -1 of broker broker-a is not a queue"),
-        ("orders", 0, "broker-x", "queueId 0 of broker broker-x is not a queue"),
-        ("orders", 0, "", "queueId 0 of broker  is not a queue"),
+        ("orders", 0, "broker-x", r"broker broker-x is not listed .* down, .*one of: broker-a \(2 queues\), broker-b"),
+        ("orders", 0, "", "broker '' is not listed with the topic now"),
         ("one", 2, None, r"queueId 2 is not a queue .* broker-c \(2 queues\), with ids from 0"),
-        ("one", 0, "broker-a", "queueId 0 of broker broker-a is not a queue"),
+        ("one", 0, "broker-a", "broker broker-a is not listed with the topic now"),
         ("one", None, "broker-c", "brokerName and no queueId; expected both, or neither"),
     ],
 )  # fmt: skip
