@@ -1,7 +1,8 @@
 """Checks of what a program passes as arguments: integers, times, words, and the place that is to be opened."""
 
+import difflib
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +10,24 @@ from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import describe_unit, is_in_another_unit
 
 MAX_LONG = (1 << 63) - 1  # of Java's long, in which RocketMQ stores offsets and times
+# The arguments of programs that say how to reach a cluster, beside name_server.
+CLUSTER_ARGUMENTS = (
+    "broker_addresses",
+    "namespace",
+    "access_key",
+    "secret_key",
+    "security_token",
+    "credentials_file",
+    "tls",
+    "tls_verify",
+    "tls_ca_file",
+    "tls_cert_file",
+    "tls_key_file",
+    "tls_key_password",
+    "request_timeout_ms",
+    "broker_down_timeout_ms",
+    "pull_group",
+)
 
 
 def check_integer(name: str, value: object, least: int, most: int = MAX_LONG) -> int:
@@ -89,19 +108,43 @@ def check_offset(call: str, value: object) -> int:
     return number
 
 
-def check_place(call: str, path: object, name_server: object, purpose: str) -> None:
-    """Raise OptionError unless exactly one place was given."""
+def check_place(
+    call: str,
+    path: object,
+    name_server: object,
+    purpose: str,
+    cluster_options: Mapping[str, Any] | None = None,
+    function: Callable[..., object] | None = None,
+) -> None:
+    """Raise OptionError unless exactly one place was given, and each of the `cluster_options` has a known name.
+
+    `function` is the one that was called.
+    """
+    unknown = [name for name in cluster_options or () if name not in CLUSTER_ARGUMENTS]
+    if unknown:
+        code: Any = getattr(function, "__code__", None)
+        own = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        raise unknown_arguments(call, unknown, dict.fromkeys(("name_server", "path", *own, *CLUSTER_ARGUMENTS)))
     if (path is None) == (name_server is None):
-        found = "both were given" if path is not None else "none was given"
-        raise OptionError(f"{call}: {found}; expected either path or name_server. Name one place to {purpose}.")
+        found = "path and name_server were both given" if path is not None else "neither path nor name_server was given"
+        raise OptionError(f"{call}: {found}; expected one of them. Name one place to {purpose}.")
+
+
+def unknown_arguments(call: str, unknown: Iterable[str], known: Iterable[str]) -> OptionError:
+    """Return the error for unknown arguments. `known` are the names of the others."""
+    names = list(known)
+    near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
+    hint = f"Did you mean {' and '.join(near)}?" if near else f"Expected some of {', '.join(names)}."
+    return OptionError(f"{f'{call}: ' if call else ''}unknown argument {', '.join(unknown)}. {hint}")
 
 
 def refuse_cluster_options(call: str, cluster_options: Mapping[str, Any]) -> None:
     """Raise OptionError if arguments for a cluster were given with a store directory."""
     if cluster_options:
+        is_for, them = _words_of(cluster_options)
         raise OptionError(
-            f"{call}: {', '.join(cluster_options)} only mean something with name_server; expected a store at path. "
-            "Remove them, or give name_server instead of path."
+            f"{call}: {is_for} a cluster; expected none of the arguments for clusters with path. Leave {them} out, or "
+            "give name_server instead of path."
         )
 
 
@@ -113,10 +156,16 @@ def refuse_store_options(
     for_stores = defaults.keys() - {*accepted, "name_server"}
     found = [name for name in defaults if name in for_stores and given[name] != defaults[name]]
     if found:
+        is_for, them = _words_of(found)
         raise OptionError(
-            f"{call}: {', '.join(found)} only mean something for a store directory; expected none of them with "
-            "name_server. Remove them."
+            f"{call}: {is_for} a store directory; expected none of the arguments for stores with name_server. Leave "
+            f"{them} out."
         )
+
+
+def _words_of(names: Collection[str]) -> tuple[str, str]:
+    """Return "x is for" and "it", or "x, y are for" and "them"."""
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} for", "it" if len(names) == 1 else "them"
 
 
 def _bounds_text(least: int, most: int | None) -> str:

@@ -59,16 +59,13 @@ def open_reader(
     The other arguments are like a query's options. `tls_verify` is "ca", "full" or "none". A read waits
     `broker_down_timeout_ms` for a broker (0: for ever). Raises OptionError for an invalid argument.
     """
-    check_place("open_reader", path, name_server, "read from")
+    given = dict(locals())
+    check_place("open_reader", path, name_server, "read from", cluster_options, open_reader)
     if name_server is not None:
         from rmq_spark.store.places import locate_cluster
         from rmq_spark.store.view.cluster_explorer import ClusterExplorer
 
-        if commit_log_path is not None or read_mode != "auto":
-            raise OptionError(
-                "open_reader: commit_log_path and read_mode are for a store directory; expected none of them with "
-                "name_server. Remove them."
-            )
+        refuse_store_options("open_reader", open_reader, given, ())
         return ClusterExplorer(locate_cluster(name_server, cluster_options))
     refuse_cluster_options("open_reader", cluster_options)
     from rmq_spark.store.disk import files
@@ -154,7 +151,7 @@ def open_store(
     store and no store can be created there. While a broker holds the store, sends raise LockTimeoutError.
     """
     given = dict(locals())
-    check_place("open_store", path, name_server, "send to")
+    check_place("open_store", path, name_server, "send to", cluster_options, open_store)
     if name_server is not None:
         return _open_cluster_producer(name_server, given, cluster_options)
     sizes_given = {} if max_message_size == 4 << 20 else {"max_message_size": max_message_size}
@@ -303,7 +300,7 @@ def open_consumer(
     is no store at `path`. Source: DefaultMQPullConsumer (4.9, 5.3).
     """
     given = dict(locals())
-    check_place("open_consumer", path, name_server, "pull from")
+    check_place("open_consumer", path, name_server, "pull from", cluster_options, open_consumer)
     from rmq_spark.store.argument_checks import check_flags, check_setting
 
     check_setting("max_decompressed_bytes", max_decompressed_bytes, 1)

@@ -103,7 +103,7 @@ def export_parquet(
     read. After any of these errors, `target` is unchanged.
     """
     given = dict(locals())
-    check_place("export_parquet", path, name_server, "read from")
+    check_place("export_parquet", path, name_server, "read from", cluster_options, export_parquet)
     if target is None:
         raise OptionError("export_parquet: found no target; expected the path of a file. Give target=.")
     from rmq_spark.store.tools.export_parquet import ExportTerms, export_cluster, export_store
@@ -196,7 +196,7 @@ def import_parquet(
     Also raises the errors that a sink raises.
     """
     given = dict(locals())
-    check_place("import_parquet", path, name_server, "send to")
+    check_place("import_parquet", path, name_server, "send to", cluster_options, import_parquet)
     if source is None:
         raise OptionError("import_parquet: found no source; expected the path of a parquet file. Give source=.")
     from rmq_spark.store.tools.import_parquet import ImportTerms, import_into_store

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from rmq_spark.store.argument_checks import check_setting
+from rmq_spark.store.argument_checks import CLUSTER_ARGUMENTS, check_setting, unknown_arguments
 from rmq_spark.store.backend import Location
 from rmq_spark.store.cluster.address import (
     ClusterAddress,
@@ -70,7 +70,7 @@ _ARGUMENTS = {
     "broker_down_timeout_ms": "brokerDownTimeout",
     "pull_group": "pullGroup",
 }
-assert set(_ARGUMENTS) == ClusterArguments.__optional_keys__
+assert set(_ARGUMENTS) == ClusterArguments.__optional_keys__ == set(CLUSTER_ARGUMENTS)
 
 
 def locate(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Location | None:
@@ -138,7 +138,7 @@ def locate_cluster(
     """
     unknown = [name for name in arguments if name not in _ARGUMENTS]
     if unknown:
-        raise OptionError(f"unknown argument {', '.join(unknown)}; expected some of {', '.join(_ARGUMENTS)}.")
+        raise unknown_arguments("", unknown, _ARGUMENTS)
     verify = arguments.get("tls_verify", "ca")
     if verify not in ("ca", "full", "none"):
         raise OptionError(f"tls_verify={verify!r}; expected ca, full or none.")

@@ -86,7 +86,7 @@ def republish_dead_letters(
     another process holds the store; in a cluster BackendUnavailableError if a broker does not answer, and the errors of
     brokers that refuse. Messages that were sent before an error remain sent, and the next call begins after them.
     """
-    check_place("republish_dead_letters", path, name_server, "republish in")
+    check_place("republish_dead_letters", path, name_server, "republish in", cluster_options, republish_dead_letters)
     if name_server is not None:
         given = locals()
         refuse_store_options("republish_dead_letters", republish_dead_letters, given, _FOR_CLUSTERS)

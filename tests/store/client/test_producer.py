@@ -42,7 +42,7 @@ def count(store: Producer) -> int:
     [
         ("/a\0b", "contains the character 0"),
         ("", "'' is not a path"),
-        (None, "None is not a path|open_(reader|store): none was given"),
+        (None, "None is not a path|open_(reader|store): neither path nor name_server was given"),
         (5, "5 is not a path"),
         (b"store", "is not a path"),
     ],

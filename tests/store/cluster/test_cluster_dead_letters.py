@@ -118,7 +118,7 @@ def test_what_stops_a_call(cluster: RunningCluster) -> None:
         ({"progress": "a b"}, OptionError, "is not a group's name"),
         ({"progress": ""}, OptionError, "is not a name"),
         ({"filter": pc.field("nothing") == 1}, OptionError, "Columns are: .*brokerName"),
-        ({"commit_log_path": "/x"}, OptionError, "only mean something for a store directory"),
+        ({"commit_log_path": "/x"}, OptionError, "commit_log_path is for a store directory"),
         ({"group": "%DLQ%x"}, OptionError, "name of a topic"),
     ):
         with pytest.raises(kind, match=message):

@@ -544,13 +544,13 @@ def test_call_that_only_a_directory_answers_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        ({}, "none was given"),
-        ({"path": "x", "name_server": "ns:1"}, "both were given"),
-        ({"path": "x", "tls": True}, "tls only mean"),
-        ({"name_server": "ns:1", "read_mode": "mmap"}, "read_mode only mean something for a store directory"),
+        ({}, "neither path nor name_server was given"),
+        ({"path": "x", "name_server": "ns:1"}, "path and name_server were both given"),
+        ({"path": "x", "tls": True}, "tls is for a cluster"),
+        ({"name_server": "ns:1", "read_mode": "mmap"}, "read_mode is for a store directory"),
         (
             {"name_server": "ns:1", "lock_timeout_ms": 1, "max_transfer_count_on_message_in_disk": 9},
-            "max_transfer_count_on_message_in_disk, lock_timeout_ms only mean",
+            "max_transfer_count_on_message_in_disk, lock_timeout_ms are for a store directory; .* Leave them out",
         ),
         ({"name_server": "ns:1", "broker_down_timeout_ms": 5}, "expected request_timeout_ms"),
         ({"name_server": "ns"}, "nameServer"),
