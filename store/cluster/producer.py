@@ -28,7 +28,14 @@ from rmq_spark.store.cluster.send_requests import SendRequest, SendResponse
 from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms, note_refused, report_unknown
 from rmq_spark.store.cluster.sink import TaskRoutes, monotonic_ms, now_ms, refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
-from rmq_spark.store.errors import BackendUnavailableError, BrokerError, RmqError, StoreError, UnknownOutcomeError
+from rmq_spark.store.errors import (
+    BackendUnavailableError,
+    BrokerError,
+    NotFoundError,
+    RmqError,
+    StoreError,
+    UnknownOutcomeError,
+)
 from rmq_spark.store.format.batch_items import (
     BROKER_NAME,
     MAX_ITEM_PROPERTIES_BYTES,
@@ -255,7 +262,11 @@ class ClusterProducer(Synchronized):
         check_topic(topic)
         self._check_open()
         with closing(ClusterBackend(self._address)) as reader:
-            return {queue: reader.look_at_bounds(queue) for queue in reader.queues([topic])[topic]}
+            try:
+                queues = reader.queues([topic])[topic]
+            except NotFoundError as error:
+                raise NotFoundError(str(error).replace(" (option subscribe)", "")) from None
+            return {queue: reader.look_at_bounds(queue) for queue in queues}
 
     @synchronized
     def close(self) -> None:

@@ -41,10 +41,7 @@ _ASK_FOR_CREATE = (
 _CHECK_LOAD = "Check the load of the broker's disk; the messages can be sent again."
 _CHECK_ACCOUNT_RIGHT = "the account lacks a right"
 _REFUSED_SIZE = "the broker refuses the size or the properties of the message, and stored nothing"
-_SMALLER = (
-    "Send a smaller message, with properties of at most 32,500 bytes, or raise maxMessageSize at the broker. A delay "
-    "must be within timerMaxDelaySec."
-)
+_SMALLER = "Send a smaller message, with properties of at most 32,500 bytes, or raise maxMessageSize at the broker."
 
 # Rules about rights of an account, which come before those of other requests.
 SEND_RIGHTS = tuple(
@@ -175,6 +172,16 @@ SEND_RULES = (
         next_step="Set timerWheelEnable=true at the broker, or use a delay level.",
         requests=_SENDS,
         remark=r"timer message is not enabled",
+    ),
+    AnswerRule(
+        ResponseCode.MESSAGE_ILLEGAL,
+        "the broker refuses the delivery time of the message, and stored nothing",
+        BrokerError,
+        expected="a delivery time that the broker accepts",
+        next_step="Give an earlier delivery time: a delay must be within timerMaxDelaySec (3 days unless the broker's "
+        "configuration says otherwise). Or raise timerMaxDelaySec at the broker, or use a delay level.",
+        requests=_STORES,
+        remark=r"timer message illegal|WHEEL_TIMER_MSG_ILLEGAL",
     ),
     AnswerRule(
         ResponseCode.MESSAGE_ILLEGAL,

@@ -171,7 +171,7 @@ class Sender:
             return first
         error, others = self._unknown[0][0], len(self._unknown) - 1
         ids = self._spool.ids(np.concatenate([rows for _, rows in self._unknown]))
-        more = f" So is that of {others} other requests." if others else ""
+        more = f" So is that of {others} other request{'s' * (others > 1)}." if others else ""
         found = UnknownOutcomeError(f"{error}{more}{_ids_text(ids)}", ids)
         if first is not error:
             found.add_note(f"rmq: another request failed before: {first}")

@@ -56,6 +56,16 @@ NOT_SOLO = -1
 # Factors that keep flag, queue id and broker apart from other values in a digest: digits of the square roots of 6, 7.
 _FLAG_FACTOR, _BROKER_TERM = np.uint64(0xB97A6A5BE61C3F4B), np.uint64(0xA54FF53A5F1D36F1)
 
+# What the columns are called as arguments of `ClusterProducer.send`.
+_ARGUMENTS = {
+    "Add the column brokerName": "Give broker_name",
+    "brokerName": "broker_name",
+    "queueId": "queue_id",
+    "shardingKey": "sharding_key",
+    "delayLevel": "delay_level",
+    "deliverTimestamp": "deliver_at_ms",
+}
+
 IdMaker = Callable[[int, Callable[[], Digests]], Bytes]
 """Makes the ids of so many rows, as bytes with one row per id; the function returns the digests of their contents."""
 
@@ -91,7 +101,8 @@ class ItemEncoder:
         """Return the items of messages, whose columns are some of SENT_COLUMNS. There is at least one message.
 
         `born_ms` is the current time, in ms since the epoch. Raises OptionError if a row cannot become a message; then
-        no id is made. The error has the row's topic and number, which starts with `first_row` (None: no number).
+        no id is made. The error has the row's topic and number, which starts with `first_row`. If that is None, it has
+        no number, and the names of the arguments of `ClusterProducer.send`.
         """
         columns = dict(zip(messages.schema.names, messages.columns, strict=True))
         assert set(columns) <= set(SENT_COLUMNS), columns.keys()
@@ -100,8 +111,9 @@ class ItemEncoder:
         except RowFault as fault:
             topic = columns["topic"][fault.row].cast(pa.binary()).as_py()
             row = [] if first_row is None else [f"row {first_row + fault.row}"]
+            what = _as_arguments(fault.what) if first_row is None else fault.what
             of_topic = [] if topic is None else [f"topic {topic.decode('utf-8', 'replace')!r}"]
-            raise OptionError(": ".join(filter(None, [", ".join(row + of_topic), fault.what]))) from None
+            raise OptionError(": ".join(filter(None, [", ".join(row + of_topic), what]))) from None
 
     def _encode(
         self, columns: dict[str, pa.Array], router: BrokerRouter, make_ids: IdMaker, born_ms: int
@@ -189,6 +201,12 @@ class _Delays:
                 texts.append(pc.if_else(pa.array(mask), joined, pa.scalar(b"", pa.binary())))
         sizes = sum((Texts.of(text).sizes for text in texts), np.zeros(len(levels), np.int64))
         return cls((levels > 0) | asked.is_timed, texts, sizes, asked.digests)
+
+
+def _as_arguments(text: str) -> str:
+    for name, argument in _ARGUMENTS.items():
+        text = text.replace(name, argument)
+    return text
 
 
 def _solo(topics: Topics, bodies: EncodedBodies, delays: _Delays | None, count: int) -> NDArray[np.int32] | None:

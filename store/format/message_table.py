@@ -3,6 +3,7 @@
 The checks raise OptionError before anything is stored.
 """
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,7 +76,7 @@ def message_of(row: dict[str, Any]) -> pa.RecordBatch:
         if time_ms is not None:
             check_setting("deliver_at_ms", time_ms, 0, MAX_TIME_MS)
             if is_in_another_unit(time_ms):
-                raise OptionError(f"deliver_at_ms={time_ms} {describe_unit(time_ms)}. Nothing was appended.")
+                raise OptionError(f"deliver_at_ms={time_ms} {describe_unit(time_ms)}.")
         for name in _INTEGER_FIELDS:  # Arrow would truncate a fraction
             if isinstance(row[name], float) and not row[name].is_integer():
                 raise ValueError(f"{name}: {row[name]!r} is not an integer")
@@ -119,11 +120,14 @@ def messages_of(given: object, topic: str | None, *, has_brokers: bool = False) 
         table = table.append_column("topic", pa.repeat(pa.scalar(check_topic(topic)), len(table)))
     if not has_brokers and BROKER_NAME in table.column_names:
         table = table.drop_columns([BROKER_NAME])
+    columns = [name for name in _TYPES if has_brokers or name != BROKER_NAME]
     unknown = set(table.column_names) - set(_TYPES)
     missing = {"topic", "body"} - set(table.column_names)
     if unknown or missing:
         wrong = f"no such column: {', '.join(sorted(unknown))}" if unknown else f"no {' and no '.join(sorted(missing))}"
-        raise OptionError(f"{wrong}. Columns are: {', '.join(MESSAGE_COLUMNS)}; body and topic are required.")
+        near = [match for name in sorted(unknown) for match in difflib.get_close_matches(name, columns, 1)]
+        hint = f"Did you mean {' and '.join(near)}? " if near else ""
+        raise OptionError(f"{wrong}. {hint}Columns are: {', '.join(columns)}; body and topic are required.")
     return cast_columns(table)
 
 

@@ -60,6 +60,7 @@ CASES = [
     (206, 1, "disable", BrokerError, Retry.ELSEWHERE),
     (11, 22, "", BrokerError, Retry.NEVER),
     (30, 4711, "?", BrokerError, Retry.NEVER),
+    (310, 13, "timer message illegal, the delay time should not be bigger", BrokerError, Retry.NEVER),
     (310, 2, "[REJECTREQUEST]system busy", BackendUnavailableError, Retry.NEW_ROUTE),
     (320, 1, "[PC_SYNCHRONIZED]broker busy", BackendUnavailableError, Retry.LATER),
     (310, 2, "[PC_SYNCHRONIZED]broker busy", BackendUnavailableError, Retry.LATER),

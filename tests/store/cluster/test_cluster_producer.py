@@ -1,6 +1,7 @@
 """The producer of a cluster for programs: what it sends, where it says that messages are, and its errors."""
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.producer import SENT, ClusterProducer, find_physical_offsets
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.errors import (
+    BrokerError,
     NoPermissionError,
     NotFoundError,
     OptionError,
@@ -236,12 +238,16 @@ def test_send_many_of_several_pieces_uses_a_file(
         ({"properties": {"p": "x" * 32_500}}, "expected at most 32500"),
         ({"properties": {"a\x01": "b"}}, "is not a property name"),
         ({"queue_id": 0}, "several brokers: broker-a"),
-        ({"queue_id": 7, "broker_name": "broker-a"}, "queueId 7 of broker broker-a is not a queue"),
+        ({"queue_id": 7, "broker_name": "broker-a"}, "queue_id 7 of broker broker-a is not a queue"),
         ({"queue_id": True, "broker_name": "broker-a"}, "invalid message: queueId"),
-        ({"queue_id": 0, "broker_name": "broker-x"}, "queueId 0 of broker broker-x is not a queue"),
-        ({"broker_name": "broker-a"}, "brokerName and no queueId"),
+        (
+            {"queue_id": 0, "broker_name": "broker-x"},
+            "broker broker-x is not listed .* leave out queue_id and broker_name",
+        ),
+        ({"broker_name": "broker-a"}, "broker_name and no queue_id"),
+        ({"queue_id": 0}, "queue_id 0 and no broker_name, .* Give broker_name, or leave queue_id out"),
         ({"flag": 1 << 31}, "invalid message: flag"),
-        ({"deliver_at_ms": 1_700_000_000}, "Multiply seconds by 1000"),
+        ({"deliver_at_ms": 1_700_000_000}, r"^[^N]*Multiply seconds by 1000[^N]*Nothing was appended\.$"),
         ({"body": b"", "delay_level": 1}, "its body is empty"),
     ],
 )
@@ -261,7 +267,8 @@ def test_send_refuses_an_invalid_message(
         ({"tags": ["A", "a\x02b"]}, "row 1, topic 'orders': tags holds"),
         ({"queueId": [0, 0]}, "row 0, topic 'orders': it has queueId 0 and no brokerName"),
         ({"brokerName": [None, "broker-a"]}, "row 1, topic 'orders': it has a brokerName and no queueId"),
-        ({"odd": [1, 2]}, "no such column: odd"),
+        ({"odd": [1, 2]}, "no such column: odd. Columns are: .*, queueId, .*brokerName; body"),
+        ({"key": ["a", "b"]}, r"no such column: key\. Did you mean keys\?"),
         ({"flag": ["a", "b"]}, "column flag"),
         ({"topic": ["orders", None]}, "row 1: its topic is null"),
     ],
@@ -293,10 +300,14 @@ def test_timed_messages_need_brokers_of_5(cluster: RunningCluster, producer: Clu
         broker.settings.delivers = False
     due_ms = wall_clock_ms() + 50_000
     if not cluster.release.is_5:
-        with pytest.raises(OptionError, match=r"4.9, which have no timer .*broker-a, broker-b.* Use delayLevel"):
+        with pytest.raises(OptionError, match=r"4.9, which have no timer .*broker-a, broker-b.* Use delay_level"):
             producer.send("orders", b"one", deliver_at_ms=due_ms)
         assert read_bodies(cluster, "orders") == {}
         return
+    with pytest.raises(BrokerError, match=r"refuses the delivery time .* Give an earlier delivery time") as refused:
+        producer.send("orders", b"one", deliver_at_ms=due_ms + 10 * 86_400_000)
+    (note,) = refused.value.__notes__
+    assert re.fullmatch(r"rmq: the broker refused message [0-9A-F]+\.", note)
     producer.send("orders", b"one", deliver_at_ms=due_ms)
     assert read_bodies(cluster, "orders") == {}
     assert sum(broker.deliver_due(due_ms + 2000) for broker in cluster.brokers.values()) == 1
@@ -350,12 +361,13 @@ def test_create_topic_and_bounds(cluster: RunningCluster, producer: ClusterProdu
     for arguments in (("a b",), ("x", 0), ("x", 1, 7)):
         with pytest.raises(OptionError):
             producer.create_topic(*arguments[:2], **({"perm": arguments[2]} if len(arguments) > 2 else {}))
-    with pytest.raises(NotFoundError, match="absent"):
+    with pytest.raises(NotFoundError, match="absent") as missing:
         producer.bounds("absent")
+    assert "subscribe" not in str(missing.value)
 
 
 def test_a_missing_topic_is_created_or_an_error(cluster: RunningCluster, open_producer: Open) -> None:
-    with pytest.raises(NotFoundError, match=r"topic new does not exist.*createTopic=true"):
+    with pytest.raises(NotFoundError, match=r"topic new does not exist.*create_topic=True"):
         open_producer(create_topic=False).send("new", b"x")
     find(cluster, open_producer(queues=1).send("new", b"x"))
     assert cluster.brokers["broker-b"].topics["new"].write_queues == 1
