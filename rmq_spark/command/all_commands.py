@@ -12,6 +12,7 @@ import click
 
 from rmq_spark import RmqError, UnknownOutcomeError, __version__
 from rmq_spark.command.output import STOPPED, say, typed
+from rmq_spark.command.parameters import DEAD_LETTERS_OF_CLUSTERS
 
 _NAME = "rmq"
 _NOTE = "rmq: "  # the notes on errors begin with it
@@ -40,7 +41,7 @@ COMMANDS = {
     "reset": _Listed("admin_commands", "reset", "Reset a group to earliest, latest, a time or offsets."),
     "dlq": _Listed("dead_letters", "dlq", "List or republish dead letters."),
     "export": _Listed("export_import", "export", "Write messages to a Parquet file."),
-    "import": _Listed("export_import", "import_", "Append the messages of a Parquet file, each once."),
+    "import": _Listed("export_import", "import_", "Send the messages of a Parquet file."),
     "check": _Listed("check_repair", "check", "Check every file of a store for damage."),
     "repair": _Listed("check_repair", "repair", "Repair a store, after confirmation."),
     "doctor": _Listed("doctor", "doctor", "Try what a query of a live cluster needs."),
@@ -58,7 +59,7 @@ _OF_FILES = {
     "dump": _ON_THE_MACHINE,
     "create": "`mqadmin updateTopic` creates a topic in a cluster",
     "reset": "`mqadmin resetOffsetByTime` resets a group of a cluster",
-    "dlq": "`rmq cat --name-server HOST:PORT %DLQ%GROUP` prints the dead letters of a cluster",
+    "dlq": DEAD_LETTERS_OF_CLUSTERS,
     "check": _ON_THE_MACHINE,
     "repair": _ON_THE_MACHINE,
     "close": _ON_THE_MACHINE,

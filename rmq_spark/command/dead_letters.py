@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 
 import rmq_spark
 from rmq_spark.command.output import print_json, rows_of, say, waiting
-from rmq_spark.command.parameters import TIMES, appending, begin_time, end_time, examples, reading
+from rmq_spark.command.parameters import (
+    DEAD_LETTERS_OF_CLUSTERS,
+    TIMES,
+    appending,
+    begin_time,
+    end_time,
+    examples,
+    reading,
+)
 from rmq_spark.command.tables import show
 
 _PREFIX = "%DLQ%"
@@ -37,6 +45,21 @@ _REPUBLISH_EXAMPLES = examples(
 )
 
 
+class _Limit(click.IntRange):
+    """A number of messages. An address is given by users who know -n from other commands."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        if isinstance(value, str) and ":" in value:
+            self.fail(
+                f"{value!r} is an address, and -n is the number of messages here: `rmq dlq` needs PATH, the files of a "
+                f"store. {DEAD_LETTERS_OF_CLUSTERS}.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 @click.group(subcommand_metavar="list|republish PATH ...")
 def dlq() -> None:
     """List or republish dead letters: messages that a consumer group failed to consume."""
@@ -45,9 +68,7 @@ def dlq() -> None:
 @dlq.command("list", short_help="List groups with dead letters, or the dead letters of one.", epilog=_LIST_EXAMPLES)
 @reading
 @click.argument("group", required=False)
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Maximum number of messages."
-)
+@click.option("-n", "--limit", type=_Limit(min=1), default=100, show_default=True, help="Maximum number of messages.")
 def list_(path: str, commit_log_path: str | None, as_json: bool, group: str | None, limit: int) -> None:
     """List the groups that have dead letters, or GROUP's dead letters, the newest last.
 

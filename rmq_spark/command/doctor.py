@@ -57,6 +57,7 @@ def doctor(name_server: str, topics: tuple[str, ...], group: str | None, as_json
     missing = sum(one.state == "missing" for one in findings)
     if not as_json:
         say(f"A query cannot run: {missing} missing." if missing else "A query can run.")
+        say("This tried reading. Rights for writing were not tried.")
     return 1 if missing else 0
 
 

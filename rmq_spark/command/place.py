@@ -34,6 +34,7 @@ from rmq_spark.command.parameters import (
 # How long a read waits for a broker that goes away, in ms. A person at a terminal wants an answer.
 _BROKER_DOWN_MS = 10_000
 _FOR_CLUSTER = "rmq_spark.for_cluster"  # key in a context
+_BOTH_PLACES = "(PATH | -n HOST:PORT)"
 _NOT_IN_A_TOPIC = re.compile(r"[^%|a-zA-Z0-9_-]")
 
 
@@ -51,6 +52,10 @@ class PlaceCommand(click.Command):
 
 class PathFirstCommand(PlaceCommand):
     """A command whose other arguments follow PATH. With `--name-server` it has no argument PATH."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words of the usage, which has both places."""
+        return [_BOTH_PLACES if piece == "PATH" else piece for piece in super().collect_usage_pieces(ctx)]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters."""

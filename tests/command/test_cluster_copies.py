@@ -170,7 +170,7 @@ def test_an_address_in_place_of_path_is_not_a_folder(
 @pytest.mark.parametrize("name", ["send", "export", "import"])
 def test_help_has_path_and_the_options_for_a_cluster(rmq: Rmq, name: str) -> None:
     text = rmq(name, "--help").out
-    assert f"rmq {name} [OPTIONS] PATH" in text
+    assert f"rmq {name} [OPTIONS] (PATH | -n HOST:PORT) " in text
     options, of_clusters = text.split("\nOptions:")[1].split("\nOptions for a cluster:")
     assert "--name-server" not in options
     assert "-n, --name-server HOST:PORT" in of_clusters
