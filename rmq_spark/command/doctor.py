@@ -9,6 +9,7 @@ from rmq_spark.command.cluster_options import CONNECTION_OPTIONS, cluster_argume
 from rmq_spark.command.output import print_json, printable, say
 from rmq_spark.command.parameters import as_json, examples, together
 
+_CAN_RUN = "A query can run. Rights for writing were not tried."
 _STATE_WIDTH = len("missing")
 _COLOURS = {"missing": "red", "warning": "yellow", "ok": "green"}
 _cluster = together(
@@ -56,8 +57,7 @@ def doctor(name_server: str, topics: tuple[str, ...], group: str | None, as_json
             _print_finding(one)
     missing = sum(one.state == "missing" for one in findings)
     if not as_json:
-        say(f"A query cannot run: {missing} missing." if missing else "A query can run.")
-        say("This tried reading. Rights for writing were not tried.")
+        say(f"A query cannot run: {missing} missing." if missing else _CAN_RUN)
     return 1 if missing else 0
 
 

@@ -152,8 +152,9 @@ def _missing_queue(queues: Sequence[QueueKey], queue_id: int, broker: str | None
         )
     if broker is not None and broker not in held:
         return (
-            f"broker {broker or repr(broker)} is not listed with the topic now: it is down, or the name is wrong; expected one of: "
-            f"{shown}. Wait until it is back (mqadmin clusterList), or leave out queueId and brokerName for any queue"
+            f"broker {broker or repr(broker)} is not listed with the topic now: it is down, or the name is wrong; "
+            f"expected one of: {shown}. Wait until it is back (mqadmin clusterList), or leave out queueId and "
+            "brokerName for any queue"
         )
     place = "" if broker is None else f" of broker {broker}"
     return (

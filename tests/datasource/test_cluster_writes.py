@@ -131,7 +131,7 @@ def test_commit_of_a_stream_needs_no_route(cluster, monkeypatch: pytest.MonkeyPa
 def test_writer_creates_a_missing_topic_on_every_broker(cluster) -> None:
     source_of(cluster, topic="new", queues="3").writer(BODY, False)
     assert [broker.topics["new"].queue_count for broker in cluster.brokers.values()] == [3, 3]
-    with pytest.raises(NotFoundError, match=r"topic other does not exist: .* createTopic=true"):
+    with pytest.raises(NotFoundError, match=r"topic other does not exist: .*createTopic=true in Spark"):
         source_of(cluster, topic="other", createTopic="false").writer(BODY, False)
 
 
@@ -199,7 +199,7 @@ INVALID: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {},
         "queueId 2 of broker broker-a is not a queue to which messages of the topic are sent",
     ),
-    "an unknown broker": ({"brokerName": ["broker-x"], "queueId": [0]}, {}, "queueId 0 of broker broker-x"),
+    "an unknown broker": ({"brokerName": ["broker-x"], "queueId": [0]}, {}, "broker broker-x is not listed with the topic now"),
 }
 TYPES = {
     "body": pa.string(),
