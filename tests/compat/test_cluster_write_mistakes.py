@@ -5,6 +5,7 @@ Every answer says what was found, what was expected and what to do next. A refus
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,23 @@ def test_a_broker_that_is_away_and_one_with_a_lower_limit_are_named(java: Java, 
     assert re.search("BrokerError.*nameServer", answers["name server is a broker"][0]), answers
     assert re.search("BackendUnavailableError.*brokerAddresses", answers["nobody at an address"][0]), answers
     assert answers["nobody at an address"][1] < 20
+
+
+def test_a_broker_with_a_full_disk_is_named(run_java: Callable[[str], Java], tmp_path: Path) -> None:
+    java = run_java("4.9.7")  # 5.x takes no level below 35 %
+    full = replace(java, properties=java.properties | {"rocketmq.broker.diskSpaceWarningLevelRatio": "0"})
+    conf = broker_conf() | {"cleanResourceInterval": 500}
+    with TwoBrokers(full, tmp_path, **conf) as cluster, cluster.client() as client:
+        client("create-topic", topic="open", queues=2)
+        until = time.monotonic() + _REGISTERED_S  # brokers look at their disks 60 s after their start
+        sent = 0
+        message = ({"broker_down_timeout_ms": 1000}, {"topic": "open", "body": "x"})
+        while (found := cluster.write("try_sends", cases={"x": message})["x"][0]) == "no error":
+            assert time.monotonic() < until
+            sent += 1
+        print(java.version, "full disk", found)
+        assert re.search("BackendUnavailableError.*nothing.*disk is full", found), found
+        assert len(pull_deliveries(client, ["open"])) == sent
 
 
 def _try_sends(java: Java, address: str, folder: Path, cases: dict[str, Any]) -> dict[str, tuple[str, float]]:
