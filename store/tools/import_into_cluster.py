@@ -133,7 +133,8 @@ class _Import:
                     self._note_stored,
                     self.done,
                 ).send(spool)
-            self.done, self._stored = self.done + len(rows), np.zeros(0, np.bool_)
+            self._stored = np.zeros(0, np.bool_)  # before `done` grows, so that an interrupt here counts no row twice
+            self.done += len(rows)
             terms.note(self.done, total)
 
     def describe(self) -> str:

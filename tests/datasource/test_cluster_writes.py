@@ -199,7 +199,11 @@ INVALID: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {},
         "queueId 2 of broker broker-a is not a queue to which messages of the topic are sent",
     ),
-    "an unknown broker": ({"brokerName": ["broker-x"], "queueId": [0]}, {}, "broker broker-x is not listed with the topic now"),
+    "an unknown broker": (
+        {"brokerName": ["broker-x"], "queueId": [0]},
+        {},
+        "broker broker-x is not listed with the topic now",
+    ),
 }
 TYPES = {
     "body": pa.string(),
