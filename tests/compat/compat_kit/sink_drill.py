@@ -32,7 +32,7 @@ TASK, EXECUTOR, DRIVER, JVM, BROKER = "task", "executor", "driver", "JVM alone",
 
 @dataclass(slots=True)
 class Verdict:
-    """What a judge found in one topic. All but `doubled` must be 0."""
+    """What a judge found in one topic. All but `rows`, `doubled` and `moved` must be 0."""
 
     topic: str
     rows: int = 0
@@ -41,7 +41,8 @@ class Verdict:
     doubled: int = 0  # rows that were sent again, with the id of their twin
     lost_ids: int = 0  # bodies with fewer ids than rows: a reader that drops copies would lose a row
     other_ids: int = 0  # bodies with more ids than rows: a copy that cannot be recognised
-    inversions: int = 0  # first copies of a sharding key that are out of order
+    inversions: int = 0  # first copies of a sharding key in a queue that are out of order
+    moved: int = 0  # sharding keys that are in several queues
 
     @property
     def has_faults(self) -> bool:
@@ -79,25 +80,45 @@ def judge(topic: str, found: Sequence[Delivery], bodies: int) -> Verdict:
     verdict.other_ids = sum(len(ids[body]) > 2 for body in wanted & ids.keys())
     verdict.doubled = len(found) - len({one.msg_id for one in found})
     if topic == PLAIN:
-        verdict.inversions = _count_inversions(found)
+        verdict.inversions, verdict.moved = _count_inversions(found)
     return verdict
 
 
-def _count_inversions(found: Sequence[Delivery]) -> int:
-    """Return how many first copies of a sharding key come after a later one, or in another queue than the others."""
-    seen: set[str] = set()
-    last: dict[str, bytes] = {}
-    places: dict[str, set[tuple[str, int]]] = defaultdict(set)
+def _count_inversions(found: Sequence[Delivery]) -> tuple[int, int]:
+    """Return how many first copies of a sharding key come after a later one of their queue, and how many keys moved.
+
+    A key moves when a batch begins while a broker is away, as with Java's producer. So order is that of one queue.
+    """
+    seen: set[tuple[str, int, str]] = set()
+    last: dict[tuple[str, int, str], bytes] = {}
     inversions = 0
     for one in sorted(found, key=lambda one: (one.broker, one.queue_id, one.queue_offset)):
-        if one.msg_id in seen:
+        place = (one.broker, one.queue_id)
+        if (copy := (*place, one.msg_id)) in seen:
             continue
-        seen.add(one.msg_id)
-        key = one.properties["__SHARDINGKEY"]
-        places[key].add((one.broker, one.queue_id))
+        seen.add(copy)
+        key = (*place, one.properties["__SHARDINGKEY"])
         inversions += one.body < last.get(key, b"")
         last[key] = max(one.body, last.get(key, b""))
-    return inversions + sum(len(queues) - 1 for queues in places.values())
+    queues = Counter(key for _, _, key in last)
+    return inversions, sum(count > 1 for count in queues.values())
+
+
+def is_merge(rows: Sequence[object], parts: Sequence[Sequence[object]]) -> bool:
+    """Return whether `rows` has the rows of all parts and no others, those of each part in their order.
+
+    >>> is_merge("axbyc", ["abc", "xy"]), is_merge("axcyb", ["abc", "xy"])
+    (True, False)
+    """
+    taken = {(0,) * len(parts)}  # numbers of rows of each part that can have led here
+    for row in rows:
+        taken = {
+            (*counts[:number], counts[number] + 1, *counts[number + 1 :])
+            for counts in taken
+            for number, part in enumerate(parts)
+            if counts[number] < len(part) and part[counts[number]] == row
+        }
+    return tuple(map(len, parts)) in taken
 
 
 class _Life:
@@ -175,35 +196,29 @@ class SinkDrill:
             found = pull_deliveries(client, [PLAIN, SHUFFLED])
         return [judge(topic, [one for one in found if one.topic == topic], bodies) for topic in (PLAIN, SHUFFLED)]
 
-    def copy_back(self, kills: Sequence[str], pause_s: tuple[float, float]) -> list[str]:
-        """Copy the topic plain into a store directory while the deaths in `kills` happen. Return the differences."""
+    def copy_back(self, kills: Sequence[str], pause_s: tuple[float, float]) -> list[int]:
+        """Copy the topic plain into a store directory while the deaths in `kills` happen.
+
+        Returns the queues that differ: each must have the rows of both brokers, those of each broker in their order.
+        """
         target = self.folder / "target"
         self._live(kills, pause_s, target=str(target))
         with self.servers.client() as client:
             sent = pull_deliveries(client, [PLAIN])
-        queues: defaultdict[int, list[tuple[object, ...]]] = defaultdict(list)
+        copied: defaultdict[int, list[object]] = defaultdict(list)
         with rmq_spark.open_reader(str(target)) as store:
             for queue in store.queues(PLAIN):
                 for batch in store.read(queue, 0, store.bounds(queue).max_offset, COPIED.split(",")):
                     for row in batch.to_pylist():
                         given = dict(row["properties"])
                         shard = given.get("__SHARDINGKEY")
-                        queues[queue.queue_id].append((row["body"], row["tags"], row["keys"], row["flag"], shard))
-        faults = []
-        for queue_id in {one.queue_id for one in sent}:
-            of_brokers = defaultdict(list)
-            for one in sent:
-                if one.queue_id == queue_id:
-                    shard = one.properties["__SHARDINGKEY"]
-                    of_brokers[one.broker].append((one.body, one.tags, one.keys, one.flag, shard))
-            copied = queues[queue_id]
-            if Counter(copied) != Counter(row for rows in of_brokers.values() for row in rows):
-                faults.append(f"queue {queue_id}: other rows")
-            for broker, rows in of_brokers.items():
-                shards = {row[-1] for row in rows}
-                if [row for row in copied if row[-1] in shards] != rows:
-                    faults.append(f"queue {queue_id}: another order of the rows of {broker}")
-        return faults
+                        copied[queue.queue_id].append((row["body"], row["tags"], row["keys"], row["flag"], shard))
+        parts: defaultdict[int, defaultdict[str, list[object]]] = defaultdict(lambda: defaultdict(list))
+        for one in sent:
+            row = (one.body, one.tags, one.keys, one.flag, one.properties["__SHARDINGKEY"])
+            parts[one.queue_id][one.broker].append(row)
+        whole = [queue for queue, own in parts.items() if is_merge(copied[queue], [*own.values()])]
+        return sorted((parts.keys() | copied.keys()).difference(whole))
 
     def _live(self, kills: Sequence[str], pause_s: tuple[float, float], target: str) -> None:
         left = list(kills)
