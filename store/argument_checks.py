@@ -138,8 +138,14 @@ def unknown_arguments(call: str, unknown: Iterable[str], known: Iterable[str]) -
     return OptionError(f"{f'{call}: ' if call else ''}unknown argument {', '.join(unknown)}. {hint}")
 
 
-def refuse_cluster_options(call: str, cluster_options: Mapping[str, Any]) -> None:
-    """Raise OptionError if arguments for a cluster were given with a store directory."""
+def changed_arguments(function: Callable[..., object], given: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """Return which of the arguments `names` differ from their defaults, in the order of `function`."""
+    defaults = getattr(function, "__kwdefaults__", None) or {}
+    return [name for name in defaults if name in names and given[name] != defaults[name]]
+
+
+def refuse_cluster_options(call: str, cluster_options: Collection[str]) -> None:
+    """Raise OptionError if arguments for a cluster, here their names, were given with a store directory."""
     if cluster_options:
         is_for, them = _words_of(cluster_options)
         raise OptionError(
@@ -152,9 +158,7 @@ def refuse_store_options(
     call: str, function: Callable[..., object], given: Mapping[str, Any], accepted: Collection[str]
 ) -> None:
     """Raise OptionError if an argument differs from its default that is not in `accepted`, the ones for clusters."""
-    defaults = getattr(function, "__kwdefaults__", None) or {}
-    for_stores = defaults.keys() - {*accepted, "name_server"}
-    found = [name for name in defaults if name in for_stores and given[name] != defaults[name]]
+    found = changed_arguments(function, given, given.keys() - {*accepted, "name_server"})
     if found:
         is_for, them = _words_of(found)
         raise OptionError(

@@ -6,7 +6,7 @@ The modules of the engine are imported when a function needs them, so that impor
 import math
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from rmq_spark.store.argument_checks import check_place, refuse_cluster_options, refuse_store_options
+from rmq_spark.store.argument_checks import changed_arguments, check_place, refuse_cluster_options, refuse_store_options
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES
 
@@ -154,8 +154,8 @@ def open_store(
     check_place("open_store", path, name_server, "send to", cluster_options, open_store)
     if name_server is not None:
         return _open_cluster_producer(name_server, given, cluster_options)
-    sizes_given = {} if max_message_size == 4 << 20 else {"max_message_size": max_message_size}
-    refuse_cluster_options("open_store", {**sizes_given, **cluster_options})
+    for_clusters = changed_arguments(open_store, given, {"max_message_size"})
+    refuse_cluster_options("open_store", [*for_clusters, *cluster_options])
     from rmq_spark.store.client.producer import Producer
     from rmq_spark.store.disk import files
     from rmq_spark.store.log.segments import FileSizes
@@ -191,7 +191,7 @@ def _open_cluster_producer(
     from rmq_spark.store.disk import files
     from rmq_spark.store.disk.clock import random_bits
     from rmq_spark.store.disk.host import ipv4_address
-    from rmq_spark.store.format.body_codec import BodyRules, Compression
+    from rmq_spark.store.format.body_codec import BodyRules
     from rmq_spark.store.format.message_ids import UniqueIds
     from rmq_spark.store.names import MAX_QUEUES, MAX_SENT_BODY_BYTES
     from rmq_spark.store.places import locate_cluster
@@ -205,10 +205,9 @@ def _open_cluster_producer(
     compression = given["compression"]
     if compression is not None:
         check_word("compression", compression, COMPRESSIONS)
-    kind = None if compression in (None, "none") else Compression[compression.upper()]
     address = locate_cluster(name_server, {"broker_down_timeout_ms": 3000, **cluster_options})
     settings = ProducerSettings(
-        BodyRules(kind, given["compress_over"], given["max_message_size"]),
+        BodyRules.named(compression, given["compress_over"], given["max_message_size"]),
         NewTopics(given["create_topic"], given["queues"]),
         address.broker_down_timeout_ms or math.inf,
     )

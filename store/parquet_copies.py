@@ -6,6 +6,7 @@ The modules of the engine are imported when a function needs them, so that impor
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rmq_spark.store.argument_checks import (
+    changed_arguments,
     check_flags,
     check_place,
     check_setting,
@@ -203,9 +204,8 @@ def import_parquet(
 
     terms = ImportTerms(topic, name, keep_queues, progress)
     if name_server is None:
-        for_clusters = {"skip_rows": (skip_rows, 0), "max_message_size": (max_message_size, 4 << 20)}
-        found = {name: value for name, (value, default) in for_clusters.items() if value != default}
-        refuse_cluster_options("import_parquet", {**found, **cluster_options})
+        for_clusters = changed_arguments(import_parquet, given, {"skip_rows", "max_message_size"})
+        refuse_cluster_options("import_parquet", [*for_clusters, *cluster_options])
         check_setting("lock_timeout_ms", lock_timeout_ms, 0)
         check_flags(allow_network_store=allow_network_store)
         from rmq_spark.store.log.store_writer import WriterSettings

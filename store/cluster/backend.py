@@ -23,7 +23,7 @@ from rmq_spark.store.backend import (
 )
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.catalog import ClusterCatalog
-from rmq_spark.store.cluster.client import ClusterClient, borrowed_client
+from rmq_spark.store.cluster.client import ClusterClient, borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.group_starts import TIMESTAMP, place_new_group
 from rmq_spark.store.cluster.long_poll import HeldPulls
 from rmq_spark.store.cluster.message_lookup import MessageLookup
@@ -55,10 +55,6 @@ _NO_NEWS_MS = 200.0  # pause after news that change nothing
 _NO_BARRIERS: Mapping[QueueKey, Barrier] = {}
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000  # noqa: TID251 - the default of an argument
-
-
 class ClusterBackend:
     """A cluster that is open for reading. It implements `Backend`. For one thread.
 
@@ -68,8 +64,8 @@ class ClusterBackend:
     def __init__(
         self,
         location: ClusterAddress,
-        now_ms: Callable[[], int] = _now_ms,
-        monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
+        now_ms: Callable[[], int] = now_ms,
+        monotonic_ms: Callable[[], float] = monotonic_ms,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._location = location

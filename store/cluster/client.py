@@ -384,3 +384,13 @@ def ask_master(find_address: Callable[[bool], str], ask: Callable[[str], AnswerT
         if moved_to == address:
             raise
     return ask(moved_to)
+
+
+def monotonic_ms() -> float:
+    """Return a time in ms that never runs back."""
+    return time.monotonic() * 1000
+
+
+def now_ms() -> int:
+    """Return the time in ms since the epoch."""
+    return time.time_ns() // 1_000_000  # noqa: TID251 - a message carries the time of its creation

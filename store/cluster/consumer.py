@@ -23,14 +23,13 @@ from rmq_spark.store.batch_sink import check_send_back
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import DEFAULT_PULL_GROUP, ClusterBackend
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
-from rmq_spark.store.cluster.client import ask_master, borrowed_client
+from rmq_spark.store.cluster.client import ask_master, borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.offset_commits import OffsetCommits, Outcome
 from rmq_spark.store.cluster.pull_answers import ConsumerPull, answer_of_master, expired_result, make_result
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.requests import PullRequest
 from rmq_spark.store.cluster.responses import PullResponse
 from rmq_spark.store.cluster.send_back import send_back
-from rmq_spark.store.cluster.sink import monotonic_ms, now_ms
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import (
     DamageError,

@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 from rmq_spark.store.backend import COLUMNS, ReadBatch
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import ClusterBackend
+from rmq_spark.store.cluster.client import monotonic_ms, now_ms
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.namespace import unwrap_name
 from rmq_spark.store.cluster.offset_commits import OffsetCommits
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.sender import Sender, SendTerms
-from rmq_spark.store.cluster.sink import WAIT_MS, monotonic_ms, now_ms
+from rmq_spark.store.cluster.sink import WAIT_MS
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreChangedError
 from rmq_spark.store.format.batch_items import (
@@ -54,7 +55,6 @@ from rmq_spark.store.names import check_group_name, dlq_topic
 
 ORIGIN_MESSAGE_ID, REPUBLISHED_FROM = "ORIGIN_MESSAGE_ID", "REPUBLISHED_FROM"
 _TAKEN = ("body", "tags", "keys", "flag", "properties")
-_BODY = BodyRules(None, 0, 4 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _Republishing:
         wait_ms = address.broker_down_timeout_ms
         self._send_terms = SendTerms(WAIT_MS if wait_ms is None else wait_ms or math.inf, repeats_unknown=True)
         self._routes = WriteRoutes(backend.client, monotonic_ms, NewTopics(is_allowed=False))
-        self._encoder = ItemEncoder(_BODY, lambda _: None)
+        self._encoder = ItemEncoder(BodyRules(), lambda _: None)
         self._router = BrokerRouter(self._queues_of, now_ms())
 
     def run(self) -> ClusterRepublished:

@@ -21,12 +21,12 @@ from rmq_spark.store.batch_sink import check_send_back
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
-from rmq_spark.store.cluster.client import borrowed_client
+from rmq_spark.store.cluster.client import borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.send_back import send_back
 from rmq_spark.store.cluster.send_requests import SendRequest, SendResponse
 from rmq_spark.store.cluster.sender import OnStored, Outgoing, Sender, SendTerms, note_refused, report_unknown
-from rmq_spark.store.cluster.sink import TaskRoutes, monotonic_ms, now_ms, refuse_timers
+from rmq_spark.store.cluster.sink import TaskRoutes, refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import (
     BackendUnavailableError,

@@ -40,7 +40,6 @@ from rmq_spark.store.names import RETRY_TOPIC_PREFIX, retry_topic
 
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 FIRST_LEVEL = 3  # the delay level of a message that fails for the first time
-_BODY = BodyRules(None, 0, 4 << 20)
 _TAKEN = ("body", "tags", "keys", "properties", "flag")
 
 
@@ -67,7 +66,7 @@ class Resender:
         self._retry = retry_topic(terms.group)
         queues = (QueueKey(self._retry, 0, "-"),)  # the caller chooses the broker
         self._router = BrokerRouter(lambda _: queues, 0)
-        self._encoder = ItemEncoder(_BODY, lambda _: None)
+        self._encoder = ItemEncoder(BodyRules(), lambda _: None)
 
     def encode(
         self, rows: pa.RecordBatch, failed: FailedRows, row: int, queue: QueueKey, shown_row: int | None

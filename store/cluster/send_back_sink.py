@@ -19,9 +19,9 @@ import pyarrow as pa
 from rmq_spark.store.backend import CommitTerms, CommitTotals, Guarantee, Receipt, SendBackTerms
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
-from rmq_spark.store.cluster.client import borrowed_client
+from rmq_spark.store.cluster.client import borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.send_back import BackRow, Identity, RowCheck, log_errors, send_checked
-from rmq_spark.store.cluster.sink import WAIT_MS, monotonic_ms, now_ms
+from rmq_spark.store.cluster.sink import WAIT_MS
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ import pyarrow as pa
 
 from rmq_spark.store.backend import CommitTerms, CommitTotals, Guarantee, Receipt, SinkTerms
 from rmq_spark.store.cluster.address import ClusterAddress
-from rmq_spark.store.cluster.client import ClusterClient, borrowed_client
+from rmq_spark.store.cluster.client import ClusterClient, borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.send_requests import SendResponse
 from rmq_spark.store.cluster.sender import Outgoing, Sender, SendTerms
 from rmq_spark.store.cluster.write_routes import V5_0_0, NewTopics, WriteRoutes
 from rmq_spark.store.format.batch_items import ItemEncoder
-from rmq_spark.store.format.body_codec import BodyRules, Compression
+from rmq_spark.store.format.body_codec import BodyRules
 from rmq_spark.store.format.broker_router import BrokerRouter
 from rmq_spark.store.format.content_ids import ContentIds
 from rmq_spark.store.model import CommitKey, QueueKey
@@ -107,8 +106,8 @@ class ClusterSink:
     @property
     def body_rules(self) -> BodyRules:
         """How bodies are compressed, and how large they may be."""
-        kind = None if self.terms.compression is None else Compression[self.terms.compression.upper()]
-        return BodyRules(kind, self.terms.compress_over_bytes, self.terms.max_message_bytes)
+        terms = self.terms
+        return BodyRules.named(terms.compression, terms.compress_over_bytes, terms.max_message_bytes)
 
     @property
     def send_terms(self) -> SendTerms:
@@ -187,13 +186,3 @@ def refuse_timers(routes: WriteRoutes, topics: Sequence[str]) -> str | None:
                 f"would deliver it at once: {', '.join(old)}; expected brokers of 5.x. Use delayLevel instead"
             )
     return None
-
-
-def monotonic_ms() -> float:
-    """Return a time in ms that never runs back."""
-    return time.monotonic() * 1000
-
-
-def now_ms() -> int:
-    """Return the time in ms since the epoch."""
-    return time.time_ns() // 1_000_000  # noqa: TID251 - a message carries the time of its creation

@@ -158,6 +158,11 @@ class BodyRules:
     compress_over: int = 4096  # the smallest size to compress (bytes; DefaultMQProducer#compressMsgBodyOverHowmuch)
     max_bytes: int = 4 << 20  # of a stored body (MessageStoreConfig#maxMessageSize)
 
+    @classmethod
+    def named(cls, compression: str | None, *sizes: int) -> "BodyRules":
+        """Return rules from the name of a compression, which may be "none"; `sizes` are the other fields in order."""
+        return cls(None if compression in (None, "none") else Compression[compression.upper()], *sizes)
+
 
 class EncodedBodies:
     """The stored bodies of a batch. The constructor raises RowFault if a body is null or too large."""

@@ -20,11 +20,12 @@ import pyarrow as pa
 from rmq_spark.store.argument_checks import check_setting
 from rmq_spark.store.backend import CommitTerms, SinkTerms
 from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.client import monotonic_ms, now_ms
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.producer import cut_batch
 from rmq_spark.store.cluster.send_requests import SendResponse
 from rmq_spark.store.cluster.sender import Outgoing, Sender
-from rmq_spark.store.cluster.sink import ClusterSink, TaskRoutes, monotonic_ms, now_ms, refuse_timers
+from rmq_spark.store.cluster.sink import ClusterSink, TaskRoutes, refuse_timers
 from rmq_spark.store.disk import files
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.format.batch_items import EncodedItems, ItemEncoder

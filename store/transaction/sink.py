@@ -19,7 +19,7 @@ from rmq_spark.store.disk.host import ipv4_address
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import NotFoundError, OptionError
 from rmq_spark.store.format import file_names as filenames
-from rmq_spark.store.format.body_codec import BodyRules, Compression
+from rmq_spark.store.format.body_codec import BodyRules
 from rmq_spark.store.format.delay_levels import DelayLevels
 from rmq_spark.store.format.delay_routing import DelayRules
 from rmq_spark.store.format.java import Host, encode_host
@@ -131,8 +131,7 @@ class RecordBuilder:
         address = ipv4_address()
         born_host, store_host = Host(address, 0), Host(address, BROKER_PORT)
         ids, segment_bytes = UniqueIds(address, files.process_id(), random_bits()), self._segment_bytes()
-        kind = None if settings.compression is None else Compression[settings.compression.upper()]
-        rules = BodyRules(kind, settings.compress_over)
+        rules = BodyRules.named(settings.compression, settings.compress_over)
         self._encoder = MessageEncoder(
             born_host=born_host, store_host=store_host, ids=ids, body_rules=rules, segment_bytes=segment_bytes
         )

@@ -9,9 +9,9 @@ from support.sent_messages import address_of
 
 import rmq_spark
 from rmq_spark.store.backend import CommitTerms, SinkTerms
-from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.client import ClusterClient, monotonic_ms
 from rmq_spark.store.cluster.codes import RequestCode
-from rmq_spark.store.cluster.sink import monotonic_ms, refuse_timers
+from rmq_spark.store.cluster.sink import refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import BackendUnavailableError, OptionError
 

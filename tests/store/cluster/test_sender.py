@@ -12,11 +12,10 @@ import pytest
 from brokers import RunningCluster, faults
 from support.sent_messages import address_of, count_ids, read_bodies
 
-from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.client import ClusterClient, monotonic_ms, now_ms
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.message_spool import MessageSpool
 from rmq_spark.store.cluster.sender import Sender, SendTerms
-from rmq_spark.store.cluster.sink import monotonic_ms, now_ms
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import (
     BackendUnavailableError,

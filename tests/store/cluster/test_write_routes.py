@@ -11,10 +11,10 @@ from brokers import Account, AccountTable, RunningCluster, faults
 from support.sent_messages import address_of
 
 from rmq_spark.store.cluster.address import Credentials
-from rmq_spark.store.cluster.client import ClusterClient
+from rmq_spark.store.cluster.client import ClusterClient, monotonic_ms
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.responses import BrokerData, QueueData, RouteResponse
-from rmq_spark.store.cluster.sink import monotonic_ms, refuse_timers
+from rmq_spark.store.cluster.sink import refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes, list_write_queues
 from rmq_spark.store.errors import (
     BackendUnavailableError,
