@@ -7,6 +7,7 @@ address of the reader that Spark pickled into the task's function. With `credent
 every process reads the file itself.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -27,6 +28,8 @@ NAME_SERVER_PORT = 9876  # the default of NamesrvStartup
 # The variables of the environment that have the account's keys if no option gives them.
 ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE = "RMQ_ACCESS_KEY", "RMQ_SECRET_KEY"
 _NAME_SERVER, _BROKER_ADDRESSES, _NAMESPACE = "nameServer", "brokerAddresses", "namespace"
+
+_WRITE_WAIT_MS = 300_000  # the default of brokerDownTimeout for writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,12 @@ class ClusterAddress:
                 Capability.SEND_BACK,
             }
         )
+
+    @property
+    def write_wait_ms(self) -> float:
+        """How long a task waits for a broker that stores nothing (ms); infinity for brokerDownTimeout=0."""
+        wait_ms = self.broker_down_timeout_ms
+        return _WRITE_WAIT_MS if wait_ms is None else wait_ms or math.inf
 
     def describe(self) -> str:
         """Return the name of the cluster for errors and logs, without secrets."""

@@ -13,7 +13,6 @@ whose names the engine owns are left out, except ORIGIN_MESSAGE_ID. REPUBLISHED_
 queue offset of the dead letter.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -32,7 +31,6 @@ from rmq_spark.store.cluster.namespace import unwrap_name
 from rmq_spark.store.cluster.offset_commits import OffsetCommits
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.sender import Sender, SendTerms
-from rmq_spark.store.cluster.sink import WAIT_MS
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import NotFoundError, OptionError, RmqError, StoreChangedError
 from rmq_spark.store.format.batch_items import (
@@ -108,8 +106,7 @@ class _Republishing:
     ) -> None:
         self._backend, self._terms, self._namespace = backend, terms, address.namespace
         self._commits = None if noted is None else OffsetCommits(backend, noted)
-        wait_ms = address.broker_down_timeout_ms
-        self._send_terms = SendTerms(WAIT_MS if wait_ms is None else wait_ms or math.inf, repeats_unknown=True)
+        self._send_terms = SendTerms(address.write_wait_ms, repeats_unknown=True)
         self._routes = WriteRoutes(backend.client, monotonic_ms, NewTopics(is_allowed=False))
         self._encoder = ItemEncoder(BodyRules(), lambda _: None)
         self._router = BrokerRouter(self._queues_of, now_ms())

@@ -7,7 +7,6 @@ message only one is sent. Only if the commit itself is repeated, or an answer is
 The receipt of a task has about 200 bytes for each row, and the content of rows whose message has expired.
 """
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.send_back import BackRow, Identity, RowCheck, log_errors, send_checked
-from rmq_spark.store.cluster.sink import WAIT_MS
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
@@ -95,8 +93,7 @@ class ClusterSendBackSink:
         """Return a client, and what it calls brokers with, until `held` is closed."""
         client = held.enter_context(borrowed_client(self.address))
         routes = WriteRoutes(client, monotonic_ms, _NO_TOPICS)
-        wait_ms = self.address.broker_down_timeout_ms
-        calls = BrokerCalls(client, routes, WAIT_MS if wait_ms is None else wait_ms or math.inf, monotonic_ms)
+        calls = BrokerCalls(client, routes, self.address.write_wait_ms, monotonic_ms)
         return Connected(routes, calls, RowCheck(client, routes, calls, self.terms, now_ms()))
 
 

@@ -10,7 +10,6 @@ a row names, each task asks for its queues once.
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -33,7 +32,6 @@ from rmq_spark.store.format.content_ids import ContentIds
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import check_sent_topic
 
-WAIT_MS = 300_000  # the default of brokerDownTimeout for writes
 MOVED_AFTER_MS = 10_000  # a restart or a short fault of a broker must not change the order of rows
 
 
@@ -112,9 +110,7 @@ class ClusterSink:
     @property
     def send_terms(self) -> SendTerms:
         """How a task deals with brokers that are away."""
-        wait_ms: float | None = self.address.broker_down_timeout_ms
-        wait_ms = WAIT_MS if wait_ms is None else wait_ms or math.inf
-        return SendTerms(wait_ms, repeats_unknown=True, moved_after_ms=MOVED_AFTER_MS)
+        return SendTerms(self.address.write_wait_ms, repeats_unknown=True, moved_after_ms=MOVED_AFTER_MS)
 
     def open_routes(self, held: ExitStack, token: str | None) -> "TaskRoutes":
         """Return a connected client and the routes of a task, until `held` is closed."""
