@@ -27,6 +27,7 @@ NAMES = {
     "sink": "rows through Spark into a store, over a sink that only counts; bytes to disk",
     "seek": "seeks by time and key in a hundred times the messages; the end of a topic by a condition",
     "filter": "a filter that keeps one in a hundred, over no filter; bytes of the log that it touches",
+    "listen": "a listener of 50 ms with one thread and with 20, in both models",
     "group": "an idle member of a group, polled over waiting; its wake; publishing, over Spark's own commit",
 }
 
@@ -93,7 +94,7 @@ def _measure(names: Iterable[str], data: Path, messages: int, repeats: int, paus
         from seeking import measure_seeking
 
         yield from measure_seeking(stores, messages, repeats)
-    if {"scan", "triggers", "latency", "open", "sink", "group", "seek", "filter"} & set(names):
+    if {"scan", "triggers", "latency", "open", "sink", "group", "listen", "seek", "filter"} & set(names):
         yield from _measure_in_spark(names, stores, messages, repeats, pause_s)
 
 
@@ -133,6 +134,10 @@ def _measure_in_spark(
             from latency import measure_latency
 
             yield from measure_latency(spark, stores, messages, max(repeats // 2, 3), pause_s)
+        if "listen" in names:
+            from listening import measure_listening
+
+            yield from measure_listening(spark, stores, repeats)
         if "group" in names:
             from grouping import measure_groups
 

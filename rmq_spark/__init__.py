@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rmq_spark.consuming import consume
+    from rmq_spark.consuming import consume, listener_progress
     from rmq_spark.datasource.spark.listener import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
     from rmq_spark.parsing import parse
@@ -114,6 +114,7 @@ __all__ = [
     "group_offsets",
     "groups",
     "import_parquet",
+    "listener_progress",
     "open_consumer",
     "open_reader",
     "open_store",
@@ -155,6 +156,7 @@ _HOMES = {
     "GroupOffsetListener": "rmq_spark.group_listeners",
     "close": "rmq_spark.store",
     "consume": "rmq_spark.consuming",
+    "listener_progress": "rmq_spark.consuming",
     "group_lag": "rmq_spark.store",
     "group_members": "rmq_spark.store",
     "group_offsets": "rmq_spark.store",

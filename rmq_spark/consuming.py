@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
@@ -14,7 +15,7 @@ from rmq_spark.datasource.options.sink_schema import check_send_back_schema
 from rmq_spark.datasource.options.subscription import spelled_topics
 from rmq_spark.datasource.options.write_options import SendBackOptions
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
-from rmq_spark.datasource.spark.listener import CONCURRENTLY, ORDERLY, ConsumeContext, ListenerTerms
+from rmq_spark.datasource.spark.listener import CONCURRENTLY, ORDERLY, THREADS, ConsumeContext, ListenerTerms
 from rmq_spark.datasource.spark.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
 from rmq_spark.store.argument_checks import check_place
 from rmq_spark.store.backend import BROKER_NAME, Capability, Location
@@ -26,9 +27,16 @@ from rmq_spark.store.places import locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from rmq_spark.datasource.spark.batch_counts import BatchCounts
+    from rmq_spark.datasource.spark.listener_sink import ListenerJob
 
 # DefaultMQPushConsumer#maxReconsumeTimes (4.9, 5.3): -1 means 16, or no limit for orderly listeners.
 _MAX_RECONSUME_TIMES = {CONCURRENTLY: 16, ORDERLY: -1}
+# DefaultMQPushConsumer#consumeTimeout: 15 minutes. ProcessQueue#cleanExpiredMsg leaves orderly consumers out.
+_TIMEOUT_S = {CONCURRENTLY: 900.0, ORDERLY: math.inf}
+_MOST_THREADS = 1_000  # DefaultMQPushConsumerImpl#checkConfig
 # The steps of a query plan that keep rows in their partition and order. An orderly listener allows no others.
 _IN_ORDER = {
     "StreamingRelationV2",
@@ -40,6 +48,7 @@ _IN_ORDER = {
     "CollectMetrics",
 }
 _EXPIRED_ORIGINALS = _ERROR, _RESEND = ("error", "resend")
+_counts: "dict[str, BatchCounts]" = {}  # of the queries that this process started, by run id
 _PLACES = {option.name: option for option in OPTIONS if option.name in ("path", "nameServer")}
 
 
@@ -53,6 +62,7 @@ def consume(
     checkpoint_location: "str | PurePath",
     model: str = CONCURRENTLY,
     batch_size: int = 1,
+    threads: int = THREADS,
     max_reconsume_times: int | None = None,
     timeout: float | None = None,
     trigger: "str | Mapping[str, Any] | None" = None,
@@ -62,24 +72,26 @@ def consume(
 ) -> "StreamingQuery":
     """Start a streaming query that passes the rows of `df` to `listener`. Return the query.
 
-    `df` must be a stream that reads the store at `path`, or the cluster of `name_server`, with consumerGroup=`group`;
-    in a cluster also with startingOffsets=group. Spark's tasks call
-    `listener(messages, context)` with up to `batch_size` rows of one queue. The listener returns a
-    ConsumeConcurrentlyStatus (a ConsumeOrderlyStatus if `model` is "orderly"), or its name as a string. All rows of the
-    call have failed if the listener returns RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT or None, raises an
-    exception, or takes longer than `timeout` seconds.
+    `df` must be a stream that reads the store at `path`, or the cluster of `name_server`, with consumerGroup=`group`.
+    Each of Spark's tasks calls `listener(messages, context)` from up to `threads` threads, with up to `batch_size` rows
+    of one queue, so the listener must be thread-safe unless `threads` is 1. It returns a ConsumeConcurrentlyStatus (a
+    ConsumeOrderlyStatus if `model` is "orderly"), or its name as a string. All rows of the call have failed if it
+    returns RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT or None, raises an exception, or takes longer than `timeout`
+    seconds (900; None with "orderly"; math.inf for no limit). With several threads and "concurrently" such a call is
+    not waited for: it runs on, and its result is ignored.
 
     A failed row is sent back to the group's retry topic, and is delivered again later. If Spark repeats the batch, this
     is done once in a store, and perhaps again in a cluster. After `max_reconsume_times` retries (default 16) it becomes
-    a dead letter. With `model="orderly"`, which requires orderly=true on the source and is not possible in a cluster,
-    the first failed call suspends its queue, which resumes later at the failed row, without a limit unless
-    `max_reconsume_times` is set. With messageModel=broadcasting failed rows are dropped. `trigger` is a processing time
-    ("10 seconds") or a mapping of the arguments of `DataStreamWriter.trigger`.
+    a dead letter. With `model="orderly"`, which requires orderly=true on the source and is not possible in a cluster, a
+    queue has one call at a time, and the first failed call suspends its queue, which resumes later at the failed row,
+    without a limit unless `max_reconsume_times` is set. With messageModel=broadcasting failed rows are dropped.
+    `trigger` is a processing time ("10 seconds") or a mapping of the arguments of `DataStreamWriter.trigger`.
 
-    Raises OptionError before the query starts if arguments, columns or options of the source are invalid or conflict.
-    The query fails if the listener returns anything else, or if failed rows cannot be sent back.
+    Follows DefaultMQPushConsumer (4.9, 5.3). Raises OptionError before the query starts if arguments, columns or
+    options of the source are invalid or conflict. The query fails if the listener returns anything else, if failed rows
+    cannot be sent back, or if calls that take too long hold all threads for 15 minutes.
     """
-    terms = _check_terms(listener, model, batch_size, max_reconsume_times, timeout)
+    terms = _check_terms(listener, model, batch_size, threads, max_reconsume_times, timeout)
     check_retrying_group(group)
     if expired_original not in _EXPIRED_ORIGINALS:
         raise OptionError(f"expired_original={expired_original!r} is none of: {', '.join(_EXPIRED_ORIGINALS)}.")
@@ -89,13 +101,7 @@ def consume(
     source = _find_source(df)
     location = _check_source(source, path, name_server, group, model)
     _check_columns(df, location, model, resends=resends)
-    retry_topic = _find_retry_topic(df, source, group)
     _check_pickles(listener)
-    is_broadcasting = source.group is not None and source.group.is_broadcasting
-    if model == ORDERLY and not is_broadcasting:
-        _check_order(df)
-    from rmq_spark.datasource.spark.listener_sink import ListenerJob, make_sink
-
     options = SendBackOptions(
         location=location,
         group=group,
@@ -103,36 +109,112 @@ def consume(
         expired_original=expired_original,
         allow_network_store=allow_network_store,
     )
-    name = f"rmq_listener_{uuid.uuid4().hex}"
-    is_shared = source.group is not None and source.group.is_shared
-    job = ListenerJob(listener, terms, options, drops=is_broadcasting, is_shared=is_shared, retry_topic=retry_topic)
-    df.sparkSession.dataSource.register(make_sink(name, job))
-    writer = df.writeStream.format(name).outputMode("append").option("checkpointLocation", str(checkpoint_location))
+    job = _make_job(df, source, listener, terms, options)
+    writer = df.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint_location))
     if query_name is not None:
         writer = writer.queryName(query_name)
     if trigger is not None:
         writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else dict(trigger)))
-    return writer.start()
+    return _start(df, writer, job)
+
+
+def _make_job(
+    df: "DataFrame",
+    source: ReadOptions,
+    listener: Callable[[list[Any], ConsumeContext], object],
+    terms: ListenerTerms,
+    options: SendBackOptions,
+) -> "ListenerJob":
+    """Return the settings of the sink for a stream with the options `source`.
+
+    Raises OptionError if `df` may move the rows of an orderly listener, or hides the queues of retried rows.
+    """
+    from rmq_spark.datasource.spark.batch_counts import BatchCounts
+    from rmq_spark.datasource.spark.listener_sink import ListenerJob
+
+    member = source.group
+    assert member is not None
+    retry_topic = _find_retry_topic(df, source, member.group)
+    if terms.model == ORDERLY and not member.is_broadcasting:
+        _check_order(df)
+    return ListenerJob(
+        listener,
+        terms,
+        options,
+        drops=member.is_broadcasting,
+        is_shared=member.is_shared,
+        retry_topic=retry_topic,
+        listener_id=f"rmq_listener_{uuid.uuid4().hex}",
+        batch_counts=BatchCounts(df.sparkSession.sparkContext),
+    )
+
+
+def _start(df: "DataFrame", writer: "DataStreamWriter", job: "ListenerJob") -> "StreamingQuery":
+    from rmq_spark.datasource.spark.listener_sink import make_sink
+
+    df.sparkSession.dataSource.register(make_sink(job))
+    query = writer.format(job.listener_id).start()
+    assert job.batch_counts is not None
+    _counts[str(query.runId)] = job.batch_counts
+    return query
+
+
+def listener_progress(query: "StreamingQuery") -> dict[str, Any] | None:
+    """Return counts and times of a listener in the last batch with calls, in the manner of `query.lastProgress`.
+
+    `query` is the result of `consume`, in the process that called it. Returns None before the first such batch. A batch
+    is counted when Spark has reported its progress. The dict has these entries:
+
+    - `id`, `runId`, `name`: those of the query. `batchId`: that of the batch.
+    - `rows`, `calls`: rows that the listener got, and its calls. `failedRows`: rows that failed. `timedOutCalls`: calls
+      that took longer than the timeout.
+    - `rowsPerSecond`: `rows` over the time from the first call to the end of the last one.
+    - `callMs`: the time of a call in ms, as `p50`, `p95` and `max`. Percentiles are wrong by at most 5 %.
+    - `total`: the same entries, from `rows` on, of all batches since the query started. Its rate includes the time
+      between batches.
+
+    Raises OptionError for another query. Thread-safe.
+    """
+    counts = _counts.get(str(getattr(query, "runId", None)))
+    if counts is None:
+        raise OptionError(
+            f"listener_progress: {query!r} is not a query that consume() started in this process; expected one. Give "
+            "what consume() returned."
+        )
+    progress = query.lastProgress
+    found = None if progress is None else counts.report(progress.batchId)
+    return None if found is None else {"id": str(query.id), "runId": str(query.runId), "name": query.name, **found}
 
 
 def _check_terms(
-    listener: object, model: str, batch_size: int, max_reconsume_times: int | None, timeout: float | None
+    listener: object,
+    model: str,
+    batch_size: int,
+    threads: int,
+    max_reconsume_times: int | None,
+    timeout: float | None,
 ) -> ListenerTerms:
     _check_signature(listener)
     if model not in _MAX_RECONSUME_TIMES:
         raise OptionError(f'model={model!r} is none of: "{CONCURRENTLY}", "{ORDERLY}".')
     if not _is_count(batch_size, 1):
         raise OptionError(f"batch_size={batch_size!r} must be an integer ≥ 1.")
+    if not _is_count(threads, 1) or threads > _MOST_THREADS:
+        raise OptionError(f"threads={threads!r} must be an integer from 1 to {_MOST_THREADS}.")
     if max_reconsume_times is not None and not _is_count(max_reconsume_times, -1):
         raise OptionError(
             f"max_reconsume_times={max_reconsume_times!r} must be an integer ≥ 0, or None or -1 for the default of "
             'RocketMQ: 16, or no limit with model="orderly".'
         )
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        raise OptionError(f"timeout={timeout!r}. Accepted: seconds, more than 0; None for no limit.")
+        raise OptionError(
+            f"timeout={timeout!r}. Accepted: seconds, more than 0; math.inf for no limit; None for the default: 900 "
+            'seconds, or no limit with model="orderly".'
+        )
     most = max_reconsume_times if max_reconsume_times not in (None, -1) else _MAX_RECONSUME_TIMES[model]
     assert most is not None
-    return ListenerTerms(model, batch_size, most, timeout)
+    limit_s = _TIMEOUT_S[model] if timeout is None else timeout
+    return ListenerTerms(model, batch_size, most, None if limit_s == math.inf else limit_s, threads)
 
 
 def _check_signature(listener: object) -> None:
@@ -182,7 +264,7 @@ def _check_pickles(listener: object) -> None:
         raise OptionError(
             f"the listener {name} cannot be pickled: {type(error).__name__}: {error}. It runs in Spark's tasks, in "
             "other processes: locks, connections, sessions and open files stay here. Make them within the listener, at "
-            "its first call."
+            "its first call in each thread."
         ) from error
 
 

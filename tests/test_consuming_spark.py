@@ -130,7 +130,7 @@ def test_with_the_default_columns_a_call_of_merged_partitions_has_rows_of_one_qu
             file.write(f"{context.topic}/{context.queue_id} {body}\n")
         return None if context.topic == "orders" and body == "0-0" else "CONSUME_SUCCESS"
 
-    orders.run(answer, frame(), batch_size=1)
+    orders.run(answer, frame(), batch_size=1, threads=1)
     assert calls.read_text().splitlines()[0] == "orders/0 0-0"
     calls.unlink()
     time.sleep(1.1)
@@ -194,8 +194,12 @@ def test_broadcasting_drops_what_fails(orders: Orders) -> None:
         ({}, {"group": "%RETRY%billing"}, "is the name of a topic of the group"),
         ({}, {"batch_size": 0}, "batch_size=0"),
         ({}, {"batch_size": True}, "batch_size=True"),
+        ({}, {"threads": 0}, "threads=0 must be an integer from 1 to 1000"),
+        ({}, {"threads": 1001}, "threads=1001"),
+        ({}, {"threads": 2.0}, r"threads=2\.0"),
         ({}, {"max_reconsume_times": -2}, "max_reconsume_times=-2"),
         ({}, {"timeout": 0}, "timeout=0"),
+        ({}, {"timeout": float("nan")}, "timeout=nan"),
         ({}, {"expired_original": "drop"}, "error, resend"),
         (
             {"columns": "body,commitLogOffset,topic,queueId,queueOffset,reconsumeTimes"},
@@ -271,7 +275,107 @@ class Listener:
     "listener", [with_default, with_any, functools.partial(three, more=1), Listener(), Listener().consume, max]
 )
 def test_a_listener_that_takes_messages_and_context_is_not_refused(listener: Callable[..., object]) -> None:
-    assert check_terms(listener, "concurrently", 1, None, None).batch_size == 1
+    assert check_terms(listener, "concurrently", 1, 20, None, None).batch_size == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "timeout", "timeout_s"),
+    [
+        ("concurrently", None, 900.0),
+        ("orderly", None, None),
+        ("concurrently", 2.5, 2.5),
+        ("orderly", 3, 3),
+        ("concurrently", float("inf"), None),
+    ],
+)
+def test_the_timeout_is_that_of_RocketMQ_unless_it_is_given(
+    model: str, timeout: float | None, timeout_s: float | None
+) -> None:
+    assert check_terms(with_any, model, 1, 20, None, timeout).timeout_s == timeout_s
+
+
+def together(folder: Path, count: int, status: str) -> Callable[[str, ConsumeContext], str]:
+    """Return an answer for a call that first waits until `count` calls have begun, by the files that they make."""
+    at = str(folder)
+
+    def answer(body: str, context: ConsumeContext) -> str:
+        (Path(at) / body).touch()
+        until = time.monotonic() + WITHIN_S
+        while len(list(Path(at).iterdir())) < count:
+            assert time.monotonic() < until, "the calls do not run side by side"
+            time.sleep(0.01)
+        return status
+
+    return answer
+
+
+def test_calls_of_a_task_run_side_by_side_and_are_counted(orders: Orders) -> None:
+    folder = orders.folder / "calls"
+    folder.mkdir()
+    query = orders.run(together(folder, 6, "CONSUME_SUCCESS"), threads=6, query_name="counted")
+    assert orders.rows("SCHEDULE_TOPIC_XXXX", "properties") == []
+    found = rmq_spark.listener_progress(query)
+    assert found is not None
+    assert (found["id"], found["runId"], found["name"]) == (query.id, query.runId, "counted")
+    assert (found["batchId"], found["rows"], found["calls"], found["failedRows"]) == (0, 6, 6, 0)
+    assert found["callMs"]["p50"] <= found["callMs"]["p95"] <= found["callMs"]["max"]
+    assert found["rowsPerSecond"] > 0
+    assert found["total"] == {name: found[name] for name in found["total"]}
+
+
+@pytest.mark.slow
+def test_in_order_the_queues_of_a_task_run_side_by_side(orders: Orders) -> None:
+    folder = orders.folder / "calls"
+    folder.mkdir()
+    orders.store.create_topic("many", 8)  # more queues than cores
+    for queue_id in range(8):
+        orders.store.send("many", f"{queue_id}", queue_id=queue_id)
+    stream = orders.stream(subscribe="many", orderly="true")
+    found = rmq_spark.listener_progress(orders.run(together(folder, 8, "SUCCESS"), stream, model="orderly"))
+    assert found is not None
+    assert (found["rows"], found["failedRows"]) == (8, 0)
+
+
+@pytest.mark.slow
+def test_a_call_that_takes_too_long_is_sent_back_at_level_3_and_the_batch_goes_on(orders: Orders) -> None:
+    may_return = str(orders.folder / "may return")
+
+    def answer(body: str, context: ConsumeContext) -> str:
+        until = time.monotonic() + WITHIN_S
+        while body == "1-1" and not Path(may_return).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return "CONSUME_SUCCESS"
+
+    query = orders.run(answer, timeout=1.0)
+    Path(may_return).touch()
+    [waiting] = orders.rows("SCHEDULE_TOPIC_XXXX", "queueId", "properties")
+    assert waiting["queueId"] == 2, "that of delay level 3"
+    assert "has not ended, and timeout=1" in dict(waiting["properties"])["CONSUME_ERROR"]
+    found = rmq_spark.listener_progress(query)
+    assert found is not None
+    assert (found["calls"], found["failedRows"], found["timedOutCalls"]) == (6, 1, 1)
+
+
+def test_progress_is_that_of_batches_that_spark_has_reported_and_of_queries_of_consume_only(orders: Orders) -> None:
+    may_go = str(orders.folder / "may go")
+
+    def answer(body: str, context: ConsumeContext) -> str:
+        until = time.monotonic() + WITHIN_S
+        while not Path(may_go).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return "CONSUME_SUCCESS"
+
+    query = orders.consume(answer)
+    assert rmq_spark.listener_progress(query) is None
+    Path(may_go).touch()
+    assert query.awaitTermination(WITHIN_S)
+    found = rmq_spark.listener_progress(query)
+    assert found is not None
+    assert found["rows"] == 6
+    other = orders.stream().writeStream.format("noop").trigger(**NOW).start()
+    orders.queries.append(other)
+    with pytest.raises(OptionError, match=r"is not a query that consume\(\) started in this process"):
+        rmq_spark.listener_progress(other)
 
 
 def test_another_groups_retry_topic_needs_the_column_that_names_it(orders: Orders) -> None:

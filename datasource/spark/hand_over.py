@@ -108,7 +108,7 @@ class HandOver:
         A batch with a fence is left to tasks, because a task checks the fence after it has read the rows.
         """
         self._offered = None
-        if len(planned) != 1 or not isinstance(planned[0], RmqPartition) or planned[0].fence is not None:
+        if len(planned) != 1 or not isinstance(planned[0], RmqPartition) or planned[0].fences:
             return
         if sum(piece.count for piece in planned[0].pieces) * _RECORD_BYTES_MIN <= self._max_bytes:
             self._offered = planned[0]

@@ -8,6 +8,7 @@ the positions of the suspended queues in `suspended.json`.
 A query with messageModel=broadcasting sends nothing back: failed rows are logged, counted and dropped.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.options.write_options import SendBackOptions
+from rmq_spark.datasource.spark.batch_counts import BatchCounts
+from rmq_spark.datasource.spark.call_counts import CallCounts
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.listener import ORDERLY, History, Listener, ListenerTerms, QueueOutcome
 from rmq_spark.datasource.spark.listener_task import ListenerTask
@@ -43,14 +46,13 @@ class ConsumedRows(WriterCommitMessage):
     """The message that a task sends to the commit.
 
     `key` is the batch, and `receipt` that of the failed rows; None if they are dropped. `outcomes` are the orderly
-    queues that were suspended or resumed. `rows` is the number of all rows, `failures` that of the failed ones.
+    queues that were suspended or resumed. `counts` are those of the calls.
     """
 
     key: CommitKey
     receipt: Receipt | None
     outcomes: tuple[QueueOutcome, ...]
-    rows: int
-    failures: int
+    counts: CallCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class ListenerJob:
 
     `options` are those of a write with `mode=sendBack`. `drops` is whether failed rows are dropped instead of sent
     back. `is_shared` is whether the queries of the group share its queues. `retry_topic` is the group's retry topic, or
-    None if the query does not read it.
+    None if the query does not read it. `listener_id` is a name for this call of `consume`. `batch_counts` takes the
+    counts of the tasks to the process that called `consume`.
     """
 
     listener: Listener
@@ -68,6 +71,8 @@ class ListenerJob:
     drops: bool = False
     is_shared: bool = False
     retry_topic: str | None = None
+    listener_id: str = ""
+    batch_counts: BatchCounts | None = None
 
     @property
     def _suspends_queues(self) -> bool:
@@ -86,15 +91,16 @@ class ListenerJob:
         """Call the listener with the rows of a task, stage the failed rows, and return the message for the commit.
 
         Raises OptionError for an invalid answer of the listener, and every error of `stage_rows`. After an error
-        nothing is staged. If Spark repeats the task, the listener gets the same rows again.
+        nothing is staged. If Spark repeats the task, the listener gets the same rows again. When it has returned or
+        raised, no call of the listener runs any more that was not given up.
         """
         calls, receipt = self._calls(key), None
-        failed = calls.failed_batches(batches)
-        if self.drops:
-            for _ in failed:
-                pass
-        else:
-            receipt = stage_rows(failed, self.options, token, key, task)
+        with contextlib.closing(calls.failed_batches(batches)) as failed:
+            if self.drops:
+                for _ in failed:
+                    pass
+            else:
+                receipt = stage_rows(failed, self.options, token, key, task)
         if calls.failures:
             shown = "; ".join(calls.errors)
             _LOG.warning("rmq: %d of %d rows failed and %s: %s", calls.failures, calls.rows, self._fate, shown)
@@ -107,7 +113,9 @@ class ListenerJob:
                     one.suspend_ms,
                     one.error,
                 )
-        return ConsumedRows(key, receipt, tuple(calls.outcomes), calls.rows, calls.failures)
+        if self.batch_counts is not None and key.batch_id is not None:
+            self.batch_counts.add(key.batch_id, calls.counts)
+        return ConsumedRows(key, receipt, tuple(calls.outcomes), calls.counts)
 
     def commit(self, done: Sequence[ConsumedRows], key: CommitKey, now_ms: int) -> None:
         """Commit a batch: record the suspended queues, then append the failed rows to the store.
@@ -123,10 +131,10 @@ class ListenerJob:
             receipts = [message.receipt for message in done if message.receipt is not None]
             record = partial(sink.record, key, outcomes, known) if self._suspends_queues else None
             sink.commit(key, receipts, record)
-        rows, failures = sum(message.rows for message in done), sum(message.failures for message in done)
-        level = logging.WARNING if failures and self.drops else logging.INFO
+        counts = sum((message.counts for message in done), CallCounts())
+        level = logging.WARNING if counts.failed_rows and self.drops else logging.INFO
         stopped = sum(one is not None for one in outcomes.values())
-        _LOG.log(level, "rmq: %s: %d rows, %d failed, %d queues stopped", key, rows, failures, stopped)
+        _LOG.log(level, "rmq: %s: %s; %d queues stopped", key, counts, stopped)
 
     def _calls(self, key: CommitKey) -> ListenerTask:
         """Return the calls of one attempt of a task. Each attempt reads the suspended queues from the store."""
@@ -146,18 +154,19 @@ class ListenerJob:
             drops=self.drops,
             resends=resends,
             retry_topic=self.retry_topic,
+            listener_id=self.listener_id,
         )
 
 
-def make_sink(name: str, job: ListenerJob) -> type[DataSource]:
-    """Return a new sink class. The caller must register it, so that `format(name)` finds it."""
+def make_sink(job: ListenerJob) -> type[DataSource]:
+    """Return a new sink class with the name `job.listener_id`. The caller must register it for `format`."""
 
     class ListenerSink(DataSource):
         """A sink that calls a listener."""
 
         @classmethod
         def name(cls) -> str:
-            return name
+            return job.listener_id
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
             return ListenerWriter(job, None if job.drops else job.options.sink().prepare())

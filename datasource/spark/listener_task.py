@@ -2,8 +2,9 @@
 
 Invariants:
 
-- The listener gets the rows of a queue in their order.
-- Memory depends on the size of a piece of rows (PIECE_ROWS), not on the number of rows or failures.
+- The calls begin in the order of the rows. With the model "orderly" a queue has one call at a time.
+- Memory depends on the limits in `listener_calls`, not on the number of rows or failures.
+- The failed rows come in the order of the rows, whichever call ended first.
 - A row is sent back as the source delivered it, without changes that the listener made to it.
 
 `values_of` converts Arrow columns to Python values for the listener, and never fails. Arrow's own conversion fails for
@@ -11,9 +12,10 @@ a time that Python's datetime cannot represent, which a producer may have writte
 time zones that Python does not know; Spark has the zone names of Java.
 """
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -21,6 +23,8 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_spark.datasource.spark.call_counts import CallCounts
+from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.listener import (
     ORDERLY,
     Caller,
@@ -30,9 +34,8 @@ from rmq_spark.datasource.spark.listener import (
     ListenerTerms,
     Message,
     QueueOutcome,
-    consume_concurrently,
-    consume_orderly,
 )
+from rmq_spark.datasource.spark.listener_calls import ListenerCalls
 from rmq_spark.store.backend import BROKER_NAME, COPY_TIMES
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
@@ -138,11 +141,12 @@ Failed = tuple[Failure, pa.RecordBatch, int]
 class ListenerTask:
     """The calls of the listener in one task. Iterate `failed_batches` to make them.
 
-    After that, `outcomes` has the orderly queues that were suspended or resumed, `rows` is the number of all rows, and
-    `failures` is the number of failed rows. `make_row` gets the names of the columns, and returns a function that makes
-    a row from the values of these columns. `drops` is whether failed rows are dropped; then the listener is called as
-    with the model "concurrently". `resends` is whether failed rows keep RESENT_COLUMNS. `retry_topic` is the group's
-    retry topic, or None if the query does not read it.
+    After that, `outcomes` has the orderly queues that were suspended or resumed, `rows` is the number of all rows,
+    `failures` is the number of rows to send back, and `counts` has the counts and times of the calls. `make_row` gets
+    the names of the columns, and returns a function that makes a row from the values of these columns. `drops` is
+    whether failed rows are dropped; then no queue is suspended. `resends` is whether
+    failed rows keep RESENT_COLUMNS. `retry_topic` is the group's retry topic, or None if the query does not read it.
+    `listener_id` is a name of the listener, the same in all tasks. `monotonic_s` and `now_ms` are clocks.
     """
 
     def __init__(
@@ -155,53 +159,64 @@ class ListenerTask:
         drops: bool = False,
         resends: bool = False,
         retry_topic: str | None = None,
+        listener_id: str = "",
         monotonic_s: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._listener, self._terms, self._make_row = listener, terms, make_row
-        self._histories, self._drops, self._monotonic_s = histories, drops, monotonic_s
-        self._retry_topic = retry_topic
+        self._histories, self._drops, self._monotonic_s, self._now_ms = histories, drops, monotonic_s, now_ms
+        self._retry_topic, self._listener_id = retry_topic, listener_id
         # Columns that are not sent are left out: unless `resends`, the query may have replaced them by its own.
         self._kept = {*PLACE_COLUMNS, *TOPIC_COLUMNS, BROKER_NAME, *(RESENT_COLUMNS if resends else ())}
         self.outcomes: list[QueueOutcome] = []
         self.rows = self.failures = 0
+        self.counts = CallCounts()
         self.errors: list[str] = []  # the first errors, for the log
 
-    def failed_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def failed_batches(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """Call the listener with all rows. Yield the failed rows, with the columns that `mode=sendBack` accepts.
 
-        Raises OptionError for an invalid answer of the listener, and for a row that does not identify a message.
+        Raises OptionError for an invalid answer of the listener, and for a row that does not identify a message. When
+        it has ended or was closed, no call runs any more that was not given up.
         """
         pending: list[Failed] = []
-        for failure in self._failures(batches):
-            self.failures += 1
-            if len(self.errors) < 3:
-                self.errors.append(f"{failure.message.queue}, queue offset {failure.message.offset}: {failure.error}")
-            piece, row = failure.message.source
-            if pending and pending[0][1] is not piece:
-                yield _batch_of(pending, self._kept)
-                pending = []
-            pending.append((failure, piece, row))
+        with contextlib.closing(self._failures(batches)) as failures:
+            for failure in failures:
+                self.failures += 1
+                if len(self.errors) < 3:
+                    where = f"{failure.message.queue}, queue offset {failure.message.offset}"
+                    self.errors.append(f"{where}: {failure.error}")
+                piece, row = failure.message.source
+                if pending and pending[0][1] is not piece:
+                    yield _batch_of(pending, self._kept)
+                    pending = []
+                pending.append((failure, piece, row))
         if pending:
             yield _batch_of(pending, self._kept)
 
-    def _failures(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Failure]:
+    def _failures(self, batches: Iterable[pa.RecordBatch]) -> Generator[Failure]:
         batches = iter(batches)
         first = next(batches, None)
         if first is None:
             return
         names = first.schema.names
         caller = Caller(self._listener, self._terms, self._make_row(names), self._monotonic_s)
+        calls = ListenerCalls(caller, self._terms, self.counts, self._listener_id, self._monotonic_s)
         messages = self._messages(_chained(first, batches))
+        self.counts.begin_ms = self._now_ms()
         if self._terms.model != ORDERLY or self._drops:
-            yield from consume_concurrently(messages, caller, self._terms)
-            return
-        times_at = names.index("reconsumeTimes")
-        found = consume_orderly(_in_order(messages), caller, self._terms, self._histories, times_at)
-        for one in found:
-            if isinstance(one, QueueOutcome):
-                self.outcomes.append(one)
-            else:
-                yield one
+            yield from calls.concurrently(messages, is_in_order=self._terms.model == ORDERLY)
+        else:
+            yield from self._orderly(calls, _in_order(messages), names.index("reconsumeTimes"))
+        self.counts.end_ms = self._now_ms()
+
+    def _orderly(self, calls: ListenerCalls, messages: Iterable[Message], times_at: int) -> Iterator[Failure]:
+        with contextlib.closing(calls.orderly(messages, self._histories, times_at)) as found:
+            for one in found:
+                if isinstance(one, QueueOutcome):
+                    self.outcomes.append(one)
+                else:
+                    yield one
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
         queue: QueueKey | None = None
@@ -211,6 +226,7 @@ class ListenerTask:
                 _check_identified(piece)
                 columns = [values_of(column) for column in piece.columns]
                 named = dict(zip(piece.schema.names, columns, strict=True))
+                size_bytes = piece.nbytes // piece.num_rows
                 topics = _physical_topics(piece, self._retry_topic)
                 brokers = [name or "" for name in named.get(BROKER_NAME, [""] * piece.num_rows)]
                 places = zip(
@@ -222,7 +238,7 @@ class ListenerTask:
                     if queue is None or (queue.topic, queue.queue_id, queue.broker) != (topic, queue_id, broker):
                         queue = QueueKey(topic, queue_id, broker)
                     self.rows += 1
-                    yield Message(values, queue, offset, times, (piece, row))
+                    yield Message(values, queue, offset, times, (piece, row), size_bytes)
 
 
 def _topic_column(piece: pa.RecordBatch) -> str:

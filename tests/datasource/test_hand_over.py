@@ -251,7 +251,7 @@ def test_batch_with_too_many_messages_is_not_measured(store: "GrowingStore", que
 def test_batch_with_a_fence_is_left_to_tasks(store: "GrowingStore", query_on: QueryOn) -> None:
     batch = next_batch(query_on(store.path, **ON, consumerGroup="billing", fenceLostQueues="true"))
     assert len(batch.partitions) == 1
-    assert batch.partitions[0].fence is not None
+    assert batch.partitions[0].fences
     assert batch.rows is None
 
 

@@ -21,11 +21,9 @@ from rmq_spark.datasource.spark.listener import (
     Message,
     QueueOutcome,
     acknowledged,
-    consume_concurrently,
-    consume_orderly,
-    cut_calls,
-    exhausted,
 )
+from rmq_spark.datasource.spark.listener_calls import ListenerCalls, cut_calls
+from rmq_spark.datasource.spark.orderly_queues import exhausted
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 
@@ -62,8 +60,8 @@ def caller(listener: Callable[..., object], terms: ListenerTerms, clock: Clock |
 
 
 def concurrently(listener: Callable[..., object], given: list[Message], **terms: Any) -> list[Failure]:
-    chosen = ListenerTerms(CONCURRENTLY, **terms)
-    return list(consume_concurrently(given, caller(listener, chosen), chosen))
+    chosen = ListenerTerms(CONCURRENTLY, **{"threads": 1, **terms})
+    return list(ListenerCalls(caller(listener, chosen), chosen).concurrently(given))
 
 
 def orderly(
@@ -73,8 +71,8 @@ def orderly(
     **terms: Any,
 ) -> tuple[list[tuple[int, int]], list[QueueOutcome]]:
     """Return offset and delay level of each row that is sent back, and the outcomes."""
-    chosen = ListenerTerms(ORDERLY, **{"max_reconsume_times": -1, **terms})
-    found = list(consume_orderly(given, caller(listener, chosen), chosen, histories or {}, 1))
+    chosen = ListenerTerms(ORDERLY, **{"max_reconsume_times": -1, "threads": 1, **terms})
+    found = list(ListenerCalls(caller(listener, chosen), chosen).orderly(given, histories or {}, 1))
     sent = [(one.message.offset, one.delay_level) for one in found if isinstance(one, Failure)]
     return sent, [one for one in found if isinstance(one, QueueOutcome)]
 
@@ -176,9 +174,10 @@ def test_a_call_that_took_longer_than_the_timeout_failed_when_it_returns() -> No
         clock.now_s += 5.0 if rows[0].offset == 1 else 4.999
         return DONE
 
-    terms = ListenerTerms(timeout_s=4.9995)
-    failed = list(consume_concurrently(messages(3), caller(listen, terms, clock), terms))
-    assert [(one.message.offset, one.error) for one in failed] == [(1, "it took 5.000 s, and timeout=4.9995")]
+    terms = ListenerTerms(timeout_s=4.9995, threads=1)
+    [failed] = ListenerCalls(caller(listen, terms, clock), terms).concurrently(messages(3))
+    assert (failed.message.offset, failed.error) == (1, "it took 5.000 s, and timeout=4.9995")
+    assert failed.delay_level == 3, "ProcessQueue#cleanExpiredMsg"
     assert seen == [0, 1, 2]
 
 
@@ -382,7 +381,8 @@ def test_a_dead_letter_in_order_says_how_often_its_message_was_tried_anew(
 ) -> None:
     terms = ListenerTerms(ORDERLY, max_reconsume_times=limit)
     given = messages(1, times=[3])  # it had been sent back before it came into this queue
-    found = consume_orderly(given, caller(lambda rows, context: None, terms), terms, {ONE: history}, 1)
+    calls = ListenerCalls(caller(lambda rows, context: None, terms), terms)
+    found = calls.orderly(given, {ONE: history}, 1)
     assert [one.copy_times for one in found if isinstance(one, Failure)] == [copy_times]
 
 

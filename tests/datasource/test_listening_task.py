@@ -1,9 +1,13 @@
 """A listener task on Arrow rows: calls of the listener, and unchanged rows to send back."""
 
+import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
@@ -50,7 +54,8 @@ def run(
     resends: bool = False,
     **terms: Any,
 ) -> tuple[ListenerTask, list[pa.RecordBatch]]:
-    task = ListenerTask(listener, ListenerTerms(**terms), make_row, histories or {}, drops=drops, resends=resends)
+    chosen = ListenerTerms(**{"threads": 1, **terms})
+    task = ListenerTask(listener, chosen, make_row, histories or {}, drops=drops, resends=resends)
     return task, list(task.failed_batches(batches))
 
 
@@ -154,6 +159,60 @@ def test_a_broadcasting_query_counts_what_failed_and_goes_on_in_order_too() -> N
     assert (seen, task.failures, task.outcomes) == ([0, 1, 2], 3, [])
 
 
+def test_a_broadcasting_query_in_order_calls_a_queue_once_at_a_time_and_queues_side_by_side() -> None:
+    running, seen = set[int](), list[tuple[int, int]]()
+    together = threading.Barrier(2)
+
+    def listen(messages: list[Any], context: ConsumeContext) -> None:
+        assert context.queue_id not in running
+        running.add(context.queue_id)
+        if messages[0].queueOffset == 0:
+            together.wait(60)
+        time.sleep(0.001)
+        seen.append((context.queue_id, messages[0].queueOffset))
+        running.remove(context.queue_id)
+
+    task, _ = run(listen, rows(20), rows(20, queue_id=1), drops=True, model=ORDERLY, threads=4)
+    assert [task.failures, task.errors[0]] == [40, "%RETRY%billing/0, queue offset 0: it returned None"]
+    for queue_id in (0, 1):
+        assert [offset for one, offset in seen if one == queue_id] == list(range(20))
+
+
+def test_what_fails_in_threads_goes_back_in_the_order_of_the_rows() -> None:
+    def listen(messages: list[Any], context: ConsumeContext) -> str | None:
+        time.sleep(messages[0].queueOffset % 5 / 5000)
+        return None if messages[0].queueOffset % 3 == 0 else "CONSUME_SUCCESS"
+
+    batches = rows(100), rows(100, queue_id=1), rows(100, first=100)
+    one, expected = run(listen, *batches)
+    several, failed = run(listen, *batches, threads=8)
+    assert failed == expected
+    assert (several.rows, several.failures, several.errors) == (one.rows, one.failures, one.errors) == (300, 101, ANY)
+    assert (several.counts.rows, several.counts.calls, several.counts.failed_rows) == (300, 300, 101)
+
+
+def test_calls_have_ended_when_what_failed_is_no_more_asked_for() -> None:
+    running: set[int] = set()
+
+    def listen(messages: list[Any], context: ConsumeContext) -> None:
+        running.add(messages[0].queueOffset)
+        time.sleep(0.005)
+        running.remove(messages[0].queueOffset)
+
+    task = ListenerTask(listen, ListenerTerms(threads=4), make_row, {})
+    batches = (rows(10, first=first) for first in range(0, 10**6, 10))
+    with closing(task.failed_batches(batches)) as failed:
+        assert offsets([next(failed)]) == list(range(10))
+    assert running == set()
+
+
+def test_the_time_of_a_tasks_calls_is_told() -> None:
+    times = iter([1_000, 3_500])
+    task = ListenerTask(failing(), ListenerTerms(threads=1), make_row, {}, now_ms=lambda: next(times))
+    assert list(task.failed_batches([rows(5)])) == []
+    assert (task.counts.begin_ms, task.counts.end_ms, task.counts.rows_per_s) == (1_000, 3_500, 2.0)
+
+
 def test_in_order_a_queue_stops_and_says_where_it_goes_on() -> None:
     seen = []
 
@@ -237,7 +296,7 @@ def queues_of(*batches: pa.RecordBatch, retry_topic: str | None, **terms: Any) -
         seen.append((context.topic, context.queue_id, [row.queueOffset for row in messages]))
         return "CONSUME_SUCCESS"
 
-    task = ListenerTask(listen, ListenerTerms(**terms), make_row, {}, retry_topic=retry_topic)
+    task = ListenerTask(listen, ListenerTerms(**terms, threads=1), make_row, {}, retry_topic=retry_topic)
     assert list(task.failed_batches(batches)) == []
     return seen
 

@@ -49,6 +49,7 @@ class Life:
     model: str
     batch_size: int
     max_times: int
+    threads: int = 1  # with several a seed gives another life each time
     fail_chance: float = 0.3
     death_chance: float = 0.1
     given: list[tuple[int, int]] = field(default_factory=list)  # queue id and offset, as the listener got them
@@ -170,7 +171,7 @@ class Life:
             yield from (batch.slice(first, 2) for first in range(0, batch.num_rows, 2))
 
     def job(self) -> ListenerJob:
-        terms = ListenerTerms(self.model, self.batch_size, self.max_times)
+        terms = ListenerTerms(self.model, self.batch_size, self.max_times, threads=self.threads)
         times = self.max_times if self.model == "concurrently" else None
         options = SendBackOptions(location=StoreDirectory(str(self.path)), group="g", max_reconsume_times=times)
         return ListenerJob(self.listen, terms, options)
@@ -217,6 +218,7 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 20])
 @pytest.mark.parametrize(
     ("seed", "batch_size", "max_times", "group_stands_at"),
     [
@@ -232,9 +234,10 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
     ],
 )
 def test_in_order_every_row_is_processed_or_a_dead_letter_and_none_before_the_one_ahead_of_it(
-    tmp_path: Path, deadly: list[Life], seed: int, batch_size: int, max_times: int, group_stands_at: int
+    tmp_path: Path, deadly: list[Life], seed: int, batch_size: int, max_times: int, group_stands_at: int, threads: int
 ) -> None:
-    life = make_life(tmp_path / "store", seed, model="orderly", batch_size=batch_size, max_times=max_times)
+    terms = {"batch_size": batch_size, "max_times": max_times, "threads": threads}
+    life = make_life(tmp_path / "store", seed, model="orderly", **terms)
     if group_stands_at:  # as an earlier query of the group left it
         with rmq_spark.open_consumer(life.path, "g") as consumer:
             for queue_id in range(QUEUES):
@@ -256,11 +259,12 @@ def test_in_order_every_row_is_processed_or_a_dead_letter_and_none_before_the_on
     life.stop()
 
 
+@pytest.mark.parametrize("threads", [1, 20])
 @pytest.mark.parametrize("seed", [0, 1, 105])
 def test_concurrently_every_row_is_processed_or_sent_back_once_for_each_batch(
-    tmp_path: Path, deadly: list[Life], seed: int
+    tmp_path: Path, deadly: list[Life], seed: int, threads: int
 ) -> None:
-    life = make_life(tmp_path / "store", seed, model="concurrently", batch_size=2, max_times=0)
+    life = make_life(tmp_path / "store", seed, model="concurrently", batch_size=2, max_times=0, threads=threads)
     deadly.append(life)
     life.run(40)
     life.dying, life.fail_chance = False, 0.0

@@ -1,10 +1,11 @@
 """One driver whose query gives the messages of a group to a listener that fails, until it is killed or told to stop.
 
-    python consumer_life.py MASTER STORE NOTES CHECKPOINT STOP MODEL
+    python consumer_life.py MASTER STORE NOTES CHECKPOINT STOP MODEL THREADS
 
-The listener fails at random, and always for bodies that begin with "bad". It adds lines to the file NOTES: "given
-<queue id> <queue offset> <topic> <key> <ms since the epoch>" for each row, and "done …" for those that it did not
-fail. Prints "started", and "stopped" when a file STOP has appeared.
+A call of the listener takes up to 20 ms, and THREADS calls of a task run at the same time. The listener fails at
+random, and always for bodies that begin with "bad". It adds lines to the file NOTES: "given <queue id> <queue offset>
+<topic> <key> <ms since the epoch>" for each row, and "done …" for those that it did not fail. Prints "started", and
+"stopped" when a file STOP has appeared.
 """
 
 import os
@@ -20,7 +21,7 @@ from rmq_spark.store.disk.clock import wall_clock_ms
 GROUP = "crew"
 
 
-def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model: str) -> None:
+def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model: str, threads: str) -> None:
     """Consume until told to stop."""
     conf = {"spark.log.level": "ERROR", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     spark = rmq_spark.session("consumer", master=master, conf=conf)
@@ -37,6 +38,7 @@ def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model:
         context.suspend_ms = 10
         for row in rows:
             note("given", row)
+        time.sleep(random.random() * 0.02)
         if rows[0].body.startswith(b"bad") or random.random() < 0.1:
             return None
         for row in rows:
@@ -46,9 +48,8 @@ def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model:
     options = {"subscribe": "orders", "columns": "*", "consumerGroup": GROUP, "startingOffsets": "earliest"}
     options |= {"orderly": "true"} if model == "orderly" else {}
     frame = spark.readStream.format("rmq").options(**options, maxOffsetsPerQueue="25", longPollingMs="200").load(store)
-    query = rmq_spark.consume(
-        frame, listen, path=store, group=GROUP, checkpoint_location=checkpoint, model=model, max_reconsume_times=2
-    )
+    place = {"path": store, "group": GROUP, "checkpoint_location": checkpoint}
+    query = rmq_spark.consume(frame, listen, **place, model=model, max_reconsume_times=2, threads=int(threads))
     print("started", flush=True)
     while query.isActive and not Path(stop).exists():
         time.sleep(0.01)

@@ -1,5 +1,5 @@
-"""A driver whose listener fails is killed again and again: every message is processed or a dead letter, none is sent
-back twice, and in order none comes before the one ahead of it.
+"""A driver whose listener fails, or its workers, are killed again and again: every message is processed or a dead
+letter, none is sent back twice, and in order none comes before the one ahead of it.
 """
 
 import time
@@ -23,6 +23,8 @@ QUEUES = 2
 LEVELS = " ".join(["1s"] * 18)
 ROWS_A_BATCH = 25 * (QUEUES + 1)  # of consumer_life.py, the queue of retries too
 WITHIN_S = 600
+MASTER = "local[2,100]"  # a task is repeated when its worker was killed
+DRIVER, WORKERS = "driver", "workers"
 
 
 def feed(path: Path, messages: int) -> set[str]:
@@ -66,7 +68,8 @@ class Note(NamedTuple):
 
 def read_notes(path: Path) -> list[Note]:
     """Return what the listeners noted, in the order in which they did."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()  # a line may be written just now
     parts = [line.split() for line in lines]
     return [
         Note(word, int(queue_id), int(offset), topic, key, int(time_ms))
@@ -96,33 +99,48 @@ def check_retries(retries: list[dict[str, Any]]) -> None:
     assert [copy for copy, count in copies.items() if count > 1] == []
 
 
-def run_consumers(start: Start, folder: Path, seed: int, model: str, messages: int, kills: int) -> None:
-    """Kill the driver `kills` times, and let the last one finish."""
+def run_consumers(
+    start: Start, folder: Path, seed: int, model: str, messages: int, kills: int, threads: int = 1, victim: str = DRIVER
+) -> None:
+    """Kill the driver, or one of its Python workers, `kills` times, and let the last driver finish."""
     random, path = Random(seed), folder / "store"
     keys = feed(path, messages)
     notes, stop = folder / "notes", folder / "stop"
-    arguments = [str(path), str(notes), str(folder / "checkpoint"), str(stop), model]
+    arguments = [str(path), str(notes), str(folder / "checkpoint"), str(stop), model, str(threads)]
+    life: Life | None = None
 
     def is_over() -> bool:
         return {note.key for note in read_notes(notes) if note.word == "done"} | set(
             read_keys(path, "%DLQ%crew")
         ) == keys
 
+    def restarted() -> "Life":
+        """Return the driver that runs, or a new one."""
+        if life is not None and life.wait(0) is None:
+            return life
+        made = start("consumer_life.py", MASTER, *arguments)
+        assert made.wait_for("started", WITHIN_S), made.log.read_text(errors="replace")
+        return made
+
     for _ in range(kills):
-        life = start("consumer_life.py", "local[2]", *arguments)
-        assert life.wait_for("started", WITHIN_S), life.log.read_text(errors="replace")
+        life = restarted()
         seen = len(read_notes(notes))
+        wanted = seen + random.randrange(1, messages // 4)
         until = time.monotonic() + WITHIN_S
-        while len(read_notes(notes)) < seen + random.randrange(1, messages // 4) and not is_over():
+        while len(read_notes(notes)) < wanted and not is_over() and life.wait(0) is None:
             assert time.monotonic() < until, life.log.read_text(errors="replace")
             time.sleep(0.01)
-        time.sleep(random.random())
-        life.end()
-    life = start("consumer_life.py", "local[2]", *arguments)
+        if victim == DRIVER:
+            time.sleep(random.random())
+            life.end()
+        else:  # at once: the calls run now
+            life.kill(random.sample(workers, 1) if (workers := life.members("python", "worker_daemon")) else [])
     until = time.monotonic() + WITHIN_S
     while not is_over():
+        life = restarted()
         assert time.monotonic() < until, life.log.read_text(errors="replace")
         time.sleep(0.1)
+    life = restarted()
     stop.touch()
     assert life.wait_for("stopped", WITHIN_S), life.log.read_text(errors="replace")
     noted, letters = read_notes(notes), read_rows(path, "%DLQ%crew", "keys", "storeTimestamp")
@@ -171,14 +189,24 @@ def test_the_check_of_retries_sees_a_copy_that_came_twice() -> None:
 
 
 @pytest.mark.torture(minutes=1.5)
+@pytest.mark.parametrize("threads", [1, 20])
 @pytest.mark.parametrize("model", ["concurrently", "orderly"])
 def test_a_listener_that_fails_in_a_driver_that_is_killed(
-    start: Start, tmp_path: Path, run_seed: int, model: str
+    start: Start, tmp_path: Path, run_seed: int, model: str, threads: int
 ) -> None:
-    run_consumers(start, tmp_path, run_seed, model, 60, 2)
+    run_consumers(start, tmp_path, run_seed, model, 60, 2, threads)
+
+
+@pytest.mark.torture(minutes=5)
+@pytest.mark.parametrize("threads", [1, 20])
+@pytest.mark.parametrize("model", ["concurrently", "orderly"])
+def test_a_listener_that_fails_in_a_driver_that_is_killed_ten_times(
+    start: Start, tmp_path: Path, model: str, threads: int
+) -> None:
+    run_consumers(start, tmp_path, 1, model, 1_000, 10, threads)
 
 
 @pytest.mark.torture(minutes=5)
 @pytest.mark.parametrize("model", ["concurrently", "orderly"])
-def test_a_listener_that_fails_in_a_driver_that_is_killed_ten_times(start: Start, tmp_path: Path, model: str) -> None:
-    run_consumers(start, tmp_path, 1, model, 1_000, 10)
+def test_a_listener_in_threads_of_workers_that_are_killed_ten_times(start: Start, tmp_path: Path, model: str) -> None:
+    run_consumers(start, tmp_path, 2, model, 1_000, 10, 20, WORKERS)

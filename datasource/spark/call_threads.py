@@ -1,0 +1,255 @@
+"""Threads that make the calls of a task's listener, like ConsumeMessageConcurrentlyService#consumeExecutor (4.9, 5.3).
+
+- The task's own thread reads rows and takes the failures; it makes no calls. `ThreadStack` has the other threads. They
+  live as long as the process, so what a listener keeps for each thread is still there in the next batch.
+- When `failures` ends, in whatever way, no call runs that was not given up, and none begins afterwards.
+- A call that was given up runs on. Python cannot end a thread, and RocketMQ does not either. It keeps its thread until
+  it returns, also in later batches, so a listener never has more threads in a process than it asked for. If that
+  leaves no thread for 15 minutes, the task fails. Spark then ends the process, with these calls.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+
+from rmq_spark.datasource.spark.call_window import Call, CallWindow
+from rmq_spark.datasource.spark.listener import Answer, Caller, Failure
+from rmq_spark.store.errors import OptionError
+
+_LOG = logging.getLogger("rmq_spark")
+
+HUNG_S = 900.0  # so long a task waits for a thread if calls that were given up keep all of them
+_LOOK_S = 1.0  # so often it looks for one
+_Inbox = SimpleQueue[Callable[[], None]]
+
+
+class ThreadStack:
+    """Threads that wait for work. The one that worked last gets the next work. Thread-safe.
+
+    `kept` is the number of threads, for each listener, that calls keep which were given up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[threading.Thread, _Inbox]] = []
+        self._kept: Counter[str] = Counter()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Call `work`, which must not raise, in a thread. Raises RuntimeError if no thread can start."""
+        with self._lock:
+            inbox = None
+            while self._idle and inbox is None:
+                thread, found = self._idle.pop()
+                inbox = found if thread.is_alive() else None  # a fork copies no other threads
+        if inbox is None:
+            inbox = SimpleQueue()
+            threading.Thread(target=self._serve, args=(inbox,), name="rmq listener", daemon=True).start()
+        inbox.put(work)
+
+    def _serve(self, inbox: _Inbox) -> None:
+        while True:
+            inbox.get()()
+            with self._lock:
+                self._idle.append((threading.current_thread(), inbox))
+
+    def keep(self, listener_id: str, count: int) -> None:
+        """Count `count` more threads as kept by calls of this listener; -1 for a call that returned."""
+        with self._lock:
+            self._kept[listener_id] += count
+
+    def kept(self, listener_id: str) -> int:
+        """Return the number of threads that calls of this listener keep, of this task and of earlier ones."""
+        with self._lock:
+            return self._kept[listener_id]
+
+
+_STACK = ThreadStack()
+
+
+class CallThreads:
+    """The calls of one task, in `window.threads` threads at most. `failures` may be called once.
+
+    `listener_id` is a name of the listener, the same in each task of its query. `monotonic_s` is a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        window: CallWindow,
+        listener_id: str,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        stack: ThreadStack = _STACK,
+        hung_s: float = HUNG_S,
+    ) -> None:
+        self._caller, self._window, self._listener_id = caller, window, listener_id
+        self._monotonic_s, self._stack, self._hung_s = monotonic_s, stack, hung_s
+        self._lock = threading.Lock()
+        self._has_call = threading.Condition(self._lock)  # or the end has come
+        self._has_changed = threading.Condition(self._lock)  # for the task's own thread
+        self._awaited: Callable[[], bool] | None = None
+        self._is_closed = self._is_short = False
+        self._threads = 0
+        self._idle = self._coming = 0  # of these: those that wait for a call; those that were woken or started for one
+        self._hung_since_s: float | None = None
+
+    def failures(self, calls: Iterable[Call]) -> Iterator[Failure]:
+        """Make the calls, and yield the failures in their order.
+
+        Raises the error of the first call that raised one, and errors of `calls`. Raises OptionError if calls that were
+        given up keep all threads for 15 minutes.
+        """
+        window = self._window
+        try:
+            for call in calls:
+                with self._lock:
+                    window.add(call)
+                    self._call_threads()
+                    if not window.has_room:
+                        self._wait(lambda: window.is_half_empty)
+                    found = window.pop()
+                yield from found
+                if window.error is not None:
+                    break
+            with self._lock:
+                self._wait(lambda: window.is_empty)
+                found = window.pop()
+            yield from found
+        finally:
+            with self._lock:
+                self._close()
+        if window.error is not None:
+            raise window.error
+
+    def _wait(self, awaited: Callable[[], bool]) -> None:
+        """Wait until `awaited` or an error. Meanwhile give up calls that take too long."""
+        self._awaited = awaited
+        while self._window.error is None and not awaited():
+            self._has_changed.wait(self._wait_s())
+            self._give_up()
+            self._call_threads()
+            self._check_hung()
+        self._awaited = None
+
+    def _close(self) -> None:
+        """Let no more call begin, and wait for those that run, until they are given up."""
+        self._is_closed = True
+        self._awaited = lambda: True
+        self._has_call.notify_all()
+        while self._threads:
+            self._has_changed.wait(self._wait_s())
+            self._give_up()
+
+    def _wait_s(self) -> float | None:
+        """Return the seconds after which the task's thread must look again, None if it is woken in time."""
+        now_s = self._monotonic_s()
+        deadline_s = self._window.deadline_s(now_s)
+        waits = [] if deadline_s is None else [max(deadline_s - now_s, 0.001)]
+        if self._window.ready and self._stack.kept(self._listener_id):
+            waits.append(_LOOK_S)
+        return min(waits, default=None)
+
+    def _give_up(self) -> None:
+        for call in self._window.give_up(self._monotonic_s()):
+            self._threads -= 1
+            self._stack.keep(self._listener_id, 1)
+            failure = call.failures[0] if call.failures else None
+            where = "" if failure is None else f" for {failure.message.queue}, queue offset {failure.message.offset}"
+            _LOG.warning(
+                "rmq: a call of the listener%s takes longer than timeout=%g: its rows have failed. It runs on and "
+                "keeps its thread until it returns; its answer will not count",
+                where,
+                self._window.timeout_s,
+            )
+
+    def _check_hung(self) -> None:
+        """Let the task fail if no thread has been free for its calls for too long."""
+        now_s = self._monotonic_s()
+        if self._threads or not self._window.ready:
+            self._hung_since_s = None
+        elif self._hung_since_s is None:
+            self._hung_since_s = now_s
+        elif now_s - self._hung_since_s > self._hung_s:
+            self._window.stop(self._hung_error())
+
+    def _hung_error(self) -> OptionError:
+        count = self._stack.kept(self._listener_id)
+        return OptionError(
+            f"the listener has had no free thread for {self._hung_s:g} s: found {count} calls "
+            f"that take longer than timeout={self._window.timeout_s:g} and have not returned; expected calls that "
+            "return. Give what the listener waits for a time limit of its own, such as that of a connection."
+        )
+
+    def _call_threads(self) -> None:
+        """Wake or start threads for the calls that are ready."""
+        wanted = self._window.ready - self._coming
+        woken = max(min(wanted, self._idle), 0)
+        self._has_call.notify(woken)
+        self._idle -= woken
+        self._coming += woken
+        free = self._window.threads - self._threads - self._stack.kept(self._listener_id)
+        for _ in range(min(wanted - woken, free)):
+            self._threads += 1
+            self._coming += 1
+            try:
+                self._stack.run(self._work)
+            except RuntimeError as error:
+                self._threads -= 1
+                self._coming -= 1
+                if not self._threads:
+                    self._window.stop(error)
+                elif not self._is_short:
+                    _LOG.warning("rmq: the listener has %d threads, and no more can start: %s", self._threads, error)
+                self._is_short = True
+                return
+
+    def _work(self) -> None:
+        """Make calls until the end. Each is made without the lock."""
+        call = self._next()
+        while call is not None:
+            answer: Answer | None = None
+            error: BaseException | None = None
+            try:
+                answer = self._caller.call(call.messages)
+            except BaseException as raised:  # also KeyboardInterrupt: the task's thread raises it
+                error = raised
+            call = self._next(call, answer, error)
+
+    def _next(
+        self, ended: Call | None = None, answer: Answer | None = None, error: BaseException | None = None
+    ) -> Call | None:
+        """Note how a call ended. Return the next one, or None if this thread has nothing more to do."""
+        window = self._window
+        with self._lock:
+            if ended is None:
+                self._coming -= 1
+            elif not window.is_running(ended):
+                self._stack.keep(self._listener_id, -1)  # its thread has been replaced if there was need for one
+                self._has_changed.notify()
+                return None
+            else:
+                self._note(ended, answer, error)
+            while not self._is_closed:
+                call = window.take(self._monotonic_s())
+                if call is not None:
+                    return call
+                self._idle += 1
+                self._has_call.wait()
+                self._coming -= 1
+            self._threads -= 1
+            self._has_changed.notify()
+            return None
+
+    def _note(self, call: Call, answer: Answer | None, error: BaseException | None) -> None:
+        try:
+            if answer is None:
+                assert error is not None
+                self._window.fail(call, error)
+            else:
+                self._window.finish(call, answer)
+        except Exception as raised:  # or the task would wait for this thread forever
+            self._window.stop(raised, call.number)
+        if self._awaited is not None and (self._window.error is not None or self._awaited()):
+            self._has_changed.notify()
