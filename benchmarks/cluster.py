@@ -1,6 +1,6 @@
 """Measure reading from a cluster and sending to it: `python benchmarks/cluster.py`. See README.md beside this file.
 
-`read`, `send` and `latency` need a JDK and Maven, as tests/compat does; `queues` needs neither.
+`read`, `send`, `latency` and `group` need a JDK and Maven, as tests/compat does; `queues` needs neither.
 """
 
 import argparse
@@ -20,6 +20,7 @@ NAMES = {
     "read": "messages a second and processor time, over the Java client; a Spark scan",
     "send": "messages a second and processor time of send_many and sink, over the Java producer and Kafka's sink",
     "latency": "from a Java send to our long poll's answer, over a Java push consumer; an idle long poll",
+    "group": "what a trigger spends on its consumer group, over Spark's own commit",
     "queues": "triggers over many queues: requests, processor time, memory",
 }
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = new_folder(asked.data / "cluster")
     begin = time.perf_counter()
     try:
-        if {"read", "send", "latency"} & set(names):
+        if set(names) - {"queues"}:
             code = enter_network(folder)
             if code is not None:
                 return code
@@ -76,19 +77,22 @@ def _measure(names: list[str], folder: Path, asked: argparse.Namespace) -> Itera
         from cluster_latency import measure_cluster_latency
 
         yield from measure_cluster_latency(find_java(folder), folder, asked.sends)
-    if {"read", "send"} & set(names):
+    if {"read", "send", "group"} & set(names):
         yield from _measure_with_spark(names, folder, asked)
 
 
 def _measure_with_spark(names: list[str], folder: Path, asked: argparse.Namespace) -> Iterator[Figure]:
+    from cluster_grouping import measure_cluster_groups
     from cluster_reading import measure_cluster_reading
     from cluster_sending import measure_cluster_sending
     from kafka_node import spark_jars
     from spark_for_benchmarks import start_spark
 
-    java = find_java(folder)
-    spark = start_spark(folder / "looks", spark_jars() if "send" in names else ())
+    java, looks_file = find_java(folder), folder / "looks"
+    spark = start_spark(looks_file, spark_jars() if "send" in names else ())
     try:
+        if "group" in names:
+            yield from measure_cluster_groups(java, folder, spark, looks_file)
         if "read" in names:
             yield from measure_cluster_reading(java, folder, spark, asked.messages, asked.repeats)
         if "send" in names:

@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store import GroupSession
+from rmq_spark.store.cluster.group_session import ClusterGroupSession
 
 # The file with the number of a stream's polls, or with a number for each poll: eight bytes, little-endian.
 # Inherited by the workers.
@@ -213,23 +214,28 @@ class TimedGroup(RmqDataSource):
         return "timed_group"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        step, publish = GroupSession.step, GroupSession.publish
         descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         spent_ns = 0
 
-        def timed_step(self: GroupSession, *arguments: Any) -> Any:
-            nonlocal spent_ns
-            begin = time.perf_counter_ns()
-            found = step(self, *arguments)
-            spent_ns = time.perf_counter_ns() - begin
-            return found
+        def timed(method: Callable[..., Any], *, is_last: bool = False) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal spent_ns
+                begin = time.perf_counter_ns()
+                try:
+                    return method(*arguments, **named)
+                finally:
+                    spent_ns += time.perf_counter_ns() - begin
+                    if is_last:
+                        os.write(descriptor, struct.pack("<q", spent_ns))
+                        spent_ns = 0
 
-        def timed_publish(self: GroupSession, *arguments: Any) -> None:
-            begin = time.perf_counter_ns()
-            publish(self, *arguments)
-            os.write(descriptor, struct.pack("<q", spent_ns + time.perf_counter_ns() - begin))
+            return call
 
-        GroupSession.step, GroupSession.publish = timed_step, timed_publish  # type: ignore[method-assign, assignment]
+        for session in () if hasattr(GroupSession, "is_timed") else (GroupSession, ClusterGroupSession):
+            for name in ("has_changed", "rebalance", "settle"):
+                setattr(session, name, timed(getattr(session, name)))
+            session.publish = timed(session.publish, is_last=True)  # type: ignore[method-assign]
+            session.is_timed = True  # type: ignore[attr-defined] # a process may have the readers of several queries
         return super().streamReader(schema)
 
 

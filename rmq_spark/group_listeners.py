@@ -3,17 +3,18 @@
 import contextlib
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rmq_spark.datasource.plan.offsets import decode_queues
-from rmq_spark.datasource.spark.clocks import log_info
-from rmq_spark.store import group_lag
-from rmq_spark.store.backend import FinalCommit
-from rmq_spark.store.errors import NotFoundError, RmqError
+from rmq_spark.datasource.plan.offsets import decode_published, decode_queues
+from rmq_spark.datasource.spark.clocks import log_info, monotonic_ms
+from rmq_spark.store import lag_at
+from rmq_spark.store.backend import Capability, FinalCommit
+from rmq_spark.store.errors import NoPermissionError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.model import CommitKey
 from rmq_spark.store.places import from_mark
 
@@ -29,12 +30,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rmq_spark")
 
+_ACCOUNT_OF_LISTENER = (
+    " The listener gives up, so the end of the last batch is not published. It uses the account of the query's "
+    "credentialsFile, or the one in RMQ_ACCESS_KEY and RMQ_SECRET_KEY in the environment of the driver"
+)
+_INTERVAL_MS = 5000.0  # between two commits of a query in a cluster (ClientConfig#persistConsumerOffsetInterval)
+
 
 class _GroupSource:
     """A source of a query that is a member of a consumer group, with the end of its last finished batch.
 
     Its attributes come from Spark's progress report: `mark` is the metadata of the source's latest offset, `end` is the
-    offset at the end of the batch, and `batch` is the query id and batch id.
+    offset at the end of the batch, and `batch` is the query id and batch id. In a cluster `expected` has the queues in
+    which the group may be at another offset than the end of the batch.
     """
 
     def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any], batch: CommitKey) -> None:
@@ -43,8 +51,11 @@ class _GroupSource:
         self.is_published = mark.get("commit") != "off"  # commitOffsets
         self.member_batch = int(mark["batch"]) if "batch" in mark else None
         self.is_shared = bool(mark.get("shared"))
-        self.reset = int(end.get("@", {}).get("reset", 0))
-        self.suspended = int(end.get("@", {}).get("suspended", 0))
+        self.has_leases = Capability.LEASES in self.location.capabilities
+        metadata = end.get("@", {})
+        self.reset = int(metadata.get("reset", 0))
+        self.suspended = int(metadata.get("suspended", 0))
+        self.expected = decode_published(metadata.get("published", {}))
         self.offsets = decode_queues({topic: queues for topic, queues in end.items() if topic != "@"})
 
 
@@ -77,24 +88,38 @@ class GroupOffsetListener(_Listener):
     hand over queues to other members before its next trigger, without a message being delivered twice. Without the
     listener a handover waits for the next trigger.
 
-    Thread-safe. Failures are logged, not raised.
+    In a cluster it commits the end of a batch if it has committed none of this query for 5 s, and the last one. It
+    commits in a queue only if nobody but the query has moved the group's offset. It connects with the account in the
+    query's credentialsFile, or in the environment of the driver (RMQ_ACCESS_KEY, RMQ_SECRET_KEY), because Spark's
+    reports contain no secrets. Where the account lacks the right, it gives up for this query.
+
+    `monotonic_ms` is a clock that never runs back. Thread-safe. Failures are logged, not raised.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_ms: Callable[[], float] = monotonic_ms) -> None:
+        self._monotonic_ms = monotonic_ms
         self._lock = threading.Lock()
         self._last: dict[str, list[_GroupSource]] = {}  # by run
+        self._committed_ms: dict[str, float] = {}  # of the last commit in a cluster, by run
         self._warned: set[str] = set()  # runs with a failed commit of a batch
+        self._refused: set[str] = set()  # runs without the right to commit
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """Record the end of the batch. If the query has assignment=shared, commit it."""
+        """Record the end of the batch. If the query shares its queues, commit it, in a cluster at most every 5 s."""
         run = str(event.progress.runId)
         found = [source for source in _group_sources(event.progress) if source.is_published]
         if not found:
             return
         with self._lock:
+            if run in self._refused:
+                return
             self._last[run] = found
+            now_ms = self._monotonic_ms()
+            is_due = now_ms - self._committed_ms.get(run, -math.inf) >= _INTERVAL_MS
+            if is_due:
+                self._committed_ms[run] = now_ms
         for source in found:
-            if source.is_shared:
+            if source.is_shared and (is_due or source.has_leases):
                 self._commit_batch(source, run)
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
@@ -102,7 +127,9 @@ class GroupOffsetListener(_Listener):
         run = str(event.runId)
         with self._lock:
             found = self._last.pop(run, [])
+            self._committed_ms.pop(run, None)
             self._warned.discard(run)
+            self._refused.discard(run)
         for source in found:
             try:
                 _commit(source)
@@ -117,12 +144,17 @@ class GroupOffsetListener(_Listener):
             with self._lock:
                 is_first = run not in self._warned
                 self._warned.add(run)
-            if is_first:
+                is_refused = isinstance(error, NoPermissionError | OptionError) and not source.has_leases
+                if is_refused:
+                    self._refused.add(run)
+                    self._last.pop(run, None)
+            if is_first or is_refused:
                 _LOG.warning(
                     "rmq: the end of a batch is not published before the next trigger of the query, in the consumer "
-                    "group %s: %s",
+                    "group %s: %s%s",
                     source.group,
                     error,
+                    _ACCOUNT_OF_LISTENER if is_refused else "",
                 )
 
 
@@ -133,6 +165,10 @@ class GroupLagListener(_Listener):
     row for each queue, and is empty if the group has no offsets. If `report` is None, a line is logged at level INFO,
     or printed to stderr if logging is not configured. `report` runs on Spark's listener thread, so it must be fast. Its
     exceptions are logged.
+
+    In a cluster the driver asks all brokers after each batch. Spark's progress has no secrets: the account is that of
+    the query's `credentialsFile`, or the one in the environment variables RMQ_ACCESS_KEY and RMQ_SECRET_KEY of the
+    driver. A broker that does not answer delays each report by 3 s, and its queues have the state "away".
     """
 
     def __init__(self, report: "Callable[[str, pa.Table], None] | None" = None) -> None:
@@ -142,12 +178,10 @@ class GroupLagListener(_Listener):
         """Report the lag of each consumer group that the query reads with."""
         for source in _group_sources(event.progress):
             try:
-                mark = source.location.mark()
-                lag = group_lag(mark["path"], source.group, commit_log_path=mark.get("commitLogPath"))
-                self._report(source.group, lag)
+                self._report(source.group, lag_at(source.location, source.group))
             except NotFoundError:
-                pass  # the store is not writable, so the group has neither members nor offsets
-            except Exception as error:  # raised by `report` or by the store; the query must not fail
+                pass  # the group has neither members nor offsets, as in a store that is not writable
+            except Exception as error:  # raised by `report` or by the place; the query must not fail
                 _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
 
 
@@ -160,6 +194,7 @@ def _commit(source: _GroupSource) -> None:
         source.suspended,
         source.batch,
         source.member_batch,
+        source.expected,
     )
     with contextlib.closing(source.location.open()) as backend:
         backend.commit_final(final)
@@ -168,17 +203,19 @@ def _commit(source: _GroupSource) -> None:
 def _log_lag(group: str, table: "pa.Table") -> None:
     """Log the lag of all queues of a group in one line, or print it to stderr if logging is not configured.
 
-    Messages and bytes are sums over the queues; the seconds are the maximum.
+    Messages and bytes are sums over the queues; the seconds are the maximum. The bytes of a cluster are an estimate.
     """
-    rows = table.select(["lagMessages", "lagBytes", "secondsBehind"]).to_pylist()
+    rows = table.select(["lagMessages", "lagBytes", "secondsBehind", "state"]).to_pylist()
     if not rows:
         log_info(f"rmq: consumer group {group} has no offsets yet, so its lag is unknown")
         return
     messages, size_bytes = (sum(row[name] or 0 for row in rows) for name in ("lagMessages", "lagBytes"))
     seconds = max(row["secondsBehind"] or 0 for row in rows)
+    about = "about " if "brokerName" in table.column_names else ""
+    away = sum(row["state"] == "away" for row in rows)
     log_info(
-        f"rmq: consumer group {group} is {messages} messages, {size_bytes} bytes, {seconds:.1f} s behind in "
-        f"{len(rows)} queues"
+        f"rmq: consumer group {group} is {messages} messages, {about}{size_bytes} bytes, {seconds:.1f} s behind in "
+        f"{len(rows)} queues{f', of which {away} are away' if away else ''}"
     )
 
 

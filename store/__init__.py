@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from rmq_spark.store.client.pull_consumer import PullConsumer
     from rmq_spark.store.cluster.dead_letters import ClusterRepublished
     from rmq_spark.store.cluster.diagnosis import ClusterFinding
+    from rmq_spark.store.consumer_groups import (
+        group_lag,
+        group_members,
+        group_offsets,
+        groups,
+        lag_at,
+        reset_offsets,
+    )
     from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions
     from rmq_spark.store.delivery.scheduler import DeliveryScheduler
     from rmq_spark.store.delivery.send_back_sink import SendBackSettings, SendBackTask, commit_copies
@@ -26,7 +34,6 @@ if TYPE_CHECKING:
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.config_json import TopicConfig
     from rmq_spark.store.format.message_encoder import MESSAGE_COLUMNS
-    from rmq_spark.store.group.admin import group_lag, group_members, group_offsets, groups, reset_offsets
     from rmq_spark.store.group.final_commit import commit_final_offsets
     from rmq_spark.store.group.group_session import GroupSession
     from rmq_spark.store.log.store_reader import StoreReader
@@ -95,6 +102,7 @@ __all__ = [
     "group_offsets",
     "groups",
     "import_parquet",
+    "lag_at",
     "open_consumer",
     "open_reader",
     "open_store",
@@ -122,6 +130,7 @@ _MODULES = {
     "client.pull_consumer": "PullConsumer",
     "cluster.diagnosis": "ClusterFinding",
     "cluster.dead_letters": "ClusterRepublished",
+    "consumer_groups": "group_lag group_members group_offsets groups lag_at reset_offsets",
     "delivery.dead_letters": "pending_transactions Republished",
     "republishing": "republish_dead_letters",
     "delivery.scheduler": "DeliveryScheduler",
@@ -131,7 +140,6 @@ _MODULES = {
     "format.columns": "COLUMNS",
     "format.config_json": "TopicConfig",
     "format.message_encoder": "MESSAGE_COLUMNS",
-    "group.admin": "group_lag group_members group_offsets groups reset_offsets",
     "group.final_commit": "commit_final_offsets",
     "group.group_session": "GroupSession",
     "log.store_reader": "StoreReader",

@@ -26,10 +26,9 @@ Objects are for one thread at a time. `rmq_spark.store.testing.backend_suite` is
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -49,9 +48,9 @@ from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter
 from rmq_spark.store.format.columns import COLUMNS as RECORD_COLUMNS
 from rmq_spark.store.format.failed_columns import COPY_TIMES, failed_column_type, refuse_missing_places
 from rmq_spark.store.format.rows import DecodeLimits
+from rmq_spark.store.group_contract import FinalCommit, GroupAssignment, GroupSession, GroupTerms, Sharing
 from rmq_spark.store.model import (
     Away,
-    CommitKey,
     Forbidden,
     Gone,
     QueueAnswer,
@@ -59,7 +58,6 @@ from rmq_spark.store.model import (
     QueueKey,
     QueueRange,
     RecordProof,
-    SuspendedQueues,
 )
 from rmq_spark.store.rebalance.allocation import find_strategy
 
@@ -71,13 +69,18 @@ __all__ = [
     "CommitTerms",
     "CommitTotals",
     "DecodeLimits",
+    "FinalCommit",
     "Forbidden",
     "Gone",
+    "GroupAssignment",
+    "GroupSession",
+    "GroupTerms",
     "Guarantee",
     "QueueAnswer",
     "Receipt",
     "SendBackSink",
     "SendBackTerms",
+    "Sharing",
     "SinkTerms",
     "TaskWriter",
     "failed_column_type",
@@ -99,6 +102,7 @@ class Capability(StrEnum):
     GROUP_OFFSETS = "tell the committed offsets of consumer groups"
     GROUPS = "act as a consumer group"
     FENCES = "fence tasks whose queue another member has taken"
+    LEASES = "lease the queues of a group to its members"
     FILES = "be read or written as files of this machine"
     WRITES = "be written"
     SEND_BACK = "take messages back that a group failed to consume"
@@ -343,122 +347,3 @@ class KeySearch(Protocol):
 
     def search(self, parts: Sequence[QueueRange], lookup: KeyLookup) -> SearchAnswer:
         """Return the messages in the ranges, none of which is empty, that have one of the keys or ids."""
-
-
-Sharing: TypeAlias = Literal["all", "shared"]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTerms:
-    """The options of a query that concern its group. `commit` is auto, required or off. All times are in ms.
-
-    With the `assignment` "all" the query reads all queues and is alone in its group; with "shared" the members of the
-    group share them.
-    `subscription` describes topics and filters, and must be the same text in all members.
-    """
-
-    group: str
-    assignment: Sharing = "all"
-    strategy: str = "avg"
-    subscription: str = ""
-    query_name: str = ""
-    commit: str = "auto"
-    lease_timeout_ms: int = 120_000
-    lease_heartbeat_ms: int = 30_000
-    handover_timeout_ms: int = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAssignment:
-    """The result of one rebalance.
-
-    `owned` are the queues that this query owns now, `lost` those that it no longer owns, and `gained` the owned ones
-    that it did not own when `settle` was called last. `held` are the committed offsets of all queues
-    of the group, read after the queues were claimed, or {} if `gained` is empty. `resets` maps each queue, of any
-    member, to the offset of a reset that this query has not applied yet. `reset_number` is the number of the last
-    reset.
-    """
-
-    owned: tuple[QueueKey, ...]
-    gained: tuple[QueueKey, ...]
-    held: Mapping[QueueKey, int]
-    lost: tuple[QueueKey, ...]
-    resets: Mapping[QueueKey, int]
-    reset_number: int
-
-
-class GroupSession(Protocol):
-    """The membership of one query in its group, on the driver. It keeps itself alive between calls."""
-
-    @property
-    def terms(self) -> GroupTerms:
-        """The options of the query that concern its group."""
-
-    @property
-    def member_id(self) -> str:
-        """The id of this query in the group."""
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether the query reads queues without a claim, because the place does not let it join."""
-
-    @property
-    def batches(self) -> int:
-        """How many batches the query has planned as a member. This is also the number of the last planned batch."""
-
-    @property
-    def epochs(self) -> Mapping[QueueKey, int]:
-        """The epoch of the query's claim of each queue that it owns, for fences."""
-
-    def join(self) -> None:
-        """Join the group, unless the query is a member already. Raises GroupConflictError if a member conflicts."""
-
-    def planning(self) -> AbstractContextManager[None]:
-        """Return a context manager in which a batch is planned: no queue is handed over meanwhile."""
-
-    def has_changed(self) -> bool:
-        """Return whether a rebalance may change anything. Cheap. New messages do not matter here."""
-
-    def rebalance(
-        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
-    ) -> GroupAssignment:
-        """Claim this query's share of `queues`, and release the queues that belong to other members.
-
-        `finished` maps each queue to its next queue offset, and all earlier messages of the queue must be done. The
-        offsets of released queues are committed. `applied_reset` is the number of the last reset that the query has
-        applied; with None all present resets are ignored. The caller must have compared `finished` with the bounds
-        that the backend returned last.
-        """
-
-    def begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Commit start offsets for topics in which the group has no offset. Return all committed offsets."""
-
-    def publish(self, finished: Mapping[QueueKey, int]) -> None:
-        """Commit the offsets in `finished` of those queues that this query still owns."""
-
-    def settle(self, *, is_batch: bool = True) -> None:
-        """Confirm that the query has planned an offset that contains the gained queues, and whether as a batch."""
-
-    def suspended(self) -> SuspendedQueues:
-        """Return the group's suspended queues."""
-
-    def leave(self, finished: Mapping[QueueKey, int]) -> None:
-        """Commit the offsets in `finished`, release all queues and leave the group."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinalCommit:
-    """The offsets of a member at the end of `last_batch`, for `Backend.commit_final`.
-
-    `applied_reset` and `applied_suspension` are the numbers of the last reset and of the last change of the suspended
-    queues that the query has applied. `finished_batch` is the member's number of the batch, None if it is unknown:
-    nothing is committed if the member has planned a later batch.
-    """
-
-    group: str
-    member_id: str
-    offsets: Mapping[QueueKey, int]
-    applied_reset: int
-    applied_suspension: int = 0
-    last_batch: CommitKey | None = None
-    finished_batch: int | None = None

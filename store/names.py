@@ -3,7 +3,9 @@
 Source: TopicValidator, MixAll, Validators (4.9, 5.3).
 """
 
+import difflib
 import re
+from collections.abc import Collection
 
 from rmq_spark.store.errors import OptionError
 
@@ -61,6 +63,8 @@ ACCEPTED_TOPICS = (
     f"{MAX_TOPIC_CHARS} of them ({MAX_DERIVED_TOPIC_CHARS} for {RETRY_TOPIC_PREFIX} and {DLQ_TOPIC_PREFIX} topics)"
 )
 
+
+_SHOWN_COUNT = 12  # of groups in an error
 
 # MixAll.DEFAULT_CONSUMER_GROUP: the group of clients that configure no group. Unrelated clients would share this group.
 DEFAULT_GROUP = "DEFAULT_CONSUMER"
@@ -179,3 +183,18 @@ def check_retrying_group(name: str) -> str:
     for topic in (retry_topic(name), dlq_topic(name)):
         check_topic_name(topic)
     return name
+
+
+def list_other_groups(group: str, known: Collection[str], place: str = "The store") -> str:
+    """Return a text for an error: the known groups, after a question with those whose names are similar to `group`.
+
+    `place` is the beginning of the sentence that it has no groups.
+    """
+    shown = sorted(known)[:_SHOWN_COUNT]
+    there = (
+        f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}."
+        if shown
+        else f"{place} has no groups."
+    )
+    near = difflib.get_close_matches(group, known, 3)
+    return f"Did you mean {' or '.join(near)}? {there}" if near else there

@@ -163,11 +163,14 @@ def with_wait(location: Location, wait_ms: int) -> Location:
 def from_mark(mark: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Location:
     """Return the location in a query's progress, which `Location.mark` returned.
 
-    Progress has no secrets. So the account of a cluster is the one in `environment`, if there is one.
+    Progress has no secrets. So the account of a cluster is the one in the query's credentialsFile, or else the one in
+    `environment`, if there is one.
     """
     if NAME_SERVER in mark:
-        credentials = Credentials.of_options(None, None, None, None, environment)
-        return replace(ClusterAddress.of_mark(mark), credentials=credentials)
+        address = ClusterAddress.of_mark(mark)
+        if address.credentials is not None:
+            return address
+        return replace(address, credentials=Credentials.of_options(None, None, None, None, environment))
     log = mark.get(COMMIT_LOG_PATH)
     return StoreDirectory(str(mark[PATH]), None if log is None else str(log))
 

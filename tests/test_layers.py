@@ -24,12 +24,14 @@ PACKAGES = {
 LAYERS = {
     "words": (
         "store.errors store.model store.names store.arrival store.argument_checks store.offset_memory "
-        "store.synchronized"
+        "store.reset_arguments store.synchronized"
     ),
     "format": "store.format",
     "filter": "store.filter",
     "rebalance": "store.rebalance",
-    "contract": "store.batch_sink store.backend store.pull_result store.send_result",
+    "contract": (
+        "store.batch_sink store.group_contract store.backend store.pull_result store.send_result store.group_tables"
+    ),
     "cluster": "store.cluster",
     "disk": "store.disk",
     "log": "store.log",
@@ -59,8 +61,9 @@ DOORS = {"": f"=store {CONTRACT} store.places", "datasource": CONTRACT, "datasou
 ONLY = {
     "numpy": "store",
     "pyarrow": (
-        "=store store.backend store.batch_sink store.pull_result store.format store.filter store.log store.transaction "
-        "store.group store.delivery store.client store.tools store.view store.local store.cluster store.testing "
+        "=store store.backend store.batch_sink store.pull_result store.group_tables store.consumer_groups store.format "
+        "store.filter store.log store.transaction store.group store.delivery store.client store.tools store.view "
+        "store.local store.cluster store.testing "
         "datasource group_listeners command avro_bodies"
     ),
     "pyspark": "datasource.spark spark_session group_listeners stop consuming parsing avro_bodies",
@@ -82,14 +85,14 @@ ONLY = {
     "signal": "store.disk store.testing command",
     "click": "command",
     "rich": "command",
-    "socket": "store.disk.host store.cluster.connection",
+    "socket": "store.disk.host store.cluster.connection store.cluster.waker",
     "ssl": "store.cluster.connection",
-    "select": "store.cluster.connection",
+    "select": "store.cluster.connection store.cluster.waker",
     "selectors": "",
     "subprocess": "store.testing java spark_session",
     "tempfile": "store.cluster.message_spool store.testing command.demo command.message_output",
     "threading": "datasource group_listeners store.synchronized store.group store.testing command.output "
-    "store.cluster.client",
+    "store.cluster.client store.cluster.membership",
     "multiprocessing": "",
     "concurrent": "store.transaction.commit",
     "json": (

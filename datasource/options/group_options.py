@@ -1,13 +1,13 @@
 """The options of a query's consumer group, and the checks that they fit each other and the other options."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmq_spark.datasource.options import option_parsers
 from rmq_spark.datasource.options.option_parsers import Positions, show_duration
 from rmq_spark.datasource.options.option_table import BROADCASTING, GROUP, OPTIONS, field_values, option_field
-from rmq_spark.store.backend import find_strategy
+from rmq_spark.store.backend import Capability, Location, find_strategy
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.names import check_consumer_group, retry_topic
 
@@ -20,10 +20,14 @@ _TIME_AND_FALLBACK = (
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options of a query that has the option consumerGroup (`group`). Durations are in ms."""
+    """The options of a query that has the option consumerGroup (`group`). Durations are in ms.
+
+    `assignment` is None if nothing is shared and the option is not given. `is_member` is whether a stream with these
+    options joins the group.
+    """
 
     group: str = option_field(GROUP, is_required=True)
-    assignment: str = option_field("assignment")
+    assignment: str | None = option_field("assignment")
     strategy: str = option_field("allocateStrategy")
     model: str = option_field("messageModel")
     is_orderly: bool = option_field("orderly")
@@ -35,6 +39,12 @@ class GroupOptions:
     lease_heartbeat_ms: int = option_field("leaseHeartbeat")
     handover_timeout_ms: int = option_field("handoverTimeout")
     subscribes_retry: bool = option_field("subscribeRetry")
+    is_member: bool = True
+
+    @property
+    def begins_at_group(self) -> bool:
+        """Whether a stream begins at the group's offsets in any case: its members share queues, or it does not join."""
+        return self.is_shared or not (self.is_member or self.is_broadcasting)
 
     @property
     def retry_topic(self) -> str | None:
@@ -52,12 +62,13 @@ class GroupOptions:
         return self.model == "broadcasting"
 
 
-def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
+def build_group_options(found: Mapping[str, Any], location: Location | None) -> GroupOptions | None:
     """Return the group options of a query, or None if consumerGroup is not given.
 
-    `found` has the parsed values of the given options, by name. Raises OptionError for a group name that RocketMQ
-    refuses, for an allocation strategy that is unknown or cannot be imported, and for group options that are given
-    without consumerGroup, have no effect, or contradict each other.
+    `found` has the parsed values of the given options, by name. `location` is the place, if the options name one.
+    Raises OptionError for a group name that RocketMQ refuses, for an allocation strategy that is unknown or cannot be
+    imported, and for group options that are given without consumerGroup, have no effect, are not possible in the place,
+    or contradict each other.
     """
     if GROUP not in found:
         for option in OPTIONS:
@@ -65,7 +76,7 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
                 raise OptionError(f"{option.name} requires {GROUP}, which is missing. Add {GROUP}=name.")
         return None
     check_consumer_group(found[GROUP])
-    options = GroupOptions(**field_values(GroupOptions, found))
+    options = _in_place(GroupOptions(**field_values(GroupOptions, found)), location)
     _check_effect(options, found)
     if "allocateStrategy" in found:
         find_strategy(options.strategy)
@@ -85,6 +96,26 @@ def build_group_options(found: Mapping[str, Any]) -> GroupOptions | None:
     return options
 
 
+def _in_place(options: GroupOptions, location: Location | None) -> GroupOptions:
+    """Return the options with what depends on the place: whether the query joins its group, and shares its queues.
+
+    Where queues are not leased, the members of a group always share them, and a query that publishes no offsets would
+    hand over queues at offsets that it has not reached. So such a query does not join. Raises OptionError for
+    assignment=all there.
+    """
+    if location is None or Capability.LEASES in location.capabilities:
+        return replace(options, is_member=not options.is_broadcasting)
+    if options.assignment == "all":
+        raise OptionError(
+            f"assignment=all: found {location.describe()}, where the members of a group share its queues; expected "
+            "shared. Leave assignment out. To read all queues from the group's offsets without joining the group, set "
+            "commitOffsets=off."
+        )
+    can_join = Capability.GROUPS in location.capabilities
+    is_member = can_join and not options.is_broadcasting and (options.commit != "off" or options.is_shared)
+    return replace(options, is_member=is_member, assignment="shared" if is_member else options.assignment)
+
+
 def _check_effect(options: GroupOptions, found: Mapping[str, Any]) -> None:
     """Raise OptionError if an option has another value than its default and the other options make it ineffective."""
     if options.fallback == "timestamp" and "startingOffsetsByTimestampStrategy" in found:
@@ -101,10 +132,15 @@ def _check_effect(options: GroupOptions, found: Mapping[str, Any]) -> None:
                 f"{name} has no effect with {BROADCASTING}: each query of the group reads all queues from its "
                 f"own checkpoint. Leave {name} out."
             )
+        if not options.is_member and option.conflicts == BROADCASTING:
+            raise OptionError(
+                f"{name} has no effect in a cluster with commitOffsets=off: the query does not join its group, and "
+                f"reads all queues. Leave {name} out."
+            )
         if options.is_shared and name == "onOffsetConflict":
             raise OptionError(
-                f"onOffsetConflict={value} has no effect with assignment=shared: a queue resumes at the checkpoint or "
-                "at the group's offset, whichever is larger. Leave onOffsetConflict out."
+                f"onOffsetConflict={value} has no effect with assignment=shared: a queue resumes at the group's offset "
+                "if another member or a reset has moved it, else at the checkpoint. Leave onOffsetConflict out."
             )
         if not options.is_shared and name in ("allocateStrategy", "handoverTimeout"):
             raise OptionError(
@@ -146,24 +182,25 @@ def check_start(group: GroupOptions | None, start: Positions | None, *, has_time
             f"startingOffsets=group: with {BROADCASTING} a group has no offsets, as every query keeps its own in its "
             'checkpoint; expected earliest, latest or {"TopicA": {"0": 42}}.'
         )
-    if not begins_at_group and not group.is_shared:
+    if not begins_at_group and not group.begins_at_group:
         _check_no_fallback(group, "startingOffsets=group, or assignment=shared in a stream")
     if begins_at_group and has_time != (group.fallback == "timestamp"):
         raise OptionError(_TIME_AND_FALLBACK)
 
 
 def check_stream_start(group: GroupOptions | None, start: Positions | None, *, has_time: bool) -> None:
-    """Raise OptionError for a start that a stream with assignment=shared cannot have. Call `check_start` before it.
+    """Raise OptionError for a start that a stream which begins at its group's offsets cannot have.
 
-    `start` is startingOffsets, and `has_time` is whether startingTimestamp is given.
+    `start` is startingOffsets, and `has_time` is whether startingTimestamp is given. Call `check_start` before.
     """
-    if group is None or not group.is_shared:
+    if group is None or not group.begins_at_group:
         return
     if start is not None and start.default != option_parsers.GROUP:
+        cause = "assignment=shared" if group.is_shared else "commitOffsets=off in a cluster"
         raise OptionError(
-            "startingOffsets: with assignment=shared a query begins in each queue at the group's offset. Leave "
-            "startingOffsets out; groupFallback is the start of queues without an offset, and "
-            "rmq_spark.reset_offsets changes the group's offsets."
+            f"startingOffsets: with {cause} a query begins in each queue at the group's offset. Leave startingOffsets "
+            "out; groupFallback is the start of queues without an offset, and rmq_spark.reset_offsets changes the "
+            f"group's offsets.{'' if group.is_shared else ' Or leave consumerGroup out.'}"
         )
     if has_time != (group.fallback == "timestamp"):
         raise OptionError(_TIME_AND_FALLBACK)

@@ -150,7 +150,7 @@ OPTIONS = (
            "Where a new query begins. In JSON -1 is latest and -2 earliest; queues that it omits begin at the default. "
            "group is the committed offset of the consumerGroup. A stream uses it for its first batch only; queues that "
            "appear later begin at earliest.", '{"orders": {"0": 42}}',
-           default_words="batch: earliest; stream: latest; with assignment=shared: group"),
+           default_words="batch: earliest; stream: latest; with shared queues: group"),
     Option("startingTimestamp", "time or JSON", parsers.parse_times, None,
            "Begin at the first message stored at or after a time, for all queues, by topic, or by topic and queue. A "
            "time is ms since 1970, ISO 8601 with a zone, or relative to now (-10m).", "-10m", timed=True),
@@ -213,11 +213,11 @@ OPTIONS = (
            "7F0000010A2F18B4AAC20001BBC60000", _BATCH, needs=Capability.KEY_SEARCH),
     Option(GROUP, "name", parsers.parse_text, None,
            "Consumer group of the query. startingOffsets=group begins at its committed offsets. A stream is a member "
-           "of the group and publishes its offsets; in a cluster it only begins at them.", "billing",
+           "of the group and publishes its offsets.", "billing",
            needs=Capability.GROUP_OFFSETS),
-    _of_group("assignment", "word", parsers.parse_words("all", "shared"), "all",
-              "all: the query reads all queues and is alone in its group; shared: the queries of the group share the "
-              "queues.", "shared"),
+    _of_group("assignment", "word", parsers.parse_words("all", "shared"), None,
+              "all: the query reads all queues and is alone in its group; shared: the members of the group share the "
+              "queues. In a cluster only shared is possible.", "shared", default_words="all; in a cluster shared"),
     _of_members("allocateStrategy", "strategy", parsers.parse_text, "avg",
                 "How the members of a group share its queues: avg, circle, consistentHash, machineRoom:…, "
                 "machineRoomNearby, config:…, or package.module:name of a callable.", "circle"),
@@ -228,8 +228,9 @@ OPTIONS = (
                 "Read each queue in one task, and only while this query owns it.", "true",
                 needs=Capability.FENCES),
     _of_group("commitOffsets", "word", parsers.parse_words("auto", "required", "off"), "auto",
-              "Whether to publish the group's offsets: auto (warn if that fails), required (fail then) or off.",
-              "required"),
+              "Whether to publish the group's offsets: auto (warn if that fails), required (fail then) or off. In a "
+              "cluster, off means that the query does not join the group: it begins at the group's offsets, and reads "
+              "all queues.", "required"),
     _of_members("onOffsetConflict", "word", parsers.parse_words("checkpoint", "group", "fail"), "checkpoint",
                 "Where a restarted query resumes if the group's offsets differ: at the checkpoint, at the group's "
                 "offsets, or fail. fail applies if the group is ahead.", "group"),
@@ -239,15 +240,15 @@ OPTIONS = (
               needs=Capability.GROUP_OFFSETS),
     _of_members("fenceLostQueues", _FLAG, parsers.parse_flag, "false",
                 "Fail a task if another member takes its queue before the task has read it to the end. Otherwise both "
-                "deliver the messages.", "true", needs=Capability.FENCES),
+                "deliver the messages.", "true", needs=Capability.LEASES),
     _of_members("leaseTimeout", "duration", parsers.parse_duration, "120s",
                 "Time without a heartbeat after which a member counts as dead. A member on this host counts as dead as "
-                "soon as its process has ended.", "60s"),
+                "soon as its process has ended.", "60s", needs=Capability.LEASES),
     _of_members("leaseHeartbeat", "duration", parsers.parse_duration, "30s",
-                "Interval of a member's heartbeats, at most half of leaseTimeout.", "10s"),
+                "Interval of a member's heartbeats, at most half of leaseTimeout.", "10s", needs=Capability.LEASES),
     _of_members("handoverTimeout", "duration", partial(parsers.parse_duration, minimum_ms=1000), "60s",
                 "How long a running batch keeps queues that another member waits for, at least 1s. After that the "
-                "other member reads the batch's messages again.", "10m"),
+                "other member reads the batch's messages again.", "10m", needs=Capability.LEASES),
     _of_group("subscribeRetry", _FLAG, parsers.parse_flag, "true",
               "Read the group's retry topic too, as soon as it exists. Messages that were sent back then come again, "
               "under their own topic.", "false", needs=Capability.SEND_BACK),

@@ -35,7 +35,7 @@ from rmq_spark.store.backend import Capability, Location
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.row_filter import TAG
 from rmq_spark.store.model import QueueKey
-from rmq_spark.store.names import RETRY_TOPIC_PREFIX
+from rmq_spark.store.names import RETRY_TOPIC_PREFIX, retry_topic
 
 COMPLETE_WAIT_MS = 300_000  # brokerDownTimeout of batch queries and of the trigger AvailableNow, if it is not given
 
@@ -106,15 +106,13 @@ class ReadOptions:
 
     @property
     def is_member(self) -> bool:
-        """Whether a stream with these options joins its consumer group. It cannot in a place without groups."""
-        if self.group is None or self.group.is_broadcasting:
-            return False
-        return self.location is None or Capability.GROUPS in self.location.capabilities
+        """Whether a stream with these options joins its consumer group."""
+        return self.group is not None and self.group.is_member
 
     @property
     def begins_at_group(self) -> bool:
         """Whether a stream with these options begins at the consumer group's offsets."""
-        return self.group is not None and (self.group.is_shared or self.names_group_as_start)
+        return self.group is not None and (self.group.begins_at_group or self.names_group_as_start)
 
     def starting_times_of(self, queues: Iterable[QueueKey]) -> dict[QueueKey, int]:
         """Return the startingTimestamp of each of `queues` that has one, in ms since the epoch."""
@@ -146,7 +144,7 @@ class ReadOptions:
     def retry_topic(self) -> str | None:
         """The group's retry topic, or None if a stream with these options does not read it.
 
-        In a place without groups, a stream reads it if it begins at the group's offsets and messages can be sent back.
+        A stream that does not join reads it if it begins at the group's offsets and messages can be sent back.
         """
         if self.group is None or not (self.is_member or self._retries_without_group):
             return None
@@ -190,6 +188,8 @@ class ReadOptions:
         if self.group is not None and not self.names_group_as_start:
             require(self.location, Capability.GROUPS, "consumerGroup in a stream without startingOffsets=group")
         check_stream_start(self.group, self.starting_offsets, has_time=self.starting_times is not None)
+        if self.is_member and self.location is not None and Capability.LEASES not in self.location.capabilities:
+            _check_whole_share(self)
 
 
 def parse_options(given: Mapping[str, str], now_ms: int, locate: Locate) -> ReadOptions:
@@ -211,7 +211,7 @@ def parse_options(given: Mapping[str, str], now_ms: int, locate: Locate) -> Read
         location=location,
         subscription=_subscription(found),
         limits=Limits(**field_values(Limits, found)),
-        group=build_group_options(found),
+        group=build_group_options(found, location),
         filters=make_filters(found.get("tags"), found.get("sql92")),
         query_name=names[0] if names and "consumerGroup" in found else "",
         **field_values(ReadOptions, found),
@@ -272,14 +272,34 @@ def _check_together(options: ReadOptions) -> None:
 
 
 def _check_whole_queues(options: ReadOptions) -> None:
-    """Raise OptionError if orderly=true is given together with an option that splits queues."""
-    splitting = {"minPartitions": options.min_partitions, "maxRecordsPerPartition": options.max_records_per_partition}
-    for name, value in splitting.items():
-        if value is not None and options.group is not None and options.group.is_orderly:
-            raise OptionError(
-                f"{name} and orderly=true contradict each other: {name} splits queues, orderly reads each in one "
-                "task. Keep one of them."
-            )
+    """Raise OptionError if orderly=true is given together with the option that splits queues in any case."""
+    if options.max_records_per_partition is not None and options.group is not None and options.group.is_orderly:
+        raise OptionError(
+            "maxRecordsPerPartition and orderly=true contradict each other: maxRecordsPerPartition splits queues, "
+            "orderly reads each in one task. Keep one of them."
+        )
+
+
+def _check_whole_share(options: ReadOptions) -> None:
+    """Raise OptionError if a member of a group with other consumers would not read every queue of its share.
+
+    The others leave the whole share to it, and the group's retry topic is a part of what they share.
+    """
+    group = options.group
+    if group is None:
+        return
+    if isinstance(options.subscription, Assignment):
+        raise OptionError(
+            f"assign: found a member of the consumer group {group.group} in a cluster, which gets its queues from the "
+            "group; expected subscribe or subscribePattern. To read the queues without joining the group, set "
+            "commitOffsets=off."
+        )
+    if not group.subscribes_retry:
+        raise OptionError(
+            f"subscribeRetry=false: found a member of the consumer group {group.group} in a cluster; expected true, "
+            f"because the members share the queues of {retry_topic(group.group)}, and nobody else would read its part. "
+            "Leave subscribeRetry out. To read without joining the group, set commitOffsets=off."
+        )
 
 
 def _check_not_both(side: str, offsets: Positions | None, times: Times | None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmq_spark.datasource.plan.offsets import StreamOffset, encode_offset
+from rmq_spark.datasource.plan.own_offsets import published_of
 from rmq_spark.datasource.plan.planning import Bounds, Loss
 from rmq_spark.store.model import QueueKey
 
@@ -111,13 +112,19 @@ class BatchAssignment:
         return replace(before, positions=positions, starts=before.starts or {})  # None would make it the initial offset
 
     def marked(
-        self, before: StreamOffset, after: StreamOffset, begins: Mapping[QueueKey, int], bounds: Bounds
+        self,
+        before: StreamOffset,
+        after: StreamOffset,
+        begins: Mapping[QueueKey, int],
+        bounds: Bounds,
+        published: Mapping[QueueKey, int] | None = None,
     ) -> StreamOffset:
         """Return the end of the batch with the group's positions and numbers added.
 
         `before` is the previous offset, `after` is the planned end, and `begins` has the queue offset where the batch
         begins in each queue. A queue in `bounds` that another member owns begins and ends at its old position, or at
         its position in `moves`. If the group moved a queue, the text of the result differs from that of `before`.
+        `published` are the group's offsets as far as they are known; None in a place whose resets have numbers.
         """
         others = {
             queue: self.moves.get(queue, position)
@@ -132,7 +139,8 @@ class BatchAssignment:
             }.items()
             if before.positions.get(queue) not in (None, position)
         }
-        numbers = self if self.group else before
+        # In a place with broker names, a query outside the group gives up the group's offsets, and so the numbers.
+        numbers = self if self.group or before.has_brokers else before
         end = replace(
             after,
             positions={**others, **after.positions},
@@ -140,9 +148,18 @@ class BatchAssignment:
             group=numbers.group,
             reset=numbers.reset,
             suspended=numbers.suspended,
+            published=self._published_of(published, begins, after.positions),
         )
         if seeks and encode_offset(end) == encode_offset(before):
             # The previous batch had the same move and the same end. Spark compares the texts of offsets, so it would
             # start no batch. Therefore this batch only moves the queues and reads nothing; the next batch reads.
-            return replace(end, positions={**end.positions, **seeks})
+            positions = {**end.positions, **seeks}
+            return replace(end, positions=positions, published=self._published_of(published, begins, positions))
         return end
+
+    def _published_of(
+        self, published: Mapping[QueueKey, int] | None, begins: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, tuple[int, ...]]:
+        if published is None:
+            return {}
+        return published_of(published, begins, {queue: end for queue, end in ends.items() if self.has(queue)})

@@ -49,6 +49,8 @@ class QueueFacts:
     - `is_gained`: the query owns the queue since the last rebalance.
     - `was_owned`: this run of the query has owned the queue in an earlier plan.
     - `is_retry`: the queue is in the group's retry topic, and startingOffsets does not name it.
+    - `own_offsets`: the offsets at which the group may be if only this query has moved it, besides `previous`. None if
+      they are not known, or if the resets of the place have numbers.
     """
 
     bounds: QueueBounds
@@ -60,6 +62,7 @@ class QueueFacts:
     is_gained: bool = False
     was_owned: bool = False
     is_retry: bool = False
+    own_offsets: tuple[int, ...] | None = None
 
     @property
     def position(self) -> int | None:
@@ -103,6 +106,11 @@ class Reason(Enum):
         "the consumer group {group} is at {committed} in queue {queue}, and this query's checkpoint at {other}{more}: "
         "it resumes at its checkpoint. That is right if its last batch was not published. If the store was truncated "
         "and another query advanced, reset the group to read the messages between"
+    )
+    SET_BACK = (
+        "the consumer group {group} is at {committed} in queue {queue}, and this query at {other}{more}: the group's "
+        "offset was reset, or another consumer has committed it, or a broker has lost its last commits. The query "
+        "follows the group, and reads the messages between again"
     )
 
 
@@ -169,9 +177,9 @@ def _place_reset(facts: QueueFacts, batch: BatchFacts, target: int) -> Place:
 
     It is the group's committed offset, because the reset set this offset, and a member that has applied the reset may
     have advanced it since. With onOffsetConflict=checkpoint and assignment=all, a restarted query begins at the offset
-    of the reset.
+    of the reset. So does a query that knows its own offsets, because no other member has had the queue meanwhile.
     """
-    if facts.committed is None or facts.committed == target:
+    if facts.committed is None or facts.committed == target or facts.own_offsets is not None:
         return _put(facts, _nearest(target, facts.bounds))
     if batch.is_first and not batch.is_shared and batch.on_conflict == "checkpoint":
         return _put(facts, _nearest(target, facts.bounds), Notice(Reason.RESET, facts.committed, target))
@@ -205,10 +213,16 @@ def _follow(facts: QueueFacts, committed: int) -> Place:
     this run of the query has owned the queue before. If so, the run published its own position, so the smaller offset
     is a later decision, and applies. If not, the position is from the checkpoint, and applies: most often the committed
     offset is only that of this query's previous batch. The user is told.
+
+    If the query's own offsets are known, they decide instead: at one of them, nobody else has moved the group.
     """
     position = facts.position
     if position is None:
         return _stay(facts)
+    if facts.own_offsets is not None:
+        if committed in (position, *facts.own_offsets):
+            return _stay(facts)
+        return _put(facts, committed, Notice(Reason.SET_BACK, committed, position) if committed < position else None)
     # If a suspended queue goes back, no member has resumed after that position, so a larger offset is older.
     if facts.resume is not None and committed > facts.resume:
         return _stay(facts)

@@ -15,6 +15,7 @@ name of a topic, has the metadata:
 | group | the consumer group of which the query was last a member |
 | reset | the number of that group's last reset that the query has applied |
 | suspended | the number of the last change of the group's suspended queues that the query has applied |
+| published | for each queue the offsets at which the group may be if only this query has moved it; see below |
 | ending | true if the query has endingOffsets or endingTimestamp |
 | ended | true if every queue has reached its end |
 | lost | the number of messages, by queue, that planning has skipped with failOnDataLoss=false since the query began |
@@ -29,6 +30,11 @@ fixed by the first batch: a broker that was away then is read from the same poin
 `read` exists only in a place with broker names. By it a restarted query recognises the stores of brokers (see
 `ReadRecords`). A text without it is valid, as earlier releases wrote it. `startingOffsets` ignores it, like every key
 of "@": a new query begins at the given offsets of the stores that are there.
+
+`published` exists only in a place whose resets have no numbers. A query that is stopped there recognises a reset, or
+the work of another consumer, by the group's offset alone. So the text has, for each queue of the query, the group's
+offset as the query knows it and the begin of the batch, as `[40, 55]`, or one number if they are equal. A queue in
+which both are the position itself is left out. See `own_offsets`.
 
 A group moves a queue (`seek`) after a reset, when the queue comes from another member, and when an orderly listener
 suspended it. `lost` does not include messages that disappear after their batch was planned, because the end of the
@@ -83,6 +89,7 @@ class StreamOffset:
     suspended: int = 0
     since_ms: int | None = None
     records: Mapping[tuple[QueueKey, int], RecordProof] = field(default_factory=dict)  # `read` in the text
+    published: Mapping[QueueKey, tuple[int, ...]] = field(default_factory=dict)
 
     def is_initial(self) -> bool:
         """Return whether this is the initial offset, which is the constant before the first batch."""
@@ -117,6 +124,9 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         metadata["reset"] = offset.reset
     others = {
         "suspended": offset.suspended,
+        "published": encode_queues(
+            {queue: list(some) if len(some) > 1 else some[0] for queue, some in offset.published.items()}
+        ),
         "ending": offset.ending,
         "ended": offset.ended,
         "lost": encode_queues(offset.lost),
@@ -202,6 +212,7 @@ def _decode(value: Any) -> StreamOffset:
             int(metadata.get("suspended", 0)),
             int(metadata["since"]) if "since" in metadata else None,
             _decode_records(metadata.get("read", {})),
+            decode_published(metadata.get("published", {})),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(_FOREIGN.format(error)) from None
@@ -222,6 +233,15 @@ def decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]
     """Return the numbers by queue in a JSON value that `encode_queues` has made."""
     return {
         QueueKey.of_text(topic, text): int(number) for topic, queues in value.items() for text, number in queues.items()
+    }
+
+
+def decode_published(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, tuple[int, ...]]:
+    """Return the offsets by queue in the JSON value of `published`."""
+    return {
+        QueueKey.of_text(topic, text): tuple(map(int, found)) if isinstance(found, list) else (int(found),)
+        for topic, queues in value.items()
+        for text, found in queues.items()
     }
 
 

@@ -26,13 +26,14 @@ class TaskLimits:
 
     `max_records` (messages) and `min_partitions` are the options maxRecordsPerPartition and minPartitions. `cores` is
     the number of tasks that can run at once. If `are_queues_apart`, no task reads several queues, and only the two
-    options split a queue.
+    options split a queue. If `are_queues_whole`, nothing splits a queue, so `max_records` must be None.
     """
 
     max_records: int | None = None
     min_partitions: int | None = None
     cores: int = 1
     are_queues_apart: bool = False
+    are_queues_whole: bool = False
 
 
 def make_tasks(
@@ -46,10 +47,18 @@ def make_tasks(
     a core if that is less: a range joins if at least half of it is within the share. `sizes` has the bytes of the
     ranges' records; a range that is missing there counts as 0 bytes.
     Without `min_partitions`, large ranges are split so that all cores have work.
+
+    Whole queues share a task up to `LEAST_SHARED_MESSAGES`, and cores and `min_partitions` get a task each as far as
+    there are queues. A listener has work for a core although it has few rows, and takes so many rows of several queues
+    side by side (`listener_calls.ORDERLY_ROWS`).
     """
     sizes = sizes or {}
     most, least = limits.max_records, limits.min_partitions
-    pieces = split_ranges(ranges, most, least)
+    if limits.are_queues_whole:
+        most, least = LEAST_SHARED_MESSAGES, max(least or 1, limits.cores)
+        pieces = [part for part in ranges if part.count > 0]
+    else:
+        pieces = split_ranges(ranges, most, least)
     if limits.are_queues_apart:
         return [[piece] for piece in pieces]
     if least is None:

@@ -15,4 +15,7 @@ The modules that write:
 
 writer.py, task_writer.py                 df.write and df.writeStream: on the driver, and in tasks
 listener.py, listener_task.py, listener_sink.py   `rmq_spark.consume`: calls a listener with each batch of a stream
+listener_calls.py, orderly_queues.py      the calls of a task, in the two models
+call_window.py, call_threads.py           which calls run at the same time, and their threads
+call_counts.py, batch_counts.py           counts and times of calls, and their way to the program
 """

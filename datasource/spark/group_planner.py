@@ -4,7 +4,7 @@ The report is the metadata under "@" in the latest offset. The session's listene
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rmq_spark.datasource.options.group_options import GroupOptions
@@ -20,10 +20,13 @@ from rmq_spark.datasource.plan.group_placement import (
     place_queue,
 )
 from rmq_spark.datasource.plan.offsets import StreamOffset
+from rmq_spark.datasource.plan.own_offsets import OwnOffsets
 from rmq_spark.datasource.plan.planning import Bounds, find_ahead
+from rmq_spark.datasource.spark.lock_wait import LockWait
 from rmq_spark.datasource.spark.source_view import SourceView
-from rmq_spark.store.backend import GroupAssignment, GroupSession, GroupTerms
+from rmq_spark.store.backend import Capability, Fence, GroupAssignment, GroupSession, GroupTerms
 from rmq_spark.store.errors import OffsetRangeError, StoreChangedError
+from rmq_spark.store.filter.row_filter import ALL, TAG, Expression
 from rmq_spark.store.model import QueueKey, QueueRange
 
 _LOG = logging.getLogger("rmq_spark")
@@ -36,7 +39,8 @@ def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
     member filters out is not delivered to any other member either. In RocketMQ, members with different subscriptions
     overwrite each other's subscription at the broker.
     """
-    filters = options.filters.describe(named_topics(options.subscription))
+    topics = named_topics(options.subscription)
+    filters = options.filters.describe(topics)
     return GroupTerms(
         group.group,
         "shared" if group.is_shared else "all",
@@ -47,46 +51,73 @@ def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
         group.lease_timeout_ms,
         group.lease_heartbeat_ms,
         group.handover_timeout_ms,
+        _expressions(options, topics),
+        group.is_orderly,
     )
+
+
+def _expressions(options: ReadOptions, topics: Collection[str] | None) -> tuple[tuple[str, Expression], ...]:
+    """Return the topics that the query names, each with its expression. See `GroupTerms.expressions`.
+
+    The topic "" has the expression of topics that are not named. Only a query with a pattern (`topics` is None) has it.
+    """
+    filters, everything = options.filters, Expression(TAG, ALL)
+    if topics is None:
+        return (("", filters.for_all or everything), *sorted(filters.topics, key=lambda one: one[0]))
+    return tuple((topic, filters.of(topic) or everything) for topic in sorted(topics) if topic != options.retry_topic)
 
 
 class GroupPlanner:
     """Assigns queues and positions to the batches of one run of a query. For one thread at a time."""
 
-    def __init__(self, options: ReadOptions, group: GroupOptions, view: SourceView) -> None:
-        self._options, self._group, self._view = options, group, view
+    def __init__(self, options: ReadOptions, group: GroupOptions, view: SourceView, lock_wait: LockWait) -> None:
+        self._options, self._group, self._view, self._lock_wait = options, group, view, lock_wait
         self._query = view.backend.group(group_terms(options, group))
-        self._is_first = True
+        self._is_first, self._has_claimed = True, False
         self._owned: frozenset[QueueKey] = frozenset()
         self._had: set[QueueKey] = set()  # queues that this run has owned
+        self._has_leases = Capability.LEASES in view.backend.location.capabilities
+        self._own_offsets = OwnOffsets()
+        self._begins: Mapping[QueueKey, int] = {}  # of the last plan
 
     @property
     def query(self) -> GroupSession:
         """The session of the query in its group."""
         return self._query
 
+    @property
+    def published(self) -> Mapping[QueueKey, int] | None:
+        """The group's offsets of the query's queues, for `BatchAssignment.marked`."""
+        return None if self._has_leases else self._query.published
+
     def has_changed(self) -> bool:
         """Return whether the query's queues or their positions may have changed. Cheap."""
         return self._query.has_changed()
 
-    def epochs(self, bounds: Bounds) -> Mapping[QueueKey, int]:
-        """Return the epoch of the query's claim to each of its queues, which tasks compare (`Fence`).
+    def fence(self, queue: QueueKey, after: StreamOffset, bounds: Bounds) -> Fence | None:
+        """Return the fence of a task that reads the queue, or None if the query needs no fence.
 
-        If a batch is repeated after a restart, the queues are claimed first.
+        `after` is the end of the batch. If a batch is repeated after a restart, the queues in `bounds` are claimed
+        first, and locks of the earlier run are waited for.
         """
-        if self._is_first and not self._query.epochs:
-            self._query.rebalance(list(bounds), {}, None)
-        return self._query.epochs
+        if not (self._group.is_fenced or self._group.is_orderly):
+            return None
+        if self._query.is_outside:  # a query that is not a member has no claims that others could take over
+            return None
+        if self._is_first and not (self._has_claimed or self._query.epochs):
+            self._has_claimed = True
+            self._rebalance(bounds, {}, after, waits=True)
+        return Fence(self._group.group, self._query.member_id, self._query.epochs.get(queue, 0))
 
-    def refresh(self, before: StreamOffset, bounds: Bounds) -> BatchAssignment:
+    def refresh(self, before: StreamOffset, bounds: Bounds, *, waits: bool = False) -> BatchAssignment:
         """Return the assignment of the next batch.
 
         All messages below the positions in `before`, the previous offset, have been delivered. For queues that the
         query hands over to other members, these positions are published now, as the group's offsets. For the queues
-        that the query keeps, `publish` does this later.
+        that the query keeps, `publish` does this later. `waits` is whether it waits for queues that others have locked.
 
-        Raises GroupConflictError if another member conflicts with the query, and LockTimeoutError if offsets cannot be
-        published although commitOffsets=required.
+        The view may have newer bounds afterwards. Raises GroupConflictError if another member conflicts with the query,
+        and LockTimeoutError if offsets cannot be published although commitOffsets=required.
         """
         # If the checkpoint is from a query of another group, or of no group, its numbers of resets and suspensions are
         # not those of this group. All of this group's resets and suspensions are then older than the membership.
@@ -103,7 +134,7 @@ class GroupPlanner:
             for queue, position in positions.items()
             if queue in bounds and position <= bounds[queue].max_offset
         }
-        step = self._query.rebalance(list(bounds), finished, before.reset if is_ours else None)
+        step = self._rebalance(bounds, finished, before, waits=waits)
         owned = self._owned = frozenset(step.owned)
         facts, batch = self._queue_facts(before, resumes, bounds, step), self._batch_facts(before)
         places = {queue: place_queue(one, batch) for queue, one in facts.items()}
@@ -116,6 +147,11 @@ class GroupPlanner:
             if unknown:  # all have the same fallback
                 starts |= self._group_starts(unknown, bounds, step.held, places[unknown[0]].fallback)
         ahead = find_ahead({**seeks, **starts}, bounds, self._group.group)
+        if ahead and not self._has_leases:
+            # A consumer that has just given up a queue has often read messages that are newer than the last look.
+            self._view.has_moved()
+            self._view.refresh(before.positions)
+            ahead = find_ahead({**seeks, **starts}, self._view.bounds, self._group.group)
         for loss in ahead:
             (seeks if loss.queue in seeks else starts)[loss.queue] = loss.begin
         holds = {queue: Hold(one.resume, one.until_ms, one.number) for queue, one in suspended.queues.items()}
@@ -144,19 +180,37 @@ class GroupPlanner:
         out: the query begins there with its next batch, and until then the start is not published.
         """
         known = before.positions.keys() | assignment.seeks.keys() | assignment.starts.keys()
+        self._begins = begins
         self._query.publish(
             {queue: begin for queue, begin in begins.items() if queue in known and queue in self._owned}
         )
 
-    def note_answered(self, *, is_batch: bool = True) -> None:
+    def note_answered(self, *, is_batch: bool = True, is_over: bool = False) -> None:
         """Record that the last assignment is in the offset that `latestOffset` returns to Spark.
 
         Until this call, an assignment is provisional, because planning may still fail. `is_batch` is whether the offset
-        differs from the previous one, so that Spark starts a batch.
+        differs from the previous one, so that Spark starts a batch. `is_over` is whether Spark ends the run otherwise.
+        Then a member of a cluster's group leaves: it publishes all offsets, and other members get its queues and locks
+        at once. If Spark plans another batch nevertheless, the query joins again.
         """
         self._query.settle(is_batch=is_batch)
         self._is_first = False
         self._had |= self._owned
+        if not self._has_leases:
+            begins = {queue: self._begins[queue] for queue in self._owned if queue in self._begins}
+            self._own_offsets.note(begins)
+            if is_over and not is_batch:
+                self._query.leave(begins)
+
+    def _rebalance(
+        self, bounds: Bounds, finished: Mapping[QueueKey, int], offset: StreamOffset, *, waits: bool
+    ) -> GroupAssignment:
+        """Rebalance, again and again while queues are locked by others if `waits`. `offset` has the applied resets."""
+        applied_reset = offset.reset if offset.group == self._group.group else None
+        step = self._query.rebalance(list(bounds), finished, applied_reset)
+        while waits and step.waiting and self._lock_wait.pause(step.waiting):
+            step = self._query.rebalance(list(bounds), finished, applied_reset)
+        return step
 
     def _batch_facts(self, before: StreamOffset) -> BatchFacts:
         options, group = self._options, self._group
@@ -190,10 +244,21 @@ class GroupPlanner:
                 is_gained=queue in gained,
                 was_owned=queue in self._had,
                 is_retry=self._options.begins_as_retry(queue),
+                own_offsets=self._own_offsets_of(queue, before),
             )
             for queue in dict.fromkeys([*resumes, *step.gained, *step.resets])
             if queue in bounds
         }
+
+    def _own_offsets_of(self, queue: QueueKey, before: StreamOffset) -> tuple[int, ...] | None:
+        """Return the offsets at which the group may be in a queue if only this query has moved it, or None.
+
+        They are those of this run if it has owned the queue, else those in the checkpoint.
+        """
+        if self._has_leases or before.group != self._group.group:
+            return None
+        of_run = self._own_offsets.of(queue)
+        return before.published.get(queue, ()) if of_run is None else of_run
 
     def _group_starts(
         self, queues: Sequence[QueueKey], bounds: Bounds, committed: Mapping[QueueKey, int], fallback: str
@@ -201,11 +266,16 @@ class GroupPlanner:
         """Return the start offset of the group in each of these queues.
 
         If the group has no offset in any queue of a topic, the start offsets of the whole topic are committed first, so
-        that all members begin at the same offsets.
+        that all members begin at the same offsets. In a place without leases each queue is treated by itself, as
+        RocketMQ's consumers do.
         """
-        new = {queue.topic for queue in queues} - {queue.topic for queue in committed}
         start_offsets, times_ms = self._view.backend.start_offsets, self._options.starting_times_of(bounds)
         group = self._group.group
+        if not self._has_leases:
+            known = {queue: committed[queue] for queue in queues if queue in committed}
+            rest = {queue: bounds[queue] for queue in queues if queue not in known}
+            return known | (start_offsets(group, rest, {}, fallback, times_ms) if rest else {})
+        new = {queue.topic for queue in queues} - {queue.topic for queue in committed}
         if new:
             unknown = {queue: available for queue, available in bounds.items() if queue.topic in new}
             committed = self._query.begin(start_offsets(group, unknown, {}, fallback, times_ms))

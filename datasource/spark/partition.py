@@ -17,6 +17,7 @@ from rmq_spark.store.model import QueueKey, QueueRange, RecordProof
 
 _Place: TypeAlias = tuple[QueueKey, int]
 _NO_RECORDS: Mapping[_Place, RecordProof] = {}
+_NO_FENCES: Mapping[QueueKey, Fence] = {}
 # The forms of these classes in a pickle.
 _FlatQueue: TypeAlias = tuple[str, int, str]
 _FlatProof: TypeAlias = tuple[int, int]
@@ -37,13 +38,14 @@ class Piece(QueueRange):
 
 
 class RmqPartition(InputPartition):
-    """The pieces that a task reads, sorted by queue and offset. Only a task without a fence reads several queues.
+    """The pieces that a task reads, sorted by queue and offset.
 
     `location` has no secrets; those are in `ReadSettings`. `identity` is the id of the place (`Backend.identity`), None
-    if it has none. The task applies the filters of the query. If `sought` is not None, only messages with one of its
-    keys or ids are rows. If `tags` is not None, only messages with one of these tags are rows. `records` are messages
-    of earlier batches, by queue and queue offset: the executor recognises the store of a broker by them where pieces
-    have no positions, because the broker was away when the driver planned them.
+    if it has none. `fences` has the fences of its queues, as far as they need one. The task applies the filters of the
+    query. If `sought` is not None, only messages with one of its keys or ids are rows. If `tags` is not None, only
+    messages with one of these tags are rows. `records` are messages of earlier batches, by queue and queue offset: the
+    executor recognises the store of a broker by them where pieces have no positions, because the broker was away when
+    the driver planned them.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class RmqPartition(InputPartition):
         location: Location,
         pieces: tuple[Piece, ...],
         identity: str | None = None,
-        fence: Fence | None = None,
+        fences: Mapping[QueueKey, Fence] = _NO_FENCES,
         sought: KeyLookup | None = None,
         tags: tuple[str, ...] | None = None,
         records: Mapping[_Place, RecordProof] = _NO_RECORDS,
@@ -59,7 +61,7 @@ class RmqPartition(InputPartition):
         self.location = location
         self.pieces = pieces
         self.identity = identity
-        self.fence = fence
+        self.fences = fences
         self.sought = sought
         self.tags = tags
         self.records = records
@@ -75,9 +77,10 @@ class RmqPartition(InputPartition):
             )
             for piece in self.pieces
         )
-        fence, sought = self.fence and tuple(self.fence), self.sought and tuple(self.sought)
+        fences = tuple((_flat_queue(queue), tuple(fence)) for queue, fence in self.fences.items())
+        sought = self.sought and tuple(self.sought)
         records = tuple((_flat_queue(queue), at, _flat(proof)) for (queue, at), proof in self.records.items())
-        return _unpickle, (self.location, flat, self.identity, fence, sought, self.tags, records)
+        return _unpickle, (self.location, flat, self.identity, fences, sought, self.tags, records)
 
 
 def _flat_queue(queue: QueueKey) -> _FlatQueue:
@@ -92,7 +95,7 @@ def _unpickle(
     location: Location,
     flat: tuple[_FlatPiece, ...],
     identity: str | None,
-    fence: tuple[str, str, int] | None,
+    fences: tuple[tuple[_FlatQueue, tuple[str, str, int]], ...],
     sought: tuple[tuple[str, ...], tuple[str, ...]] | None,
     tags: tuple[str, ...] | None,
     records: tuple[tuple[_FlatQueue, int, _FlatProof], ...],
@@ -111,7 +114,7 @@ def _unpickle(
         location,
         pieces,
         identity,
-        fence and Fence(*fence),
+        {QueueKey(*queue): Fence(*fence) for queue, fence in fences},
         sought and KeyLookup(*sought),
         tags,
         {(QueueKey(*queue), at): RecordProof(*proof) for queue, at, proof in records},
@@ -154,8 +157,8 @@ def plan_partitions(
         )
         unproved = {(piece.queue.topic, piece.queue.broker) for piece in pieces if piece.last is None}
         needed = {place: record for place, record in records.items() if (place[0].topic, place[0].broker) in unproved}
-        fence = fence_of(task[0].queue)
-        partitions.append(RmqPartition(location, pieces, identity, fence, sought, tags, needed))
+        fences = {queue: fence for queue in {piece.queue for piece in task} if (fence := fence_of(queue)) is not None}
+        partitions.append(RmqPartition(location, pieces, identity, fences, sought, tags, needed))
     return partitions
 
 

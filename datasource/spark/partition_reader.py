@@ -47,7 +47,7 @@ def read_partition(
 
     Raises StoreChangedError if this machine has no store at the path or another one. Raises DataLossError if messages
     have expired since the plan and failOnDataLoss is true. Raises DamageError if a file is damaged, and
-    GroupConflictError if the partition has a fence and its queue has another owner.
+    GroupConflictError if a queue with a fence has another owner.
     """
     return _join_small(_read_pieces(partition, settings, opened))
 
@@ -62,18 +62,23 @@ def _read_pieces(partition: RmqPartition, settings: ReadSettings, opened: Backen
         location = location.with_secrets_of(settings.secrets)
     with contextlib.closing(location.open()) if opened is None else contextlib.nullcontext(opened) as backend:
         _check_identity(backend, partition)
-        if partition.fence is not None:
-            backend.check_fence(partition.fence, partition.pieces[0].queue)
         if partition.records:
             backend.note_read(partition.records)
         for pieces in _groups(partition.pieces):
+            _check_fences(backend, partition, pieces)
             for batch in _read_group(backend, partition, pieces, settings, filters[pieces[0].queue.topic]):
                 rows = batch if sought is None else batch.filter(matches_lookup(batch, sought)).select(columns)
                 if rows.num_rows:
                     yield rows
         # One check at the end is enough, because Spark discards the rows of a task that fails.
-        if partition.fence is not None:
-            backend.check_fence(partition.fence, partition.pieces[0].queue)
+        _check_fences(backend, partition, partition.pieces)
+
+
+def _check_fences(backend: Backend, partition: RmqPartition, pieces: Sequence[Piece]) -> None:
+    """Raise GroupConflictError if another member of the group has taken a queue of the pieces."""
+    for queue in dict.fromkeys(piece.queue for piece in pieces):
+        if queue in partition.fences:
+            backend.check_fence(partition.fences[queue], queue)
 
 
 def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:

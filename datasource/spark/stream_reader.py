@@ -65,6 +65,7 @@ from rmq_spark.datasource.spark import clocks
 from rmq_spark.datasource.spark.batch_reader import read_planned, report_losses
 from rmq_spark.datasource.spark.broker_wait import BrokerWait
 from rmq_spark.datasource.spark.hand_over import HandingOver, HandOver
+from rmq_spark.datasource.spark.lock_wait import LockWait
 from rmq_spark.datasource.spark.partition import plan_partitions
 from rmq_spark.datasource.spark.positions import StreamEnd, find_group_starts, find_offsets, find_starts
 from rmq_spark.datasource.spark.read_records import ReadRecords
@@ -113,7 +114,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         self._hand_over = hand_over
         self._end = StreamEnd(options)
         self._rights = ReadRights(options)
-        self._group = _make_group_planner(options, self._view)
+        self._group = self._make_group_planner()
         self._next_due_ms: int | None = None  # time of the first scheduled message
         self._snapshot: Mapping[QueueKey, int] | None = None  # of AvailableNow: the ends of the queues
         self._must_wait = False  # a run of AvailableNow, and the first look at the ends of a stream, need all brokers
@@ -149,10 +150,11 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
+        self._view.change_wait(self._options.wait_ms())
+        self._group = self._make_group_planner()  # the session is one of the view's backend
         self._join()
         self._deliver_due()
         self._must_wait = True
-        self._view.change_wait(self._options.wait_ms())
         self._name_brokers(is_new=False)
         self._view.plan(lambda: self._refresh(()))
         self._snapshot = {queue: available.max_offset for queue, available in self._view.bounds.items()}
@@ -195,6 +197,20 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             raise error
         self._sleep(_UNAVAILABLE_PAUSE_S)
 
+    def _make_group_planner(self) -> "GroupPlanner | None":
+        """Return the group planner if the query is a member of a group, else None."""
+        options = self._options
+        if options.group is None or not options.is_member:
+            return None
+        from rmq_spark.datasource.spark.group_planner import GroupPlanner  # the group part of the engine: import late
+
+        wait = LockWait(self._monotonic_ms, self._sleep, self._is_orphan)
+        return GroupPlanner(options, options.group, self._view, wait)
+
+    def _is_orphan(self) -> bool:
+        """Return whether Spark is dead. The end of this process releases its locks."""
+        return self._parent_id() != self._spark_id
+
     def _join(self) -> None:
         """Join the group, if the query has one. Called before anything is read, because the group may refuse it."""
         if self._group is not None:
@@ -216,9 +232,11 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         continues.
         """
         until_ms, group_poll_ms = self._monotonic_ms() + self._options.long_polling_ms, 0.0
+        # Other members of a group in a cluster take over queues as soon as a member joins.
+        longest_ms = _GROUP_POLL_MS if self._group is not None and self._view.has_brokers else _WAIT_MS
         while (left_ms := until_ms - self._monotonic_ms()) > 0:
             try:
-                has_changed = self._view.wait(min(left_ms, _WAIT_MS))
+                has_changed = self._view.wait(min(left_ms, longest_ms))
                 if has_changed or _is_past(self._next_due_ms, self._now_ms()):
                     self._deliver_due()  # a new message may be due earlier than the scheduled ones
                     has_changed = self._view.has_moved()
@@ -228,8 +246,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             # A look at the group costs ten times as much as a look at a directory's log, and is less urgent.
             if self._monotonic_ms() >= group_poll_ms:
                 group_poll_ms = self._monotonic_ms() + _GROUP_POLL_MS
-                if self._parent_id() != self._spark_id:
-                    return start  # Spark is dead; the end of this process releases its locks
+                if self._is_orphan():
+                    return start
                 has_changed = has_changed or (self._group is not None and self._group.has_changed())
             if has_changed:
                 end = self._view.plan(lambda: self._plan_end(start, limits))
@@ -274,12 +292,12 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         assignment = BatchAssignment()
         if self._group is not None:
             readable = {queue: available for queue, available in bounds.items() if self._rights.allows(queue)}
-            assignment = self._group.refresh(before, readable)
+            assignment = self._group.refresh(before, readable, waits=self._must_wait)
         after, until_ms = self._plan(before, assignment, limits, now_ms)
         self._planned, self._report = (assignment, after.positions), None
         is_idle = is_same(before, after)
         if self._group is not None:
-            self._group.note_answered(is_batch=not is_idle)
+            self._group.note_answered(is_batch=not is_idle, is_over=self._snapshot is not None)
         if is_idle:
             self._idle_at, self._idle_until_ms = start, until_ms
             return start
@@ -314,14 +332,15 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         view = self._view
         kept, losses = clip_ranges(ranges, view.bounds, unsubscribed, view.away, view.gone)
         report_losses(losses, self._options.fail_on_data_loss, _NOT_COUNTED)
-        options = self._options
+        options, member = self._options, self._options.group
         limits = TaskLimits(
             options.max_records_per_partition,
             options.min_partitions,
             usable_cores(),
-            are_queues_apart=options.group is not None and (options.group.is_fenced or options.group.is_orderly),
+            are_queues_apart=member is not None and member.is_fenced and not member.is_orderly,
+            are_queues_whole=member is not None and member.is_orderly,
         )
-        planned = plan_partitions(view, kept, limits, self._fence, records=after.records)
+        planned = plan_partitions(view, kept, limits, lambda queue: self._fence(queue, after), records=after.records)
         self._records.note_planned(planned)
         return planned
 
@@ -335,14 +354,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             require_subscribed(found, str(self._options.subscription))
         return found
 
-    def _fence(self, queue: QueueKey) -> Fence | None:
-        """Return the fence of a task that reads the queue, or None if the query needs no fence."""
-        options, planner = self._options.group, self._group
-        if options is None or planner is None or not (options.is_fenced or options.is_orderly):
-            return None
-        if planner.query.is_outside:  # a query that is not a member has no claims that others could take over
-            return None
-        return Fence(options.group, planner.query.member_id, planner.epochs(self._view.bounds).get(queue, 0))
+    def _fence(self, queue: QueueKey, after: StreamOffset) -> Fence | None:
+        return None if self._group is None else self._group.fence(queue, after, self._view.bounds)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_bounds:
@@ -352,9 +365,7 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
                 metadata["away"] = describe_for_progress(self._view.brokers_away)
             self._report = {**encode_queues(ends), MARK: metadata}
             if self._group is not None and self._planned is not None:
-                from rmq_spark.datasource.spark.group_planner import (
-                    mark_of,  # the group part of the engine: import late
-                )
+                from rmq_spark.datasource.spark.group_planner import mark_of  # late: the engine's part for groups
 
                 assignment, positions = self._planned
                 metadata |= mark_of(self._group.query, self._view, assignment, positions, self._now_ms())
@@ -377,7 +388,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
     def _refresh(self, known: Collection[QueueKey]) -> None:
         bounds = self._view.bounds
         if self._must_wait or (self._end.is_wanted and not self._end.is_known):
-            self._view.refresh_all(self._broker_wait(), known)
+            wait = BrokerWait(self._options.wait_ms(), self._monotonic_ms, self._sleep, self._is_orphan)
+            self._view.refresh_all(wait, known)
         else:
             self._view.refresh(known)
         if self._view.bounds is not bounds:
@@ -389,11 +401,6 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             warn_of_pattern(options.subscription, list(bounds), backend)
             ranges = [QueueRange(queue, one.min_offset, one.max_offset) for queue, one in bounds.items()]
             warn_of_filters(options.filters, ranges, backend)
-
-    def _broker_wait(self) -> BrokerWait:
-        """Return a wait for brokers that are away. It ends with Spark."""
-        wait_ms = self._options.wait_ms()
-        return BrokerWait(wait_ms, self._monotonic_ms, self._sleep, lambda: self._parent_id() != self._spark_id)
 
     def _plan(
         self, before: StreamOffset, assignment: BatchAssignment, limits: Limits, now_ms: int
@@ -430,7 +437,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         if self._end.is_wanted:
             is_reached = self._end.is_reached(after.positions, self._view.away)
             after = replace(after, ending=True, ended=is_reached)
-        return assignment.marked(before, after, progress.begins, self._view.bounds), until_ms
+        published = None if self._group is None else self._group.published
+        return assignment.marked(before, after, progress.begins, self._view.bounds, published), until_ms
 
     def _is_read(self, queue: QueueKey) -> bool:
         """Return whether this run reads the queue.
@@ -489,12 +497,3 @@ def _is_past(until_ms: int | None, now_ms: int) -> bool:
 
 def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
     return min((time_ms for time_ms in (one_ms, other_ms) if time_ms is not None), default=None)
-
-
-def _make_group_planner(options: ReadOptions, view: SourceView) -> "GroupPlanner | None":
-    """Return the group planner if the query is a member of a group, else None."""
-    if options.group is None or not options.is_member:
-        return None
-    from rmq_spark.datasource.spark.group_planner import GroupPlanner  # the group part of the engine: import late
-
-    return GroupPlanner(options, options.group, view)

@@ -3,6 +3,7 @@
 frame.py           bytes <-> commands, each with a header and a body
 codes.py           the numbers of requests and responses
 requests.py        the requests for routes, positions and messages; group_requests.py those about groups
+admin_requests.py  the request that resets a group; admin_answers.py what the codes mean to requests of administrators
 responses.py       what they return; answer_fields.py checks the contents
 answer_rules.py    which responses are answers, and which are errors; answer_rule.py one rule
 signing.py         the signature of an account
@@ -30,4 +31,6 @@ send_back.py       checks failed rows and sends them back; resent_messages.py se
 send_back_sink.py  the sink of failed rows: tasks check them, and the commit sends them back
 dead_letters.py    republishes the dead letters of a group
 consumer.py        a pull consumer for programs; pull_answers.py the results of its pulls, offset_commits.py its offsets
+group_progress.py  what brokers tell about groups; group_lag.py the table of lag, group_listing.py that of members
+offset_resets.py   resets of groups by an administrator
 """

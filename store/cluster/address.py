@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 from rmq_spark.store.backend import (
     Backend,
@@ -28,6 +28,9 @@ NAME_SERVER_PORT = 9876  # the default of NamesrvStartup
 # The variables of the environment that have the account's keys if no option gives them.
 ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE = "RMQ_ACCESS_KEY", "RMQ_SECRET_KEY"
 _NAME_SERVER, _BROKER_ADDRESSES, _NAMESPACE = "nameServer", "brokerAddresses", "namespace"
+_CREDENTIALS_FILE, _TLS_VERIFY = "credentialsFile", "tlsVerify"
+_TLS_FILES = {"tlsCaFile": "ca_file", "tlsCertFile": "cert_file", "tlsKeyFile": "key_file"}  # and fields of TlsOptions
+_PULL_GROUP = "pullGroup"
 
 _WRITE_WAIT_MS = 300_000  # the default of brokerDownTimeout for writes
 
@@ -138,12 +141,14 @@ class ClusterAddress:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """A cluster can be read and written, and its queues have the names of their brokers."""
+        """A cluster can be read and written, shares queues among consumers, and names the brokers of its queues."""
         return frozenset(
             {
                 Capability.BROKERS,
                 Capability.NAME_SERVERS,
                 Capability.GROUP_OFFSETS,
+                Capability.GROUPS,
+                Capability.FENCES,
                 Capability.SIZE_ESTIMATES,
                 Capability.WRITES,
                 Capability.SEND_BACK,
@@ -169,21 +174,34 @@ class ClusterAddress:
         )
 
     def mark(self) -> dict[str, str]:
-        """Return the cluster as JSON for a query's progress, without secrets. `of_mark` reads it."""
-        mark = {_NAME_SERVER: self._name_server_text}
-        if self.namespace:
-            mark[_NAMESPACE] = self.namespace
-        if self.broker_addresses:
-            mark[_BROKER_ADDRESSES] = ";".join(f"{name}={address}" for name, address in self.broker_addresses)
-        return mark
+        """Return the cluster as JSON for a query's progress, without secrets. `of_mark` reads it.
+
+        Paths of files with keys are no secrets, but the password of a key is one.
+        """
+        addresses = ";".join(f"{name}={address}" for name, address in self.broker_addresses)
+        tls = self.tls
+        optional = {
+            _NAMESPACE: self.namespace,
+            _BROKER_ADDRESSES: addresses,
+            _CREDENTIALS_FILE: self.credentials and self.credentials.file,
+            _TLS_VERIFY: tls and tls.verify,
+            _PULL_GROUP: self.pull_group,
+            **({name: getattr(tls, field) for name, field in _TLS_FILES.items()} if tls else {}),
+        }
+        return {_NAME_SERVER: self._name_server_text} | {name: text for name, text in optional.items() if text}
 
     @classmethod
     def of_mark(cls, mark: Mapping[str, str]) -> "ClusterAddress":
-        """Return the cluster that `mark` returned. It lacks account and TLS."""
+        """Return the cluster that `mark` returned. It lacks the keys of an account that are not in a file."""
+        verify: Any = mark.get(_TLS_VERIFY)
+        files = {field: mark.get(name) for name, field in _TLS_FILES.items()}
         return cls(
             parse_name_servers(mark[_NAME_SERVER]),
             parse_broker_addresses(mark.get(_BROKER_ADDRESSES, "")),
+            Credentials(file=mark[_CREDENTIALS_FILE]) if _CREDENTIALS_FILE in mark else None,
+            None if verify is None else TlsOptions(verify, **files),
             namespace=mark.get(_NAMESPACE, ""),
+            pull_group=mark.get(_PULL_GROUP, ""),
         )
 
     def without_secrets(self) -> "ClusterAddress":

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
-from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode
 from rmq_spark.store.cluster.frame import Command, FrameError, shorten_value
 from rmq_spark.store.format import fastjson
 from rmq_spark.store.model import QueueKey
@@ -28,10 +28,10 @@ class AnswerError(FrameError):
 
 
 class Question(Protocol):
-    """The request to which a response belongs."""
+    """The request to which a response belongs, or which a broker has sent."""
 
     @property
-    def code(self) -> RequestCode:
+    def code(self) -> RequestCode | BrokerRequestCode:
         """The code of the request."""
 
 

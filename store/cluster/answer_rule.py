@@ -1,11 +1,19 @@
-"""A rule for what a response code means. `answer_rules` and `send_answers` contain the rules."""
+"""A rule for what a response code means. `answer_rules`, `send_answers` and `admin_answers` contain the rules."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import NoPermissionError, RmqError
+
+MISSING_RIGHT = "the account lacks a right"
+# The code and the remark with which brokers of 4.9 and 5.3 answer if an account lacks a right.
+_LACKS_RIGHT = (
+    (ResponseCode.SYSTEM_ERROR, r"(?s)AclException.*(No default permission|Need admin permission|doesn't support)"),
+    (ResponseCode.NO_PERMISSION, r"has no permission to access"),
+)
 
 
 class Retry(StrEnum):
@@ -48,3 +56,20 @@ class AnswerRule:
     def fits_remark(self, remark: str) -> bool:
         """Return whether the rule is for responses with `remark`."""
         return not self.remark or re.search(self.remark, remark) is not None
+
+
+def rules_of_rights(next_steps: Mapping[frozenset[RequestCode], str]) -> tuple[AnswerRule, ...]:
+    """Return the rules for accounts that lack a right. `next_steps` says for each set of requests what to ask for."""
+    return tuple(
+        AnswerRule(
+            code,
+            MISSING_RIGHT,
+            NoPermissionError,
+            expected="an account with the right",
+            next_step=next_step,
+            requests=requests,
+            remark=remark,
+        )
+        for code, remark in _LACKS_RIGHT
+        for requests, next_step in next_steps.items()
+    )

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+from rmq_spark.store.cluster.admin_answers import ADMIN_RIGHTS, ADMIN_RULES
 from rmq_spark.store.cluster.answer_fields import shorten_line
-from rmq_spark.store.cluster.answer_rule import AnswerRule, Retry
+from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT, AnswerRule, Retry
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.cluster.requests import Request
@@ -46,7 +47,6 @@ _NAME_SERVER = frozenset(
 _WRONG_ACCOUNT = "the account is unknown, or its key is wrong"
 _EXPECTED_ACCOUNT = "a request that is signed by an account of the cluster"
 _CHECK_ACCOUNT = "Check the options accessKey, secretKey and securityToken, or credentialsFile."
-MISSING_RIGHT = "the account lacks a right"
 _ASK_FOR_RIGHTS = (
     "Ask an administrator for the rights: SUB of the topic and the group (4.9), or Sub and Get of the topic and Sub of "
     "the group (5.3). Or set pullGroup to a group that the account may use."
@@ -85,8 +85,24 @@ _ANSWERS = (
     AnswerRule(
         ResponseCode.CONSUMER_NOT_ONLINE,
         "the group has no member",
-        requests=frozenset({RequestCode.GET_CONSUMER_CONNECTION_LIST}),
+        requests=frozenset({RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET}),
     ),
+)
+# What a member of a group sends. The other rights of its account are those of a reader.
+_OF_MEMBERS = frozenset(
+    {
+        RequestCode.HEART_BEAT,
+        RequestCode.UNREGISTER_CLIENT,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        RequestCode.QUERY_ASSIGNMENT,
+    }
+)
+_ASK_FOR_MEMBERSHIP = (
+    "Ask an administrator for the rights of a member: SUB of the group (4.9), or Sub and Get of the group, and Sub of "
+    "the topic and of its retry topic %RETRY%group (5.3)."
 )
 _ACCOUNTS = (
     AnswerRule(
@@ -97,6 +113,15 @@ _ACCOUNTS = (
         _EXPECTED_ACCOUNT,
         next_step=_CHECK_ACCOUNT,
         remark=r"(?s)AclException.*(No accessKey is configured|No acl config for|Check signature failed)",
+    ),
+    AnswerRule(
+        None,
+        MISSING_RIGHT,
+        NoPermissionError,
+        expected="an account with the right",
+        next_step=_ASK_FOR_MEMBERSHIP,
+        requests=_OF_MEMBERS,
+        remark=r"AclException",
     ),
     AnswerRule(
         None,
@@ -114,6 +139,15 @@ _ACCOUNTS = (
         _EXPECTED_ACCOUNT,
         next_step=_CHECK_ACCOUNT,
         remark=r"username cannot be null|User:.* is not found|check signature failed",
+    ),
+    AnswerRule(
+        ResponseCode.NO_PERMISSION,
+        MISSING_RIGHT,
+        NoPermissionError,
+        expected="an account with the right",
+        next_step=_ASK_FOR_MEMBERSHIP,
+        requests=_OF_MEMBERS,
+        remark=r"has no permission to access",
     ),
     AnswerRule(
         ResponseCode.NO_PERMISSION,
@@ -315,7 +349,7 @@ _REFUSALS = (
         next_step="Look for the answer in the log of the server.",
     ),
 )
-RULES = _ANSWERS + SEND_RIGHTS + _ACCOUNTS + SEND_RULES + _AFTER_ACCOUNTS + _REFUSALS
+RULES = _ANSWERS + SEND_RIGHTS + ADMIN_RIGHTS + _ACCOUNTS + SEND_RULES + ADMIN_RULES + _AFTER_ACCOUNTS + _REFUSALS
 
 _MAX_REMARK_CHARS = 300
 

@@ -6,10 +6,10 @@ driver planned with (`positions`), whose physical offsets and store times anothe
 """
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NoReturn
 
 import pyarrow as pa
 
@@ -24,17 +24,20 @@ from rmq_spark.store.backend import (
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.catalog import ClusterCatalog
 from rmq_spark.store.cluster.client import ClusterClient, borrowed_client, monotonic_ms, now_ms
+from rmq_spark.store.cluster.final_commit import commit_final_offsets
+from rmq_spark.store.cluster.group_session import ClusterGroupSession
 from rmq_spark.store.cluster.group_starts import TIMESTAMP, place_new_group
 from rmq_spark.store.cluster.long_poll import HeldPulls
+from rmq_spark.store.cluster.member_locks import check_lock
 from rmq_spark.store.cluster.message_lookup import MessageLookup
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.range_reader import RangeReader
 from rmq_spark.store.cluster.record_sizes import RecordSizes
 from rmq_spark.store.errors import (
     BackendUnavailableError,
+    GroupConflictError,
     NoPermissionError,
     NotFoundError,
-    OptionError,
 )
 from rmq_spark.store.filter.row_filter import Expression, RowFilter
 from rmq_spark.store.format.rows import DecodeLimits
@@ -84,6 +87,7 @@ class ClusterBackend:
         self._range_reader: RangeReader | None = None
         self._held_pulls: HeldPulls | None = None
         self._watched: Mapping[QueueKey, int] = {}
+        self._sessions: weakref.WeakSet[ClusterGroupSession] = weakref.WeakSet()
         self._watched_topics: dict[str, str] = {}  # one topic of each broker whose queues are waited for
 
     @property
@@ -91,7 +95,7 @@ class ClusterBackend:
         """Where the cluster is. Tasks learn from it where the brokers are, as far as this backend knows."""
         if self._opened is None:
             return self._location
-        return replace(self._location, known_addresses=tuple(sorted(self._catalog.book.masters().items())))
+        return replace(self._location, known_addresses=tuple(sorted(self.catalog.book.masters().items())))
 
     @property
     def sizes(self) -> None:
@@ -101,7 +105,7 @@ class ClusterBackend:
     @property
     def size_estimates(self) -> RecordSizes:
         """Estimates of the sizes of messages, from the average of the topic's last records."""
-        return self._catalog.sizes
+        return self.catalog.sizes
 
     @property
     def keys(self) -> None:
@@ -109,7 +113,8 @@ class ClusterBackend:
         return
 
     @property
-    def _catalog(self) -> ClusterCatalog:
+    def catalog(self) -> ClusterCatalog:
+        """The topics and brokers that this backend knows."""
         return self._connected()[1]
 
     def _connected(self) -> tuple[ClusterClient, ClusterCatalog]:
@@ -131,7 +136,7 @@ class ClusterBackend:
         return self._range_reader
 
     def _watched_address(self, broker: str) -> str:
-        return self._catalog.find_address(self._watched_topics[broker], broker, renews=False)
+        return self.catalog.find_address(self._watched_topics[broker], broker, renews=False)
 
     def identity(self) -> None:
         """Return None: a cluster has no id. The positions of records identify it."""
@@ -140,7 +145,7 @@ class ClusterBackend:
         """Ask all brokers of the topics that were used for their bounds. One request for each broker and topic."""
         is_new, self._is_new = self._is_new, False
         self._refreshed_ms = self._monotonic_ms()
-        return self._catalog.refresh() or is_new
+        return self.catalog.refresh() or is_new
 
     def wait_for_messages(self, after: Mapping[QueueKey, int], timeout_ms: float) -> bool:
         """Wait for a message in one of the queues, by pulls that the brokers hold, then look at the cluster again.
@@ -164,20 +169,20 @@ class ClusterBackend:
 
     def topics(self) -> list[str]:
         """Return the sorted names of all topics of the namespace."""
-        return self._catalog.topics()
+        return self.catalog.topics()
 
     def queues(self, topics: Collection[str], *, missing_ok: Collection[str] = ()) -> dict[str, list[QueueKey]]:
         """Return the sorted queues of each topic, also those whose broker is away. Retired brokers are left out."""
-        found = self._catalog.queues(topics)
-        self._catalog.warn_of_unlisted_brokers()
+        found = self.catalog.queues(topics)
+        self.catalog.warn_of_unlisted_brokers()
         for topic, queues in found.items():
-            if not queues and topic not in missing_ok and not self._catalog.book.has_route(topic):
+            if not queues and topic not in missing_ok and not self.catalog.book.has_route(topic):
                 raise self._unknown_topic(topic)
         return {topic: queues for topic, queues in found.items() if queues or topic not in missing_ok}
 
     def bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueAnswer]:
         """Return the answer about the bounds of each queue, as of the last look."""
-        return self._catalog.answers(queues)
+        return self.catalog.answers(queues)
 
     def require_bounds(self, queues: Collection[QueueKey]) -> dict[QueueKey, QueueBounds]:
         """Return the bounds of queues.
@@ -192,9 +197,9 @@ class ClusterBackend:
         The same on brokers of all versions. Raises BackendUnavailableError if a broker is away.
         """
         bounds = self.require_bounds(times_ms.keys())
-        found, firsts = self._catalog.looks.offsets_at(times_ms, bounds)
+        found, firsts = self.catalog.looks.offsets_at(times_ms, bounds)
         for queue, first in firsts.items():
-            self._catalog.note_expired(queue, first)
+            self.catalog.note_expired(queue, first)
         return found
 
     def positions(self, at: Collection[tuple[QueueKey, int]]) -> dict[tuple[QueueKey, int], RecordProof]:
@@ -206,23 +211,23 @@ class ClusterBackend:
         for queue, answer in answers.items():
             if not isinstance(answer, Away):
                 self._require(queue, answer)
-            elif self._catalog.is_missing(queue):
+            elif self.catalog.is_missing(queue):
                 raise self._unknown_queue(queue, answer.reason)
         stored = [place for place in at if _holds(answers[place[0]], place[1])]
         found = {}
-        for place, look in self._catalog.looks.look(stored).items():
+        for place, look in self.catalog.looks.look(stored).items():
             queue, offset = place
             if look.first > offset:
-                self._catalog.note_expired(queue, look.first)
+                self.catalog.note_expired(queue, look.first)
             elif look.proof is not None:
                 found[place] = look.proof
-                self._catalog.note_read(queue, offset, look.proof)
+                self.catalog.note_read(queue, offset, look.proof)
         return found
 
     def note_read(self, records: Mapping[tuple[QueueKey, int], RecordProof]) -> None:
         """Note messages that an earlier run, or the driver, has seen. The next look at the cluster compares them."""
         for (queue, offset), proof in records.items():
-            self._catalog.note_earlier_read(queue, offset, proof)
+            self.catalog.note_earlier_read(queue, offset, proof)
 
     def read(
         self, part: QueueRange, columns: Sequence[str], limits: DecodeLimits, wanted: RowFilter | None
@@ -252,8 +257,10 @@ class ClusterBackend:
         """Do nothing, because brokers deliver delayed messages themselves."""
 
     def group(self, terms: GroupTerms) -> GroupSession:
-        """Raise OptionError, because this place lacks the capability GROUPS."""
-        self._refuse_groups()
+        """Return the membership of a query, which shares the queues with all members (`group_session`)."""
+        session = ClusterGroupSession(self, terms, self._now_ms, self._monotonic_ms)
+        self._sessions.add(session)
+        return session
 
     def committed_offsets(self, group: str, queues: Collection[QueueKey]) -> dict[QueueKey, int]:
         """Return the committed offsets of a group, by one request for each queue, which changes nothing at the broker.
@@ -262,7 +269,7 @@ class ClusterBackend:
         broker is away, because an offset that is not known must not be taken for none.
         """
         self.require_bounds(queues)
-        return self._catalog.groups.committed(group, queues)
+        return self.catalog.groups.committed(group, queues)
 
     def start_offsets(
         self,
@@ -283,7 +290,7 @@ class ClusterBackend:
             if isinstance(answer, QueueBounds) and starts[queue] <= answer.max_offset:
                 starts[queue] = bounds[queue].max_offset  # consumed by members of the group since the last look
         rest = {queue: one for queue, one in bounds.items() if queue not in starts}
-        starts |= self._catalog.groups.beginnings(group, rest) if rest else {}
+        starts |= self.catalog.groups.beginnings(group, rest) if rest else {}
         rest = {queue: one for queue, one in rest.items() if queue not in starts}
         times = {queue: time for queue, time in times_ms.items() if queue in rest} if fallback == TIMESTAMP else {}
         return starts | place_new_group(rest, fallback, self.offsets_at(times) if times else {})
@@ -294,8 +301,8 @@ class ClusterBackend:
             return {}
         self._is_new = True
         for queue in {(queue.topic, queue.broker): queue for queue in queues}.values():
-            self._catalog.look_again(queue)
-        return self._catalog.answers(queues)
+            self.catalog.look_again(queue)
+        return self.catalog.answers(queues)
 
     def message_lookup(self) -> MessageLookup:
         """Return the search by key and id at the brokers, for programs."""
@@ -303,12 +310,20 @@ class ClusterBackend:
         return MessageLookup(client, catalog.book.address, catalog.topic_of)
 
     def check_fence(self, fence: Fence, queue: QueueKey) -> None:
-        """Raise OptionError, because this place lacks the capability FENCES."""
-        self._refuse_groups()
+        """Renew the lock of an orderly query on a queue. Raise GroupConflictError if the query does not have it.
+
+        Locks are not numbered, so the epoch of the fence is not compared.
+        """
+        if not check_lock(self, PullTerms(fence.group, self._location.namespace), fence.member_id, queue):
+            raise GroupConflictError(
+                f"the broker does not give the lock of queue {queue} to {fence.member_id} of consumer group "
+                f"{fence.group}: another member has it; expected the lock of the query that reads the queue. Nothing "
+                "of the task is lost: the owner of the queue reads its messages from the group's offset."
+            )
 
     def commit_final(self, final: FinalCommit) -> bool:
-        """Raise OptionError, because this place lacks the capability GROUPS."""
-        self._refuse_groups()
+        """Commit the offsets of a member whose batch has ended, where nobody else has set the group's offset."""
+        return commit_final_offsets(self, self._location.namespace, final)
 
     def reopen(self) -> None:
         """Look at everything again at the next call. What is remembered about queues stays."""
@@ -317,14 +332,16 @@ class ClusterBackend:
             self._opened[1].forget()
 
     def close(self) -> None:
-        """Give the connections back to this process."""
+        """Give the connections back to this process. Memberships that were not left end without a commit."""
+        for session in list(self._sessions):
+            session.close()
         self.reopen()
         if self._held_pulls is not None:
             self._held_pulls.close()
         self._opened = self._range_reader = self._held_pulls = None
         self._held.close()
 
-    # What a consumer (`consumer`) asks besides.
+    # What programs ask besides: a consumer (`consumer`), and the administration of groups (`group_progress`).
 
     @property
     def client(self) -> ClusterClient:
@@ -336,7 +353,7 @@ class ClusterBackend:
 
         Raises BackendUnavailableError if the broker has no master, as far as is known.
         """
-        return self._catalog.find_address(queue.topic, queue.broker, renews=renews)
+        return self.catalog.find_address(queue.topic, queue.broker, renews=renews)
 
     def look(self, queue: QueueKey) -> QueueAnswer:
         """Ask the broker of a queue for its bounds, and return the answer. Raises NotFoundError for a missing queue."""
@@ -345,16 +362,16 @@ class ClusterBackend:
         if queue not in self.queues([queue.topic], missing_ok=[queue.topic]).get(queue.topic, []):
             self.reopen()  # it may be new
             self.queues([queue.topic])
-        answer = self._catalog.look_again(queue, is_urgent=True)
+        answer = self.catalog.look_again(queue, is_urgent=True)
         if isinstance(answer, Away) and self._has_moved(queue):
-            answer = self._catalog.look_again(queue, is_urgent=True)
-        if isinstance(answer, Gone) or self._catalog.is_missing(queue):
+            answer = self.catalog.look_again(queue, is_urgent=True)
+        if isinstance(answer, Gone) or self.catalog.is_missing(queue):
             self._require(queue, answer)
         return answer
 
     def _has_moved(self, queue: QueueKey) -> bool:
         """Return whether the broker of a queue is at another address, as new routes say."""
-        before = self._catalog.book.address(queue.broker)
+        before = self.catalog.book.address(queue.broker)
         try:
             return self.find_address(queue, renews=True) != before
         except BackendUnavailableError:
@@ -377,7 +394,7 @@ class ClusterBackend:
         """Return the bounds of a queue. Raise the error for any other answer."""
         if isinstance(answer, QueueBounds):
             return answer
-        if isinstance(answer, Gone) or self._catalog.is_missing(queue):
+        if isinstance(answer, Gone) or self.catalog.is_missing(queue):
             raise self._unknown_queue(queue, answer.reason)
         if isinstance(answer, Forbidden):
             raise NoPermissionError(
@@ -397,11 +414,6 @@ class ClusterBackend:
             f'no name server has a route of topic "{topic}", in {self._location.describe()}; expected a topic of this '
             f"cluster. Check the name (option subscribe){space}; after a restart of a name server or a broker wait 30 "
             "s."
-        )
-
-    def _refuse_groups(self) -> NoReturn:
-        raise OptionError(
-            f"{self._location.describe()} cannot be used as a consumer group; expected a store directory."
         )
 
 

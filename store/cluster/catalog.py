@@ -26,7 +26,7 @@ from rmq_spark.store.cluster.responses import (
     TopicConfigResponse,
     TopicListResponse,
 )
-from rmq_spark.store.cluster.routes import RouteBook, refuse_config, refuse_light_queue, refuse_route
+from rmq_spark.store.cluster.routes import Listing, RouteBook, refuse_config, refuse_light_queue, refuse_route
 from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, RmqError
 from rmq_spark.store.model import QueueAnswer, QueueKey, RecordProof
 
@@ -104,6 +104,24 @@ class ClusterCatalog:
         """Return the sorted queues of each topic, [] for a topic that no name server lists and none of ours did."""
         self._watch(topics)
         return {topic: self.book.queues(topic) for topic in topics}
+
+    def brokers(self) -> list[Listing]:
+        """Ask the name servers for all brokers. Return what is known of each, also of those seen earlier, by name.
+
+        A proxy knows no brokers: then only those of topics that were used are known. Raises BackendUnavailableError if
+        no name server answers.
+        """
+        outcomes = self._client.call_all([(to, ClusterInfoRequest()) for to in self._client.name_servers()])
+        self._note_brokers(outcomes)
+        if all(isinstance(one, BackendUnavailableError) for one in outcomes):
+            raise _worst(outcomes)
+        self._client.name_brokers(self.book.names())
+        return [self.book.listing("", broker) for broker in self.book.known_brokers()]
+
+    def shared_queues(self, topics: Collection[str]) -> dict[str, list[QueueKey]]:
+        """Return the queues of each topic that the members of a group share (`RouteBook.shared_queues`)."""
+        self._watch(topics)
+        return {topic: self.book.shared_queues(topic) for topic in topics}
 
     def refresh(self) -> bool:
         """Look at all known topics again. Return whether topics, queues or answers have changed."""
@@ -355,8 +373,8 @@ class ClusterCatalog:
             if isinstance(reply, Found):
                 self._note_connection(pair, listings[pair].address or "")
             self._known[pair].look(listings[pair], reply, now_ms)
-        self._looked.update(pairs)
         self._check_settings([pair for pair in pairs if isinstance(self._replies[pair], Found)])
+        self._looked.update(pairs)
         self._compare_records(pairs)
         self._find_first_records(pairs)
         return any(

@@ -210,6 +210,13 @@ class ClusterClient:
         done.clear()
         return found
 
+    def work(self, timeout_ms: float) -> None:
+        """Wait until a connection is ready, or for `timeout_ms`, and do once what is possible then.
+
+        For a thread that waits for requests of servers. It returns early also if nothing has come of it.
+        """
+        self._work(self._monotonic_s() + timeout_ms / 1000)
+
     def _work(self, until_s: float) -> float:
         """Wait until a connection is ready, a time is due, or `until_s`, and do what is possible. Return the time."""
         connections: dict[Connection, Server] = {}
@@ -283,6 +290,10 @@ class ClusterClient:
         No two connections of a client have the same number. Behind a new one another server may answer.
         """
         return self._servers[to].connection_number if to in self._servers else 0
+
+    def is_connected(self, to: str) -> bool:
+        """Return whether there is a connection to the address `to` that was not lost, as far as is known."""
+        return to in self._servers and any(connection.is_open for connection in self._servers[to].connections)
 
     def close(self) -> None:
         """Close all connections. Requests without an outcome fail. A second call does nothing."""
@@ -389,6 +400,11 @@ def ask_master(find_address: Callable[[bool], str], ask: Callable[[str], AnswerT
 def monotonic_ms() -> float:
     """Return a time in ms that never runs back."""
     return time.monotonic() * 1000
+
+
+def process_id() -> int:
+    """Return the number of this process, which is part of a client's id (UtilAll#getPid)."""
+    return os.getpid()
 
 
 def now_ms() -> int:

@@ -4,7 +4,7 @@ A `Connection` connects, does the TLS handshake, sends frames and receives comma
 waiting. `wait_ready` waits until one of several connections can continue, and is the only place where a client waits.
 Only resolving a name may block, because the system has no other way; a numeric address does not.
 
-A connection that fails stays failed: `failure` says why. This is the only module with sockets.
+A connection that fails stays failed: `failure` says why. This is the only module with sockets to servers.
 
 Source: NettyRemotingClient, TlsHelper, NetworkUtil (4.9, 5.3).
 """
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from enum import Enum, auto
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rmq_spark.store.cluster.address import TlsOptions, join_address, split_address
 from rmq_spark.store.cluster.frame import Command, FrameError, FrameReader
@@ -360,11 +360,29 @@ def _stream_failure(error: OSError, *, in_handshake: bool = False) -> Connection
     return ConnectionFailure(FailureKind.LOST, detail)
 
 
-def wait_ready(connections: Collection[Connection], timeout_s: float) -> list[Connection]:
+class Waitable(Protocol):
+    """What `wait_ready` waits for: a connection."""
+
+    @property
+    def wants(self) -> int:
+        """The events to wait for, as flags of `select.poll`."""
+
+    @property
+    def has_decrypted(self) -> bool:
+        """Whether received bytes wait in memory, which no event announces."""
+
+    def fileno(self) -> int:
+        """Return the number of the socket."""
+
+
+WaitableT = TypeVar("WaitableT", bound=Waitable)
+
+
+def wait_ready(connections: Collection[WaitableT], timeout_s: float) -> list[WaitableT]:
     """Wait until some connections can continue (`Connection.advance`), and return them. [] after `timeout_s`."""
     poll = select.poll()
     decrypted: set[int] = set()
-    numbers: dict[int, Connection] = {}
+    numbers: dict[int, WaitableT] = {}
     for connection in connections:
         number = connection.fileno()
         numbers[number] = connection
@@ -374,6 +392,20 @@ def wait_ready(connections: Collection[Connection], timeout_s: float) -> list[Co
     wait_ms = 0 if decrypted else math.ceil(min(max(timeout_s, 0.0), _LONGEST_WAIT_S) * 1000)
     ready = {number for number, _ in poll.poll(wait_ms)} | decrypted
     return [connection for number, connection in numbers.items() if number in ready]
+
+
+def find_own_ip(towards: str) -> str:
+    """Return the IP address by which this machine reaches an address, without connecting. "127.0.0.1" if it has none.
+
+    Java's clients use the address of the first network interface instead (NetworkUtil#getLocalAddress).
+    """
+    try:
+        family, target = _resolve(towards)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # a datagram socket sends nothing then
+            return str(probe.getsockname()[0])
+    except (ConnectionFailure, OSError):
+        return "127.0.0.1"
 
 
 def find_machines(address: str) -> list[str]:

@@ -77,9 +77,14 @@ TIMES = Right("startingTimestamp, endingTimestamp", _NOTHING_MORE, "topic Get")
 KINDS = Right("notice compacted topics and batch queues (5.x)", _NOTHING_MORE, "topic Get")
 SQL92 = Right("sql92", _NOTHING_MORE, _NOTHING_MORE)
 COMMITTED = Right("committed offsets of a group", _NOTHING_MORE, "topic Sub, group Sub, of that group")
+MEMBER = Right(
+    "be a member of a group",
+    "group SUB, of that group",
+    "group Sub and Get, of that group, and topic Sub, of its %RETRY%group",
+)
 KEYS = Right("search by key or id", _NOTHING_MORE, _NOTHING_MORE)
 PATTERNS = Right("subscribePattern", _NOTHING_MORE, _NOTHING_MORE)
-RIGHTS = (READ, BOUNDS, TIMES, KINDS, SQL92, COMMITTED, KEYS, PATTERNS)
+RIGHTS = (READ, BOUNDS, TIMES, KINDS, SQL92, COMMITTED, MEMBER, KEYS, PATTERNS)
 
 
 def describe_version(number: int) -> str:
@@ -303,6 +308,7 @@ def examine_topic(
         (KEYS, RequestCode.QUERY_MESSAGE, "messages cannot be found by key"),
         (SQL92, RequestCode.CHECK_CLIENT_CONFIG, "the source receives all messages and filters them itself"),
         (COMMITTED, RequestCode.QUERY_CONSUMER_OFFSET, f"the offsets of the group {groups[1]} cannot be used"),
+        (MEMBER, RequestCode.GET_CONSUMER_CONNECTION_LIST, f"a stream cannot join the group {groups[1]}"),
     ]
     for right, code, effect in features:
         if outcome(code) is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rmq_spark.store.cluster.address import ClusterAddress
-from rmq_spark.store.cluster.answer_rules import MISSING_RIGHT
+from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT
 from rmq_spark.store.cluster.backend import DEFAULT_PULL_GROUP
 from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.diagnosis import (
@@ -29,7 +29,7 @@ from rmq_spark.store.cluster.diagnosis import (
     list_names,
     of_error,
 )
-from rmq_spark.store.cluster.group_requests import CommittedOffsetRequest, GroupMembersRequest
+from rmq_spark.store.cluster.group_requests import CommittedOffsetRequest, GroupConnectionsRequest, GroupMembersRequest
 from rmq_spark.store.cluster.namespace import wrap_name
 from rmq_spark.store.cluster.requests import (
     CheckFilterRequest,
@@ -174,6 +174,7 @@ class _Examination:
         yield GroupMembersRequest(self._pull_group, broker)
         if self._group is not None:
             yield CommittedOffsetRequest(self._group, queue)
+            yield GroupConnectionsRequest(self._group, broker)
 
     def _pull(self) -> None:
         """Pull one message of each topic from each broker, where there is one."""

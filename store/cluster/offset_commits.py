@@ -12,10 +12,9 @@ Source: RemoteBrokerOffsetStore, ConsumerManageProcessor, ConsumerOffsetManager#
 
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from rmq_spark.store.cluster.backend import ClusterBackend
-from rmq_spark.store.cluster.client import ask_master
+from rmq_spark.store.cluster.client import ClusterClient, ask_master
 from rmq_spark.store.cluster.group_requests import CommitOffsetRequest, CommittedOffsetRequest
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.requests import PullRequest
@@ -33,10 +32,21 @@ class Outcome(Enum):
 _Address: TypeAlias = str | BackendUnavailableError
 
 
+class Brokers(Protocol):
+    """The part of a backend that reads and commits need."""
+
+    @property
+    def client(self) -> ClusterClient:
+        """The client that asks."""
+
+    def find_address(self, queue: QueueKey, *, renews: bool = False) -> str:
+        """Return where to ask the broker of a queue, by new routes if it `renews`. See `ClusterBackend`."""
+
+
 class OffsetCommits:
     """Reads and commits the offsets of the group in `terms`. For one thread."""
 
-    def __init__(self, backend: ClusterBackend, terms: PullTerms) -> None:
+    def __init__(self, backend: Brokers, terms: PullTerms) -> None:
         self._backend, self._terms = backend, terms
 
     def read(self, queue: QueueKey) -> int | None:

@@ -86,6 +86,11 @@ class RecordSizes:
         if count:
             self._averages.setdefault(topic, MovingAverage()).add(count, len(records))
 
+    def average_bytes(self, topic: str) -> float | None:
+        """Return the average size of the records of a topic that were seen, in bytes. None if none was seen."""
+        average = self._averages.get(topic)
+        return average.value if average is not None and average.count else None
+
     def measure(self, parts: Collection[QueueRange]) -> dict[QueueRange, int]:
         """Estimate the size of the records of each range in bytes. Raises NoPermissionError if pulls are refused."""
         self._sample(parts)

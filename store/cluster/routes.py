@@ -87,6 +87,7 @@ class RouteBook:
         self._queues: dict[str, dict[str, QueueData]] = {}  # as listed last, by topic and broker
         self._counts: dict[str, dict[str, int]] = {}  # how many queues of a topic each broker has had at most
         self._listed: dict[str, frozenset[str]] = {}  # the brokers in the newest route of a topic
+        self._shared: dict[str, list[QueueKey]] = {}  # the queues in the newest route of a topic that has any
         self._acting: dict[str, frozenset[str]] = {}  # those of them that have an acting master
         self._masters = dict(masters or {})  # the address of each broker's master, as listed last
         self._slaves_only: frozenset[str] = frozenset()  # brokers that are listed now without a master
@@ -105,6 +106,13 @@ class RouteBook:
         before = known, self._listed.get(topic), dict(self._masters), self._slaves_only
         brokers = self._note_brokers([{data.broker: data for data in route.brokers} for route in routes])
         self._queues[topic] = known | listed
+        if listed:
+            self._shared[topic] = [
+                QueueKey(topic, queue_id, name)
+                for name, one in sorted(listed.items())
+                if one.perm & PERM_READ
+                for queue_id in range(one.read_queue_count)
+            ]
         self._listed[topic] = frozenset(listed)
         self._acting[topic] = frozenset(
             name
@@ -134,6 +142,15 @@ class RouteBook:
         return [
             QueueKey(topic, queue_id, broker) for broker in self.brokers(topic) for queue_id in range(counts[broker])
         ]
+
+    def shared_queues(self, topic: str) -> list[QueueKey]:
+        """Return the queues that the members of a group share: those in the newest route that has queues at all.
+
+        Unlike `queues`, they are without the queues of brokers that the name servers do not list now. Retired brokers
+        are among them, because other members do not know which are retired. Follows
+        MQClientInstance#topicRouteData2TopicSubscribeInfo.
+        """
+        return list(self._shared.get(topic, ()))
 
     def names(self) -> dict[str, str]:
         """Return the names of all brokers with a known address, by address."""

@@ -16,7 +16,7 @@ Source: SendMessageProcessor#handlePutMessageResult, #consumerSendMsgBack, Abstr
 #consumerSendMsgBack, PutMessageStatus, DLedgerCommitLog#asyncPutMessage (4.9, 5.3).
 """
 
-from rmq_spark.store.cluster.answer_rule import AnswerRule, Retry
+from rmq_spark.store.cluster.answer_rule import AnswerRule, Retry, rules_of_rights
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.errors import (
     BackendUnavailableError,
@@ -39,27 +39,11 @@ _ASK_FOR_CREATE = (
     "(4.9), or Create of the topic (5.3)."
 )
 _CHECK_LOAD = "Check the load of the broker's disk; the messages can be sent again."
-_CHECK_ACCOUNT_RIGHT = "the account lacks a right"
 _REFUSED_SIZE = "the broker refuses the size or the properties of the message, and stored nothing"
 _SMALLER = "Send a smaller message, with properties of at most 32,500 bytes, or raise maxMessageSize at the broker."
 
 # Rules about rights of an account, which come before those of other requests.
-SEND_RIGHTS = tuple(
-    AnswerRule(
-        code,
-        _CHECK_ACCOUNT_RIGHT,
-        NoPermissionError,
-        expected="an account with the right",
-        next_step=next_step,
-        requests=requests,
-        remark=remark,
-    )
-    for code, remark in (
-        (ResponseCode.SYSTEM_ERROR, r"(?s)AclException.*(No default permission|Need admin permission|doesn't support)"),
-        (ResponseCode.NO_PERMISSION, r"has no permission to access"),
-    )
-    for requests, next_step in ((_STORES, _ASK_FOR_PUB), (_CREATES, _ASK_FOR_CREATE))
-)
+SEND_RIGHTS = rules_of_rights({_STORES: _ASK_FOR_PUB, _CREATES: _ASK_FOR_CREATE})
 
 SEND_RULES = (
     AnswerRule(

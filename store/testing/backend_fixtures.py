@@ -86,6 +86,7 @@ class BackendFixtures:
     """
 
     QUEUES: ClassVar[int] = 4
+    TELLS_ZERO_FROM_NONE: ClassVar[bool] = True  # a broker of 4.9 answers 0 for a group without an offset
     secrets: ClassVar[tuple[str, ...]] = ()
 
     @pytest.fixture

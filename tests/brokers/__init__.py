@@ -33,6 +33,14 @@ brokers with 20,000 queues start in less than a second.
 | lose answers to sends | `faults.closes_connection(executes=…)`, `nothing(executes=…)`, `killed_in_batch(items)` |
 | refuse sends | `faults.busy()`, `faults.disk_full()`, `settings.max_message_bytes`, `settings.creates_topics` |
 | answer stored sends wrongly | `faults.stored_late(code)`, `faults.with_fields(msgId=None)` |
+| add members of a group | `RawClient.heartbeat`; without a connection `Broker.members.add`, `remove` |
+| let members fall silent | `Broker.members.expire`, `Broker.pass_time`, `settings.member_idle_s` |
+| let locks of queues expire | `Broker.pass_time`; a broker that ends forgets them |
+| lose heartbeats and notices | `faults.with_code(0)` for 34, `settings.notifies_members` |
+| reset a group's offsets | request 222, or `Broker.offsets.reset`; `settings.resets_at_broker`, `Broker.sent_resets` |
+| lose the last commits | set `Broker.offsets.committed` to an older copy |
+| ask a member | `Broker.ask_member`; a member of a test answers with `RawClient.receive_request`, `respond` |
+| let members not answer in time | `settings.member_answer_s` |
 | count requests | `cluster.clear_requests()`, `Server.requests`, `Server.seen_requests(code)` |
 | check rights | `broker.accounts = AccountTable(Account(…))` |
 | speak TLS | `RunningCluster(tls=ServerTls(cert_file, key_file))` |
@@ -46,6 +54,7 @@ handler is raised when the cluster is closed.
 from brokers import faults
 from brokers.accounts import Account, AccountTable
 from brokers.broker import Broker, BrokerSettings
+from brokers.group_members import ConsumerData
 from brokers.name_server import NameServer
 from brokers.releases import RELEASES, Release
 from brokers.running_cluster import RunningCluster
@@ -60,6 +69,7 @@ __all__ = [
     "Answer",
     "Broker",
     "BrokerSettings",
+    "ConsumerData",
     "NameServer",
     "Release",
     "RunningCluster",

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from brokers.relay_requests import INVOKE_BROKER_TO_GET_CONSUMER_STATUS
 from brokers.releases import LITE_PULL_MESSAGE
+from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from brokers.sent_message import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2
 from brokers.wire import Call, Refusal
-from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 _V4_9_3 = 401  # MQVersion: 5.3 leaves the field out of the content of clients up to this version
 TOPIC, GROUP, CLUSTER = "Topic", "Group", "Cluster"
-SUB, PUB, GET, CREATE, DELETE = "SUB", "PUB", "GET", "CREATE", "DELETE"
+SUB, PUB, GET, CREATE, UPDATE, DELETE = "SUB", "PUB", "GET", "CREATE", "UPDATE", "DELETE"
 
-_R = RequestCode
+_R, _B = RequestCode, BrokerRequestCode
 # The fields of topic and group in a send.
 _SENDS = {SEND_MESSAGE: ("topic", "producerGroup"), SEND_MESSAGE_V2: ("b", "a"), SEND_BATCH_MESSAGE: ("b", "a")}
 _SEND_BACK = 36  # CONSUMER_SEND_MSG_BACK
@@ -62,6 +64,10 @@ _NEEDED_BY_5: dict[int, tuple[tuple[str, str, str], ...]] = {
     _R.UPDATE_AND_CREATE_TOPIC: (("topic", TOPIC, CREATE),),
     _R.DELETE_TOPIC_IN_BROKER: (("topic", TOPIC, DELETE),),
     _R.GET_ALL_CONSUMER_OFFSET: (("", CLUSTER, GET),),
+    _B.GET_CONSUMER_RUNNING_INFO: (_GROUP_GET,),
+    _B.CONSUME_MESSAGE_DIRECTLY: (_TOPIC_SUB, _GROUP_SUB),
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS: (_TOPIC_GET, ("group", GROUP, GET)),
+    INVOKE_BROKER_TO_RESET_OFFSET: (("topic", TOPIC, UPDATE), ("group", GROUP, UPDATE)),
 }
 _ADMIN_OF_4 = (_R.UPDATE_AND_CREATE_TOPIC, _R.DELETE_TOPIC_IN_BROKER, _R.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
 
@@ -70,7 +76,7 @@ _ADMIN_OF_4 = (_R.UPDATE_AND_CREATE_TOPIC, _R.DELETE_TOPIC_IN_BROKER, _R.UPDATE_
 class Account:
     """One account. `topics` and `groups` map names, or `*` for all, to rights joined by `|`, such as "SUB|GET".
 
-    The rights are SUB and PUB, and for 5.3 also GET, CREATE and DELETE. An administrator needs none.
+    The rights are SUB and PUB, and for 5.3 also GET, CREATE, UPDATE and DELETE. An administrator needs none.
     """
 
     access_key: str
@@ -151,11 +157,32 @@ def _needed(broker: "Broker", call: Call) -> Iterator[tuple[str, str, str]]:
         body = json.loads(call.command.body or b"{}")
         yield TOPIC, body.get("subscriptionData", {}).get("topic", ""), SUB
         yield GROUP, body.get("group", ""), SUB
+    elif code in (_R.HEART_BEAT, _R.UNREGISTER_CLIENT, _R.LOCK_BATCH_MQ, _R.UNLOCK_BATCH_MQ):
+        yield from _needed_by_member(broker, call)
     for name, kind, right in (_NEEDED_BY_5 if broker.release.is_5 else _NEEDED_BY_4).get(code, ()):
         if kind == CLUSTER:
             yield CLUSTER, broker.cluster, right
         elif code != _R.VIEW_MESSAGE_BY_ID or name in fields:
             yield kind, call.text(name), right
+
+
+def _needed_by_member(broker: "Broker", call: Call) -> Iterator[tuple[str, str, str]]:
+    """Yield what a member needs: SUB on its group and its topics. 4.9 does not check locks."""
+    code, body = call.command.code, json.loads(call.command.body or b"{}")
+    if code == _R.HEART_BEAT:
+        for data in body.get("consumerDataSet", ()):
+            yield GROUP, data["groupName"], SUB
+            for topic in (one["topic"] for one in data["subscriptionDataSet"]):
+                if topic.startswith(RETRY_TOPIC_PREFIX):
+                    yield GROUP, topic.removeprefix(RETRY_TOPIC_PREFIX), SUB
+                else:
+                    yield TOPIC, topic, SUB
+    elif code == _R.UNREGISTER_CLIENT:
+        if "consumerGroup" in call.command.fields:
+            yield GROUP, call.text("consumerGroup"), SUB
+    elif broker.release.is_5:
+        yield GROUP, body["consumerGroup"], SUB
+        yield from ((TOPIC, one["topic"], SUB) for one in body["mqSet"])
 
 
 def _needed_to_send(broker: "Broker", code: int, fields: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

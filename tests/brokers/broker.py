@@ -5,32 +5,42 @@ Source: BrokerController (4.9, 5.3). To add requests, write a module with a `Han
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from brokers import (
     group_requests,
+    lock_requests,
+    member_requests,
     message_requests,
     offset_requests,
     pull_requests,
+    relay_requests,
+    reset_requests,
     send_back_requests,
     send_requests,
     topic_requests,
 )
 from brokers.accounts import AccountTable
+from brokers.connection import Connection
 from brokers.deliveries import Deliveries
 from brokers.event_loop import EventLoop
+from brokers.group_members import GroupMembers
 from brokers.group_offsets import GroupOffsets
 from brokers.held_pulls import HeldPulls
+from brokers.member_calls import MemberCalls
 from brokers.message_store import Found, MessageStore, Places
 from brokers.name_server import MASTER_ID, NameServer, Registration
+from brokers.queue_locks import QueueLocks
 from brokers.releases import Release
 from brokers.send_order import NEWEST_FIRST, SendOrder
 from brokers.server import HandlerTable, Server, in_loop
 from brokers.topics import Topic, system_topics
-from brokers.wire import Answer, Call
+from brokers.wire import Answer, Call, text_of
+from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.filter.row_filter import RowFilter
 from rmq_spark.store.format.config_json import PERM_READ
@@ -44,6 +54,10 @@ HANDLER_TABLES = (
     pull_requests.HANDLERS,
     message_requests.HANDLERS,
     group_requests.HANDLERS,
+    member_requests.HANDLERS,
+    lock_requests.HANDLERS,
+    reset_requests.HANDLERS,
+    relay_requests.HANDLERS,
     topic_requests.HANDLERS,
     send_requests.HANDLERS,
     send_back_requests.HANDLERS,
@@ -97,6 +111,10 @@ class BrokerSettings:
     send_order: str = NEWEST_FIRST
     dispatch_delay_ms: int = 0
     delivers: bool = True  # messages that wait are delivered when they are due
+    resets_at_broker: bool = True  # useServerSideResetOffset (5.3)
+    notifies_members: bool = True  # notifyConsumerIdsChangedEnable
+    member_answer_s: float = 10  # how long the broker waits for a member's answer: for a request 223 it is 5 s
+    member_idle_s: float = 120  # channelExpiredTimeout: after it, a silent member's connection is closed
 
     @property
     def pull_limits(self) -> PullLimits:
@@ -107,7 +125,8 @@ class BrokerSettings:
 class Broker(Server):
     """A master (id 0) or a slave. `advertised` replaces its address in routes.
 
-    `groups` are the consumer groups that it knows. `moved_event_count` counts the pulls for which 4.9 writes a message
+    `groups` are the consumer groups that it knows. `sent_resets` are the resets that it has sent to members: group,
+    topic, and offsets by queue id. `moved_event_count` counts the pulls for which 4.9 writes a message
     to the topic OFFSET_MOVED_EVENT.
     """
 
@@ -136,9 +155,13 @@ class Broker(Server):
         self.held = HeldPulls(self)
         self.sends = SendOrder(self)
         self.deliveries = Deliveries(self)
+        self.calls = MemberCalls(self)
+        self.members = GroupMembers(self)
+        self.locks = QueueLocks(self.now_s)
         self.advertised: str | None = None
         self.acts_as_master = False
         self.moved_event_count = 0
+        self.sent_resets: list[tuple[str, str, dict[int, int]]] = []
 
     @property
     def is_slave(self) -> bool:
@@ -324,13 +347,53 @@ class Broker(Server):
         self.held.clear()
         self.sends.clear()
         self.deliveries.clear()
+        self.calls.clear()
+        self.members.clear()
+        self.locks.held.clear()
+        self.offsets.resets.clear()
         for server in self.name_servers:
             server.routes.remove(self.name, self.broker_id)
 
     def on_thawed(self) -> None:
-        """Register again, and continue to deliver."""
+        """Register again, continue to deliver, and look for silent members."""
         self.register()
         self.deliveries.resume()
+        self.members.look()
+
+    def on_time_passed(self) -> None:
+        """Look for silent members, unless the broker is frozen."""
+        if not self.is_frozen:
+            self.members.look()
+
+    def on_connection_closed(self, connection: Connection) -> None:
+        """Remove the connection from its groups, unless the broker itself ends."""
+        if self.is_running:
+            self.members.forget(connection)
+
+    def on_response(self, connection: Connection, command: Command) -> None:
+        """Take an answer of a client."""
+        self.calls.take(connection, command)
+
+    def ask_member(
+        self, group: str, client_id: str, code: int, fields: Mapping[str, object] | None = None, body: bytes = b""
+    ) -> Command:
+        """Send the broker's own request to a member, and return the member's answer. Not for the loop's thread.
+
+        Raises TimeoutError if it does not answer within `member_answer_s`.
+        """
+        texts = {name: text_of(value) for name, value in (fields or {}).items()}
+        future: Future[Command | None] = Future()
+
+        def ask() -> None:
+            member = self.members.find(group, client_id)
+            assert member is not None, f"{client_id} is not a member of {group}"
+            self.members.ask(member, code, texts, body, future.set_result)
+
+        self.loop.run(ask)
+        answer = future.result()
+        if answer is None:
+            raise TimeoutError(f"{client_id} does not answer request {code}")
+        return answer
 
     def _dispatch(self) -> None:
         self.store.note_change()

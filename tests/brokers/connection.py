@@ -24,10 +24,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 
 
 class Connection:
-    """An accepted connection of a server. Belongs to the thread of the server's loop."""
+    """An accepted connection of a server. Belongs to the thread of the server's loop.
+
+    `moved_s` is when it received or sent bytes for the last time, by the server's clock.
+    """
 
     def __init__(self, server: "Server", sock: socket.socket, peer: str) -> None:
         self.server, self.peer, self.is_closed = server, peer, False
+        self.moved_s = server.now_s()
         self._sock, self._reader, self._unsent = sock, RequestReader(), bytearray()
         self._tls: ssl.SSLObject | None = None
         self._inward, self._outward = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -95,6 +99,7 @@ class Connection:
         if not data:
             self.close()
             return
+        self.moved_s = self.server.now_s()
         try:
             self._serve(self._decrypt(data))
         except (FrameError, ssl.SSLError):
@@ -159,6 +164,7 @@ class Connection:
             while self._unsent and not self.server.is_frozen:
                 sent = self._sock.send(bytes(self._unsent[:_READ_BYTES]))
                 del self._unsent[:sent]
+                self.moved_s = self.server.now_s()
         except BlockingIOError:
             pass
         except OSError:

@@ -10,7 +10,10 @@ from rmq_spark.store.model import QueueKey
 
 @dataclass(slots=True)
 class GroupOffsets:
-    """Committed offsets and resets. `committed` and `resets` map (group, queue) to a queue offset."""
+    """Committed offsets and resets. `committed` and `resets` map (group, queue) to a queue offset.
+
+    A broker that ends forgets which resets wait. The offsets stay.
+    """
 
     committed: dict[tuple[str, QueueKey], int] = field(default_factory=dict)
     resets: dict[tuple[str, QueueKey], int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Requests about consumer groups: offsets, lag, members, and the check of an expression.
+"""Requests about consumer groups: offsets, lag, settings, and the check of an expression.
 
 Source: ConsumerManageProcessor, AdminBrokerProcessor, ClientManageProcessor (4.9, 5.3).
 """
@@ -41,10 +41,10 @@ def update_offset(broker: "Broker", call: Call) -> Answer:
     """Store a group's offset. Its number is not checked."""
     group, queue, offset = call.text("consumerGroup"), queue_of(call), call.number("commitOffset")
     if broker.release.is_5:
-        if queue.topic not in broker.topics:
-            raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {queue.topic} not exist!")
         if group not in broker.groups:
             raise Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
+        if queue.topic not in broker.topics:
+            raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {queue.topic} not exist!")
         if broker.offsets.has_reset(group, queue):
             return Answer(remark="Offset has been previously reset")
     broker.offsets.commit(group, queue, offset)
@@ -62,12 +62,17 @@ def get_all_offsets(broker: "Broker", call: Call) -> Answer:
 
 @HANDLERS.on(RequestCode.GET_CONSUME_STATS)
 def get_consume_stats(broker: "Broker", call: Call) -> Answer:
-    """Answer with the offsets of a group and of the queues it reads (#getConsumeStats)."""
+    """Answer with the offsets of a group and of the queues it reads (#getConsumeStats).
+
+    If it has members, only with those of the topics that they subscribe to.
+    """
     group, topic = call.text("consumerGroup"), call.command.fields.get("topic")
     names = [topic] if topic else broker.offsets.topics_of(group)
+    members = broker.members.groups.get(group)
+    subscribed = broker.topics if members is None or not members.subscriptions else members.subscriptions
     table = {}
     for name in names:
-        if name not in broker.topics:
+        if name not in broker.topics or name not in subscribed:
             continue
         for number in range(broker.topics[name].read_queues):
             queue = QueueKey(name, number)
@@ -82,19 +87,6 @@ def get_consume_stats(broker: "Broker", call: Call) -> Answer:
                 **({"pullOffset": offset} if broker.release.is_5 else {}),
             }
     return Answer(body=loose_json({"consumeTps": 0.0, "offsetTable": table}).encode())
-
-
-@HANDLERS.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-def get_members(broker: "Broker", call: Call) -> Answer:
-    """Answer that the group has no members, because these brokers do not know heartbeats."""
-    raise Refusal(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.text('consumerGroup')}")
-
-
-@HANDLERS.on(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-def get_connections(broker: "Broker", call: Call) -> Answer:
-    """Answer that no member of the group is connected."""
-    group = call.text("consumerGroup")
-    raise Refusal(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
 
 
 @HANDLERS.on(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)

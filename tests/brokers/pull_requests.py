@@ -1,4 +1,4 @@
-"""Pulls, with the subscription in the request.
+"""Pulls, with the subscription in the request or that of the group's members.
 
 Source: PullMessageProcessor#processRequest, DefaultMessageStore#getMessage (4.9, 5.3).
 """
@@ -135,13 +135,13 @@ def _forbidden(broker: "Broker", by_whom: int, remark: str) -> Refusal:
 def _filter_of(broker: "Broker", call: Call, request: PullRequest) -> RowFilter | None:
     """Return the filter of the subscription, or None if every message passes.
 
-    Every message passes a wrong SQL92 expression, and an expression of an unknown type.
+    Every message passes a wrong SQL92 expression in the request, and an expression of an unknown type.
     """
-    if not request.sys_flag & SystemFlag.SUBSCRIPTION:
-        remark = broker.release.with_faq("the consumer's group info not exist")
-        raise Refusal(ResponseCode.SUBSCRIPTION_NOT_EXIST, remark)
-    text = call.command.fields.get("subscription", "")
-    kind = call.command.fields.get("expressionType") or TAG
+    is_inline = bool(request.sys_flag & SystemFlag.SUBSCRIPTION)
+    if is_inline:
+        text, kind = call.command.fields.get("subscription", ""), call.command.fields.get("expressionType") or TAG
+    else:
+        text, kind = _registered(broker, request, call.number("subVersion"))
     if kind == TAG:
         return tag_filter(text)
     if not broker.settings.filters_by_properties:
@@ -152,7 +152,24 @@ def _filter_of(broker: "Broker", call: Call, request: PullRequest) -> RowFilter 
     try:
         return compile_filter(Expression(SQL92, text))
     except OptionError:
-        return None
+        if is_inline:
+            return None
+        remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
+        raise Refusal(ResponseCode.FILTER_DATA_NOT_EXIST, remark) from None
+
+
+def _registered(broker: "Broker", request: PullRequest, version: int) -> tuple[str, str]:
+    """Return the expression that heartbeats have registered for a topic, and its type. `version` is the client's."""
+    if request.group not in broker.members.groups:
+        remark = broker.release.with_faq("the consumer's group info not exist")
+        raise Refusal(ResponseCode.SUBSCRIPTION_NOT_EXIST, remark)
+    found = broker.members.subscription(request.group, request.queue.topic)
+    if found is None:
+        remark = broker.release.with_faq("the consumer's subscription not exist")
+        raise Refusal(ResponseCode.SUBSCRIPTION_NOT_EXIST, remark)
+    if found["subVersion"] < version:
+        raise Refusal(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+    return found["subString"], found["expressionType"]
 
 
 def tag_filter(text: str) -> RowFilter | None:

@@ -260,13 +260,17 @@ def _append(
 
 
 def _topic_after_retries(broker: "Broker", request: SendRequest, properties: dict[str, str]) -> str:
-    """Return the topic where a message is stored: a retry of a group may be a dead letter (#handleRetryAndDLQ)."""
+    """Return the topic where a message is stored: a retry of a group may be a dead letter (#handleRetryAndDLQ).
+
+    While queues are locked for a group, 5.3 makes all its retries dead letters.
+    """
     if not request.topic.startswith(RETRY_TOPIC_PREFIX):
         return request.topic
     group = request.topic.removeprefix(RETRY_TOPIC_PREFIX)
     check_group(broker, group, REGION)
     most = MAX_RECONSUME_TIMES if request.max_reconsume_times is None else request.max_reconsume_times
-    if request.reconsume_times < most or (request.reconsume_times == most and broker.release.is_5):
+    is_over = request.reconsume_times > most or (request.reconsume_times == most and not broker.release.is_5)
+    if not is_over and not (broker.release.is_5 and broker.locks.is_orderly(group)):
         return request.topic
     if broker.release.is_5:
         properties["DELAY"] = "-1"

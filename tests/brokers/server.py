@@ -5,6 +5,7 @@ import functools
 import selectors
 import socket
 import ssl
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,6 +106,7 @@ class Server:
         self._listener: socket.socket | None = None
         self._connections: dict[Connection, int] = {}
         self._rules: list[FaultRule] = []
+        self._passed_s = 0.0
 
     @property
     def address(self) -> str:
@@ -195,6 +197,16 @@ class Server:
         """Return the requests with this code since the last `clear_requests`, in the order of arrival."""
         return [one for one in self.seen if one.code == code]
 
+    def now_s(self) -> float:
+        """Return the time of the server's clock, which does not begin at a known time."""
+        return time.monotonic() + self._passed_s
+
+    @in_loop
+    def pass_time(self, passed_s: float) -> None:
+        """Set the server's clock forward, so that what is too old by then is forgotten at once."""
+        self._passed_s += passed_s
+        self.on_time_passed()
+
     def receive(self, connection: Connection, command: Command, is_binary: bool) -> None:
         """Serve one command of a connection, which is a request or an answer to a request of the server."""
         if command.is_response:
@@ -250,6 +262,9 @@ class Server:
 
     def on_thawed(self) -> None:
         """Do what the server does when it continues after `freeze`."""
+
+    def on_time_passed(self) -> None:
+        """Forget what is too old."""
 
     def on_response(self, connection: Connection, command: Command) -> None:
         """Take an answer of a client to a request of the server."""

@@ -1,14 +1,18 @@
 """Accounts of the tests' brokers: signatures, and the rights that each release asks for."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from brokers import Account, AccountTable, Broker, RunningCluster
-from brokers.raw_client import RawClient, text_of
-from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from brokers import Account, AccountTable, Broker, ConsumerData, RunningCluster
+from brokers.raw_client import RawClient
+from brokers.relay_requests import INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
+from brokers.wire import text_of
+from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command, encode_command
 from rmq_spark.store.cluster.signing import sign_command
 
@@ -28,7 +32,9 @@ def ask(run_cluster: RunCluster) -> Callable[..., Command]:
     """A function that sends a request to a broker with accounts, signed by one of them."""
     brokers: dict[str, Broker] = {}
 
-    def send(release: str, signer: Account | None, code: int, fields: dict[str, Any], **changes: str) -> Command:
+    def send(
+        release: str, signer: Account | None, code: int, fields: dict[str, Any], body: bytes = b"", **changes: str
+    ) -> Command:
         if release not in brokers:
             cluster = run_cluster(release=release)
             cluster.create_topic("orders", 1)
@@ -37,7 +43,7 @@ def ask(run_cluster: RunCluster) -> Callable[..., Command]:
             tokened = Account("tokened", "a secret", is_admin=True, security_token="a token")
             rich = replace(READER, access_key="rich", topics={"*": "SUB|GET|CREATE"}, groups={"billing": "SUB|GET"})
             cluster.broker.accounts = AccountTable(READER, ADMIN, tokened, rich)
-        command = Command(code, 1, {name: text_of(value) for name, value in fields.items()})
+        command = Command(code, 1, {name: text_of(value) for name, value in fields.items()}, body)
         if signer is not None:
             command = sign_command(command, signer.access_key, signer.secret_key, signer.security_token or "")
         command = replace(command, fields={**command.fields, **changes})
@@ -115,6 +121,59 @@ def test_5_asks_a_reader_for_more_rights_than_4(
             assert wanted in (answer.remark or "")
         if "payments" not in fields.values() and "others" not in fields.values():
             assert ask(release, Account("rich", "a secret"), code, fields).code == 0
+
+
+def heartbeat_body(group: str, topic: str) -> bytes:
+    data = ConsumerData.of(group, {topic: "*"})
+    return json.dumps({"clientID": "one", "consumerDataSet": [data.write()]}).encode()
+
+
+def lock_body(group: str, topic: str) -> bytes:
+    queues = [{"topic": topic, "brokerName": "broker-a", "queueId": 0}]
+    return json.dumps({"clientId": "one", "consumerGroup": group, "mqSet": queues}).encode()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("code", "write", "refuses"),
+    [
+        (RequestCode.HEART_BEAT, heartbeat_body, ("4.9", "5.3")),
+        (RequestCode.LOCK_BATCH_MQ, lock_body, ("5.3",)),
+        (RequestCode.UNLOCK_BATCH_MQ, lock_body, ("5.3",)),
+    ],
+)
+def test_a_member_needs_rights_on_its_group_and_its_topics(
+    ask: Callable[..., Command],
+    release: str,
+    code: int,
+    write: Callable[[str, str], bytes],
+    refuses: tuple[str, ...],
+) -> None:
+    assert ask(release, READER, code, {}, write("billing", "orders")).code == 0
+    for group, topic in (("others", "orders"), ("billing", "payments")):
+        answer = ask(release, READER, code, {}, write(group, topic))
+        assert answer.code == (REFUSED[release] if release in refuses else 0)
+
+
+@BOTH
+def test_a_member_needs_rights_to_leave_a_group(ask: Callable[..., Command], release: str) -> None:
+    for group, code in (("billing", 0), ("others", REFUSED[release])):
+        fields = {"clientID": "one", "consumerGroup": group}
+        assert ask(release, READER, RequestCode.UNREGISTER_CLIENT, fields).code == code
+    assert ask(release, READER, RequestCode.UNREGISTER_CLIENT, {"clientID": "one"}).code == 0
+
+
+def test_5_asks_for_rights_to_reset_and_to_look_at_members(ask: Callable[..., Command]) -> None:
+    group = {"topic": "orders", "group": "billing"}
+    running = {"clientId": "one", **GROUP}
+    for code, fields, of_rich in (
+        (BrokerRequestCode.GET_CONSUMER_RUNNING_INFO, running, ResponseCode.SYSTEM_ERROR),  # nobody is online
+        (INVOKE_BROKER_TO_GET_CONSUMER_STATUS, group, ResponseCode.SYSTEM_ERROR),
+        (INVOKE_BROKER_TO_RESET_OFFSET, {**group, "timestamp": 0, "isForce": True}, ResponseCode.NO_PERMISSION),
+    ):
+        assert ask("5.3", READER, code, fields).code == ResponseCode.NO_PERMISSION
+        assert ask("5.3", Account("rich", "a secret"), code, fields).code == of_rich
+        assert ask("5.3", ADMIN, code, fields).code != ResponseCode.NO_PERMISSION
 
 
 @BOTH

@@ -163,6 +163,23 @@ def test_a_committed_offset_is_answered_and_listed(run_cluster: RunCluster, rele
     assert ("pullOffset" in rows[0]) == (release == "5.3")
 
 
+@BOTH
+def test_the_progress_of_a_group_with_members_is_that_in_its_topics(run_cluster: RunCluster, release: str) -> None:
+    cluster = run_cluster(release=release)
+    for topic in ("orders", "bills"):
+        cluster.create_topic(topic, 1)
+        cluster.broker.offsets.commit("billing", QueueKey(topic, 0), 1)
+
+    def topics(**fields: str) -> set[str]:
+        answer = ask(cluster, RequestCode.GET_CONSUME_STATS, {"consumerGroup": "billing", **fields})
+        rows = fastjson.parse(bytes(answer.body).decode())["offsetTable"]
+        return {fastjson.parse(key)["topic"] for key in rows}
+
+    assert (topics(), topics(topic="bills")) == ({"orders", "bills"}, {"bills"})
+    cluster.broker.members.add("billing", "java-1", {"orders": "*"})
+    assert (topics(), topics(topic="bills")) == ({"orders"}, set())
+
+
 @pytest.mark.parametrize(
     ("release", "of_topic", "of_group"),
     [("4.9", 0, 0), ("5.3", ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)],
@@ -173,8 +190,11 @@ def test_an_offset_of_nobody_is_refused_by_5(
     cluster = run_cluster(release=release)
     cluster.create_topic("orders", 1)
     fields = {"consumerGroup": "billing", "topic": "orders", "queueId": 0, "commitOffset": 9}
+    for topic in ("orders", "nothing"):
+        assert ask(cluster, RequestCode.UPDATE_CONSUMER_OFFSET, {**fields, "topic": topic}).code == of_group
+    cluster.broker.members.add("billing", "java-1", {"orders": "*"})
     assert ask(cluster, RequestCode.UPDATE_CONSUMER_OFFSET, {**fields, "topic": "nothing"}).code == of_topic
-    assert ask(cluster, RequestCode.UPDATE_CONSUMER_OFFSET, fields).code == of_group
+    assert ask(cluster, RequestCode.UPDATE_CONSUMER_OFFSET, fields).code == 0
 
 
 def test_a_commit_is_dropped_while_a_reset_waits(run_cluster: RunCluster) -> None:

@@ -200,10 +200,28 @@ def test_a_broker_may_refuse_filters_by_properties(run_cluster: RunCluster) -> N
     assert pull(cluster.broker, 0, subscription="a > 1", expressionType="SQL92").code == ResponseCode.SYSTEM_ERROR
 
 
-def test_a_pull_without_its_subscription_is_refused(run_cluster: RunCluster) -> None:
-    cluster = run_cluster()
+@BOTH
+def test_a_pull_without_its_subscription_uses_that_of_the_members(run_cluster: RunCluster, release: str) -> None:
+    cluster = run_cluster(release=release)
     cluster.create_topic("orders", 1)
-    assert pull(cluster.broker, 0, sysFlag=0).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    cluster.create_topic("bills", 1)
+    cluster.send("orders", b"a", tags="A")
+    cluster.send("orders", b"b", tags="B", properties={"p": "1"})
+
+    def ask(topic: str = "orders", **fields: Any) -> Command:
+        return pull(cluster.broker, 0, topic, sysFlag=0, **fields)
+
+    assert ask().code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    cluster.broker.members.add("readers", "java-1", {"orders": "A"}, sub_version=5)
+    assert ask("bills").code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert ask(subVersion=6).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert offsets(ask(subVersion=5)) == [0]
+    for text, code in (("p = '1'", 0), ("p > > 1", ResponseCode.FILTER_DATA_NOT_EXIST)):
+        cluster.broker.members.remove("readers", "java-1")
+        cluster.broker.members.add("readers", "java-1", {"orders": text}, expression_type="SQL92")
+        answer = ask()
+        assert (answer.code, offsets(answer)) == (code, [1] if code == 0 else [])
+    assert offsets(pull(cluster.broker, 0)) == [0, 1]
 
 
 def test_compressed_and_retried_messages_are_served_as_stored(run_cluster: RunCluster) -> None:

@@ -9,36 +9,41 @@ from typing import Any
 
 import pytest
 
-from brokers import Account, AccountTable, RunningCluster
+from brokers import Account, AccountTable, ConsumerData, RunningCluster
 from brokers.broker import HANDLER_TABLES, Broker
 from brokers.name_server import HANDLERS as NAME_SERVER_HANDLERS
 from brokers.raw_client import RawClient
+from brokers.relay_requests import INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from brokers.send_back_requests import CONSUMER_SEND_MSG_BACK
 from brokers.server import Server
 from brokers.wire import encode_binary
-from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode, SystemFlag
 from rmq_spark.store.cluster.frame import Command, encode_command
+from rmq_spark.store.filter.row_filter import SQL92, TAG
 from rmq_spark.store.format.record import Record, decode_record
 from rmq_spark.store.model import QueueKey
 
 # The recordings, and how many pairs of each the servers can answer so far.
 PAIRS = {
-    "5.3.3.jsonl": 58,
-    "4.9.7.jsonl": 50,
-    "5.3.3-acl.jsonl": 16,
-    "4.9.7-acl.jsonl": 15,
+    "5.3.3.jsonl": 87,
+    "4.9.7.jsonl": 82,
+    "5.3.3-acl.jsonl": 24,
+    "4.9.7-acl.jsonl": 22,
     "5.3.3-send10.jsonl": 4,
     "4.9.7-send10.jsonl": 4,
-    "5.3.3-binary.jsonl": 16,
-    "4.9.7-binary.jsonl": 15,
-    "5.3.3-ours.jsonl": 23,
-    "4.9.7-ours.jsonl": 20,
+    "5.3.3-binary.jsonl": 24,
+    "4.9.7-binary.jsonl": 22,
+    "5.3.3-client-side-reset.jsonl": 1,
+    "5.3.3-ours.jsonl": 28,
+    "4.9.7-ours.jsonl": 25,
 }
 UNKNOWN_CODE = 31999
 KNOWN_CODES = {UNKNOWN_CODE, *NAME_SERVER_HANDLERS, *(code for table in HANDLER_TABLES for code in table)}
 ABOUT_MEMBERS = (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST)
+RELAYED = (BrokerRequestCode.GET_CONSUMER_RUNNING_INFO, INVOKE_BROKER_TO_GET_CONSUMER_STATUS)  # a member answers them
+ONE = "192.0.2.2@one"  # a client id of the recordings
 PULLS = (RequestCode.PULL_MESSAGE, 361)
-HAS_SUBSCRIPTION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,9 @@ class Pair:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the servers know the request, and the answer does not depend on members of a group."""
-        code, answer = self.request["code"], self.answer["code"]
-        if code in PULLS and not int(self.fields.get("sysFlag", HAS_SUBSCRIPTION)) & HAS_SUBSCRIPTION:
-            return answer == ResponseCode.SUBSCRIPTION_NOT_EXIST
-        return code in KNOWN_CODES and (code not in ABOUT_MEMBERS or answer != 0)
+        """Whether the servers answer the request themselves."""
+        code = self.request["code"]
+        return code in KNOWN_CODES and code not in RELAYED
 
 
 def body_of(frame: dict[str, Any]) -> bytes:
@@ -90,23 +93,56 @@ def pairs_of(file: Path) -> Iterator[Pair]:
 def prepare(broker: Broker, pair: Pair) -> None:
     """Bring a broker into the state that the recorded answer shows."""
     code, fields, answered = pair.request["code"], pair.fields, pair.answered
-    queue = QueueKey(fields.get("topic", ""), int(fields.get("queueId", 0)))
     remark = pair.answer.get("remark")
+    if code in PULLS and not int(fields.get("sysFlag", SystemFlag.SUBSCRIPTION)) & SystemFlag.SUBSCRIPTION:
+        prepare_subscription(broker, pair)
     if code in PULLS and "maxOffset" in answered:
+        queue = QueueKey(fields["topic"], int(fields["queueId"]))
         fill(broker, queue, int(answered["maxOffset"]))
         if remark == "OFFSET_TOO_SMALL":
             broker.expire(queue.topic, queue.queue_id, int(answered["minOffset"]))
         if remark == "MESSAGE_WAS_REMOVING":
             broker.expire(queue.topic, queue.queue_id, 1800, keeps_minimum=True)
-    elif code == RequestCode.QUERY_CONSUMER_OFFSET and "offset" in answered:
+    elif code in (RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID):
+        fill(broker, QueueKey("GT", 0), 1)
+    else:
+        prepare_group(broker, pair)
+
+
+def prepare_subscription(broker: Broker, pair: Pair) -> None:
+    """Let a member subscribe to the topic of a pull without a subscription, so that its answer is the recorded one."""
+    code, fields = pair.answer["code"], pair.fields
+    if code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
+        return
+    broker.loop.run(broker.members.clear)
+    kind, version = fields["expressionType"], int(fields["subVersion"])
+    wanted = {TAG: "TagA", SQL92: "p = 'other'" if code == ResponseCode.PULL_RETRY_IMMEDIATELY else "p = 'v'"}
+    broker.members.add(
+        fields["consumerGroup"],
+        ONE,
+        {fields["topic"]: wanted[kind]},
+        expression_type=kind,
+        sub_version=version - (code == ResponseCode.SUBSCRIPTION_NOT_LATEST),
+    )
+
+
+def prepare_group(broker: Broker, pair: Pair) -> None:
+    """Bring a broker into the state that the recorded answer to a request about a group shows."""
+    code, fields, answered = pair.request["code"], pair.fields, pair.answered
+    if code == RequestCode.QUERY_CONSUMER_OFFSET and "offset" in answered:
+        queue = QueueKey(fields["topic"], int(fields["queueId"]))
         if needs_commit(broker, queue, answered):
             broker.offsets.commit(fields["consumerGroup"], queue, int(answered["offset"]))
     elif code == RequestCode.UPDATE_CONSUMER_OFFSET:
         broker.groups.add(fields["consumerGroup"])
     elif code == RequestCode.GET_CONSUME_STATS:
         broker.offsets.commit(fields["consumerGroup"], QueueKey("GT", 0), 1)
-    elif code in (RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID):
-        fill(broker, QueueKey("GT", 0), 1)
+    elif code in ABOUT_MEMBERS and pair.answer["code"] == ResponseCode.SUCCESS:
+        broker.members.add(fields["consumerGroup"], ONE, {"GT": "*"})
+    elif code == INVOKE_BROKER_TO_RESET_OFFSET:
+        for number in range(broker.topics["GT"].write_queues):
+            broker.offsets.commit(fields["group"], QueueKey("GT", number), 1)
+        broker.members.add(fields["group"], ONE, {"GT": "*"})
 
 
 def needs_commit(broker: Broker, queue: QueueKey, answered: dict[str, str]) -> bool:
@@ -134,7 +170,7 @@ def frame_of(broker: Broker, pair: Pair) -> bytes:
         fields["endTimestamp"] = str(2**63 - 1)
     elif pair.request["code"] == CONSUMER_SEND_MSG_BACK:
         fields["offset"] = "0"
-    elif fields.get("suspendTimeoutMillis") == "1000":
+    elif pair.answer["code"] == ResponseCode.PULL_NOT_FOUND and fields["suspendTimeoutMillis"] != "0":
         fields["suspendTimeoutMillis"] = "10"
     else:
         return bytes.fromhex(pair.request["hex"])
@@ -200,6 +236,7 @@ def test_answers_have_the_recorded_form(name: str, golden: Path, tmp_path: Path)
     count = 0
     with RunningCluster(tmp_path / "cluster", release=name[:3], cluster="c1") as cluster:
         broker = cluster.broker
+        broker.settings.resets_at_broker = "client-side-reset" not in name
         broker.set_topic("GT", 4)
         broker.set_topic("G1", 1)  # of the half messages
         slave = cluster.add_slave("broker-a", creates_topics=True)
@@ -224,3 +261,46 @@ def test_answers_have_the_recorded_form(name: str, golden: Path, tmp_path: Path)
                 ]
     assert not wrong, "\n".join(wrong)
     assert count == PAIRS[name]
+
+
+RecordedRequest = tuple[int, int, str, int, tuple[str, ...], str]
+
+
+def requests_to_members(file: Path) -> Iterator[RecordedRequest]:
+    """Yield what matters in the requests that a broker has sent to members."""
+    for frame in map(json.loads, file.read_text().splitlines()):
+        if frame["from"] == "broker" and frame["kind"] != "response" and frame["code"] in set(BrokerRequestCode):
+            fields = tuple(sorted(frame.get("ext") or {}))
+            yield frame["code"], frame["flag"], frame["language"], frame["version"], fields, form_of(body_of(frame))
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("4.9.7.jsonl", {40, 220, 221, 307}),
+        ("5.3.3.jsonl", {40, 221, 307}),
+        ("5.3.3-client-side-reset.jsonl", {220}),
+    ],
+)
+def test_requests_to_members_have_the_recorded_form(name: str, codes: set[int], golden: Path, tmp_path: Path) -> None:
+    with RunningCluster(tmp_path / "cluster", release=name[:3]) as cluster:
+        broker = cluster.broker
+        broker.set_topic("GT", 4)
+        broker.settings.resets_at_broker = False
+        broker.settings.member_answer_s = 0
+        for number in range(4):
+            broker.offsets.commit("gc", QueueKey("GT", number), 1)
+        with RawClient(broker.address) as member, RawClient(broker.address) as admin:
+            member.heartbeat(ONE, ConsumerData.of("gc", {"GT": "*"}))
+            topic = {"topic": "GT", "group": "gc"}
+            admin.call(INVOKE_BROKER_TO_RESET_OFFSET, {**topic, "timestamp": 0, "isForce": True})
+            admin.call(INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {**topic, "clientAddr": ""})
+            running = {"clientId": ONE, "jstackEnable": "false", "consumerGroup": "gc"}
+            admin.call(BrokerRequestCode.GET_CONSUMER_RUNNING_INFO, running)
+            found = [member.receive_request() for _ in range(4)]
+    recorded = set(requests_to_members(golden / "remoting" / name))
+    assert {one[0] for one in recorded} == codes
+    assert recorded <= {
+        (one.code, one.flag, one.language, one.version, tuple(sorted(one.fields)), form_of(bytes(one.body)))
+        for one in found
+    }

@@ -12,6 +12,7 @@ import pytest
 from brokers import Broker, RunningCluster, deliveries
 from brokers.raw_client import RawClient
 from brokers.sent_message import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Item
+from brokers.wire import QueueId
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.disk.clock import wall_clock_ms
@@ -401,6 +402,18 @@ def test_the_retries_of_a_group_become_dead_letters(start: Callable[..., Broker]
     assert [record.reconsume_times for record in again] == ([2] if release == "4.9" else [2, 3])
     broker.settings.creates_groups = False
     assert send(broker, b="%RETRY%nobody").code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+@BOTH
+def test_while_a_queue_is_locked_retries_are_dead_letters_of_5(start: Callable[..., Broker], release: str) -> None:
+    broker = start(release)
+    retry = {"b": "%RETRY%readers", "j": 1, "l": 3}
+    broker.loop.run(broker.locks.lock, "readers", [QueueId("orders", "broker-a", 0)], "a")
+    assert send(broker, **retry).code == 0
+    assert len(records_of(broker, "%DLQ%readers")) == (1 if release == "5.3" else 0)
+    broker.pass_time(61)
+    assert send(broker, **retry).code == 0
+    assert len(records_of(broker, "%RETRY%readers")) == (1 if release == "5.3" else 2)
 
 
 def test_one_way_sends_are_stored(start: Callable[..., Broker]) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from brokers import Account, AccountTable, Broker, RunningCluster
-from brokers.raw_client import RawClient, text_of
+from brokers.raw_client import RawClient
 from brokers.send_back_requests import CONSUMER_SEND_MSG_BACK
 from brokers.test_send_answers import properties_of, records_of
 from brokers.topics import Topic
+from brokers.wire import text_of
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command, encode_command
 from rmq_spark.store.cluster.signing import sign_command

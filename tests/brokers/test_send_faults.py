@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from brokers import Account, AccountTable, Broker, RunningCluster, faults
-from brokers.raw_client import RawClient, text_of
+from brokers.raw_client import RawClient
 from brokers.send_order import ARRIVAL, NEWEST_FIRST, SHUFFLED
 from brokers.sent_message import SEND_BATCH_MESSAGE, SEND_MESSAGE_V2, Item
+from brokers.wire import text_of
 from rmq_spark.store.cluster.codes import ResponseCode
 from rmq_spark.store.cluster.frame import Command, FrameError, encode_command
 from rmq_spark.store.cluster.signing import sign_command

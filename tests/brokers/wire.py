@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from brokers.connection import Connection
     from brokers.server import Server
 
+RESPONSE, ONE_WAY = 1, 2  # bits of `flag`
 _BINARY = 1
 _FIXED = struct.Struct(">hBhii")  # code, language, version, opaque, flag
 
@@ -96,7 +97,7 @@ class Call:
             self.command.opaque,
             answer.fields,
             answer.body,
-            flag=1,
+            flag=RESPONSE,
             remark=answer.remark,
             language="JAVA",
             version=release.number,
@@ -141,9 +142,14 @@ class RequestReader:
                 yield replace(command, body=bytes(command.body)), frame[4] == _BINARY
 
 
+def text_of(value: object) -> str:
+    """Return the value of a field as it travels."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class QueueId:
-    """A queue as the key of an object in a body (MessageQueue)."""
+    """A queue as a value in a body, or as the key of an object (MessageQueue)."""
 
     topic: str
     broker: str
@@ -156,6 +162,8 @@ def loose_json(value: Any, *, is_ascii: bool = False) -> str:
     Keys that are texts are sorted, as fastjson sorts the fields of an object. With `is_ascii`, other characters are
     escaped.
     """
+    if isinstance(value, QueueId):
+        value = {"brokerName": value.broker, "queueId": value.queue_id, "topic": value.topic}
     if isinstance(value, Mapping):
         items = sorted(value.items()) if all(isinstance(key, str) for key in value) else value.items()
         parts = [f"{_loose_key(key, is_ascii)}:{loose_json(one, is_ascii=is_ascii)}" for key, one in items]
@@ -166,6 +174,4 @@ def loose_json(value: Any, *, is_ascii: bool = False) -> str:
 
 
 def _loose_key(key: Any, is_ascii: bool) -> str:
-    if isinstance(key, QueueId):
-        return loose_json({"brokerName": key.broker, "queueId": key.queue_id, "topic": key.topic})
-    return dumps(key, ensure_ascii=is_ascii)
+    return loose_json(key, is_ascii=is_ascii) if isinstance(key, QueueId) else dumps(key, ensure_ascii=is_ascii)

@@ -1,4 +1,4 @@
-"""Queries on a cluster in this process that begin at the offsets of a consumer group or are limited in bytes."""
+"""Queries on a cluster in this process that only begin at the offsets of a consumer group, or are limited in bytes."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from rmq_spark.store.errors import DataLossError
 from rmq_spark.store.model import QueueKey
 
 SCHEMA = StructType().add("body", "binary")
-GROUP = {"consumerGroup": "billing", "startingOffsets": "group"}
+GROUP = {"consumerGroup": "billing", "startingOffsets": "group", "commitOffsets": "off"}
 
 
 @pytest.fixture(params=["5.3", "4.9"])

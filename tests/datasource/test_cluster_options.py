@@ -29,7 +29,7 @@ OF_CLUSTERS = [option for option in OPTIONS if option.needs is Capability.NAME_S
 OF_DIRECTORIES = [
     option
     for option in OPTIONS
-    if option.needs in (Capability.FILES, Capability.SIZES, Capability.KEY_SEARCH, Capability.GROUPS)
+    if option.needs in (Capability.FILES, Capability.SIZES, Capability.KEY_SEARCH, Capability.LEASES)
 ]
 
 
@@ -45,20 +45,6 @@ def test_option_of_a_cluster_is_refused_with_path(option) -> None:
 def test_option_of_a_directory_is_refused_with_name_server(option) -> None:
     with pytest.raises(OptionError, match=f"^{option.name} is not possible here: the cluster at nameServer=ns1:9876 "):
         parse_options(CLUSTER | {option.name: option.example}, 0)
-
-
-GROUP = CLUSTER | {"consumerGroup": "billing"}
-
-
-def test_stream_in_a_group_is_refused_unless_it_only_begins_at_the_group() -> None:
-    with pytest.raises(OptionError, match=r"^consumerGroup in a stream without startingOffsets=group is not possible "):
-        parse_options(GROUP, 0).check_stream()
-    given = GROUP | {"startingOffsets": "group", "groupFallback": "earliest", "maxBytesPerTrigger": "1m"}
-    options = parse_options(given, 0)
-    options.check_stream()
-    assert (options.is_member, options.begins_at_group, options.retry_topic) == (False, True, "%RETRY%billing")
-    assert parse_options(given | {"subscribeRetry": "false"}, 0).retry_topic is None
-    options.check_batch()
 
 
 def test_stream_in_a_group_of_a_directory_is_a_member() -> None:
@@ -251,7 +237,7 @@ def test_secret_options_are_those_of_account_and_key() -> None:
     ],
 )
 def test_consume_in_a_cluster_refuses_other_places_and_orderly_listeners(path, name_server, model, message) -> None:
-    source = parse_options(GROUP | {"startingOffsets": "group"}, 0)
+    source = parse_options(CLUSTER | {"consumerGroup": "billing"}, 0)
     assert _check_source(source, None, "ns1:9876", "billing", "concurrently") == source.location
     with pytest.raises(OptionError, match=message):
         _check_source(source, path, name_server, "billing", model)

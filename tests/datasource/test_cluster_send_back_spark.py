@@ -1,5 +1,6 @@
 """Failed rows of Spark go back to a cluster in this process, and the same query reads them again."""
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_consume_gets_failed_rows_of_a_cluster_again(
         (row,) = rows
         text = f"{bytes(row.body).decode()} {row.topic} {row.reconsumeTimes} {context.topic} {context.broker_name}"
         (noted / uuid.uuid4().hex).write_text(text)
+        until = time.monotonic() + WITHIN_S
+        while not row.reconsumeTimes and len(list(noted.iterdir())) < 4:  # the calls run side by side
+            assert time.monotonic() < until
+            time.sleep(0.01)
         return "CONSUME_SUCCESS" if row.body[1:] == b"0" else "RECONSUME_LATER"
 
     def run() -> list[str]:
@@ -90,6 +95,9 @@ def test_consume_gets_failed_rows_of_a_cluster_again(
             assert query.awaitTermination(WITHIN_S), "does not come to an end"
         finally:
             query.stop()
+        counted = rmq_spark.listener_progress(query)
+        assert counted is not None
+        assert (counted["failedRows"], counted["rows"]) == (2, len(list(noted.iterdir())))
         return sorted(file.read_text() for file in noted.iterdir())
 
     assert run() == [f"{name}{number} orders 0 orders broker-{name}" for name in "ab" for number in range(2)]

@@ -14,6 +14,7 @@ from support.parsed_options import parse_options
 import rmq_spark
 from rmq_spark.datasource.plan.offsets import StreamOffset
 from rmq_spark.datasource.spark.group_planner import GroupPlanner
+from rmq_spark.datasource.spark.lock_wait import LockWait
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store import GroupSession, GroupTerms
 from rmq_spark.store.errors import DataLossError
@@ -177,7 +178,7 @@ def test_a_checkpoint_that_is_to_follow_a_group_beyond_the_end_is_told_of_the_gr
 def test_what_lies_beyond_the_end_is_not_published_for_a_queue_that_is_let_go(store: RestoredStore) -> None:
     options = parse_options({"path": str(store.path), "subscribe": "orders"} | MODES["shared"], 0)
     assert options.group is not None
-    share = GroupPlanner(options, options.group, SourceView(options))
+    share = GroupPlanner(options, options.group, SourceView(options), LockWait())
     bounds = {QUEUE: QueueBounds(0, 41), QueueKey("orders", 1): QueueBounds(0, 41)}
     share.refresh(StreamOffset({}, {}), bounds)
     share.note_answered()

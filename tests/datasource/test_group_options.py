@@ -40,7 +40,7 @@ def parse(given: dict[str, str]) -> ReadOptions:
         (SHARED | {"commitOffsets": "off"}, "expected auto or required"),
         (AT_GROUP, "Add consumerGroup=name"),
         ({"orderly": "true"}, "Add consumerGroup=name"),
-        (GROUP | {"orderly": "true", "minPartitions": "2"}, "minPartitions splits queues"),
+        (GROUP | {"orderly": "true", "maxRecordsPerPartition": "2"}, "maxRecordsPerPartition splits queues"),
         (GROUP | {"handoverTimeout": "10s"}, "Add assignment=shared, or leave handoverTimeout out"),
         *(
             (LOUD | {name: text}, f"Leave {name} out")

@@ -254,6 +254,63 @@ GAINED_FROM_ANOTHER = {
     ),
 }
 
+# In a cluster: the group may be at `own_offsets` or at the position if only this query has moved it.
+OWN_OFFSETS_KNOWN = {
+    "the group is at the position": (SHARED_RESTARTED, {"previous": 7, "committed": 7}, KEEP),
+    "the group is where the query published last": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 4, "own_offsets": (4, 6)},
+        KEEP,
+    ),
+    "the group is where the last batch began": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 6, "own_offsets": (4, 6)},
+        KEEP,
+    ),
+    "a running query meets its broker again, which lost its last commits": (
+        SHARED,
+        {"previous": 7, "committed": 4, "own_offsets": (4, 6), "was_owned": True},
+        KEEP,
+    ),
+    "another member has advanced the group": (SHARED_RESTARTED, {"previous": 7, "committed": 9}, seek(9)),
+    "the group was reset to a smaller offset": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 3, "own_offsets": (4, 6)},
+        seek(3, told(Reason.SET_BACK, 3, 7)),
+    ),
+    "the group was reset between the last batch and the position": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 5, "own_offsets": (4, 6)},
+        seek(5, told(Reason.SET_BACK, 5, 7)),
+    ),
+    "a running query meets its broker again, and the group was set back": (
+        SHARED,
+        {"previous": 7, "committed": 3, "own_offsets": (4,), "was_owned": True},
+        seek(3, told(Reason.SET_BACK, 3, 7)),
+    ),
+    "a query that was set back stays although the group was ahead": (
+        SHARED_RESTARTED,
+        {"previous": 4, "committed": 9, "own_offsets": (9, 3)},
+        KEEP,
+    ),
+    "the group has no offset": (SHARED_RESTARTED, {"previous": 7}, KEEP),
+    "a reset that waits at the broker applies": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 3, "reset": 3},
+        seek(3),
+    ),
+    "a reset applies although the group has not moved yet": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 4, "reset": 3, "own_offsets": (4, 6)},
+        seek(3),
+    ),
+    "a queue that the query never read begins at the group's offset": (
+        SHARED_RESTARTED,
+        {"committed": 5},
+        find("earliest"),
+    ),
+}
+
 
 def rows(table):
     return pytest.mark.parametrize(("batch", "given", "place"), table.values(), ids=table)
@@ -284,6 +341,11 @@ def test_place_queue_in_a_queue_that_another_member_may_have_read(batch, given, 
     assert place_queue(QueueFacts(BOUNDS, is_gained=True, **given), batch) == place
 
 
+@rows(OWN_OFFSETS_KNOWN)
+def test_place_queue_in_a_query_that_knows_its_own_offsets(batch, given, place) -> None:
+    assert place_queue(QueueFacts(BOUNDS, is_gained=True, **{"own_offsets": (), **given}), batch) == place
+
+
 def test_offsets_of_selects_one_step() -> None:
     places = {A0: seek(3), A1: start(4), A2: seek(5)}
     assert offsets_of(places, Step.SEEK) == {A0: 3, A2: 5}
@@ -312,6 +374,11 @@ def test_offsets_of_selects_one_step() -> None:
             Reason.LAGGING,
             "the consumer group billing is at 9 in queue a/0, and this query's checkpoint at 7: it resumes at its",
             "reset the group to read the messages between",
+        ),
+        (
+            Reason.SET_BACK,
+            "the consumer group billing is at 9 in queue a/0, and this query at 7: the group's offset was reset, or ",
+            "The query follows the group, and reads the messages between again",
         ),
     ],
 )

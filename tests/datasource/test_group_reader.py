@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -291,6 +292,22 @@ def test_a_fenced_task_fails_when_its_queue_is_anothers(grow, join) -> None:
     second.trigger()
     with pytest.raises(GroupConflictError, match="not the member"):
         first.rows(start, end)
+
+
+def test_a_task_of_several_queues_in_order_checks_the_owner_of_each(grow, join, monkeypatch) -> None:
+    monkeypatch.setattr("rmq_spark.datasource.spark.stream_reader.usable_cores", lambda: 1)
+    store = grow(queues=2)
+    for queue_id in (0, 1):
+        store.append("orders", queue_id, 3)
+    query = join(store.path, **SHARED, orderly="true")
+    [planned] = query.reader.partitions(json.loads(query.committed), json.loads(query.plan()))
+    partition = pickle.loads(pickle.dumps(planned))
+    assert sorted(partition.fences) == [QueueKey("orders", 0), QueueKey("orders", 1)]
+    assert sum(batch.num_rows for batch in query.reader.read(partition)) == 6
+    for queue, fence in planned.fences.items():
+        partition.fences = planned.fences | {queue: fence._replace(epoch=fence.epoch + 1)}
+        with pytest.raises(GroupConflictError, match=f"{queue}"):
+            list(query.reader.read(partition))
 
 
 def test_a_repeated_batch_of_a_fenced_query_claims_its_queues_first(grow, join) -> None:

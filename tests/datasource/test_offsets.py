@@ -81,6 +81,23 @@ def test_encode_offset_keeps_records_that_were_read() -> None:
     assert decode_offset(json.loads(without), has_brokers=True).records == {}, "as earlier releases wrote it"
 
 
+def test_encode_offset_keeps_where_the_group_may_be() -> None:
+    a, b, c = (QueueKey("orders", number, "broker-a") for number in (0, 1, 10))
+    positions = '{"orders": {"broker-a:0": 70, "broker-a:1": 9, "broker-a:10": 5}'
+    published = '"published": {"orders": {"broker-a:0": [40, 55], "broker-a:1": 7}}'
+    text = f'{positions}, "@": {{"v": 2, "group": "billing", "reset": 3, {published}, "turn": "orders/broker-a:1"}}}}'
+    offset = StreamOffset({a: 70, b: 9, c: 5}, cursor=b, group="billing", reset=3, published={b: (7,), a: (40, 55)})
+    assert json.dumps(encode_offset(offset)) == text
+    assert decode_offset(json.loads(text), has_brokers=True) == offset
+    assert parse_positions(text).queues == offset.positions
+
+
+@pytest.mark.parametrize("published", ["40", {"orders": 4}, {"orders": {"broker-a:0": [None]}}])
+def test_decode_offset_refuses_what_is_no_offset_of_a_group(published) -> None:
+    with pytest.raises(OptionError, match=r"^the checkpoint is not one of rmq: "):
+        decode_offset({"orders": {"broker-a:0": 5}, "@": {"v": 2, "published": published}}, has_brokers=True)
+
+
 def test_encode_offset_without_queues_has_version_2_if_there_is_a_time() -> None:
     encoded = encode_offset(StreamOffset({}, since_ms=5))
     assert encoded == {"@": {"v": 2, "start": {}, "since": 5}}

@@ -75,7 +75,7 @@ PARSED = ((parse_source, OPTIONS), (parse_sink, SINK_OPTIONS))
 
 @pytest.mark.parametrize("option", with_default(OPTIONS), ids=lambda option: option.name)
 def test_default_of_a_source_option_is_the_value_of_an_omitted_one(option: Option) -> None:
-    assert len(with_default(OPTIONS)) == 23
+    assert len(with_default(OPTIONS)) == 22
     others = {"consumerGroup": "g"} if option.requires == "consumerGroup" else {}
     assert parse_options({option.name: option.default or ""} | others, 0) == parse_options(others, 0)
 

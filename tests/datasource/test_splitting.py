@@ -122,6 +122,13 @@ HALF, FULL = SHARED_MESSAGES // 2, SHARED_MESSAGES
         ([5, 5], TaskLimits(min_partitions=4), [[2], [3], [2], [3]]),
         ([5, 0, 5], TaskLimits(are_queues_apart=True), [[5], [5]]),
         ([8], TaskLimits(max_records=4, are_queues_apart=True), [[4], [4]]),
+        ([5] * 6, TaskLimits(are_queues_whole=True), [[5] * 6]),
+        ([5] * 6, TaskLimits(cores=2, are_queues_whole=True), [[5] * 3, [5] * 3]),
+        ([5, 0, 5], TaskLimits(cores=8, are_queues_whole=True), [[5], [5]]),
+        ([5] * 6, TaskLimits(cores=2, min_partitions=3, are_queues_whole=True), [[5, 5]] * 3),
+        ([5, 5], TaskLimits(min_partitions=9, are_queues_whole=True), [[5], [5]]),
+        ([4000] * 4, TaskLimits(are_queues_whole=True), [[4000, 4000], [4000, 4000]]),
+        ([10 * FULL, 1, 1], TaskLimits(cores=2, are_queues_whole=True), [[10 * FULL], [1, 1]]),
     ],
 )
 def test_ranges_share_a_task_as_far_as_the_options_allow(counts, limits, tasks) -> None:
@@ -152,5 +159,6 @@ def test_large_ranges_are_split_until_each_core_has_work(counts, cores, pieces) 
     ranges = ranges_of(*(count * unit for count in counts))
     assert [task[0].count for task in make_tasks(ranges, TaskLimits(cores=cores))] == [one * unit for one in pieces]
     apart = make_tasks(ranges, TaskLimits(cores=cores, are_queues_apart=True))
-    whole = make_tasks(ranges, TaskLimits(cores=cores, min_partitions=1))
-    assert apart == whole == [[part] for part in ranges]
+    whole = make_tasks(ranges, TaskLimits(cores=cores, are_queues_whole=True))
+    least = make_tasks(ranges, TaskLimits(cores=cores, min_partitions=1))
+    assert apart == whole == least == [[part] for part in ranges]

@@ -238,7 +238,8 @@ def test_frozen_since_is_the_begin_of_the_query_less_a_minute(given, since_ms) -
 def test_frozen_since_of_a_query_that_begins_at_a_group_without_joining_it(fallback, since_ms) -> None:
     given = {"nameServer": "ns1:9876", "subscribe": "a", "groupFallback": fallback, "consumerGroup": "g"}
     given |= {"startingOffsets": "group"}
-    assert frozen_since(parse_options(given, NOW_MS), NOW_MS) == since_ms
+    assert frozen_since(parse_options(given | {"commitOffsets": "off"}, NOW_MS), NOW_MS) == since_ms
+    assert frozen_since(parse_options(given, NOW_MS), NOW_MS) is None, "a member"
 
 
 def options_with_brokers(given):

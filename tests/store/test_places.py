@@ -118,7 +118,13 @@ def test_from_mark_returns_the_cluster_with_the_account_of_the_environment() -> 
     assert location is not None
     mark = json.loads(json.dumps(location.mark()))
     found = from_mark(mark, {"RMQ_ACCESS_KEY": "a", "RMQ_SECRET_KEY": "b"})
-    assert found == ClusterAddress(("ns1:9876", "ns2:9876"), credentials=Credentials("a", "b"), namespace="team")
+    reader = {"namespace": "team", "pull_group": "rmq-spark-reader"}
+    assert found == ClusterAddress(("ns1:9876", "ns2:9876"), credentials=Credentials("a", "b"), **reader)
+    file = Credentials(file="/etc/keys")
+    mark = ClusterAddress(("ns1:9876",), credentials=file).mark()
+    assert from_mark(mark, {"RMQ_ACCESS_KEY": "a", "RMQ_SECRET_KEY": "b"}) == ClusterAddress(
+        ("ns1:9876",), credentials=file
+    )
 
 
 def test_with_wait_sets_the_wait_of_a_cluster_only() -> None:

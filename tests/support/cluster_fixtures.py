@@ -1,15 +1,19 @@
 """The fixtures of the tests of a backend (`rmq_spark.store.testing.backend_suite`), for a cluster in this process."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from brokers import RunningCluster, faults
+from brokers import Broker, RunningCluster, faults
+from brokers.wire import QueueId, loose_json
 
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
-from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode
+from rmq_spark.store.cluster.membership import Membership
 from rmq_spark.store.model import QueueKey
-from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, GrowTopic, Message, Switch
+from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, GrowTopic, Message, Reset, Switch
+from rmq_spark.store.testing.backend_groups import eventually
 
 BROKER = "broker-a"
 
@@ -35,6 +39,35 @@ def address_of(cluster: RunningCluster) -> ClusterAddress:
     return ClusterAddress(parse_name_servers(cluster.address))
 
 
+def reset_offset(broker: Broker, group: str, queue: QueueKey, offset: int) -> None:
+    """Reset a group's offset in a queue as a broker of its version does at the demand of an administrator.
+
+    5.3 stores the offset. 4.9 tells the members, and they commit it; without members the administrator's tool does.
+    """
+    stored = QueueKey(queue.topic, queue.queue_id)
+    if broker.release.is_5:
+        broker.loop.run(broker.offsets.reset, group, stored, offset)
+        return
+    members = broker.loop.run(
+        lambda: list(broker.members.groups[group].members.values()) if broker.members.ids(group) else []
+    )
+    if not members:
+        broker.loop.run(broker.offsets.commit, group, stored, offset)
+        return
+    body = loose_json({"offsetTable": {QueueId(queue.topic, broker.name, queue.queue_id): offset}}).encode()
+    fields = {"topic": queue.topic, "group": group, "timestamp": "0", "isForce": "false"}
+    for member in members:
+        code = BrokerRequestCode.RESET_CONSUMER_CLIENT_OFFSET
+        broker.loop.run(broker.calls.tell, member.connection, code, fields, body)
+    assert eventually(lambda: broker.offsets.find(group, stored) == offset)
+
+
+def await_quiet(member: Membership) -> None:
+    """Wait until no heartbeat is in flight, because one that is in flight fails if the member's clock jumps."""
+    beats = member._schedule._beats
+    assert eventually(lambda: all(beat.due_s != math.inf for beat in list(beats.values())))
+
+
 class ClusterFixtures:
     """A cluster of two brokers. The messages are on the first one."""
 
@@ -46,6 +79,7 @@ class ClusterFixtures:
         monkeypatch.setattr("rmq_spark.store.cluster.catalog._AWAY_ROUTES_MS", 50)
         monkeypatch.setattr("rmq_spark.store.cluster.catalog._ROUTES_MIN_MS", 50)
         monkeypatch.setattr("rmq_spark.store.cluster.puller.LOSS_AFTER_S", 0.0)
+        monkeypatch.setattr("rmq_spark.store.cluster.member_progress.RESET_LOOK_MS", 0.0)
         monkeypatch.setattr("rmq_spark.store.cluster.puller._LOOK_AGAIN_S", 0.01)
 
     @pytest.fixture
@@ -96,6 +130,16 @@ class ClusterFixtures:
             cluster.name_servers[0].fail(RequestCode.GET_ROUTEINFO_BY_TOPIC, fault, times=1)
 
         return fail_next_call
+
+    @pytest.fixture
+    def reset(self, cluster: RunningCluster) -> Reset:
+        """A function that resets offsets, and returns when members that are told of it have committed them."""
+
+        def reset(group: str, offsets: Mapping[QueueKey, int]) -> None:
+            for queue, offset in offsets.items():
+                reset_offset(cluster.brokers[queue.broker], group, queue, offset)
+
+        return reset
 
     @pytest.fixture
     def take_away(self, cluster: RunningCluster) -> Switch:

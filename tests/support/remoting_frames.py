@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rmq_spark.store.cluster.admin_requests import ResetOffsetRequest
 from rmq_spark.store.cluster.frame import Command, FrameReader
 from rmq_spark.store.cluster.group_requests import (
     AllGroupOffsetsRequest,
@@ -16,6 +17,13 @@ from rmq_spark.store.cluster.group_requests import (
     GroupConnectionsRequest,
     GroupMembersRequest,
     GroupStatsRequest,
+)
+from rmq_spark.store.cluster.member_requests import (
+    AssignmentRequest,
+    HeartbeatRequest,
+    LockRequest,
+    UnlockRequest,
+    UnregisterRequest,
 )
 from rmq_spark.store.cluster.requests import (
     CheckFilterRequest,
@@ -36,12 +44,14 @@ from rmq_spark.store.cluster.requests import (
     TopicListRequest,
     TopicStatsRequest,
 )
+from rmq_spark.store.cluster.responses import Subscription
 from rmq_spark.store.cluster.send_requests import SendBackRequest, SendBatchRequest, SendRequest
 from rmq_spark.store.format.config_json import GroupConfig, TopicConfig
 from rmq_spark.store.model import QueueKey
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "remoting"
 QUEUE = QueueKey("orders", 3, "broker-a")
+SUBSCRIPTIONS = (Subscription("%RETRY%billing", "*"), Subscription("orders", "A || B"))
 # One request of each kind, in the order of the codes.
 SAMPLES: tuple[Request[Any], ...] = (
     PullRequest(QUEUE, 40, 32, "readers"),
@@ -54,8 +64,12 @@ SAMPLES: tuple[Request[Any], ...] = (
     MinOffsetRequest(QUEUE),
     EarliestTimeRequest(QUEUE),
     RecordAtRequest(1234, "orders", "broker-a"),
+    HeartbeatRequest("one", "billing", SUBSCRIPTIONS, 1_800_000_000_000),
+    UnregisterRequest("one", "billing"),
     SendBackRequest(QUEUE, 1234, "billing", 0, "7F00000100002A9F0000000000000000", 16),
     GroupMembersRequest("billing", "broker-a"),
+    LockRequest("one", "billing", (QUEUE,)),
+    UnlockRequest("one", "billing", (QUEUE,)),
     AllGroupOffsetsRequest("broker-a"),
     CheckFilterRequest("orders", "readers", "a > 1"),
     RouteRequest("orders"),
@@ -67,9 +81,11 @@ SAMPLES: tuple[Request[Any], ...] = (
     GroupStatsRequest("billing", "broker-a", "orders"),
     DeleteTopicRequest("orders"),
     DeleteRouteRequest("orders"),
+    ResetOffsetRequest("billing", QUEUE, 41),
     SendRequest(QUEUE, b"body", "UNIQ_KEY\x01id\x02", 1_800_000_000_000),
     SendBatchRequest(QUEUE, bytes(44), 2, 1_800_000_000_000),
     TopicConfigRequest("orders", "broker-a"),
+    AssignmentRequest("one", "billing", "orders", "broker-a"),
 )
 SAMPLE_OF = {request.code: request for request in SAMPLES}
 

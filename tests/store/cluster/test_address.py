@@ -1,6 +1,7 @@
 """The location of a cluster: its texts, its pickled forms, and the parsers of its options."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -67,9 +68,15 @@ def test_without_secrets_keeps_the_path_of_a_file() -> None:
 
 
 def test_mark_is_read_again() -> None:
+    tls = FULL.tls and replace(FULL.tls, key_password=None)
     assert ClusterAddress.of_mark(FULL.mark()) == ClusterAddress(
-        FULL.name_servers, FULL.broker_addresses, namespace="shop"
+        FULL.name_servers, FULL.broker_addresses, None, tls, namespace="shop"
     )
+    plain = ClusterAddress(("ns:1",), credentials=Credentials(file="/etc/keys"), tls=TlsOptions("none"))
+    assert plain.mark() == {"nameServer": "ns:1", "credentialsFile": "/etc/keys", "tlsVerify": "none"}
+    assert ClusterAddress.of_mark(plain.mark()) == plain
+    pulls = ClusterAddress(("ns:1",), pull_group="billing-reader")
+    assert ClusterAddress.of_mark(pulls.mark()) == pulls
 
 
 def test_capabilities_have_writing_at_least_once() -> None:

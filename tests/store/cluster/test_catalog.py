@@ -238,9 +238,9 @@ def test_broker_that_is_frozen_delays_only_the_first_look(start: Start) -> None:
     reader.answer(queue_of(A))
     reader.cluster.brokers[A].freeze()
     assert isinstance(reader.look(queue_of(A)), Away)
-    assert reader.backend._catalog._requests._open == {}, "this look waited for the deadline"
+    assert reader.backend.catalog._requests._open == {}, "this look waited for the deadline"
     reader.look(queue_of(A))
-    assert len(reader.backend._catalog._requests._open) == 1, "this one did not"
+    assert len(reader.backend.catalog._requests._open) == 1, "this one did not"
     assert isinstance(reader.answer(queue_of(A)), Away)
     reader.cluster.brokers[A].thaw()
     assert reader.look_until_back(queue_of(A)) == QueueBounds(0, 0)

@@ -850,3 +850,34 @@ def test_close_ends_requests(client: ClusterClient, serve: Serve) -> None:
     client.close()
     with pytest.raises(BackendUnavailableError, match="closed"):
         ticket.result()
+
+
+def test_a_client_that_only_works_answers_and_notices_the_end(
+    make_client: Callable[..., ClusterClient], serve: Serve
+) -> None:
+    asked: list[int] = []
+    answers: list[Command] = []
+    go = threading.Event()
+
+    def behave(peer: Peer) -> None:
+        echo(peer, peer.receive())
+        peer.send(Command(307, 77))
+        answers.append(peer.receive())
+        go.wait(PATIENCE_S)
+
+    def answer(address: str, command: Command) -> Command:
+        asked.append(command.code)
+        return Command(0, 0, body=b"state")
+
+    server = serve(behave)
+    client = make_client(on_request=answer)
+    assert not client.is_connected(server.address)
+    client.call(server.address, ask())
+    assert client.is_connected(server.address)
+    while not answers:
+        client.work(10)
+    assert asked == [307]
+    assert (answers[0].opaque, bytes(answers[0].body)) == (77, b"state")
+    go.set()
+    while client.is_connected(server.address):
+        client.work(10)

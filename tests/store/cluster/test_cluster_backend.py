@@ -2,14 +2,13 @@
 
 from support.cluster_fixtures import ClusterFixtures
 
-from rmq_spark.store.testing.backend_absence import BackendAbsenceTests
-from rmq_spark.store.testing.backend_reading import BackendReadingTests
-from rmq_spark.store.testing.backend_sinks import BackendSendBackTests, BackendSinkTests
+from rmq_spark.store.testing.backend_suite import BackendSuite
 
 
-class TestCluster5(ClusterFixtures, BackendReadingTests, BackendAbsenceTests, BackendSinkTests, BackendSendBackTests):
+class TestCluster5(ClusterFixtures, BackendSuite):
     pass
 
 
-class TestCluster4(ClusterFixtures, BackendReadingTests, BackendAbsenceTests, BackendSinkTests, BackendSendBackTests):
+class TestCluster4(ClusterFixtures, BackendSuite):
     RELEASE = "4.9"
+    TELLS_ZERO_FROM_NONE = False

@@ -1,6 +1,7 @@
 """One connection: names with several addresses, and times that pass while it connects."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,11 @@ from rmq_spark.store.cluster.connection import (
     ConnectionFailure,
     FailureKind,
     find_machines,
+    find_own_ip,
     wait_ready,
 )
 from rmq_spark.store.cluster.frame import Command, encode_command
+from rmq_spark.store.cluster.waker import Waker
 
 RESOLVE = socket.getaddrinfo
 
@@ -189,6 +192,33 @@ def test_wait_ready_returns_nothing_after_the_time(server: LoopbackServer) -> No
     assert wait_ready([connection], 0) == []
     assert wait_ready([], 0.001) == []
     connection.close()
+
+
+def test_a_wait_ends_when_another_thread_wakes_it(server: LoopbackServer) -> None:
+    connection, waker = Connection(server.address, 0), Waker()
+    open_connection(connection)
+    thread = threading.Timer(0.05, waker.wake)
+    thread.start()
+    assert waker.wait([connection], 3600) == [], "the time is not over"
+    thread.join()
+    for _ in range(2000):  # more than its pair of sockets can keep
+        waker.wake()
+    while waker.wait([], 0.0):
+        pass
+    connection.send([(1, encode_command(Command(30, 1)))], 0)
+    while not (ready := waker.wait([connection], 10)):
+        pass
+    assert ready == [connection]
+    waker.close()
+    waker.close()
+    waker.wake()
+    connection.close()
+
+
+def test_own_ip_is_that_towards_an_address() -> None:
+    assert find_own_ip("127.0.0.1:9876") == "127.0.0.1"
+    assert find_own_ip("[::1]:9876") in ("::1", "127.0.0.1")
+    assert find_own_ip("no-such-name.invalid:1") == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rmq_spark.store.cluster.diagnosis import RIGHTS, ClusterFinding, State
 from rmq_spark.store.cluster.doctor import diagnose_cluster
 from rmq_spark.store.disk.clock import wall_clock_ms
 
-READ_ONLY = {11, 12, 14, 29, 38, 46, 105, 106, 202, 206, 351}
+READ_ONLY = {11, 12, 14, 29, 38, 46, 105, 106, 202, 203, 206, 351}
 _UNUSED_PORT = "127.0.0.1:1"
 
 
@@ -156,6 +156,21 @@ def test_rights_that_are_missing_are_named_by_feature(cluster: RunningCluster) -
         assert found.state is State.MISSING
         assert found.why == f"the account lacks the right to subscribe to {of_what}."
         assert "option pullGroup" in found.next_step
+
+
+def test_the_right_to_be_a_member_is_tried_if_a_group_is_given(cluster: RunningCluster) -> None:
+    groups = {"billing": "SUB", "billing-reader": "SUB"}
+    cluster.brokers["broker-a"].accounts = AccountTable(
+        Account("sub", "s", topics={"orders": "SUB|GET"}, groups=groups)
+    )
+    findings = worse(examine(cluster, group="billing", credentials=Credentials("sub", "s")))
+    if not cluster.release.is_5:
+        assert findings == []
+        return
+    (found,) = findings
+    assert found.what == "topic orders on broker-a: be a member of a group"
+    assert "a stream cannot join the group billing" in found.why
+    assert "group Sub and Get" in found.next_step
 
 
 def test_topics_that_cannot_be_read_say_why(cluster: RunningCluster) -> None:

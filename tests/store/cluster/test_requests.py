@@ -19,6 +19,12 @@ from rmq_spark.store.cluster.group_requests import (
     GroupMembersRequest,
     GroupStatsRequest,
 )
+from rmq_spark.store.cluster.member_requests import (
+    HeartbeatRequest,
+    LockRequest,
+    UnlockRequest,
+    UnregisterRequest,
+)
 from rmq_spark.store.cluster.requests import (
     CheckFilterRequest,
     ClusterInfoRequest,
@@ -37,6 +43,7 @@ from rmq_spark.store.cluster.requests import (
     TopicListRequest,
     TopicStatsRequest,
 )
+from rmq_spark.store.cluster.responses import Subscription
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format import fastjson
 from rmq_spark.store.format.config_json import GroupConfig, TopicConfig, decode_groups_file, encode_groups_file
@@ -63,6 +70,22 @@ Fields = Mapping[str, Any]
 
 def queue_of(fields: Fields) -> QueueKey:
     return QueueKey(fields["topic"], int(fields["queueId"]), fields.get("bname", ""))
+
+
+def queues_of(body: Fields) -> tuple[QueueKey, ...]:
+    return tuple(QueueKey(one["topic"], one["queueId"], one["brokerName"]) for one in body["mqSet"])
+
+
+def heartbeat_of(body: Fields) -> HeartbeatRequest:
+    (consumer,) = body["consumerDataSet"] or [{"groupName": "", "subscriptionDataSet": [], "consumeFromWhere": ""}]
+    subscriptions = consumer["subscriptionDataSet"]
+    return HeartbeatRequest(
+        body["clientID"],
+        consumer["groupName"],
+        tuple(Subscription(one["topic"], one["subString"], one["expressionType"]) for one in subscriptions),
+        max((one["subVersion"] for one in subscriptions), default=0),
+        consumer["consumeFromWhere"],
+    )
 
 
 def hold_of(fields: Fields) -> int:
@@ -93,7 +116,11 @@ MAKERS: dict[int, Callable[[Fields, Any], Request[Any]]] = {
     31: lambda f, _: MinOffsetRequest(queue_of(f)),
     32: lambda f, _: EarliestTimeRequest(queue_of(f)),
     33: lambda f, _: RecordAtRequest(int(f["offset"]), f.get("topic", ""), "b"),
+    34: lambda _, body: heartbeat_of(body),
+    35: lambda f, _: UnregisterRequest(f["clientID"], f["consumerGroup"]),
     38: lambda f, _: GroupMembersRequest(f["consumerGroup"], "b"),
+    41: lambda _, body: LockRequest(body["clientId"], body["consumerGroup"], queues_of(body)),
+    42: lambda _, body: UnlockRequest(body["clientId"], body["consumerGroup"], queues_of(body)),
     46: lambda _, body: CheckFilterRequest(
         body["subscriptionData"]["topic"],
         body["group"],
@@ -111,7 +138,7 @@ MAKERS: dict[int, Callable[[Fields, Any], Request[Any]]] = {
 }
 # Fields of the official client that have no effect on what we read, and those that we add.
 LEFT_OUT = {"ReqT", "maxMsgBytes", "_UNIQUE_KEY_QUERY", "AccessKey", "Signature"}
-ADDED = {code: {"bname"} for code in (11, 12, 15, 31, 32, 38, 202, 203, 208, 351)}  # 4.9 sends none
+ADDED = {code: {"bname"} for code in (11, 12, 15, 31, 32, 38, 41, 42, 202, 203, 208, 351)}  # 4.9 sends none
 ADDED |= {
     14: {"bname", "setZeroIfNotFound"},
     17: {"attributes", "force"},
@@ -181,6 +208,60 @@ def test_the_body_of_a_filter_check_is_the_official_client_s() -> None:
         assert fastjson.parse(make_twin(frame).body.decode()) == theirs
 
 
+# Sets without an order, and fields of 5.x heartbeats that mean nothing in version 1 of it.
+UNORDERED = {"subscriptionDataSet", "codeSet", "tagsSet", "mqSet", "lockOKMQSet"}
+HEARTBEATS_5 = {"heartbeatFingerprint", "withoutSub"}
+
+
+def normalize(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        items = {key: normalize(one, key) for key, one in value.items() if key not in HEARTBEATS_5}
+        return items | {"subVersion": 0} if "subVersion" in items else items  # ours has the same for all topics
+    if isinstance(value, list):
+        items = [normalize(one) for one in value]
+        return sorted(items, key=repr) if name in UNORDERED else items
+    return value
+
+
+def test_the_body_of_a_heartbeat_is_that_of_a_push_consumer() -> None:
+    checked = 0
+    for frame in OFFICIAL:
+        if frame.line["code"] != Code.HEART_BEAT:
+            continue
+        theirs = normalize(fastjson.parse(str(frame.command().body, "utf-8")))
+        if [one["consumeType"] for one in theirs["consumerDataSet"]] != ["CONSUME_PASSIVELY"]:
+            continue
+        ours = normalize(fastjson.parse(make_twin(frame).body.decode()))
+        assert theirs | {"producerDataSet": []} == ours, frame
+        checked += 1
+    assert checked >= 10
+
+
+@pytest.mark.parametrize("code", [Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ])
+def test_the_body_about_locks_is_the_official_client_s(code: int) -> None:
+    for frame in (one for one in OFFICIAL if one.line["code"] == code):
+        theirs = normalize(fastjson.parse(str(frame.command().body, "utf-8")))
+        assert {"onlyThisBroker": False, **theirs} == normalize(fastjson.parse(make_twin(frame).body.decode())), frame
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "tags", "codes"),
+    [
+        ("*", "TAG", [], []),
+        (" A||BB ||", "TAG", ["A", "BB"], [65, 2112]),
+        ("a,b", "TAG", [], []),  # a tag of another client that ours refuses
+        ("A || B", "SQL92", [], []),
+    ],
+)
+def test_a_subscription_has_the_tags_of_its_expression_and_their_hashes(
+    expression: str, kind: str, tags: list[str], codes: list[int]
+) -> None:
+    request = HeartbeatRequest("one", "billing", (Subscription("orders", expression, kind),), 7)
+    (found,) = fastjson.parse(request.body.decode())["consumerDataSet"][0]["subscriptionDataSet"]
+    assert (found["tagsSet"], found["codeSet"]) == (tags, codes)
+    assert (found["subString"], found["expressionType"], found["subVersion"]) == (expression, kind, 7)
+
+
 def test_a_group_is_created_with_the_fields_of_subscription_group_json() -> None:
     config = GroupConfig("billing", consume_enable=False, retry_queue_count=3, retry_max_times=5)
     body = fastjson.parse(CreateGroupRequest(config).body.decode())
@@ -201,7 +282,7 @@ def test_every_request_survives_its_frame() -> None:
 def test_requests_about_queues_and_brokers_carry_the_name_of_the_broker() -> None:
     named = {"bname", "n"}  # sends have short names
     without = {request.code for request in SAMPLES if not named & request.fields().keys()}
-    assert without == {17, 43, 46, 105, 106, 200, 206, 215, 216}
+    assert without == {17, 34, 35, 43, 46, 105, 106, 200, 206, 215, 216}
     assert {request.fields().get("n", "broker-a") for request in SAMPLES} == {"broker-a"}
     assert {request.fields().get("bname", "broker-a") for request in SAMPLES} == {"broker-a"}
 

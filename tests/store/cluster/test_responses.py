@@ -59,7 +59,7 @@ def test_every_golden_answer_is_read_as_recorded() -> None:
                 )
                 for queue, one in table
             }
-    assert read_answers == 213
+    assert read_answers == 280
 
 
 def check_pull(response: PullResponse, command: Command, fields: dict[str, str]) -> None:
@@ -120,6 +120,20 @@ def test_the_answers_about_groups() -> None:
     assert stats[QueueKey("GT", 0, "broker-a")] == GroupQueueStats(7, 6, 1795336239881)
     assert golden(351).config.read_queue_count == 4
     assert golden(32).time_ms == 1795336238806
+
+
+def test_the_answers_to_a_member() -> None:
+    assert golden(34).server_version == 479
+    assert golden(34, "4.9.7").server_version == 407
+    assert golden(41).locked == {QueueKey("GT", 1, "broker-a")}
+    assert read(41, body={"lockOKMQSet": []}).locked == read(41, body={}).locked == frozenset()
+
+
+def test_the_mode_of_a_group_is_read() -> None:
+    queue = {"brokerName": "broker-a", "queueId": -1, "topic": "T"}
+    assignments = [{"messageQueue": queue, "mode": mode} for mode in ("POP", "PULL", "POP")]
+    assert read(400, body={"messageQueueAssignments": assignments}).modes == {"POP", "PULL"}
+    assert read(400, body={}).modes == frozenset()
 
 
 def test_answers_without_contents_are_empty() -> None:
@@ -199,6 +213,8 @@ WRONG = [
         0,
         "queueId: found nothing",
     ),
+    (41, {}, b"", 0, "LOCK_BATCH_MQ is invalid in its body: found no JSON"),
+    (41, {}, b'{"lockOKMQSet":[{"topic":"t","queueId":1}]}', 0, "brokerName: found nothing; expected a text"),
     (206, {}, b'{"topicList":["a",1]}', 0, r"topicList\[1\]: found 1; expected a text"),
     (202, {}, b'{"offsetTable":{"a' + b"b" * 5000 + b'":3}}', 0, "offsetTable.ab+…: found 3"),
     (202, {}, b'{"offsetTable":{"a\\u0015":3}}', 0, r"offsetTable.a\?: found 3"),

@@ -154,3 +154,18 @@ def test_book_knows_brokers_that_the_caller_expects() -> None:
     book.note_routes("orders", [BOTH])
     book.expect("orders", B)
     assert len(book.queues("orders")) == 5
+
+
+def test_members_of_a_group_share_the_queues_of_the_newest_route() -> None:
+    book = RouteBook(retired=[B])
+    book.note_routes("t", [BOTH])
+    assert book.shared_queues("t") == [
+        QueueKey("t", number, name) for name, count in ((A, 3), (B, 2)) for number in range(count)
+    ]
+    assert book.shared_queues("unknown") == []
+    book.note_routes("t", [route(queue_data(A, 1), queue_data(B, 2, perm=2))])
+    assert book.shared_queues("t") == [QueueKey("t", 0, A)], "fewer queues, and none of a broker that forbids reading"
+    book.note_routes("t", [route(queue_data(A, 1)), route(queue_data(A, 2))])
+    assert len(book.shared_queues("t")) == 2
+    book.note_routes("t", [])
+    assert len(book.shared_queues("t")) == 2, "the name servers may have just started"

@@ -1,0 +1,91 @@
+"""Which heartbeats of a member are due, and at which brokers. Pure: times come from the caller's monotonic clock, in s.
+
+A member sends a heartbeat to each broker every 30 s, at once if its subscriptions have changed or its connection was
+lost, and after pauses of 1 s to 5 s while a broker is away. A broker forgets a member that is silent for 120 s, so a
+member that could not send for 100 s must take it that others have taken its queues.
+
+Source: MQClientInstance#sendHeartbeatToAllBroker, ClientHousekeepingService (4.9, 5.3).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+
+INTERVAL_S = 30.0  # ClientConfig#heartbeatBrokerInterval
+FORGOTTEN_S = 100.0  # a broker waits 120 s (ClientChannelInfo, CHANNEL_EXPIRED_TIMEOUT)
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 5.0
+
+
+@dataclass(slots=True)
+class _Beat:
+    """The heartbeats to one broker."""
+
+    due_s: float
+    seen_s: float = -inf  # when the last heartbeat was sent that the broker has acknowledged
+    failures: int = 0
+    is_registered: bool = False
+
+
+class HeartbeatSchedule:
+    """The heartbeats of a member to all its brokers. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._beats: dict[str, _Beat] = {}
+
+    @property
+    def brokers(self) -> Collection[str]:
+        """The names of the brokers."""
+        return self._beats.keys()
+
+    def change_brokers(self, brokers: Collection[str], now_s: float) -> None:
+        """Set the brokers. Heartbeats to new ones are due at once; those that are missing get none any more."""
+        self._beats = {name: self._beats.get(name) or _Beat(now_s) for name in brokers}
+
+    def hasten(self, brokers: Collection[str], now_s: float) -> None:
+        """Make heartbeats to these brokers due at once."""
+        for name in brokers:
+            self._beats[name].due_s = now_s
+
+    def take_due(self, now_s: float) -> list[str]:
+        """Return the brokers to which a heartbeat is due. Until its outcome is noted, only `hasten` makes one due."""
+        due = [name for name, beat in self._beats.items() if beat.due_s <= now_s]
+        for name in due:
+            self._beats[name].due_s = inf
+        return due
+
+    def next_s(self) -> float:
+        """Return the time at which the next heartbeat is due; infinity without brokers."""
+        return min((beat.due_s for beat in self._beats.values()), default=inf)
+
+    def note_answer(self, broker: str, sent_s: float) -> None:
+        """Note that a broker has acknowledged the heartbeat that was sent at `sent_s`."""
+        beat = self._beats.get(broker)
+        if beat is not None:
+            beat.due_s = min(beat.due_s, sent_s + INTERVAL_S)
+            beat.seen_s, beat.failures, beat.is_registered = sent_s, 0, True
+
+    def note_failure(self, broker: str, now_s: float) -> None:
+        """Note that a broker has not acknowledged a heartbeat. The next one is due after a pause."""
+        beat = self._beats.get(broker)
+        if beat is not None:
+            beat.due_s = min(beat.due_s, now_s + min(_FIRST_PAUSE_S * 2**beat.failures, _LAST_PAUSE_S))
+            beat.failures += 1
+
+    def note_loss(self, broker: str, now_s: float) -> bool:
+        """Note that the connection to a broker was lost. Return whether the broker had the member registered.
+
+        If so, the next heartbeat is due at once.
+        """
+        beat = self._beats.get(broker)
+        if beat is None or not beat.is_registered:
+            return False
+        beat.due_s, beat.is_registered = now_s, False
+        return True
+
+    def is_registered(self, broker: str) -> bool:
+        """Return whether a broker has acknowledged a heartbeat on a connection that was not lost."""
+        return broker in self._beats and self._beats[broker].is_registered
+
+    def is_forgotten(self, broker: str, now_s: float) -> bool:
+        """Return whether a broker may have forgotten the member because it has seen none of its heartbeats."""
+        return broker not in self._beats or now_s - self._beats[broker].seen_s > FORGOTTEN_S

@@ -1,0 +1,79 @@
+"""The requests for the locks of one member: it locks queues before it reads them, and unlocks what it gives up.
+
+The thread of the membership renews the locks. So requests here exclude it: a renewal that a broker executes after an
+unlock would lock the queue again for 60 s.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+
+from rmq_spark.store.cluster.member_requests import LockRequest, LockResponse, UnlockRequest
+from rmq_spark.store.cluster.membership import Membership
+from rmq_spark.store.cluster.offset_commits import Brokers
+from rmq_spark.store.cluster.puller import PullTerms
+from rmq_spark.store.errors import BackendUnavailableError
+from rmq_spark.store.model import QueueKey
+
+
+class MemberLocks:
+    """Locks and unlocks for the member `client_id` of the group in `terms`. For one thread."""
+
+    def __init__(self, brokers: Brokers, terms: PullTerms, client_id: str, monotonic_s: Callable[[], float]) -> None:
+        self._brokers, self._terms, self._client_id, self._monotonic_s = brokers, terms, client_id, monotonic_s
+
+    def lock(self, member: Membership, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Lock queues. Return those that are locked now. Others have an owner, or a broker that is away.
+
+        Raises the error of a broker that refuses the request.
+        """
+        locked: set[QueueKey] = set()
+        with member.exclusive():
+            parts = list(self._by_broker(queues))
+            sent_s = self._monotonic_s()
+            group = self._terms.stored_group
+            answers = self._brokers.client.call_all(
+                [(to, LockRequest(self._client_id, group, tuple(of_broker))) for to, of_broker in parts]
+            )
+            for (_, of_broker), answer in zip(parts, answers, strict=True):
+                if isinstance(answer, LockResponse):
+                    locked |= {queue for stored, queue in of_broker.items() if stored in answer.locked}
+                elif not isinstance(answer, BackendUnavailableError):
+                    raise answer
+            member.add_locks([self._terms.stored_queue(queue) for queue in locked], sent_s)
+        return locked
+
+    def unlock(self, member: Membership, queues: Collection[QueueKey]) -> None:
+        """Unlock those of the queues that the member has locked. A broker that is away forgets the locks in 60 s."""
+        held = [queue for queue in queues if member.lock_age_s(self._terms.stored_queue(queue)) is not None]
+        if not held:
+            return
+        with member.exclusive():
+            member.remove_locks([self._terms.stored_queue(queue) for queue in held])
+            group = self._terms.stored_group
+            self._brokers.client.call_all(
+                [
+                    (to, UnlockRequest(self._client_id, group, tuple(of_broker)))
+                    for to, of_broker in self._by_broker(held)
+                ]
+            )
+
+    def _by_broker(self, queues: Collection[QueueKey]) -> Iterator[tuple[str, dict[QueueKey, QueueKey]]]:
+        """Yield the address of each broker, and its queues by the cluster's names. One that is away is left out."""
+        of_broker: dict[str, dict[QueueKey, QueueKey]] = {}
+        for queue in sorted(queues):
+            of_broker.setdefault(queue.broker, {})[self._terms.stored_queue(queue)] = queue
+        for of_one in of_broker.values():
+            try:
+                yield self._brokers.find_address(next(iter(of_one.values()))), of_one
+            except BackendUnavailableError:
+                continue
+
+
+def check_lock(brokers: Brokers, terms: PullTerms, client_id: str, queue: QueueKey) -> bool:
+    """Renew the lock of a member on a queue, for one of its tasks. Return whether the member has the lock.
+
+    Raises BackendUnavailableError if the broker is away, and the error of a broker that refuses.
+    """
+    stored = terms.stored_queue(queue)
+    request = LockRequest(client_id, terms.stored_group, (stored,))
+    answer = brokers.client.call(brokers.find_address(queue), request)
+    return stored in answer.locked

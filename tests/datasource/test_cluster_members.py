@@ -1,0 +1,483 @@
+"""Queries that are members of a consumer group in a cluster in this process: what each run of a query plans to read."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Account, AccountTable, RunningCluster
+from brokers.raw_client import RawClient
+from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
+from brokers.wire import QueueId
+from pyspark.sql.types import StructType
+
+from rmq_spark.datasource.spark.source import RmqDataSource
+from rmq_spark.store.cluster import client
+from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.errors import GroupConflictError, NoPermissionError
+from rmq_spark.store.model import QueueKey
+
+SCHEMA = StructType().add("body", "binary")
+GROUP = "billing"
+OTHER = "zz@1#other"  # sorts after the ids of queries, so it gets the queue of broker-b
+
+
+@pytest.fixture(params=["5.3", "4.9"])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunningCluster]:
+    """Two brokers, each with one queue of the topic orders and ten messages in it."""
+    for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
+        monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        for broker in cluster.brokers:
+            cluster.send("orders", *[b"x"] * 10, broker=broker)
+        yield cluster
+        client._idle.forget()
+
+
+class Query:
+    """A run of a query, of which only the plans are looked at. The end of `with` is the end of the run."""
+
+    def __init__(self, cluster: RunningCluster, checkpoint: str | None = None, **given: str) -> None:
+        options = {"nameServer": cluster.address, "subscribe": "orders", "consumerGroup": GROUP}
+        self.reader: Any = RmqDataSource({**options, "groupFallback": "earliest", **given}).streamReader(SCHEMA)
+        self.committed = checkpoint or json.dumps(self.reader.initialOffset())
+
+    def __enter__(self) -> "Query":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.reader.stop()
+
+    def trigger(self) -> dict[str, tuple[int, int]]:
+        """Plan a batch, and return the range of each broker's queue in it. All its rows count as delivered."""
+        start = json.loads(self.committed)
+        end = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+        self.committed = json.dumps(end)
+        if end == start:
+            return {}
+        pieces = sorted(piece for part in self.reader.partitions(start, end) for piece in part.pieces)
+        found: dict[str, tuple[int, int]] = {}
+        for piece in pieces:
+            name = piece.queue.broker[-1]
+            begin, last = found.get(name, (piece.begin, piece.begin))
+            assert last == piece.begin, pieces
+            found[name] = begin, piece.end
+        return found
+
+    def until(self, broker: str) -> dict[str, tuple[int, int]]:
+        """Run triggers until one reads from the broker."""
+        for _ in range(400):
+            if broker in (found := self.trigger()):
+                return found
+        raise AssertionError(self.committed)
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        mark: dict[str, Any] = self.reader.reportLatestOffset()["@"]
+        return mark
+
+    @property
+    def positions(self) -> dict[str, int]:
+        found: dict[str, int] = json.loads(self.committed)["orders"]
+        return found
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.committed)["@"]
+        return found
+
+
+def commit(cluster: RunningCluster, broker: str, offset: int) -> None:
+    cluster.loop.run(cluster.brokers[broker].offsets.commit, GROUP, QueueKey("orders", 0), offset)
+
+
+def committed(cluster: RunningCluster, broker: str) -> int | None:
+    found: int | None = cluster.loop.run(cluster.brokers[broker].offsets.find, GROUP, QueueKey("orders", 0))
+    return found
+
+
+def add_other(cluster: RunningCluster, **subscription: str) -> None:
+    for broker in cluster.brokers.values():
+        broker.members.add(GROUP, OTHER, subscription or {"orders": "*"})
+
+
+def remove_other(cluster: RunningCluster) -> None:
+    for broker in cluster.brokers.values():
+        broker.members.remove(GROUP, OTHER)
+
+
+def test_query_is_a_member_and_publishes_where_its_batches_begin(cluster: RunningCluster) -> None:
+    commit(cluster, "broker-a", 4)
+    with Query(cluster, queryName="nightly", maxOffsetsPerQueue="4") as query:
+        assert query.trigger() == {"a": (4, 8), "b": (0, 4)}
+        assert committed(cluster, "broker-a") == 4
+        assert committed(cluster, "broker-b") == (0 if cluster.release.is_5 else None)  # 4.9 answers 0 for none
+        (member,) = cluster.brokers["broker-a"].members.ids(GROUP)
+        assert "#rmq-spark#nightly#" in member
+        mark = query.mark
+        assert (mark["group"], mark["member"], mark["shared"], mark["commit"]) == (GROUP, member, True, "auto")
+        assert (mark["lagMessages"], mark["nameServer"]) == (8, cluster.address)
+        assert query.metadata["published"] == {"orders": {"broker-a:0": 4, "broker-b:0": 0}}
+        assert (query.metadata["group"], query.metadata["reset"]) == (GROUP, 0)
+    assert cluster.brokers["broker-a"].members.ids(GROUP) == []
+
+
+def test_query_without_commits_is_no_member(cluster: RunningCluster) -> None:
+    commit(cluster, "broker-a", 4)
+    with Query(cluster, commitOffsets="off") as query:
+        assert query.trigger() == {"a": (4, 10), "b": (0, 10)}
+        assert "group" not in query.metadata
+    counts = cluster.clear_requests()
+    assert not any(count[RequestCode.HEART_BEAT] for count in counts.values())
+
+
+def test_two_queries_share_the_queues_and_each_message_is_planned_once(cluster: RunningCluster) -> None:
+    with Query(cluster, maxOffsetsPerQueue="4") as one:
+        read = [("a", 0, 4), ("b", 0, 4)]
+        assert one.trigger() == {"a": (0, 4), "b": (0, 4)}
+        with Query(cluster) as two:
+            two.reader._join()
+            for broker in cluster.brokers:
+                cluster.send("orders", b"new", broker=broker)
+            for _ in range(8):
+                for query in (one, two):
+                    read += [(name, begin, end) for name, (begin, end) in query.trigger().items()]
+            owned = [set(query.reader._group.query.epochs) for query in (one, two)]
+            assert [sorted(queue.broker for queue in some if queue.topic == "orders") for some in owned] in (
+                [["broker-a"], ["broker-b"]],
+                [["broker-b"], ["broker-a"]],
+            )
+    for name in "ab":
+        ranges = sorted((begin, end) for broker, begin, end in read if broker == name)
+        assert (ranges[0][0], ranges[-1][1]) == (0, 11), read
+        assert all(one[1] == two[0] for one, two in pairwise(ranges)), read
+
+
+def test_query_gives_up_a_queue_after_publishing_it_and_continues_where_the_other_has_come(
+    cluster: RunningCluster,
+) -> None:
+    with Query(cluster) as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        add_other(cluster)
+        cluster.send("orders", b"new", broker="broker-b")
+        assert query.trigger() == {}
+        assert committed(cluster, "broker-b") == 10
+        assert query.positions == {"broker-a:0": 10, "broker-b:0": 10}
+        cluster.send("orders", *[b"new"] * 4, broker="broker-b")
+        commit(cluster, "broker-b", 13)
+        remove_other(cluster)
+        assert query.until("b") == {"b": (13, 15)}
+
+
+def test_query_publishes_what_it_gives_up_though_its_driver_has_committed_an_earlier_batch(
+    cluster: RunningCluster,
+) -> None:
+    with Query(cluster, maxOffsetsPerQueue="2") as query:
+        for begin in (0, 2, 4, 6):
+            assert query.trigger() == {"a": (begin, begin + 2), "b": (begin, begin + 2)}
+        commit(cluster, "broker-b", 4)  # by the listener, at the end of the second batch
+        add_other(cluster)
+        query.trigger()
+        assert committed(cluster, "broker-b") == 8
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["a new queue", "a queue that it had"])
+def test_query_that_gains_a_queue_looks_again_before_the_group_is_beyond_its_end(
+    cluster: RunningCluster, is_known: bool
+) -> None:
+    if not is_known:
+        add_other(cluster)
+    with Query(cluster) as query:
+        assert query.trigger() == ({"a": (0, 10), "b": (0, 10)} if is_known else {"a": (0, 10)})
+        if is_known:
+            add_other(cluster)
+            query.trigger()
+        session = query.reader._group.query
+        rebalance = session.rebalance
+
+        def rebalance_late(*arguments: Any) -> Any:
+            session.rebalance = rebalance
+            cluster.send("orders", *[b"new"] * 3, broker="broker-b")
+            commit(cluster, "broker-b", 12)
+            remove_other(cluster)
+            return rebalance(*arguments)
+
+        session.rebalance = rebalance_late
+        cluster.send("orders", b"new", broker="broker-a")
+        assert query.until("b")["b"] == (12, 13)
+
+
+def test_query_that_gains_a_queue_reports_a_group_beyond_its_end(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(cluster, "broker-b", 14)
+    with Query(cluster, failOnDataLoss="false") as query:
+        assert query.trigger() == {"a": (0, 10)}
+    (line,) = [line for line in caplog.messages if "skipped, failOnDataLoss=false" in line]
+    assert "[10, 14)" in line
+
+
+RESTARTS = {  # the group's offset in the queue of broker-a at a restart, and the begin of the next batch there
+    "where the query has published": (0, 10),
+    "where its last batch began": (4, 10),
+    "where its last batch ended": (10, 10),
+    "set back": (2, 2),
+    "set back within the last batch": (7, 7),
+    "another member has advanced": (11, 11),
+}
+
+
+@pytest.mark.parametrize(("offset", "begin"), RESTARTS.values(), ids=RESTARTS)
+def test_restarted_query_follows_the_group_unless_it_is_at_its_own_offset(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture, offset: int, begin: int
+) -> None:
+    with Query(cluster, maxOffsetsPerQueue="4") as query:
+        assert query.trigger()["a"] == (0, 4)
+    with Query(cluster, query.committed) as query:
+        commit(cluster, "broker-a", 0)  # nothing of the run above but its first offset was published
+        assert query.trigger()["a"] == (4, 10)
+        assert query.metadata["published"]["orders"]["broker-a:0"] in ([0, 4], 4)
+    checkpoint = json.loads(query.committed)
+    checkpoint["@"]["published"]["orders"]["broker-a:0"] = [0, 4]
+    cluster.send("orders", *[b"new"] * 2, broker="broker-a")
+    commit(cluster, "broker-a", offset)
+    caplog.clear()
+    with Query(cluster, json.dumps(checkpoint)) as query:
+        assert query.until("a")["a"] == (begin, 12)
+    lines = [line for line in caplog.messages if "The query follows the group" in line]
+    assert len(lines) == (begin < 10)
+    if lines:
+        assert f"is at {offset} in queue orders/broker-a:0, and this query at 10: " in lines[0]
+
+
+def test_restarted_query_without_its_own_offsets_stays_at_its_checkpoint(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(cluster, "broker-a", 2)
+    checkpoint = json.dumps({"orders": {"broker-a:0": 8, "broker-b:0": 8}, "@": {"v": 2}})
+    with Query(cluster, checkpoint) as query:
+        assert query.trigger() == {"a": (8, 10), "b": (8, 10)}
+    assert len([line for line in caplog.messages if "it resumes at its checkpoint" in line]) == 1
+
+
+def reset(cluster: RunningCluster, broker: str) -> None:
+    """Reset the group to the first message, as mqadmin does: 5.3 keeps the reset, 4.9 tells the members."""
+    fields = {"topic": "orders", "group": GROUP, "isForce": True, "timestamp": 0}
+    with RawClient(cluster.brokers[broker].address) as admin:
+        assert admin.call(INVOKE_BROKER_TO_RESET_OFFSET, fields).code == 0
+
+
+def test_running_query_applies_a_reset_and_publishes_again(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.member_progress.RESET_LOOK_MS", 50)
+    monkeypatch.setattr("rmq_spark.store.cluster.published_offsets.INTERVAL_MS", 0)
+    commit(cluster, "broker-a", 0)
+    with Query(cluster) as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        assert query.trigger() == {}
+        reset(cluster, "broker-a")
+        assert query.until("a") == {"a": (0, 10)}
+        assert query.metadata["seek"] == {"orders": {"broker-a:0": 0}}
+        assert query.metadata["reset"] == 1
+        for _ in range(400):
+            assert query.trigger() == {}
+            if committed(cluster, "broker-a") == 10:
+                break
+        assert committed(cluster, "broker-a") == 10
+
+
+def test_reset_of_a_stopped_query_to_an_offset_of_its_own_is_noticed_if_the_broker_keeps_it(
+    cluster: RunningCluster,
+) -> None:
+    with Query(cluster) as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        assert query.metadata["published"]["orders"]["broker-a:0"] == 0
+    if cluster.release.is_5:
+        reset(cluster, "broker-a")
+    else:
+        commit(cluster, "broker-a", 0)  # by the tool itself, as nobody is connected
+    cluster.send("orders", b"new", broker="broker-a")
+    with Query(cluster, query.committed) as query:
+        begin = 0 if cluster.release.is_5 else 10
+        assert query.until("a") == {"a": (begin, 11)}
+
+
+def test_query_whose_broker_was_killed_goes_on_though_the_broker_lost_its_last_commits(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Query(cluster, maxOffsetsPerQueue="2") as query:
+        assert query.trigger()["a"] == (0, 2)
+        assert query.trigger()["a"] == (2, 4)
+        assert query.trigger()["a"] == (4, 6)
+        broker = cluster.brokers["broker-a"]
+        broker.kill()
+        cluster.forget(broker)
+        for _ in range(100):
+            query.trigger()
+            if query.reader._view.away:
+                break
+        query.trigger()
+        broker.restart()
+        commit(cluster, "broker-a", 2)
+        assert query.until("a")["a"] == (6, 8)
+    assert not [line for line in caplog.messages if "follows the group" in line]
+
+
+def test_query_refuses_to_join_members_with_another_subscription(cluster: RunningCluster) -> None:
+    add_other(cluster, orders="paid")
+    with Query(cluster) as query, pytest.raises(GroupConflictError, match=OTHER):
+        query.trigger()
+    with Query(cluster, tags="paid") as query:
+        assert query.trigger() == {"a": (0, 10)}
+
+
+def test_query_with_a_pattern_joins_with_the_topics_that_it_finds(cluster: RunningCluster) -> None:
+    cluster.create_topic("orders-late", queues=1, brokers=["broker-b"])
+    cluster.send("orders-late", b"x", broker="broker-b")
+    options = {"nameServer": cluster.address, "subscribePattern": "orders.*", "consumerGroup": GROUP, "tags": "A||B"}
+    reader: Any = RmqDataSource(options).streamReader(SCHEMA)
+    reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    found = cluster.brokers["broker-b"].members.groups[GROUP].subscriptions
+    assert {topic: one["subString"] for topic, one in found.items()} == {
+        "orders": "A||B",
+        "orders-late": "A||B",
+        "%RETRY%billing": "*",
+    }
+    reader.stop()
+
+
+def test_query_that_waits_for_messages_notices_a_member_that_joins(cluster: RunningCluster) -> None:
+    with Query(cluster) as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        for _ in range(400):
+            query.trigger()
+            if len(json.loads(query.committed).get("%RETRY%billing", ())) == 2:
+                break
+    with Query(cluster, query.committed, longPollingMs="1h") as query:
+        is_waiting = threading.Event()
+        view = query.reader._view
+        wait = view.wait
+
+        def note_and_wait(timeout_ms: float) -> bool:
+            is_waiting.set()
+            return bool(wait(timeout_ms))
+
+        view.wait = note_and_wait
+        waiting = threading.Thread(target=query.trigger, daemon=True)
+        waiting.start()
+        assert is_waiting.wait(60)
+        add_other(cluster)
+        ends_s = time.monotonic() + 60
+        while committed(cluster, "broker-b") != 10:  # the query publishes what it gives up
+            assert waiting.is_alive()
+            assert time.monotonic() < ends_s
+        cluster.send("orders", b"new", broker="broker-a")
+        waiting.join(60)
+        assert query.positions == {"broker-a:0": 11, "broker-b:0": 10}
+
+
+def test_member_needs_the_rights_of_the_page(cluster: RunningCluster) -> None:
+    group = "SUB|GET" if cluster.release.is_5 else "SUB"
+    rights = {"topics": {"orders": "SUB", "%RETRY%billing": "SUB"}, "groups": {GROUP: group, f"{GROUP}-reader": "SUB"}}
+    for broker in cluster.brokers.values():
+        broker.accounts = AccountTable(Account("reader", "secret", **rights))
+    with Query(cluster, accessKey="reader", secretKey="secret") as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        assert "secret" not in json.dumps(query.mark)
+    rights["groups"] = {f"{GROUP}-reader": "SUB"}
+    for broker in cluster.brokers.values():
+        broker.accounts = AccountTable(Account("reader", "secret", **rights))
+    with Query(cluster, accessKey="reader", secretKey="secret") as query, pytest.raises(NoPermissionError):
+        query.trigger()
+
+
+def test_AvailableNow_is_a_member_until_its_end(cluster: RunningCluster) -> None:
+    add_other(cluster)
+    with Query(cluster) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        assert len(cluster.brokers["broker-a"].members.ids(GROUP)) == 2
+        cluster.send("orders", b"new", broker="broker-a")
+        assert query.trigger() == {"a": (0, 10)}
+        assert query.trigger() == {}
+        assert [broker.members.ids(GROUP) for broker in cluster.brokers.values()] == [[OTHER]] * 2
+        assert committed(cluster, "broker-a") == 10
+        assert query.trigger() == {}
+
+
+def test_orderly_AvailableNow_leaves_no_locks(cluster: RunningCluster) -> None:
+    with Query(cluster, orderly="true") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        assert query.trigger() == {}
+        assert [cluster.loop.run(broker.locks.is_orderly, GROUP) for broker in cluster.brokers.values()] == [False] * 2
+
+
+@pytest.mark.parametrize("is_locked", [True, False], ids=["another member has the lock", "nobody has the lock"])
+def test_orderly_query_plans_only_queues_that_it_has_locked(cluster: RunningCluster, is_locked: bool) -> None:
+    if is_locked:
+        cluster.loop.run(cluster.brokers["broker-b"].locks.lock, GROUP, [QueueId("orders", "broker-b", 0)], OTHER)
+    with Query(cluster, orderly="true") as query:
+        found = query.trigger()
+        assert found == ({"a": (0, 10)} if is_locked else {"a": (0, 10), "b": (0, 10)})
+
+
+def expire_locks(cluster: RunningCluster, query: Query) -> list[float]:
+    """Let the locks of others expire at the third pause of the query for them. Return the pauses, which follow."""
+    pauses: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        pauses.append(duration_s)
+        if len(pauses) == 3:
+            for broker in cluster.brokers.values():
+                cluster.loop.run(broker.locks.held.clear)
+
+    query.reader._sleep = query.reader._group._lock_wait._sleep = sleep
+    return pauses
+
+
+def test_task_of_an_orderly_query_fails_if_another_member_has_the_lock(cluster: RunningCluster) -> None:
+    with Query(cluster, orderly="true") as query:
+        start = json.loads(query.committed)
+        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
+        assert len(read(query.reader, start, end)) == 20
+        locks = cluster.brokers["broker-b"].locks
+        cluster.loop.run(locks.held.clear)
+        cluster.loop.run(locks.lock, GROUP, [QueueId("orders", "broker-b", 0)], OTHER)
+        with pytest.raises(GroupConflictError, match="does not give the lock of queue orders/broker-b:0 to "):
+            read(query.reader, start, end)
+
+
+def test_orderly_query_that_repeats_a_batch_waits_for_the_locks_of_its_earlier_run(cluster: RunningCluster) -> None:
+    with Query(cluster, orderly="true") as query:
+        start = json.loads(query.committed)
+        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
+    with Query(cluster, orderly="true") as query:
+        pauses = expire_locks(cluster, query)
+        assert len(read(query.reader, start, end)) == 20
+        assert pauses == [1.0] * 3
+
+
+def test_orderly_AvailableNow_waits_for_locks(cluster: RunningCluster, caplog: pytest.LogCaptureFixture) -> None:
+    for broker in ("broker-a", "broker-b"):
+        cluster.loop.run(cluster.brokers[broker].locks.lock, GROUP, [QueueId("orders", broker, 0)], OTHER)
+    with Query(cluster, orderly="true") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        pauses = expire_locks(cluster, query)
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        assert pauses == [1.0] * 3
+        lines = [line for line in caplog.messages if "are locked by another member or an earlier run" in line]
+        assert len(lines) == 1
+
+
+def read(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+    """Plan a batch and read it as tasks do."""
+    parts = reader.partitions(start, end)
+    return [row for part in parts for batch in reader.read(part) for row in batch.column("body").to_pylist()]
