@@ -30,6 +30,7 @@ from rmq_spark.store import (
     tag_counts,
 )
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.model import QueueKey
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,7 +184,8 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
     If the samples have one group, there is a line for each of its queues, or for each topic if there are more than
     seven queues. If they have several groups, there is a line for each group. `what` is "messages", "bytes", or
     "seconds" for the age of the oldest unread message; a line for several queues shows their maximum age. A queue whose
-    state is "ahead" or "gone" has the lag 0, and the title says how many there are.
+    state is "ahead" or "gone" has the lag 0, and the title says how many there are, and how many are "away". A cluster
+    may have null values, which are not drawn, and its bytes are estimates.
     """
     column = {"messages": "lagMessages", "bytes": "lagBytes", "seconds": "secondsBehind"}
     _check_choice("what", what, tuple(column))
@@ -194,20 +196,24 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
     taken.sort(key=lambda sample: sample.at_ms)
     # By time and queue: if two samples have the same ms, the second one replaces the first.
     rows = {
-        (sample.at_ms, row["group"], row["topic"], row["queueId"]): row
+        (sample.at_ms, row["group"], QueueKey(row["topic"], row["queueId"], row.get("brokerName") or "")): row
         for sample in taken
         for row in sample.to_arrow().to_pylist()
     }
-    groups = sorted({group for _, group, _, _ in rows})
+    groups = sorted({group for _, group, _ in rows})
     if not groups:
         return drawing.nothing(ax, "no lag was sampled")
-    by_queue = len({key[2:] for key in rows}) <= MAX_SERIES
+    by_queue = len({queue for _, _, queue in rows}) <= MAX_SERIES
     lines: dict[str, dict[int, float]] = {}
     join = max if what == "seconds" else sum
-    for (at_ms, group, topic, queue_id), row in rows.items():
-        name = group if len(groups) > 1 else f"{topic}/{queue_id}" if by_queue else topic
+    for (at_ms, group, queue), row in rows.items():
+        if row[column[what]] is None and row["state"] != "gone":
+            continue  # not known
+        name = group if len(groups) > 1 else str(queue) if by_queue else queue.topic
         line = lines.setdefault(name, {})
         line[at_ms] = join((line.get(at_ms, 0), row[column[what]] or 0))
+    if not lines:
+        return drawing.nothing(ax, "the lag is not known")
     moments = sorted({sample.at_ms for sample in taken})
     drawn = drawing.largest({name: [line.get(at, nan) for at in moments] for name, line in lines.items()}, join)
     names = drawing.shown_names(name for name, _ in drawn)
@@ -221,7 +227,7 @@ def plot_lag(samples: GroupLag | Iterable[GroupLag], *, what: str = "messages", 
     drawing.time_axis(ax, "time (UTC)")
     drawing.count_axis(ax, what)
     odd = Counter({key[1:]: row["state"] for key, row in rows.items()}.values())  # the last state of each queue
-    more = [f"{count_text(odd[state], 'queue')} {state}" for state in ("ahead", "gone") if odd[state]]
+    more = [f"{count_text(odd[state], 'queue')} {state}" for state in ("ahead", "gone", "away") if odd[state]]
     of = shown_name(groups[0]) if len(groups) == 1 else f"{len(groups)} groups"
     drawing.title(ax, f"lag of {of} ({what})", *more)
     drawing.legend(ax, len(drawn))

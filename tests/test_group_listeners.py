@@ -2,18 +2,22 @@
 
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from brokers import Account, AccountTable, RunningCluster
 
 import rmq_spark
 from rmq_spark.store import GroupSession, GroupTerms
+from rmq_spark.store.cluster import client
 from rmq_spark.store.group.resets import write_outcomes
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
+from rmq_spark.store.places import locate
 
 QUEUE = QueueKey("orders", 0)
 
@@ -165,3 +169,75 @@ def test_the_example_of_the_document_reports(
     exec(code, {"rmq_spark": rmq_spark, "spark": spark})
     listeners[0].onQueryProgress(progress(member, 4))
     assert capsys.readouterr().out == "g 10\n"
+
+
+@pytest.fixture
+def cluster(run_cluster: Callable[..., RunningCluster]) -> Iterator[RunningCluster]:
+    """Two brokers with four messages each in a queue of the topic orders. The group g has consumed one of each."""
+    cluster = run_cluster(brokers=2)
+    cluster.create_topic("orders", queues=1)
+    for name, broker in cluster.brokers.items():
+        cluster.send("orders", *[b"x"] * 4, broker=name)
+        broker.offsets.commit("g", QueueKey("orders", 0), 1)
+    yield cluster
+    client._idle.forget()
+
+
+def progress_of(cluster: RunningCluster, **options: str) -> Any:
+    """Return the event of a batch of a query that is a member of the group g in a cluster."""
+    location = locate({"nameServer": cluster.address, **options}, {})
+    assert location is not None
+    mark = {"v": 2, "group": "g", "member": "m", **location.mark()}
+    ours = SimpleNamespace(
+        latestOffset=json.dumps({"orders": {"broker-a:0": 4, "broker-b:0": 4}, "@": mark}),
+        endOffset=json.dumps({"orders": {"broker-a:0": 2, "broker-b:0": 1}, "@": {"v": 2}}),
+    )
+    return SimpleNamespace(progress=SimpleNamespace(sources=[ours], runId="r", id="query", batchId=3))
+
+
+def test_the_lag_in_a_cluster_is_reported(cluster: RunningCluster, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[str, list[tuple[str, int]]]] = []
+
+    def report(group: str, table: pa.Table) -> None:
+        seen.append((group, [(row["brokerName"], row["lagMessages"]) for row in table.to_pylist()]))
+
+    rmq_spark.GroupLagListener(report).onQueryProgress(progress_of(cluster))
+    assert seen == [("g", [("broker-a", 3), ("broker-b", 3)])]
+    with caplog.at_level(logging.INFO):
+        rmq_spark.GroupLagListener().onQueryProgress(progress_of(cluster))
+        cluster.brokers["broker-b"].freeze()
+        rmq_spark.GroupLagListener().onQueryProgress(progress_of(cluster))
+        cluster.brokers["broker-b"].thaw()
+    assert re.search(
+        r"consumer group g is 6 messages, about \d+ bytes, \d+\.\d s behind in 2 queues$", caplog.text, re.M
+    )
+    assert "is 3 messages" in caplog.text
+    assert "in 2 queues, of which 1 are away" in caplog.text
+
+
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_the_account_of_a_listener_comes_from_the_file_or_the_environment(
+    cluster: RunningCluster,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_in_file: bool,
+) -> None:
+    rights = {"topics": {"*": "SUB|GET"}, "groups": {"g": "SUB|GET", "g-reader": "SUB"}}
+    for broker in cluster.brokers.values():
+        broker.accounts = AccountTable(Account("reader", "12345678", **rights))
+    options = {"pullGroup": "g-reader"}
+    if is_in_file:
+        (tmp_path / "keys").write_text("accessKey: reader\nsecretKey: 12345678\n")
+        options["credentialsFile"] = str(tmp_path / "keys")
+    else:
+        rmq_spark.GroupLagListener().onQueryProgress(progress_of(cluster, **options))
+        assert "the lag of consumer group g was not reported" in caplog.text
+        assert "Check the options accessKey, secretKey" in caplog.text
+        monkeypatch.setenv("RMQ_ACCESS_KEY", "reader")
+        monkeypatch.setenv("RMQ_SECRET_KEY", "12345678")
+    seen: list[float] = []
+    listener = rmq_spark.GroupLagListener(lambda _, table: seen.extend(table["secondsBehind"].to_pylist()))
+    listener.onQueryProgress(progress_of(cluster, **options))
+    assert len(seen) == 2
+    assert None not in seen

@@ -3,16 +3,19 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import rmq_spark
 from rmq_spark.store import GroupLag
 from rmq_spark.store.errors import NotFoundError, OptionError
-from rmq_spark.store.group.lag import LAG
+from rmq_spark.store.group_tables import LAG
+from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.sample_message import BORN_MS, SampleMessage
 from rmq_spark.store.testing.sample_store import build_store, build_uniform_store
 from rmq_spark.store.view.message import SampleSize
@@ -242,6 +245,33 @@ def test_a_queue_that_is_gone_is_no_lag_and_is_in_the_title(golden: Path) -> Non
     assert ax.lines[0].get_ydata().tolist() == [9, 0]
     assert "1 queue gone" in ax.get_title()
     assert "gone" not in rmq_spark.plot_lag(lag_at(golden, 1000, "a", 9)).get_title()
+
+
+def test_lines_of_lag_in_a_cluster_have_the_names_of_brokers_and_gaps(run_cluster: Callable[..., Any]) -> None:
+    cluster = run_cluster(brokers=2)
+    cluster.create_topic("orders", queues=1)
+    for broker in cluster.brokers.values():
+        broker.offsets.commit("billing", QueueKey("orders", 0), 0)
+    cluster.send("orders", *[b"x"] * 3, broker="broker-a")
+    taken = []
+    with rmq_spark.open_reader(name_server=cluster.address, request_timeout_ms=20_000) as reader:
+        taken.append(reader.lag("billing"))
+        cluster.send("orders", b"x", broker="broker-b")
+        taken.append(reader.lag("billing"))
+    away = {"name_server": cluster.address, "broker_addresses": "broker-b=127.0.0.1:1"}
+    with rmq_spark.open_reader(**away) as reader:
+        taken.append(reader.lag("billing"))
+    for at, sample in enumerate(taken):
+        taken[at] = replace(sample, at_ms=1_800_000_000_000 + at)
+    ax = rmq_spark.plot_lag(taken)
+    lines = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+    assert lines == {"orders/broker-a:0": [3, 3, 3], "orders/broker-b:0": [0, 1]}
+    assert "1 queue away" in ax.get_title()
+    assert {line.get_label() for line in rmq_spark.plot_lag(taken, what="seconds").lines} == lines.keys()
+    with rmq_spark.open_reader(**{**away, "broker_addresses": "broker-a=127.0.0.1:1"}) as reader:
+        only = reader.lag("billing")
+    only = replace(only, table=only.table.filter(pc.field("state") == "away"))
+    assert rmq_spark.plot_lag(only).texts[0].get_text() == "the lag is not known"
 
 
 def test_every_line_is_seen_on_a_dark_ground(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`rmq create`, `reset` and `close`: administration of stores, topics and groups. Each command is atomic."""
+"""`rmq create`, `reset` and `close`: administration of stores, topics and groups. In a store each is atomic."""
 
 import json
 from contextlib import suppress
@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, say, waiting
-from rmq_spark.command.parameters import TIMES, Moment, Size, appending, examples, writing
+from rmq_spark.command.output import print_json, printable, say, typed, waiting
+from rmq_spark.command.parameters import TIMES, Moment, Size, appending, examples, writing_options
+from rmq_spark.command.place import PathFirstCommand, Place, takes_place
 from rmq_spark.command.tables import show
 from rmq_spark.store.model import LAST_SECONDS_MS
 
@@ -74,52 +75,61 @@ _RESET_EXAMPLES = examples(
     "rmq reset store billing earliest",
     "rmq reset store billing now-2h --topic orders",
     'rmq reset store billing \'{"orders": {"0": 12}}\'',
+    'rmq reset -n ns1:9876 billing \'{"orders": {"broker-a:0": 12}}\'',
 )
 
 
-@click.command(epilog=f"{TIMES}\n\n{_RESET_EXAMPLES}")
-@writing
+@click.command(cls=PathFirstCommand, epilog=f"{TIMES}\n\n{_RESET_EXAMPLES}")
+@takes_place(writing_options)
 @click.argument("group")
 @click.argument("to", metavar="WHERE")
 @click.option("--topic", "topics", multiple=True, help="Only this topic, which may be new to the group. Repeatable.")
-def reset(
-    path: str,
-    commit_log_path: str | None,
-    lock_timeout_s: float,
-    as_json: bool,
-    group: str,
-    to: str,
-    topics: tuple[str, ...],
-) -> None:
+def reset(place: Place, as_json: bool, group: str, to: str, topics: tuple[str, ...]) -> None:
     """Reset the offsets of GROUP to WHERE: earliest, latest, a TIME, or offsets as JSON.
 
     Running queries continue there with their next batch. The previous offsets are printed too, so that a reset can be
     undone. The group's retry topic is only reset with --topic %RETRY%GROUP.
+
+    In a cluster the masters of the topics are asked. With brokers of 4.9 the members of the group take the offsets
+    after about 10 s. If only some brokers reset their queues, the exit status is 1, and the queues are named.
     """
     where = _parse_where(to)
     with waiting("resetting"):
-        before = rmq_spark.group_offsets(path, group, commit_log_path=commit_log_path)
-        found = rmq_spark.reset_offsets(
-            path,
-            group,
-            where,
-            list(topics) or None,
-            commit_log_path=commit_log_path,
-            lock_timeout_ms=round(lock_timeout_s * 1000),
-        )
+        before = _offsets_before(place, group)
+        found = rmq_spark.reset_offsets(**place.arguments, group=group, to=where, topics=list(topics) or None)
     rows = [
         {
             "group": group,
             "topic": topic,
-            "queueId": queue_id,
+            **_queue_columns(place, queue_id),
             "oldGroupOffset": before.get(topic, {}).get(queue_id),
             "groupOffset": offset,
         }
         for topic, queues in found.items()
         for queue_id, offset in queues.items()
     ]
-    columns = ("topic", "queueId", "oldGroupOffset", "groupOffset")
+    brokers = ("brokerName",) if place.is_cluster else ()
+    columns = ("topic", *brokers, "queueId", "oldGroupOffset", "groupOffset")
     show(rows, columns, as_json=as_json, nothing="Nothing was reset: the group has no queues.")
+
+
+def _offsets_before(place: Place, group: str) -> Any:
+    """Return the offsets of a group, {} where the brokers of a cluster do not tell them."""
+    try:
+        return rmq_spark.group_offsets(**place.reading, group=group)
+    except (rmq_spark.NoPermissionError, rmq_spark.BackendUnavailableError) as error:
+        if not place.is_cluster:
+            raise
+        say(f"The previous offsets are not known: {printable(typed(str(error)))}")
+        return {}
+
+
+def _queue_columns(place: Place, queue_id: Any) -> dict[str, Any]:
+    """Return the columns of a queue that `reset_offsets` names."""
+    if not place.is_cluster:
+        return {"queueId": queue_id}
+    broker, _, number = str(queue_id).rpartition(":")
+    return {"brokerName": broker, "queueId": int(number)}
 
 
 def _parse_where(to: str) -> Any:

@@ -12,7 +12,6 @@ import click
 
 from rmq_spark import RmqError, UnknownOutcomeError, __version__
 from rmq_spark.command.output import STOPPED, say, typed
-from rmq_spark.command.parameters import DEAD_LETTERS_OF_CLUSTERS
 
 _NAME = "rmq"
 _NOTE = "rmq: "  # the notes on errors begin with it
@@ -54,12 +53,8 @@ _READ_ONLY = frozenset({"topics", "queues", "count", "groups", "lag", "cat", "ge
 # What to do in a cluster instead of the commands that need the files of a store.
 _ON_THE_MACHINE = "Run it on the machine of a broker, with the broker's storePathRootDir as PATH"
 _OF_FILES = {
-    "groups": "`mqadmin consumerProgress` shows the groups of a cluster",
-    "lag": "`mqadmin consumerProgress -g GROUP` shows the lag in a cluster",
     "dump": _ON_THE_MACHINE,
     "create": "`mqadmin updateTopic` creates a topic in a cluster",
-    "reset": "`mqadmin resetOffsetByTime` resets a group of a cluster",
-    "dlq": DEAD_LETTERS_OF_CLUSTERS,
     "check": _ON_THE_MACHINE,
     "repair": _ON_THE_MACHINE,
     "close": _ON_THE_MACHINE,

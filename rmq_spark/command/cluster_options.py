@@ -23,7 +23,7 @@ PULL_GROUP = click.option(
     help="Consumer group in whose name messages are pulled.  [default: rmq-spark-reader]",
 )
 CONNECTION_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--namespace", cls=ClusterOption, metavar="NAME", help="Namespace of the topics."),
+    click.option("--namespace", cls=ClusterOption, metavar="NAME", help="Namespace of the topics and groups."),
     click.option(
         "--broker-addresses",
         cls=ClusterOption,

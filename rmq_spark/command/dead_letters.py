@@ -12,18 +12,12 @@ import pyarrow.compute as pc
 
 import rmq_spark
 from rmq_spark.command.output import print_json, rows_of, say, waiting
-from rmq_spark.command.parameters import (
-    DEAD_LETTERS_OF_CLUSTERS,
-    TIMES,
-    appending,
-    begin_time,
-    end_time,
-    examples,
-    reading,
-)
+from rmq_spark.command.parameters import TIMES, appending_options, begin_time, end_time, examples
+from rmq_spark.command.place import PathFirstCommand, Place, spell_limits, takes_place
+from rmq_spark.command.queue_views import BROKER_NAME, look_at, open_view, report_problems
 from rmq_spark.command.tables import show
 
-_PREFIX = "%DLQ%"
+_PREFIX, _RETRIES = "%DLQ%", "%RETRY%"
 _COLUMNS = [
     "physicalTopic",
     "queueId",
@@ -37,69 +31,102 @@ _COLUMNS = [
     "msgId",
 ]
 _ERROR, _ORIGINAL_TOPIC = "CONSUME_ERROR", "RETRY_TOPIC"  # properties
-_LIST_EXAMPLES = examples("rmq dlq list store", "rmq dlq list store billing -n 20")
+_LIST_EXAMPLES = examples(
+    "rmq dlq list store", "rmq dlq list store billing --limit 20", "rmq dlq list -n ns1:9876 billing"
+)
 _REPUBLISH_EXAMPLES = examples(
     "rmq dlq republish store billing",
     "rmq dlq republish store billing --topic orders --key order-42 --progress order-42",
     "rmq dlq republish store billing --from now-1d --to-topic orders-again",
+    "rmq dlq republish -n ns1:9876 billing",
 )
 
 
-class _Limit(click.IntRange):
-    """A number of messages. An address is given by users who know -n from other commands."""
+class _List(PathFirstCommand):
+    """The command, in which `-n NUMBER` is short for `--limit NUMBER`, and `-n HOST:PORT` for `--name-server`."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number."""
-        if isinstance(value, str) and ":" in value:
-            self.fail(
-                f"{value!r} is an address, and -n is the number of messages here: `rmq dlq` needs PATH, the files of a "
-                f"store. {DEAD_LETTERS_OF_CLUSTERS}.",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        spell_limits(args)
+        return super().parse_args(ctx, args)
 
 
-@click.group(subcommand_metavar="list|republish PATH ...")
+@click.group(subcommand_metavar="list|republish (PATH | -n HOST:PORT) ...")
 def dlq() -> None:
     """List or republish dead letters: messages that a consumer group failed to consume."""
 
 
-@dlq.command("list", short_help="List groups with dead letters, or the dead letters of one.", epilog=_LIST_EXAMPLES)
-@reading
+@dlq.command(
+    "list", cls=_List, short_help="List groups with dead letters, or the dead letters of one.", epilog=_LIST_EXAMPLES
+)
+@takes_place()
 @click.argument("group", required=False)
-@click.option("-n", "--limit", type=_Limit(min=1), default=100, show_default=True, help="Maximum number of messages.")
-def list_(path: str, commit_log_path: str | None, as_json: bool, group: str | None, limit: int) -> None:
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of messages; -n N is short for it.",
+)
+def list_(place: Place, as_json: bool, group: str | None, limit: int) -> None:
     """List the groups that have dead letters, or GROUP's dead letters, the newest last.
 
     The column error contains the last error of the listener or query. `rmq get PATH --topic %DLQ%GROUP --queue 0
     --offset N` shows the whole message.
+
+    In a cluster each broker has dead letters of its own, and stores no errors. Queues that cannot be read are named on
+    stderr.
     """
-    with waiting("reading"), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
+    with waiting("reading"), place.open() as store:
+        store.refresh()
         if group is not None:
-            _require_group(store, path, commit_log_path, group)
-            rows, count = _dead_letters(store, _PREFIX + group, limit)
+            _require_group(place, store, group)
+            rows, count = _dead_letters(place, store, group, limit)
+        elif place.is_cluster:
+            rows = _cluster_groups(store)
         else:
-            store.refresh()
             found = [store.topic(topic) for topic in store.topics() if topic.startswith(_PREFIX)]
             rows = [_group_row(one) for one in found if one.messages]
     if group is None:
         names: tuple[str, ...] = ("group", "messages", "bytes", "firstTimestamp", "lastTimestamp")
+        names = ("group", "brokers", "messages") if place.is_cluster else names
         show(rows, names, as_json=as_json, nothing="No dead letters.", optional=("firstTimestamp", "bytes"))
         return
+    brokers = (BROKER_NAME,) if place.is_cluster else ()
     several = ("queueId",) if any(row["queueId"] for row in rows) else ()
-    names = (*several, "queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error", "body")
+    names = (*brokers, *several, "queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error")
     optional = ("reconsumeTimes", "tags", "storeTimestamp")
-    show(rows, names, as_json=as_json, nothing=f"{group} has no dead letters.", optional=optional)
+    show(rows, (*names, "body"), as_json=as_json, nothing=f"{group} has no dead letters.", optional=optional)
     if count > len(rows) and not as_json:
         say(f"These are the last {len(rows)} of {count:,}. --limit {count} shows all.")
 
 
-def _require_group(store: Any, path: str, commit_log_path: str | None, group: str) -> None:
+def _require_group(place: Place, store: Any, group: str) -> None:
     """Raise NotFoundError for a group that has neither dead letters nor offsets: its name is mistyped."""
-    store.refresh()
-    if _PREFIX + group not in store.topics():
-        rmq_spark.group_lag(path, group, commit_log_path=commit_log_path)
+    own = (_PREFIX + group, _RETRIES + group)
+    is_known = bool(store.all_queues(own)) if place.is_cluster else own[0] in store.topics()
+    if not is_known:
+        rmq_spark.group_lag(**place.reading, group=group)
+
+
+def _cluster_groups(reader: Any) -> list[dict[str, Any]]:
+    """Return a row for each group of a cluster that has dead letters. Name on stderr what cannot be read."""
+    listed = look_at(reader, [topic for topic in reader.topics() if topic.startswith(_PREFIX)])
+    for topic in listed:
+        if topic.problem is not None:
+            say(f"{topic.name}: {topic.problem}")
+    report_problems({queue: text for topic in listed for queue, text in topic.problems.items()})
+    return [
+        {
+            "group": topic.name.removeprefix(_PREFIX),
+            "topic": topic.name,
+            "brokers": len({queue.broker for queue in topic.answers}),
+            "messages": topic.messages,
+        }
+        for topic in listed
+        if topic.messages
+    ]
 
 
 def _group_row(topic: Any) -> dict[str, Any]:
@@ -115,27 +142,36 @@ def _group_row(topic: Any) -> dict[str, Any]:
     }
 
 
-def _dead_letters(store: Any, topic: str, limit: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the last `limit` messages of a dead-letter topic and its number of messages; ([], 0) if it is missing."""
+def _dead_letters(place: Place, store: Any, group: str, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the last `limit` dead letters of a group, in stored order, and their number; ([], 0) if there are none."""
+    topic = _PREFIX + group
+    if place.is_cluster:
+        queues = store.all_queues([topic]).get(topic, [])
+    else:
+        queues = store.queues(topic) if topic in store.topics() else []
+    view = open_view(place, store)
     rows: list[dict[str, Any]] = []
     count = 0
-    for queue in store.queues(topic) if topic in store.topics() else []:
-        bounds = store.bounds(queue)
+    columns = [*_COLUMNS, BROKER_NAME] if place.is_cluster else _COLUMNS
+    for queue, bounds in view.bounds(queues).items():
         count += bounds.max_offset - bounds.min_offset
         begin = max(bounds.min_offset, bounds.max_offset - limit)
-        for batch in store.read(queue, begin, bounds.max_offset, _COLUMNS):
+        for batch in view.read(queue, begin, bounds.max_offset, columns):
             for row in rows_of(batch):
                 properties = row["properties"]
                 origin = properties.get(_ORIGINAL_TOPIC, row["physicalTopic"])
                 rows.append({"topic": origin, **row, "error": properties.get(_ERROR)})
+    if place.is_cluster:
+        rows.sort(key=lambda row: row["storeTimestamp"])
     return rows[-limit:], count
 
 
 @dlq.command(
+    cls=PathFirstCommand,
     short_help="Send dead letters to their original topics again, each once.",
     epilog=f"{TIMES}\n\n{_REPUBLISH_EXAMPLES}",
 )
-@appending
+@takes_place(appending_options)
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only dead letters of this original topic. Repeatable.")
 @click.option("--tags", multiple=True, help="Only dead letters with this tag. Repeatable.")
@@ -151,10 +187,7 @@ def _dead_letters(store: Any, topic: str, limit: int) -> tuple[list[dict[str, An
     help="Name of a progress marker. A call with the same name resumes where the last one ended.",
 )
 def republish(
-    path: str,
-    commit_log_path: str | None,
-    lock_timeout_s: float,
-    allow_network_store: bool,
+    place: Place,
     as_json: bool,
     group: str,
     topics: tuple[str, ...],
@@ -169,25 +202,33 @@ def republish(
 
     All groups that subscribe to these topics receive them. The progress moves past dead letters that do not match:
     to reach them with other filters, give another --progress.
+
+    In a cluster they are sent at least once: if a call dies, the next one may send some again, with the same ids.
     """
     with waiting("sending"):
-        with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-            _require_group(store, path, commit_log_path, group)
+        with place.open() as store:
+            store.refresh()
+            _require_group(place, store, group)
         done = rmq_spark.republish_dead_letters(
-            path,
-            group,
-            _filter(topics, tags, key, begin_ms, end_ms),
+            **place.arguments,
+            group=group,
+            filter=_filter(topics, tags, key, begin_ms, end_ms),
             topic=to_topic,
             progress=name,
-            commit_log_path=commit_log_path,
-            lock_timeout_ms=round(lock_timeout_s * 1000),
-            allow_network_store=allow_network_store,
         )
+    row = {"group": group, "sent": done.sent, "passedOver": done.passed_over}
+    if place.is_cluster:
+        offsets = {queue.broker: offset for queue, offset in sorted(done.next_offsets.items())}
+        row["nextOffsets"] = offsets
+        resumes = ", ".join(f"{broker}: {offset}" for broker, offset in offsets.items())
+        end = f"The next call resumes at these offsets: {resumes}." if offsets else "There are none."
+    else:
+        row["nextOffset"] = done.next_offset
+        end = f"The next call resumes at offset {done.next_offset}."
     if as_json:
-        row = {"group": group, "sent": done.sent, "passedOver": done.passed_over, "nextOffset": done.next_offset}
         print_json([row])
     else:
-        say(f"{done.sent:,} sent, {done.passed_over:,} skipped. The next call resumes at offset {done.next_offset}.")
+        say(f"{done.sent:,} sent, {done.passed_over:,} skipped. {end}")
 
 
 def _filter(

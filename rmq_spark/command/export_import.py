@@ -8,7 +8,7 @@ import click
 import rmq_spark
 from rmq_spark.command.message_output import is_writable
 from rmq_spark.command.output import STOPPED, print_json, progress, say, typed
-from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples
+from rmq_spark.command.parameters import TIMES, appending_options, begin_time, end_time, examples
 from rmq_spark.command.place import PathFirstCommand, Place, takes_place
 
 _EXPORT_EXAMPLES = examples(
@@ -28,7 +28,7 @@ _IMPORTED = ("topic", "physicalTopic", "queueId", "tags", "keys", "body", "prope
 
 
 @click.command(cls=PathFirstCommand, epilog=f"{TIMES}\n\n{_EXPORT_EXAMPLES}")
-@takes_place(writes=False)
+@takes_place()
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
 @click.option(
     "--topic", "topics", multiple=True, help="Only this topic. Repeatable.  [default: all except RocketMQ's own]"
@@ -80,7 +80,7 @@ def export(
 
 
 @click.command("import", cls=PathFirstCommand, epilog=_IMPORT_EXAMPLES)
-@takes_place(writes=True)
+@takes_place(appending_options, pulls=False)
 @click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
 @click.option("--topic", help="Destination topic.  [default: the topics in FILE]")
 @click.option(

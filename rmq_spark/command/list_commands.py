@@ -1,19 +1,19 @@
 """`rmq topics`, `queues`, `groups` and `lag`: contents of a store and progress of its groups. Read-only.
 
-`topics` and `queues` list a cluster too. A broker tells no bytes, and no times without a read of messages.
+All of them show a cluster too. A broker tells no bytes, and no times without a read of messages.
 """
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
 import rmq_spark
 from rmq_spark.command.output import printable, rows_of, say, typed, waiting
-from rmq_spark.command.parameters import examples, reading
-from rmq_spark.command.place import Place, PlaceCommand, reads_place
+from rmq_spark.command.parameters import examples
+from rmq_spark.command.place import PathFirstCommand, Place, PlaceCommand, reads_place, takes_place
 from rmq_spark.command.queue_views import ListedTopic, cause_of, describe, look_at, report_problems
 from rmq_spark.command.tables import show
 from rmq_spark.store.model import QueueAnswer, QueueBounds, QueueKey
@@ -148,48 +148,79 @@ def _report_problems(path: str, topics: Iterable[Any]) -> None:
         say(f"… and {len(problems) - _MAX_PROBLEMS} more queues")
 
 
-@click.command(epilog=examples("rmq groups store", "rmq groups store --json | jq '.[] | select(.lagMessages > 1000)'"))
-@reading
-def groups(path: str, commit_log_path: str | None, as_json: bool) -> None:
+@click.command(
+    cls=PlaceCommand,
+    epilog=examples(
+        "rmq groups store",
+        "rmq groups store --json | jq '.[] | select(.lagMessages > 1000)'",
+        "rmq groups -n ns1:9876",
+    ),
+)
+@reads_place()
+def groups(place: Place, as_json: bool) -> None:
     """List the consumer groups: topics, queues, lag in messages, bytes and seconds, and members.
 
     A group that has not committed an offset yet has no queues. Members are running queries, including those without a
     queue. `rmq lag` shows the lag by queue.
+
+    In a cluster a group is listed after its first commit, the bytes are an estimate, and members are all clients that
+    the brokers list. Groups and queues that cannot be read are named on stderr.
     """
     with waiting("reading offsets"):
-        names = rmq_spark.groups(path, commit_log_path=commit_log_path)
-        table = rows_of(rmq_spark.group_lag(path, commit_log_path=commit_log_path))
-        living = rows_of(rmq_spark.group_members(path, commit_log_path=commit_log_path))
+        names = rmq_spark.groups(**place.arguments)
+        table = rows_of(rmq_spark.group_lag(**place.arguments)) if names else []
+        living = _members(place, names)
     queues: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in table:
         queues[row["group"]].append(row)
-    members: dict[str, list[str]] = defaultdict(list)
-    for row in living:
-        members[row["group"]].append(row["member"])
-    rows = [_group_row(name, queues[name], members[name]) for name in names]
+    rows = [_group_row(name, queues[name], None if living is None else living[name]) for name in names]
     columns = ("group", "topics", "queues", "lagMessages", "lagBytes", "secondsBehind", "members")
-    shown = [{**row, "members": len(row["members"])} for row in rows]
-    nothing = "The store has no consumer groups."
+    shown = [{**row, "members": None if row["members"] is None else len(row["members"])} for row in rows]
+    nothing = f"The {'cluster' if place.is_cluster else 'store'} has no consumer groups."
     show(rows if as_json else shown, columns, as_json=as_json, nothing=nothing, optional=("lagBytes", "queues"))
 
 
-def _group_row(name: str, queues: list[dict[str, Any]], members: list[str]) -> dict[str, Any]:
+def _members(place: Place, names: Sequence[str]) -> dict[str, list[str]] | None:
+    """Return the members of each group, None if the brokers refuse to list them."""
+    members: dict[str, list[str]] = {name: [] for name in names}
+    try:
+        for row in rows_of(rmq_spark.group_members(**place.arguments)):
+            members.setdefault(row["group"], []).append(row["member"])
+    except rmq_spark.NoPermissionError as error:
+        if not place.is_cluster:
+            raise
+        say(f"The members are not known: {printable(typed(str(error)))}")
+        return None
+    return members
+
+
+def _group_row(name: str, queues: list[dict[str, Any]], members: list[str] | None) -> dict[str, Any]:
     """Return the sums over a group's queues, given as rows of `group_lag`."""
     return {
         "group": name,
         "topics": sorted({row["topic"] for row in queues}),
         "queues": len(queues),
-        "lagMessages": sum(row["lagMessages"] or 0 for row in queues),
-        "lagBytes": sum(row["lagBytes"] or 0 for row in queues),
-        "secondsBehind": max((row["secondsBehind"] or 0.0 for row in queues), default=None),
+        "lagMessages": _join(queues, "lagMessages", sum),
+        "lagBytes": _join(queues, "lagBytes", sum),
+        "secondsBehind": _join(queues, "secondsBehind", max) if queues else None,
         "members": members,
     }
 
 
-@click.command(epilog=examples("rmq lag store billing", "watch -n 5 rmq lag store billing"))
-@reading
+def _join(queues: list[dict[str, Any]], column: str, join: Callable[[list[Any]], Any]) -> Any:
+    """Return the sum or the maximum over queues, None if it is not known of any. A queue that is gone counts as 0."""
+    values = [0 if row["state"] == "gone" else row[column] for row in queues]
+    known = [value for value in values if value is not None]
+    return join(known) if known or not queues else None
+
+
+@click.command(
+    cls=PathFirstCommand,
+    epilog=examples("rmq lag store billing", "watch -n 5 rmq lag store billing", "rmq lag -n ns1:9876 billing"),
+)
+@takes_place()
 @click.argument("group", required=False)
-def lag(path: str, commit_log_path: str | None, as_json: bool, group: str | None) -> None:
+def lag(place: Place, as_json: bool, group: str | None) -> None:
     """Show the lag of GROUP, or of all groups, queue by queue.
 
     \b
@@ -198,10 +229,17 @@ def lag(path: str, commit_log_path: str | None, as_json: bool, group: str | None
            expired  retention deleted unread messages
            ahead    the committed offset is beyond the end of the queue, as after a restore
            gone     the queue does not exist any more
+           away     the broker of the queue does not answer (in a cluster)
+
+    In a cluster lagBytes is an estimate, and the column member is empty, because brokers do not know who owns a queue.
     """
     with waiting("reading offsets"):
-        rows = rows_of(rmq_spark.group_lag(path, group, commit_log_path=commit_log_path))
+        rows = rows_of(rmq_spark.group_lag(**place.arguments, group=group))
     columns = ["topic", "queueId", "state", "groupOffset", "maxOffset", "lagMessages", "lagBytes", "secondsBehind"]
-    columns = [*([] if group else ["group"]), *columns, "member"]
+    if place.is_cluster:
+        columns.insert(1, "brokerName")
+    else:
+        columns.append("member")
+    columns = [*([] if group else ["group"]), *columns]
     optional = ("member", "lagBytes", "maxOffset", "groupOffset")
     show(rows, columns, as_json=as_json, nothing="No group has committed an offset.", optional=optional)

@@ -4,7 +4,6 @@
 (`queue_views`) merges the batches of all queues.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,14 @@ import rmq_spark
 from rmq_spark.command.message_output import FORMATS, is_file, open_output
 from rmq_spark.command.output import progress, say
 from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples, message_filters
-from rmq_spark.command.place import Place, PlaceCommand, QueueName, queue_names_option, reads_place
+from rmq_spark.command.place import (
+    Place,
+    PlaceCommand,
+    QueueName,
+    queue_names_option,
+    reads_place,
+    spell_limits,
+)
 from rmq_spark.command.queue_views import BROKER_NAME, Beginning, ClusterView, StoreView, open_view
 from rmq_spark.store.model import QueueKey
 
@@ -185,12 +191,7 @@ class _Cat(PlaceCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments."""
-        end = args.index("--") if "--" in args else len(args)
-        for at, word in enumerate(args[:end]):
-            if word == "-n" and at + 1 < end and args[at + 1].isdecimal():
-                args[at] = "--limit"
-            elif re.fullmatch(r"-n\d+", word):
-                args[at] = f"--limit={word[2:]}"
+        spell_limits(args)
         return super().parse_args(ctx, args)
 
 

@@ -12,10 +12,6 @@ from rmq_spark.store.model import describe_unit, is_in_another_unit
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-DEAD_LETTERS_OF_CLUSTERS = (
-    "`rmq cat --name-server HOST:PORT %DLQ%GROUP` prints the dead letters of a cluster, and "
-    "rmq_spark.republish_dead_letters(name_server=…) of Python sends them again"
-)
 _LAST_MS = 2**63 - 1
 _TIME_FORMS = "ms since 1970, 2026-01-31T12:00:00Z, now, or now-10m"
 
@@ -115,8 +111,8 @@ message_filters = together(
 
 # Parameters of commands that read a store, that change its config, and that append to it.
 reading_options = together(commit_log_path, as_json)
+writing_options = together(commit_log_path, lock_timeout, as_json)
 appending_options = together(commit_log_path, lock_timeout, network_store, as_json)
 reading = together(store_path, reading_options)
-writing = together(store_path, commit_log_path, lock_timeout, as_json)
 appending = together(store_path, appending_options)
 TIMES = f"TIME: {_TIME_FORMS} (units: ms, s, m, h, d)."

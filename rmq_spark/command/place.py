@@ -24,7 +24,6 @@ from rmq_spark.command.cluster_options import (
 )
 from rmq_spark.command.parameters import (
     Decorator,
-    appending_options,
     as_json,
     commit_log_path,
     reading_options,
@@ -75,6 +74,16 @@ class PathFirstCommand(PlaceCommand):
         elif not words and "--help" not in args and "-h" not in args and not ctx.resilient_parsing:
             raise _no_place()
         return super().parse_args(ctx, args)
+
+
+def spell_limits(args: list[str]) -> None:
+    """Write `-n NUMBER` as `--limit NUMBER`, because in some commands it is short for both options."""
+    end = args.index("--") if "--" in args else len(args)
+    for at, word in enumerate(args[:end]):
+        if word == "-n" and at + 1 < end and args[at + 1].isdecimal():
+            args[at] = "--limit"
+        elif re.fullmatch(r"-n\d+", word):
+            args[at] = f"--limit={word[2:]}"
 
 
 def _is_no_topic(word: str, is_full: bool) -> bool:
@@ -137,6 +146,11 @@ class Place:
     def is_cluster(self) -> bool:
         """Whether this is a cluster."""
         return bool(self.cluster)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The arguments of a function of `rmq_spark` that only reads the place."""
+        return replace(self, writing={}).arguments
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -203,10 +217,11 @@ def reads_place(words: str | None = None, *, are_required: bool = False) -> Deco
     return decorate
 
 
-def takes_place(*, writes: bool) -> Decorator:
+def takes_place(shared: Decorator = reading_options, *, pulls: bool = True) -> Decorator:
     """Return a decorator for the function of a `PathFirstCommand`, which is called with a `place`.
 
-    It adds the options for a place that is read, or for one that the command `writes` to.
+    It adds the `shared` options, which are those of a store that is read, changed or appended to. `pulls` says whether
+    the command pulls messages from a cluster.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,28 +230,32 @@ def takes_place(*, writes: bool) -> Decorator:
             given = {name: parameters.pop(name) for name in _NAMES if name in parameters}
             given = {name: value for name, value in given.items() if value not in (None, False)}
             place = _make_place(path, commit_log_path, given)
-            if writes:
-                place = _with_writing(place, parameters.pop("lock_timeout_s"), parameters.pop("allow_network_store"))
-            return function(place, **parameters)
+            writing = {name: parameters.pop(name) for name in _WRITING if name in parameters}
+            return function(_with_writing(place, writing), **parameters)
 
         first = click.argument("path", metavar="PATH")
-        connection = [one for one in CONNECTION_OPTIONS if not writes or one is not PULL_GROUP]
-        shared = appending_options if writes else reading_options
+        connection = [one for one in CONNECTION_OPTIONS if pulls or one is not PULL_GROUP]
         return together(first, shared, _NAME_SERVER, *connection)(call)
 
     return decorate
 
 
-def _with_writing(place: Place, lock_timeout_s: float, allow_network_store: bool) -> Place:
-    """Return the place with the options for a store that is written to. Raises UsageError if a cluster has some."""
+# The parameters for a store that is written to, and their options.
+_WRITING = {"lock_timeout_s": "--lock-timeout", "allow_network_store": "--allow-network-store"}
+
+
+def _with_writing(place: Place, given: Mapping[str, Any]) -> Place:
+    """Return the place with the parameters for a store that is written to. Raises UsageError if a cluster has some."""
     if not place.is_cluster:
-        writing = {"lock_timeout_ms": round(lock_timeout_s * 1000), "allow_network_store": allow_network_store}
+        writing = dict(given)
+        if "lock_timeout_s" in writing:
+            writing["lock_timeout_ms"] = round(writing.pop("lock_timeout_s") * 1000)
         return replace(place, writing=writing)
     context = click.get_current_context()
-    for name, option in (("lock_timeout_s", "--lock-timeout"), ("allow_network_store", "--allow-network-store")):
+    for name in given:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError(
-                f"{option} is for a store at PATH, and cannot be combined with --name-server. Leave it out."
+                f"{_WRITING[name]} is for a store at PATH, and cannot be combined with --name-server. Leave it out."
             )
     return place
 

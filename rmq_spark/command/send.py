@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import rmq_spark
 from rmq_spark.command.output import STOPPED, say, waiting
-from rmq_spark.command.parameters import Moment, examples
+from rmq_spark.command.parameters import Moment, appending_options, examples
 from rmq_spark.command.place import PathFirstCommand, Place, QueueParameter, takes_place
 from rmq_spark.command.queue_views import BROKER_NAME
 from rmq_spark.command.tables import show
@@ -35,7 +35,7 @@ _EXAMPLES = examples(
 
 
 @click.command(cls=PathFirstCommand, epilog=_EXAMPLES)
-@takes_place(writes=True)
+@takes_place(appending_options, pulls=False)
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--lines", is_flag=True, help="Send each line of standard input as a message, as it arrives.")

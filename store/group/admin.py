@@ -4,23 +4,20 @@ Only `reset_offsets` changes files or takes locks. In this folder, "a query of o
 with the option `consumerGroup`.
 """
 
-import difflib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import PurePath
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from rmq_spark.store.argument_checks import as_ms, check_integer, check_offset
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.host import is_remote
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError, StoreChangedError, StoreError
+from rmq_spark.store.errors import NotFoundError, StoreChangedError, StoreError
 from rmq_spark.store.group.claims import NOBODY, read_claims
 from rmq_spark.store.group.group_files import GroupLock, GroupPaths, list_group_names, read_commit_stamp
 from rmq_spark.store.group.lag import GroupState, lag_table
@@ -37,16 +34,23 @@ from rmq_spark.store.group.offset_file import (
 )
 from rmq_spark.store.group.resets import add_reset, forget_suspended, read_resets
 from rmq_spark.store.group.start_offsets import correct_offset
+from rmq_spark.store.group_tables import MEMBERS
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_state import commit_log_folders
-from rmq_spark.store.model import QueueKey, describe_unit, is_in_another_unit
-from rmq_spark.store.names import BROKER_GROUP_PREFIX, check_consumer_group, check_group_name, retry_topic
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.names import check_group_name, list_other_groups, retry_topic
+from rmq_spark.store.reset_arguments import (
+    EARLIEST,
+    LATEST,
+    ResetTo,
+    check_reset_time,
+    check_resettable,
+    check_target,
+    check_targets,
+    check_topics,
+)
 
-EARLIEST, LATEST = "earliest", "latest"
-_SHOWN_COUNT = 12
-_QUEUE_ID_DIGITS = 10  # the most digits that a Java int has
 GroupOffsets = dict[str, dict[int, int]]  # topic -> queue id -> next queue offset
-ResetTo = str | int | datetime | Mapping[str, Mapping[int | str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def group_lag(
     """Return a table with the lag of one group, or of all groups if `group` is None.
 
     The table has one row for each group and each queue of the topics in which the group has committed offsets.
-    `lag.LAG` describes the columns, and the module `lag` describes the values of the column `state`. `secondsBehind`
+    `group_tables.LAG` describes the columns, and that module the values of the column `state`. `secondsBehind`
     is the time from the next unread message to `now_ms` (ms since the epoch), which is the current time by default. A
     group that has a query of ours but no committed offsets has no rows. Changes nothing on disk.
 
@@ -109,7 +113,7 @@ def group_lag(
             raise NotFoundError(
                 f'no consumer group "{group}" in the store at "{root}": it has neither committed offsets nor queries '
                 "of ours; expected one of them. Queries with messageModel=broadcasting do not count. "
-                f"{_others(group, {*known, *list_group_names(root)})}"
+                f"{list_other_groups(group, {*known, *list_group_names(root)})}"
             )
         states = []
         for name in sorted(known):
@@ -152,7 +156,7 @@ def reset_offsets(
     store or may not be written, StoreChangedError if a repair truncated the log during the call, and DamageError if a
     file is damaged.
     """
-    _check_resettable(group)
+    check_resettable(group)
     root, disk, settings = files.store_folder(path), Disk(), _Settings(lock_timeout_ms)
     with StoreReader(root, commit_log_path=commit_log_path) as reader:
         reader.refresh()
@@ -193,20 +197,6 @@ def _refuse_beyond(root: str, stamp: Stamp, targets: Mapping[QueueKey, int]) -> 
         )
 
 
-def _check_resettable(group: str) -> None:
-    """Raise OptionError if `group` is not a valid name for a group of consumers.
-
-    If it is one of a broker's own groups, the error has special advice.
-    """
-    if isinstance(group, str) and group.startswith(BROKER_GROUP_PREFIX):
-        raise OptionError(
-            f"reset_offsets: consumer group {group!r} is a broker's own and contains its progress with transactions "
-            "and the like; expected a group of consumers. If its offset is beyond the end of its queue, stop the "
-            "broker and set the offset in config/consumerOffset.json to that end."
-        )
-    check_consumer_group(group)
-
-
 def find_targets(
     reader: StoreReader, group: str, to: ResetTo, topics: str | Sequence[str] | None = None
 ) -> dict[QueueKey, int]:
@@ -215,9 +205,7 @@ def find_targets(
     Raises the errors of `reset_offsets` that concern its arguments.
     """
     if isinstance(to, Mapping):
-        if topics is not None:
-            raise OptionError("reset_offsets: found `topics` and offsets in `to`; expected one. Leave `topics` out.")
-        return _mapped(reader, to)
+        return _checked(reader, check_targets(to, topics, has_brokers=False))
     return {queue: _offset(reader, queue, to) for topic in _topics(reader, group, topics) for queue in topic}
 
 
@@ -227,92 +215,30 @@ def _offset(reader: StoreReader, queue: QueueKey, to: object) -> int:
         return bounds.min_offset
     if to == LATEST:
         return bounds.max_offset
-    time_ms = _time_ms(to)
-    return correct_offset(reader.offset_at_time(queue, time_ms, "lower"), bounds)
-
-
-def _time_ms(to: object) -> int:
-    moment = as_ms("reset_offsets: to", to)
-    try:
-        time_ms = check_integer("to", moment, 0)
-    except OptionError:
-        raise OptionError(
-            f'reset_offsets: to={to!r} is none of: "{EARLIEST}", "{LATEST}", ms since the epoch, a datetime, offsets '
-            'as {"topic": {0: 12}}.'
-        ) from None
-    if is_in_another_unit(time_ms) and not isinstance(to, datetime):
-        raise OptionError(f"reset_offsets: to={time_ms} {describe_unit(time_ms)}.")
-    return time_ms
+    return correct_offset(reader.offset_at_time(queue, check_reset_time(to), "lower"), bounds)
 
 
 def _topics(reader: StoreReader, group: str, topics: str | Sequence[str] | None) -> list[list[QueueKey]]:
-    if topics is None:
-        own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
-        names = sorted(own & set(reader.topics()) - {retry_topic(group)})
-        if not names:
-            known = _known_groups(reader.path)
-            others = "" if group in known else f" {_others(group, known)}"
-            raise NotFoundError(
-                f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to '
-                f"reset.{others}"
-            )
-    else:
-        listed = [topics] if isinstance(topics, str) or not isinstance(topics, Iterable) else list(topics)
-        if not all(isinstance(name, str) for name in listed):
-            raise OptionError(f"reset_offsets: found topics={topics!r}; expected a topic name or a list of them.")
-        names = sorted(set(listed))
-        if not names:
-            raise OptionError("reset_offsets: found an empty list of `topics`; expected at least one.")
+    if topics is not None:
+        return [reader.queues(name) for name in check_topics(topics)]
+    own = {queue.topic for queue in read_group_offsets(reader.path, group, time.sleep)}
+    names = sorted(own & set(reader.topics()) - {retry_topic(group)})
+    if not names:
+        known = _known_groups(reader.path)
+        others = "" if group in known else f" {list_other_groups(group, known)}"
+        raise NotFoundError(
+            f'consumer group "{group}" has no offsets in the store at "{reader.path}". Name the topics to '
+            f"reset.{others}"
+        )
     return [reader.queues(name) for name in names]
 
 
-def _mapped(reader: StoreReader, to: Mapping[str, Mapping[int | str, int]]) -> dict[QueueKey, int]:
-    targets: dict[QueueKey, int] = {}
-    for topic, queues in to.items():
-        if topic == "@":  # not a topic, but our metadata if the offsets were copied from a query's progress
-            continue
-        if not isinstance(topic, str):
-            raise OptionError(f"reset_offsets: found the topic {topic!r} in `to`; expected a topic name.")
-        if not isinstance(queues, Mapping):
-            raise OptionError(f"reset_offsets: to[{topic!r}] is {queues!r}; expected offsets by queue id: {{0: 12}}.")
-        reader.queues(topic)  # raises NotFoundError, which lists topics
-        for queue_id, at in queues.items():
-            queue = QueueKey(topic, _queue_id(topic, queue_id))
-            offset = check_offset(f"reset_offsets: to[{topic!r}][{queue_id!r}]", at)
-            bounds = reader.bounds(queue)
-            low, high = bounds.min_offset, bounds.max_offset
-            if not low <= offset <= high:
-                step = f'reset_offsets accepts these offsets: "{EARLIEST}" is {low} and "{LATEST}" is {high} now.'
-                raise OffsetRangeError(str(queue), offset, offset, low, high, step)
-            if queue in targets:
-                raise OptionError(f"reset_offsets: to[{topic!r}] names the queue {queue.queue_id} twice.")
-            targets[queue] = offset
-    if not targets:
-        raise OptionError("reset_offsets: found no queue in `to`; expected offsets by topic and queue id.")
+def _checked(reader: StoreReader, targets: dict[QueueKey, int]) -> dict[QueueKey, int]:
+    """Return the targets. Raises NotFoundError or OffsetRangeError for one that its queue does not have."""
+    for queue, offset in targets.items():
+        reader.queues(queue.topic)  # raises NotFoundError, which lists topics
+        check_target(queue, offset, reader.bounds(queue))
     return targets
-
-
-def _queue_id(topic: str, value: object) -> int:
-    """Return the queue id for a key of a mapping. The key may be a text, because keys in JSON are texts."""
-    if isinstance(value, str):
-        is_number = value.isascii() and value.isdigit() and len(value) <= _QUEUE_ID_DIGITS
-        value = int(value) if is_number else value
-    try:
-        return check_integer("queue id", value, 0)
-    except OptionError:
-        raise OptionError(f"reset_offsets: to[{topic!r}] has the key {value!r}; expected a queue id.") from None
-
-
-def _others(group: str, known: Collection[str]) -> str:
-    """Return a text for an error: the known groups, after a question with those whose names are similar to `group`."""
-    shown = sorted(known)[:_SHOWN_COUNT]
-    there = (
-        f"Groups there: {', '.join(shown)}{' …' if len(known) > len(shown) else ''}."
-        if shown
-        else "The store has no groups."
-    )
-    near = difflib.get_close_matches(group, known, 3)
-    return f"Did you mean {' or '.join(near)}? {there}" if near else there
 
 
 def _known_groups(root: str) -> set[str]:
@@ -341,32 +267,15 @@ def _store(path: str | PurePath, commit_log_path: str | None) -> str:
 
 _SUFFIX = ".json"
 
-# The columns of the table that `group_members` returns. The table has one row for each living member, sorted by group
-# and member. If the file of a member is damaged, all columns from queryName to since are null in its row.
-MEMBERS = pa.schema(
-    [
-        ("group", pa.string()),
-        ("member", pa.string()),
-        ("queues", pa.int32()),  # the number of queues that the member owns
-        ("queryName", pa.string()),
-        ("application", pa.string()),
-        ("host", pa.string()),
-        ("processId", pa.int32()),
-        ("assignment", pa.string()),
-        ("allocateStrategy", pa.string()),
-        ("subscription", pa.string()),
-        ("since", pa.timestamp("ms", tz="UTC")),
-    ]
-)
-
 
 def group_members(path: str | PurePath, group: str | None = None, *, commit_log_path: str | None = None) -> pa.Table:
     """Return a table of the living members of one group, or of all groups if `group` is None.
 
     Members are queries of ours with the option `consumerGroup`, except those with messageModel=broadcasting. The table
-    has one row for each member, with the columns of `MEMBERS`, among them the number of queues that it owns. A member
-    on another host may be listed for some time after it has ended. Changes nothing on disk. Raises OptionError for an
-    invalid group name, StorePathError if `path` is not a store, and DamageError if a file is damaged.
+    has one row for each member, with the columns of `group_tables.MEMBERS`, among them the number of queues that it
+    owns. A member on another host may be listed for some time after it has ended. Changes nothing on disk. Raises
+    OptionError for an invalid group name, StorePathError if `path` is not a store, and DamageError if a file is
+    damaged.
     """
     if group is not None:
         check_group_name(group)

@@ -139,6 +139,11 @@ class GroupSession(Synchronized):
         """The epoch of this query's claim of each queue that it owns. Tasks check them (`assignment.check_epochs`)."""
         return self._assignment.epochs
 
+    @property
+    def published(self) -> Mapping[QueueKey, int]:
+        """{}: the resets of a directory have numbers, so no committed offset is taken for one."""
+        return {}
+
     def join(self) -> None:
         """Join the group, unless the query is a member already.
 

@@ -1,16 +1,6 @@
-"""The lag of a group: a table that says for each queue how many messages, bytes and seconds the group is behind.
+"""The lag of a group in a store: how many messages, bytes and seconds it is behind in each queue.
 
-The column `state` describes the committed offset of the group in the queue:
-
-| state | meaning | lagMessages |
-| --- | --- | --- |
-| ok | the offset is within the queue's bounds | the messages from the offset to the queue's end |
-| none | the group has no offset in this queue, but in other queues of the topic | all messages of the queue |
-| expired | the offset is below the queue's minimum, because unread messages were deleted | the remaining messages |
-| ahead | the offset is above the queue's maximum, because the store was truncated or rebuilt | 0 |
-| gone | the queue does not exist any more | null |
-
-A running query may already have read messages after its committed offset.
+`group_tables` describes the table and the states of an offset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,34 +9,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, StoreChangedError
+from rmq_spark.store.group_tables import GONE, LAG, QueueLag, lag_row, unread_range
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.model import QueueKey
 
-OK, NONE, EXPIRED, AHEAD, GONE = "ok", "none", "expired", "ahead", "gone"
-
-_TIME = pa.timestamp("ms", tz="UTC")
 _TRIES = 3  # retention may delete files during a measurement
-
-# The columns of the table that `lag_table` returns. It has one row for each group and queue, sorted by group, topic and
-# queue id.
-LAG = pa.schema(
-    [
-        ("group", pa.string()),
-        ("topic", pa.string()),
-        ("queueId", pa.int32()),
-        ("state", pa.string()),
-        ("groupOffset", pa.int64()),  # the committed offset, null if missing
-        ("minOffset", pa.int64()),
-        ("maxOffset", pa.int64()),
-        ("lagMessages", pa.int64()),  # the number of unread messages that are not deleted
-        ("lagBytes", pa.int64()),  # the size of their records in the commit log
-        ("expiredMessages", pa.int64()),  # the number of unread messages that retention deleted
-        ("secondsBehind", pa.float64()),  # the age of the next unread message, 0 if there is none
-        ("lastConsumedTimestamp", _TIME),  # store time of the last consumed message (consumerProgress: LastTime)
-        ("lastCommitTimestamp", _TIME),  # the time of the last commit by a query of ours
-        ("member", pa.string()),  # the living member that owns the queue, else null (consumerProgress: Client IP)
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +28,6 @@ class GroupState:
     offsets: Mapping[QueueKey, int]
     published_ms: int | None
     members: Mapping[QueueKey, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLag:
-    """The lag of a group in one queue. The values of `state` are described in the module. Times are ms since the epoch.
-
-    If the queue does not exist any more, all other fields are None.
-    """
-
-    state: str
-    bounds: QueueBounds | None = None
-    messages: int | None = None
-    bytes: int | None = None
-    expired: int | None = None
-    next_stored_ms: int | None = None  # store time of the next unread message
-    last_stored_ms: int | None = None  # store time of the last consumed message
-
-
-def unread_range(offset: int | None, bounds: QueueBounds) -> tuple[str, int, int]:
-    """Return (state, begin, end): the state of a committed offset, and the range [begin, end) of unread queue offsets.
-
-    `offset` is None if the group has no committed offset in the queue.
-    """
-    if offset is None:
-        return NONE, bounds.min_offset, bounds.max_offset
-    if offset > bounds.max_offset:
-        return AHEAD, bounds.max_offset, bounds.max_offset
-    if offset < bounds.min_offset:
-        return EXPIRED, bounds.min_offset, bounds.max_offset
-    return OK, offset, bounds.max_offset
 
 
 def queue_lag(reader: StoreReader, queue: QueueKey, offset: int | None) -> QueueLag:
@@ -151,22 +88,5 @@ def _queues_of(reader: StoreReader, state: GroupState) -> Iterator[QueueKey]:
 
 
 def _row(state: GroupState, queue: QueueKey, lag: QueueLag, now_ms: int) -> dict[str, object]:
-    behind = None
-    if lag.messages is not None:
-        behind = 0.0 if lag.next_stored_ms is None else max(0, now_ms - lag.next_stored_ms) / 1000
-    return {
-        "group": state.group,
-        "topic": queue.topic,
-        "queueId": queue.queue_id,
-        "state": lag.state,
-        "groupOffset": state.offsets.get(queue),
-        "minOffset": lag.bounds.min_offset if lag.bounds else None,
-        "maxOffset": lag.bounds.max_offset if lag.bounds else None,
-        "lagMessages": lag.messages,
-        "lagBytes": lag.bytes,
-        "expiredMessages": lag.expired,
-        "secondsBehind": behind,
-        "lastConsumedTimestamp": lag.last_stored_ms,
-        "lastCommitTimestamp": state.published_ms,
-        "member": state.members.get(queue),
-    }
+    row = lag_row(state.group, queue, state.offsets.get(queue), lag, now_ms)
+    return {**row, "lastCommitTimestamp": state.published_ms, "member": state.members.get(queue)}

@@ -13,14 +13,15 @@ from rmq_spark.store.backend import COLUMNS
 from rmq_spark.store.cluster.reader import ClusterReader
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueAnswer, QueueKey
-from rmq_spark.store.names import is_system_topic
+from rmq_spark.store.names import check_group_name, is_system_topic
 
 if TYPE_CHECKING:
     from rmq_spark.store.view.message import Message
+    from rmq_spark.store.view.summary import GroupLag
 
 
 class ClusterExplorer(ClusterReader):
-    """A ClusterReader that also has `answers`, `all_queues`, `wait_for_messages` and `message`.
+    """A ClusterReader that also has `answers`, `all_queues`, `wait_for_messages`, `message` and `lag`.
 
     Like a ClusterReader, an instance must not be used by two threads at the same time.
     """
@@ -51,6 +52,23 @@ class ClusterExplorer(ClusterReader):
         Return whether topics, queues or bounds may have changed. Without messages the cluster is looked at every 5 s.
         """
         return self._opened.wait_for_messages(after, timeout_ms)
+
+    def lag(self, group: str | None = None) -> "GroupLag":
+        """Return the current lag of a consumer group, or of each group if `group` is None.
+
+        The result contains the table of `rmq_spark.group_lag`, and can also be shown as text or HTML. Raises the same
+        errors as `rmq_spark.group_lag`.
+        """
+        # Imported here, because most programs measure no lag, and these modules are not needed for reading.
+        from rmq_spark.store.cluster.group_lag import measure_lag
+        from rmq_spark.store.disk.clock import wall_clock_ms
+        from rmq_spark.store.view.summary import GroupLag
+
+        if group is not None:
+            check_group_name(group)
+        backend, now_ms = self._opened, wall_clock_ms()
+        backend.reopen()
+        return GroupLag(backend.location.describe(), group, now_ms, measure_lag(backend, group, now_ms))
 
     def message(self, queue: QueueKey, queue_offset: int) -> "Message":
         """Return the message at a queue offset, with all columns.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rmq_spark.store.group_tables import queue_of
 from rmq_spark.store.names import is_system_topic
 from rmq_spark.store.view import summary_html
 from rmq_spark.store.view.summary_text import bytes_text, count_text, span_text, time_text
@@ -255,8 +256,8 @@ class StoreSummary:
 class GroupLag:
     """The lag of a consumer group, or of all groups, at one time.
 
-    `group` is None if the lag of all groups was requested. `table` is the table of `rmq_spark.group_lag`, and `at_ms`
-    is the time at which it was made (ms since the epoch).
+    `path` is the path of the store, or the name of the cluster. `group` is None if the lag of all groups was requested.
+    `table` is the table of `rmq_spark.group_lag`, and `at_ms` is the time at which it was made (ms since the epoch).
     """
 
     path: str
@@ -288,7 +289,7 @@ class GroupLag:
             lag = "not known" if row["lagMessages"] is None else count_text(row["lagMessages"], "message")
             group = "" if self.group else f"{row['group']}: "
             seconds = f", {span_text(row['secondsBehind'])}" if row["secondsBehind"] else ""
-            lines.append(f"  {group}{row['topic']}/{row['queueId']} {row['state']}, {lag}{seconds}")
+            lines.append(f"  {group}{queue_of(row)} {row['state']}, {lag}{seconds}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

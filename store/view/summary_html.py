@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from rmq_spark.store.group_tables import queue_of
 from rmq_spark.store.view.summary_text import NOTHING, bytes_text, count_text, span_text, time_text
 
 MAX_ROWS = 50  # rows of a table that are shown; about one page
@@ -99,7 +100,7 @@ def lag_html(lag: _Shown) -> str:
     columns: list[_Column] = [
         ("group", False, [escape(row["group"]) for row in rows]),
         ("topic", False, [escape(row["topic"]) for row in rows]),
-        ("queue", True, [str(row["queueId"]) for row in rows]),
+        ("queue", True, [escape(queue_of(row).id_text) for row in rows]),
         ("state", False, [row["state"] for row in rows]),
         ("group offset", True, [_number(row["groupOffset"]) for row in rows]),
         ("max offset", True, [_number(row["maxOffset"]) for row in rows]),

@@ -24,7 +24,7 @@ def no_account(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name", ["topics", "queues", "count", "cat", "get"])
+@pytest.mark.parametrize("name", ["topics", "queues", "count", "cat", "get", "groups"])
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -63,9 +63,8 @@ def test_options_of_a_cluster_that_do_not_fit_are_refused(rmq: Rmq, words: tuple
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (("groups",), "mqadmin consumerProgress"),
+        (("create", "x"), "mqadmin updateTopic"),
         (("dump", "x"), "storePathRootDir as PATH"),
-        (("dlq", "list"), "rmq cat --name-server HOST:PORT %DLQ%GROUP"),
         (("check",), "storePathRootDir as PATH"),
         (("repair",), "storePathRootDir as PATH"),
         (("serve",), "deliver delayed messages themselves"),

@@ -14,6 +14,8 @@ from rmq_spark.command.all_commands import COMMANDS, make_group
 from rmq_spark.command.cluster_options import ClusterOption
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMMAND.md"
+# Commands that also read a cluster, and have all of its options.
+READ = {"topics", "queues", "count", "cat", "get", "export", "groups", "lag", "reset", "dlq list", "dlq republish"}
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.read_text().split("\n## ")[1:])
 
 
@@ -34,7 +36,7 @@ def test_the_page_has_every_command_in_the_order_of_the_help() -> None:
 def test_the_page_has_every_argument_and_option_of_a_command(name: str, command: click.Command) -> None:
     section = SECTIONS[name]
     options = [one for one in command.params if isinstance(one, click.Option)]
-    reads, writes = name in ("topics", "queues", "count", "cat", "get", "export"), name in ("send", "import")
+    reads, writes = name in READ, name in ("send", "import")
     of_clusters = [one for one in options if (reads or writes) and isinstance(one, ClusterOption)]
     assert listed(section) == [row_of(one) for one in options if one not in of_clusters]
     everywhere = listed(SECTIONS["Everywhere"]) if reads or writes else []

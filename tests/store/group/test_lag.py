@@ -12,7 +12,8 @@ from rmq_spark.store.errors import DamageError, NotFoundError, OptionError
 from rmq_spark.store.format.config_json import ConsumerOffsets, encode_consumer_offsets
 from rmq_spark.store.group.admin import group_lag
 from rmq_spark.store.group.group_files import GroupLock, GroupPaths, write_commit_stamp
-from rmq_spark.store.group.lag import LAG, GroupState, QueueLag, lag_table, queue_lag, unread_range
+from rmq_spark.store.group.lag import GroupState, lag_table, queue_lag
+from rmq_spark.store.group_tables import LAG, QueueLag, unread_range
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store

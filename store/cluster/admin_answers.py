@@ -1,0 +1,41 @@
+"""Rules for the response codes of requests of administrators: about groups, their members, and resets.
+
+These rules come before those for all requests (`answer_rules`). A broker of 4.9 checks no right of these requests.
+
+Source: AdminBrokerProcessor, Broker2Client#resetOffset (4.9, 5.3), DefaultAuthorizationContextBuilder (5.3).
+"""
+
+from rmq_spark.store.cluster.answer_rule import AnswerRule, rules_of_rights
+from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.errors import NotFoundError
+
+_RESET = frozenset({RequestCode.INVOKE_BROKER_TO_RESET_OFFSET})
+_ASKS_GROUP = frozenset({RequestCode.GET_CONSUME_STATS, RequestCode.GET_CONSUMER_CONNECTION_LIST})
+_ASKS_ALL_GROUPS = frozenset({RequestCode.GET_ALL_CONSUMER_OFFSET})
+
+# Rules about rights of an account, which come before those of other requests.
+ADMIN_RIGHTS = rules_of_rights(
+    {
+        _RESET: "Ask an administrator for the rights: Update of the topic and of the group (5.3).",
+        _ASKS_GROUP: "Ask an administrator for the right: Get of the group (5.3).",
+        _ASKS_ALL_GROUPS: "Ask an administrator for the right: Get of the cluster (5.3).",
+    }
+)
+
+ADMIN_RULES = (
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker sent no offsets to the members, because the group lacks one in a queue of the topic",
+        requests=_RESET,
+        remark=r"consumer group <.*> not exist",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker does not have the topic",
+        NotFoundError,
+        expected="a topic of the broker",
+        next_step="Check the topic's name, and whether it was deleted.",
+        requests=_RESET,
+        remark=r"no topic in this broker",
+    ),
+)
