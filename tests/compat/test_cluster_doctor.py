@@ -25,6 +25,7 @@ FEATURES = (
     "search by key or id",
     "sql92",
     "committed offsets of a group",
+    "be a member of a group",
 )
 
 

@@ -9,9 +9,9 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql.types import StructType
 
@@ -31,10 +31,17 @@ class BareStreams:
         return BareStream(home / "bare-checkpoint", options, recorder)
 
 
+class BatchSink(Protocol):
+    """What a stream does with a batch."""
+
+    def record(self, number: int, read: Callable[[], Iterable[Sequence[Any]]]) -> None:
+        """Read a batch, whose rows have the columns `COLUMNS`, and write them."""
+
+
 class BareStream:
     """A stream in a thread."""
 
-    def __init__(self, checkpoint: Path, options: dict[str, str], recorder: Recorder) -> None:
+    def __init__(self, checkpoint: Path, options: dict[str, str], recorder: BatchSink) -> None:
         self._checkpoint, self._recorder = checkpoint, recorder
         checkpoint.mkdir(parents=True, exist_ok=True)
         self._reader = RmqDataSource(options).streamReader(_SCHEMA)

@@ -162,6 +162,32 @@ def _by_id(offsets: dict[QueueKey, int]) -> dict[str, int]:
     return {queue.id_text: offset for queue, offset in offsets.items()}
 
 
+def administrate(address: str, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """Call functions of `rmq_spark` about groups, each with its arguments. Return tables as rows, and errors as texts.
+
+    The call "await_lag" waits until a group has unread messages in no queue, at most a minute, and returns its lag.
+    """
+    found: list[Any] = []
+    for name, arguments in calls:
+        given = {"name_server": address, "request_timeout_ms": _TIMEOUT_MS, **arguments}
+        try:
+            result = _await_lag(given) if name == "await_lag" else getattr(rmq_spark, name)(**given)
+        except RmqError as error:
+            result = f"{type(error).__name__}: {error}"
+        found.append(result.to_pylist() if isinstance(result, pa.Table) else result)
+    return found
+
+
+def _await_lag(given: dict[str, Any]) -> pa.Table:
+    """Return the lag of a group when it has consumed everything, or after a minute."""
+    until_s = time.monotonic() + 60
+    while True:
+        table = rmq_spark.group_lag(**given)
+        if time.monotonic() > until_s or (table.num_rows and not any(table["lagMessages"].to_pylist())):
+            return table
+        time.sleep(0.5)
+
+
 def pull_messages(
     address: str, topic: str, group: str, tags: str | None = None, sql92: str | None = None
 ) -> list[tuple[str, int, bytes]]:

@@ -81,7 +81,7 @@ class Program:
         self.home = home
         with (home / "stderr").open("w") as errors:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command, cwd=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from compat_kit.rows import Rows, our_rows, table_rows
 
 NAME = "broker-a"
 GROUP = "rmq-spark-reader"
+RESET_GROUP = "billing"  # of which operators may move the offsets
 READ, CLOSED = "orders", "salaries"  # the second one may be read by nobody but administrators
 SECRET = "planted-secret-of-readers"
 ADMIN = ("administrator", "planted-secret-of-administrator")
@@ -23,6 +24,12 @@ RIGHTS = {
     "full-reader": {f"Topic:{READ}": _SUB_GET, f"Group:{GROUP}": _SUB},
     "bare-reader": {f"Topic:{READ}": _SUB, f"Group:{GROUP}": _SUB},
     "lonely-reader": {f"Topic:{READ}": _SUB_GET},
+    "operator": {
+        f"Topic:{READ}": [*_SUB_GET, "Update"],
+        f"Group:{RESET_GROUP}": [*_SUB_GET, "Update"],
+        f"Group:{GROUP}": _SUB,
+    },
+    "half-operator": {f"Topic:{READ}": _SUB_GET, f"Group:{RESET_GROUP}": _SUB_GET, f"Group:{GROUP}": _SUB},
 }
 
 

@@ -4,8 +4,6 @@ The source has each body twice, in equal rows, so that a sink that drops one of 
 was sent again has the id of its twin: the number of different ids of a body is the number of its rows.
 """
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +19,7 @@ import pyarrow as pa
 import rmq_spark
 from compat_kit.clusters import FourServers
 from compat_kit.deliveries import Delivery, pull_deliveries
+from compat_kit.sessions import kill_session, processes_of, signal_all
 from compat_kit.sink_life import COPIED, PLAIN, ROWS_A_BATCH, SHUFFLED
 
 QUEUES, KEYS = 4, 8
@@ -145,28 +144,11 @@ class _Life:
 
     def members(self, word: str = "") -> list[int]:
         """Return the living processes of the session whose command line has the word."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    state, _, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                    line = (entry / "cmdline").read_text(errors="replace").replace("\0", " ")
-                    if int(session) == self.pid and state != "Z" and word in line:
-                        found.append(int(entry.name))
-        return found
+        return processes_of(self.pid, word)
 
     def kill_all(self) -> None:
         """Kill all processes of the session, and wait until they are gone."""
-        while pids := self.members():
-            _kill(pids)
-            time.sleep(0.01)
-        self._process.wait()
-
-
-def _kill(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill_session(self._process)
 
 
 @dataclass(slots=True)
@@ -287,7 +269,7 @@ class SinkDrill:
             time.sleep(self.random.uniform(0.1, 3))
             self.servers.start(broker)
             return True
-        _kill(victims)
+        signal_all(victims, signal.SIGKILL)
         if kind in (JVM, DRIVER):
             until = time.monotonic() + 30
             while life.code is None and time.monotonic() < until:

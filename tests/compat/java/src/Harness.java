@@ -21,6 +21,8 @@ import org.apache.rocketmq.common.MixAll;
  *   client --namesrv 127.0.0.1:N --home DIR                                    the Java client: one operation a line
  *   speed --namesrv 127.0.0.1:N --home DIR                                     the Java client for measurements
  *   proxy --home DIR                                                           a proxy: see home/conf/rmq-proxy.json (5.x)
+ *   member --namesrv 127.0.0.1:N --group G --topic T --name M --ledger FILE    a push consumer: see Member
+ *   mqadmin --home DIR                                                         RocketMQ's tool: the words of one command a line
  *   verify --home DIR                                                          the store classes: one store a line
  *   probe --home DIR                                                           does RocketMQ find an address of its own?
  *
@@ -72,6 +74,14 @@ public final class Harness {
                     }
                 }
                 break;
+            case "member":
+                try (Member member = new Member(options)) {
+                    member.run();
+                }
+                break;
+            case "mqadmin":
+                Tools.run();
+                break;
             case "proxy":
                 Proxy.run();
                 break;
@@ -82,7 +92,7 @@ public final class Harness {
                 emit(fields("event", "found", "localhost", MixAll.LOCALHOST, "broker", new BrokerConfig().getBrokerIP1()));
                 break;
             default:
-                throw new IllegalArgumentException("commands: broker namesrv client proxy speed verify probe");
+                throw new IllegalArgumentException("commands: broker namesrv client speed member mqadmin proxy verify probe");
         }
     }
 
