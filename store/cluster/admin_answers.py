@@ -10,7 +10,8 @@ from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.errors import NotFoundError
 
 _RESET = frozenset({RequestCode.INVOKE_BROKER_TO_RESET_OFFSET})
-_ASKS_GROUP = frozenset({RequestCode.GET_CONSUME_STATS, RequestCode.GET_CONSUMER_CONNECTION_LIST})
+_ASKS_GROUP = frozenset({RequestCode.GET_CONSUME_STATS})
+_ASKS_MEMBERS = frozenset({RequestCode.GET_CONSUMER_CONNECTION_LIST})
 _ASKS_ALL_GROUPS = frozenset({RequestCode.GET_ALL_CONSUMER_OFFSET})
 
 # Rules about rights of an account, which come before those of other requests.
@@ -18,6 +19,8 @@ ADMIN_RIGHTS = rules_of_rights(
     {
         _RESET: "Ask an administrator for the rights: Update of the topic and of the group (5.3).",
         _ASKS_GROUP: "Ask an administrator for the right: Get of the group (5.3).",
+        _ASKS_MEMBERS: "Ask an administrator for the right: Get of the group (5.3). A query that joins also needs "
+        "Sub of the group and of its topics.",
         _ASKS_ALL_GROUPS: "Ask an administrator for the right: Get of the cluster (5.3).",
     }
 )

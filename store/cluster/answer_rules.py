@@ -96,13 +96,12 @@ _OF_MEMBERS = frozenset(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
         RequestCode.LOCK_BATCH_MQ,
         RequestCode.UNLOCK_BATCH_MQ,
-        RequestCode.GET_CONSUMER_CONNECTION_LIST,
         RequestCode.QUERY_ASSIGNMENT,
     }
 )
 _ASK_FOR_MEMBERSHIP = (
-    "Ask an administrator for the rights of a member: SUB of the group (4.9), or Sub and Get of the group, and Sub of "
-    "the topic and of its retry topic %RETRY%group (5.3)."
+    "Ask an administrator for the rights of a member: SUB of the group (4.9), or Sub and Get of the group and Sub of "
+    "its topics (5.3)."
 )
 _ACCOUNTS = (
     AnswerRule(

@@ -17,7 +17,7 @@ from compat_kit import secured
 from compat_kit.clusters import run_doctor
 from compat_kit.rocketmq import Java
 from compat_kit.rows import count, differences
-from compat_kit.secured import CLOSED, GROUP, NAME, READ, SecuredBroker, TlsFiles, keys_of
+from compat_kit.secured import CLOSED, GROUP, MEMBERS, NAME, READ, SecuredBroker, TlsFiles, keys_of
 
 pytestmark = pytest.mark.compat
 
@@ -34,6 +34,7 @@ UNCHECKED = {"tls": "true", "tlsVerify": "none"}
 _ROWS = None  # the outcome of a query that reads everything
 _WRONG_ACCOUNT = "OptionError: .*{broker}.*the account is unknown, or its key is wrong.*accessKey.*credentialsFile"
 _FULL = keys_of("full-reader")
+_MEMBER = {"consumerGroup": MEMBERS, "groupFallback": "earliest", "pullGroup": GROUP}
 # Options of a query, and the text of its error.
 ACCOUNT_CASES: dict[str, tuple[Mapping[str, str], str | None]] = {
     "right key": (_FULL, _ROWS),
@@ -59,6 +60,11 @@ ACCOUNT_CASES: dict[str, tuple[Mapping[str, str], str | None]] = {
     ),
     "no right for bounds": (keys_of("bare-reader"), _ROWS),
     "no right for bounds, by time": (keys_of("bare-reader") | {"startingTimestamp": "2020-01-01T00:00:00Z"}, _ROWS),
+    "member": (keys_of("full-member") | _MEMBER, _ROWS),
+    "member of another group": (
+        keys_of("full-reader") | _MEMBER,
+        f"NoPermissionError: .*{MEMBERS}.*SUB of the group|NoPermissionError: .*{MEMBERS}.*Get of the group",
+    ),
     "pattern": (_FULL | {"subscribe": "", "subscribePattern": "ord.*"}, _ROWS),
     "tags": (_FULL | {"tags": "a"}, _ROWS),
     "sql92": (_FULL | {"sql92": "TAGS = 'a'"}, _ROWS),

@@ -231,20 +231,37 @@ def wait_for_message(address: str, topic: str, group: str) -> list[bytes]:
 def try_reads(address: str, cases: dict[str, dict[str, str]]) -> dict[str, tuple[list[Row] | str, float]]:
     """Return for each case the rows that a batch query with its options reads, or the text of its error, and seconds.
 
-    The queries are planned and read as by Spark, without a JVM.
+    A case with a `consumerGroup` is a stream, of which one batch is read and committed. The queries are planned and
+    read as by Spark, without a JVM.
     """
     outcomes: dict[str, tuple[list[Row] | str, float]] = {}
+    schema = from_arrow_schema(pa.schema(list(COLUMNS.items())))
     for name, options in cases.items():
         begin_s = time.monotonic()
+        source = RmqDataSource({"nameServer": address, "columns": "*"} | options)
         found: list[Row] | str = []
         try:
-            source = RmqDataSource({"nameServer": address, "columns": "*"} | options)
-            reader = source.reader(from_arrow_schema(pa.schema(list(COLUMNS.items()))))
-            found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+            if "consumerGroup" in options:
+                found = _read_one_batch(source.streamReader(schema))
+            else:
+                reader = source.reader(schema)
+                found = [row for part in reader.partitions() for one in reader.read(part) for row in one.to_pylist()]
         except RmqError as error:
             found = f"{type(error).__name__}: {error}"
         outcomes[name] = found, time.monotonic() - begin_s
     return outcomes
+
+
+def _read_one_batch(reader: Any) -> list[Row]:
+    """Return the rows of the first batch of a stream, and commit it."""
+    try:
+        start = reader.initialOffset()
+        end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+        rows = [row for part in reader.partitions(start, end) for one in reader.read(part) for row in one.to_pylist()]
+        reader.commit(end)
+    finally:
+        reader.stop()
+    return rows
 
 
 def create_users(

@@ -15,6 +15,7 @@ from compat_kit.rows import Rows, our_rows, table_rows
 NAME = "broker-a"
 GROUP = "rmq-spark-reader"
 RESET_GROUP = "billing"  # of which operators may move the offsets
+MEMBERS = "shipping"  # of which members may consume
 READ, CLOSED = "orders", "salaries"  # the second one may be read by nobody but administrators
 SECRET = "planted-secret-of-readers"
 ADMIN = ("administrator", "planted-secret-of-administrator")
@@ -24,6 +25,7 @@ RIGHTS = {
     "full-reader": {f"Topic:{READ}": _SUB_GET, f"Group:{GROUP}": _SUB},
     "bare-reader": {f"Topic:{READ}": _SUB, f"Group:{GROUP}": _SUB},
     "lonely-reader": {f"Topic:{READ}": _SUB_GET},
+    "full-member": {f"Topic:{READ}": _SUB_GET, f"Group:{GROUP}": _SUB, f"Group:{MEMBERS}": _SUB_GET},
     "operator": {
         f"Topic:{READ}": [*_SUB_GET, "Update"],
         f"Group:{RESET_GROUP}": [*_SUB_GET, "Update"],
