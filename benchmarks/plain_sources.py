@@ -2,8 +2,7 @@
 
 `Ready` returns one ready-made Arrow batch again and again: the limit of Spark's transport from a Python source to its
 own rows. `Counting` is a stream of numbers, one per micro-batch. The others are `format("rmq")`: `CountedRmq` counts
-its polls for new messages, as `Counting` does, `WokenRmq` records the time of its answers, and `TimedGroup` the time
-that a trigger spends on its consumer group.
+its polls for new messages, as `Counting` does, and `WokenRmq` records the time of its answers.
 
 Spark's Python workers import this module by name: `spark_for_benchmarks` puts its folder on their path.
 """
@@ -30,8 +29,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.spark.source import RmqDataSource
-from rmq_spark.store import GroupSession
-from rmq_spark.store.cluster.group_session import ClusterGroupSession
 
 # The file with the number of a stream's polls, or with a number for each poll: eight bytes, little-endian.
 # Inherited by the workers.
@@ -206,39 +203,6 @@ class WokenRmq(RmqDataSource):
         return reader
 
 
-class TimedGroup(RmqDataSource):
-    """The real source, as a member of a group; it records the time that each trigger spends on the group, in ns."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "timed_group"
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        descriptor = os.open(os.environ[LOOKS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        spent_ns = 0
-
-        def timed(method: Callable[..., Any], *, is_last: bool = False) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                nonlocal spent_ns
-                begin = time.perf_counter_ns()
-                try:
-                    return method(*arguments, **named)
-                finally:
-                    spent_ns += time.perf_counter_ns() - begin
-                    if is_last:
-                        os.write(descriptor, struct.pack("<q", spent_ns))
-                        spent_ns = 0
-
-            return call
-
-        for session in () if hasattr(GroupSession, "is_timed") else (GroupSession, ClusterGroupSession):
-            for name in ("has_changed", "rebalance", "settle"):
-                setattr(session, name, timed(getattr(session, name)))
-            session.publish = timed(session.publish, is_last=True)  # type: ignore[method-assign]
-            session.is_timed = True  # type: ignore[attr-defined] # a process may have the readers of several queries
-        return super().streamReader(schema)
-
-
 def read_noted(looks_file: Path) -> list[int]:
-    """Return the numbers that `WokenRmq` or `TimedGroup` has recorded, one per trigger."""
+    """Return the numbers that `WokenRmq` has recorded, one per trigger."""
     return [noted for (noted,) in struct.iter_unpack("<q", looks_file.read_bytes())]

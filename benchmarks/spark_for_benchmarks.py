@@ -4,8 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from plain_sources import LOOKS_FILE, CountedRmq, Counting, Discard, Ready, TimedGroup, WokenRmq
+from plain_sources import LOOKS_FILE, CountedRmq, Counting, Discard, Ready, WokenRmq
 from pyspark.sql import SparkSession
+from timed_group import TimedGroup
 
 import rmq_spark
 

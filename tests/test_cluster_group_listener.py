@@ -19,7 +19,7 @@ A, B = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "broker-b")
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningCluster]:
     """Two brokers, each with one queue of the topic orders, in which the group is at 4."""
-    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2, is_light=True) as cluster:
         cluster.create_topic("orders", queues=1)
         for broker in cluster.brokers.values():
             broker.groups.add("billing")

@@ -119,9 +119,11 @@ class RunningCluster:
         """Append messages at a broker, or at the only one: see `Broker.send`."""
         return (self.broker if broker is None else self.brokers[broker]).send(topic, *bodies, **columns)
 
-    def advance(self, topic: str, count: int, *, broker: str) -> None:
-        """Let `count` messages arrive in each queue of a topic at a light broker."""
-        self.loop.run(self._advance, self.brokers[broker], topic, count)
+    def advance(self, topic: str, count: int, *, broker: str | None = None, queue_id: int | None = None) -> None:
+        """Let `count` messages arrive in one queue of a topic, or in each, at a light broker, or at the only one."""
+        one = self.broker if broker is None else self.brokers[broker]
+        queue_ids = range(one.topics[topic].queue_count) if queue_id is None else [queue_id]
+        self.loop.run(self._advance, one, [QueueKey(topic, queue_id) for queue_id in queue_ids], count)
 
     def forget(self, broker: str, broker_id: int = MASTER_ID) -> None:
         """Let all name servers drop a broker that is frozen, as they do after 120 s."""
@@ -163,10 +165,10 @@ class RunningCluster:
         broker.start()
         return broker
 
-    def _advance(self, broker: Broker, topic: str, count: int) -> None:
+    def _advance(self, broker: Broker, queues: Iterable[QueueKey], count: int) -> None:
         assert isinstance(broker.store, LightStore)
-        for number in range(broker.topics[topic].queue_count):
-            broker.store.advance(QueueKey(topic, number), count)
+        for queue in queues:
+            broker.store.advance(queue, count)
         broker.note_arrivals()
 
 

@@ -53,7 +53,7 @@ def notices(client: RawClient) -> int:
 
 @BOTH
 def test_a_heartbeat_makes_a_member_and_notifies_all_before_its_answer(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster) as one, connect(cluster) as two:
         answer = one.heartbeat("one", ORDERS)
         assert answer.code == 0
@@ -73,7 +73,7 @@ def test_a_heartbeat_makes_a_member_and_notifies_all_before_its_answer(run_clust
 
 @BOTH
 def test_a_heartbeat_that_changes_nothing_notifies_nobody(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     newer = ConsumerData.of("billing", {"orders": "A"}, sub_version=2)
     with connect(cluster) as client:
         client.heartbeat("one", ORDERS)
@@ -86,7 +86,7 @@ def test_a_heartbeat_that_changes_nothing_notifies_nobody(run_cluster: RunCluste
 
 @BOTH
 def test_the_last_heartbeat_decides_for_the_group(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     other = ConsumerData.of(
         "billing",
         {"bills": "A || B"},
@@ -122,7 +122,7 @@ def test_the_last_heartbeat_decides_for_the_group(run_cluster: RunCluster, relea
 
 @BOTH
 def test_an_older_version_of_a_subscription_does_not_replace_it(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
 
     def expression() -> str:
         return str(connections(cluster)["subscriptionTable"]["orders"]["subString"])
@@ -137,7 +137,7 @@ def test_an_older_version_of_a_subscription_does_not_replace_it(run_cluster: Run
 
 @BOTH
 def test_connections_show_address_language_and_version(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     cluster.broker.members.add("billing", "java-1", {"orders": "*"}, version=400)
     with connect(cluster) as client:
         client.heartbeat("python-1", ORDERS)
@@ -159,7 +159,7 @@ def test_connections_show_address_language_and_version(run_cluster: RunCluster, 
 @BOTH
 @pytest.mark.parametrize("leave", ["unregister", "close", "expire", "remove"])
 def test_the_others_are_notified_when_a_member_leaves(run_cluster: RunCluster, release: str, leave: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster) as stays, connect(cluster) as leaves:
         stays.heartbeat("stays", ORDERS)
         leaves.heartbeat("leaves", ORDERS)
@@ -178,7 +178,7 @@ def test_the_others_are_notified_when_a_member_leaves(run_cluster: RunCluster, r
 
 @BOTH
 def test_a_silent_member_is_forgotten(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster) as stays, connect(cluster) as silent:
         stays.heartbeat("stays", ORDERS)
         silent.heartbeat("silent", ORDERS)
@@ -196,7 +196,7 @@ def test_a_silent_member_is_forgotten(run_cluster: RunCluster, release: str) -> 
 def test_a_member_that_only_sends_other_requests_is_closed_without_notice(
     run_cluster: RunCluster, release: str
 ) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     cluster.create_topic("orders", 1)
     with connect(cluster) as stays, connect(cluster) as busy:
         stays.heartbeat("stays", ORDERS)
@@ -212,7 +212,7 @@ def test_a_member_that_only_sends_other_requests_is_closed_without_notice(
 
 
 def test_silence_is_noticed_without_help(run_cluster: RunCluster) -> None:
-    cluster = run_cluster()
+    cluster = run_cluster(is_light=True)
     cluster.broker.settings.member_idle_s = 0.05
     with connect(cluster) as client:
         client.heartbeat("one", ORDERS)
@@ -224,7 +224,7 @@ def test_silence_is_noticed_without_help(run_cluster: RunCluster) -> None:
 @BOTH
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_broker_that_ends_forgets_its_members(run_cluster: RunCluster, release: str, end: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     cluster.broker.members.add("billing", "java-1", {"orders": "*"})
     with connect(cluster) as one, connect(cluster) as two:
         one.heartbeat("one", ORDERS)
@@ -240,7 +240,7 @@ def test_a_broker_that_ends_forgets_its_members(run_cluster: RunCluster, release
 
 
 def test_a_frozen_broker_notices_no_silence(run_cluster: RunCluster) -> None:
-    cluster = run_cluster()
+    cluster = run_cluster(is_light=True)
     with connect(cluster) as client:
         client.heartbeat("one", ORDERS)
         cluster.broker.freeze()
@@ -252,7 +252,7 @@ def test_a_frozen_broker_notices_no_silence(run_cluster: RunCluster) -> None:
 
 @pytest.mark.parametrize(("release", "ids"), [("4.9", ["one"]), ("5.3", [])])
 def test_a_group_that_must_not_be_created(run_cluster: RunCluster, release: str, ids: list[str]) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     cluster.broker.settings.creates_groups = False
     with connect(cluster) as client:
         assert client.heartbeat("one", ORDERS).code == 0
@@ -263,7 +263,7 @@ def test_a_group_that_must_not_be_created(run_cluster: RunCluster, release: str,
 
 @pytest.mark.parametrize(("release", "count"), [("4.9", 1), ("5.3", 0)])
 def test_broadcasting_members_are_notified_by_4(run_cluster: RunCluster, release: str, count: int) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster) as client:
         client.heartbeat("one", ConsumerData.of("billing", {"orders": "*"}, message_model=BROADCASTING))
         assert notices(client) == count
@@ -271,7 +271,7 @@ def test_broadcasting_members_are_notified_by_4(run_cluster: RunCluster, release
 
 
 def test_notices_can_be_switched_off(run_cluster: RunCluster) -> None:
-    cluster = run_cluster()
+    cluster = run_cluster(is_light=True)
     cluster.broker.settings.notifies_members = False
     with connect(cluster) as client:
         client.heartbeat("one", ORDERS)
@@ -280,7 +280,7 @@ def test_notices_can_be_switched_off(run_cluster: RunCluster) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"not JSON", b'{"clientID": "one", "consumerDataSet": [{}]}'])
 def test_a_heartbeat_that_cannot_be_read_is_an_error(run_cluster: RunCluster, body: bytes) -> None:
-    cluster = run_cluster()
+    cluster = run_cluster(is_light=True)
     answer = ask(cluster, RequestCode.HEART_BEAT, {}, body)
     assert (answer.code, "Exception" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
 
@@ -307,7 +307,7 @@ def lock(
 
 @BOTH
 def test_a_lock_excludes_others_until_it_expires(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     assert lock(cluster, "a", 0) == [0]
     cluster.broker.pass_time(30)
     assert lock(cluster, "a", 0) == [0]  # renewed
@@ -324,7 +324,7 @@ def test_a_lock_excludes_others_until_it_expires(run_cluster: RunCluster, releas
 
 @BOTH
 def test_a_broker_that_ends_forgets_its_locks(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     assert lock(cluster, "a", 0) == [0]
     cluster.broker.kill()
     cluster.broker.restart()
@@ -333,7 +333,7 @@ def test_a_broker_that_ends_forgets_its_locks(run_cluster: RunCluster, release: 
 
 @BOTH
 def test_a_closed_connection_keeps_its_locks(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster) as client:
         client.heartbeat("a", ORDERS)
         assert lock(cluster, "a", 0) == [0]
@@ -342,5 +342,5 @@ def test_a_closed_connection_keeps_its_locks(run_cluster: RunCluster, release: s
 
 @pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
 def test_locks_of_nothing_are_an_error(run_cluster: RunCluster, code: int) -> None:
-    answer = ask(run_cluster(), code, {}, b"{}")
+    answer = ask(run_cluster(is_light=True), code, {}, b"{}")
     assert (answer.code, "Exception" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

@@ -48,7 +48,7 @@ def offsets(**by_queue: int) -> bytes:
 
 @BOTH
 def test_a_member_answers_an_administrator(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster, "one", "two") as (admin, one, two):
         fields = {**GROUP, "clientId": "two", "jstackEnable": False}
         opaque = admin.send(RUNNING_INFO, fields, b"question")
@@ -68,7 +68,7 @@ def test_a_member_answers_an_administrator(run_cluster: RunCluster, release: str
 
 @BOTH
 def test_nobody_can_be_asked(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     with connect(cluster, "one") as (admin, one):
         for fields in ({**GROUP, "clientId": "two"}, {"consumerGroup": "others", "clientId": "one"}):
             answer = admin.call(RUNNING_INFO, fields)
@@ -79,7 +79,7 @@ def test_nobody_can_be_asked(run_cluster: RunCluster, release: str) -> None:
 
 @BOTH
 def test_the_time_of_a_member_that_does_not_answer_is_over(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     cluster.broker.settings.member_answer_s = AT_ONCE_S
     cluster.broker.members.add("billing", "java-1", {"orders": "*"})
     with connect(cluster, "one") as (admin, one):
@@ -91,7 +91,7 @@ def test_the_time_of_a_member_that_does_not_answer_is_over(run_cluster: RunClust
 
 
 def test_a_broker_that_ends_waits_no_longer(run_cluster: RunCluster) -> None:
-    cluster = run_cluster()
+    cluster = run_cluster(is_light=True)
     cluster.broker.settings.member_answer_s = LONG_S
     with connect(cluster, "one") as (admin, one), ThreadPoolExecutor(1) as threads:
         asking = threads.submit(cluster.broker.ask_member, "billing", "one", RUNNING_INFO)
@@ -106,7 +106,7 @@ def test_a_broker_that_ends_waits_no_longer(run_cluster: RunCluster) -> None:
 
 @BOTH
 def test_a_test_may_ask_a_member(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
 
     def ask(**fields: Any) -> Command:
         return cluster.broker.ask_member("billing", "one", 221, fields, b"body")
@@ -160,7 +160,7 @@ def status(command: Command) -> dict[str, dict[int, int]]:
 
 @BOTH
 def test_the_status_of_a_group_is_that_of_the_members_that_answer(run_cluster: RunCluster, release: str) -> None:
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     fields = {"topic": "orders", "group": "billing", "clientAddr": ""}
     bodies = {"one": offsets(q0=3, q2=4), "two": offsets(q1=5), "three": b"", "four": b'{"messageQueueTable":[1]}'}
     with connect(cluster, *bodies) as (admin, *members):
@@ -185,7 +185,7 @@ def test_the_status_of_a_group_is_that_of_the_members_that_answer(run_cluster: R
 
 
 def test_a_frozen_broker_relays_when_it_continues(run_cluster: RunCluster) -> None:
-    cluster = run_cluster()
+    cluster = run_cluster(is_light=True)
     with connect(cluster, "one") as (admin, one):
         cluster.broker.freeze()
         admin.send(RUNNING_INFO, {**GROUP, "clientId": "one"})

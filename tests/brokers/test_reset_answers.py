@@ -22,10 +22,10 @@ NOW = -1
 
 def filled(run_cluster: RunCluster, release: str = "5.3", **settings: Any) -> RunningCluster:
     """Start a broker whose topic has 4 and 2 messages; the group is at 3 and 2."""
-    cluster = run_cluster(release=release)
+    cluster = run_cluster(release=release, is_light=True)
     cluster.create_topic("orders", 2)
-    cluster.send("orders", *([b"x"] * 4), queue_id=0)
-    cluster.send("orders", *([b"x"] * 2), queue_id=1)
+    cluster.advance("orders", 4, queue_id=0)
+    cluster.advance("orders", 2, queue_id=1)
     cluster.broker.groups.add("billing")
     cluster.broker.offsets.commit("billing", FIRST, 3)
     cluster.broker.offsets.commit("billing", QueueKey("orders", 1), 2)
@@ -105,7 +105,7 @@ def test_a_pull_that_is_held_takes_a_reset_when_it_is_answered(run_cluster: RunC
             time.sleep(0.001)
         reset(cluster, 0)
         assert held() == 1
-        cluster.send("orders", b"x", queue_id=0)
+        cluster.advance("orders", 1, queue_id=0)
         assert (client.receive().remark, commit(cluster, 1).remark) == ("OFFSET_RESET", None)
 
 
@@ -138,7 +138,8 @@ def test_5_resets_one_queue_or_all(
 
 
 def test_a_slave_resets_nothing(run_cluster: RunCluster) -> None:
-    cluster = filled(run_cluster)
+    cluster = run_cluster()
+    cluster.create_topic("orders", 2)
     slave = cluster.add_slave("broker-a")
     slave.groups.add("billing")
     with RawClient(slave.address) as client:

@@ -6,7 +6,8 @@ consumer gets the messages from the new offsets on.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,10 @@ _TIMEOUT_MS = 180_000  # a Java consumer pauses for up to 30 s after a reset
 
 
 class Served:
-    """A cluster of two brokers with messages, and two Java clients of it."""
+    """A cluster of two brokers with messages, a Java client of it, and two for consumers that run side by side."""
 
-    def __init__(self, cluster: TwoBrokers, client: Client, other: Client) -> None:
-        self.cluster, self.client, self.other = cluster, client, other
+    def __init__(self, cluster: TwoBrokers, client: Client, others: tuple[Client, Client]) -> None:
+        self.cluster, self.client, self._others = cluster, client, others
         client("create-topic", topic=TOPIC, queues=QUEUES)
         for number in range(EARLY):
             client("produce", topic=TOPIC, text=f"m{number}", tags="a")
@@ -59,10 +60,16 @@ class Served:
         lines = self.client("offsets", topic=TOPIC, group=group)
         return Counter((line["queueId"], line["committed"], line["max"]) for line in lines if line["event"] == "group")
 
-    def consume(self, group: str, count: int) -> list[Delivery]:
-        """Return what a Java push consumer of the group gets until it has `count` messages."""
-        begin_push(self.other, TOPIC, group, count, timeout_ms=_TIMEOUT_MS)
-        return finish_push(self.other)
+    def begin(self, counts: Mapping[str, int]) -> Callable[[], dict[str, list[Delivery]]]:
+        """Begin a Java push consumer of each group, which ends when it has so many messages. Return how to wait."""
+        begun = dict(zip(counts, self._others, strict=False))
+        for group, client in begun.items():
+            begin_push(client, TOPIC, group, counts[group], timeout_ms=_TIMEOUT_MS)
+        return lambda: {group: finish_push(client) for group, client in begun.items()}
+
+    def consume(self, counts: Mapping[str, int]) -> dict[str, list[Delivery]]:
+        """Return what Java push consumers of the groups get until each has so many messages."""
+        return self.begin(counts)()
 
     def ends(self) -> dict[str, int]:
         """Return the end of each queue."""
@@ -73,8 +80,10 @@ class Served:
 @pytest.fixture(scope="module")
 def served(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(f"administered-{java.version}")
-    with TwoBrokers(java, folder, **CONF) as cluster, cluster.client() as client, cluster.client() as other:
-        served = Served(cluster, client, other)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(TwoBrokers(java, folder, **CONF))
+        client, one, other = (stack.enter_context(cluster.client()) for _ in range(3))
+        served = Served(cluster, client, (one, other))
         client("pull", topic=TOPIC, group="filled", commit=True)
         yield served
 
@@ -91,7 +100,7 @@ def from_offsets(begins: dict[str, int], ends: dict[str, int]) -> Counter[tuple[
 
 def test_lag_is_what_a_java_consumer_left(served: Served) -> None:
     served.client("pull", topic=TOPIC, group="pulled", commit=True)
-    assert places(served.consume("pushed", MESSAGES)).total() == MESSAGES
+    assert places(served.consume({"pushed": MESSAGES})["pushed"]).total() == MESSAGES
     for group in ("pulled", "pushed"):
         (lag,) = served.ask(("await_lag", {"group": group}))
         rows = [row for row in lag if row["topic"] == TOPIC]
@@ -120,50 +129,49 @@ def test_lag_after_a_reset_is_what_is_unread(served: Served) -> None:
     assert served.committed_by_java("behind") == Counter((row["queueId"], 2, row["maxOffset"]) for row in rows)
 
 
-@pytest.mark.parametrize("group", ["idle", "fresh"])
-def test_reset_without_members_moves_where_a_java_consumer_begins(served: Served, group: str) -> None:
+def test_resets_without_members_move_where_java_consumers_begin(served: Served) -> None:
     ends = served.ends()
-    if group == "idle":  # it has consumed, and the other one is new to the brokers
-        assert places(served.consume(group, MESSAGES)).total() == MESSAGES
+    groups = ("idle", "fresh")  # one has consumed, and the other one is new to the brokers
+    assert places(served.consume({"idle": MESSAGES})["idle"]).total() == MESSAGES
     half = {queue: end // 2 for queue, end in ends.items()}
-    assert served.reset(group, {TOPIC: half}) == {TOPIC: half}
+    for group in groups:
+        assert served.reset(group, {TOPIC: half}) == {TOPIC: half}
     expected = from_offsets(half, ends)
-    assert places(served.consume(group, expected.total())) == expected
-    late = served.reset(group, served.late_ms, topics=TOPIC)[TOPIC]
-    found = served.consume(group, LATE)
-    assert {one.tags for one in found} == {"b"}
-    assert places(found) == from_offsets(late, ends)
-    assert served.reset(group, "latest", topics=[TOPIC]) == {TOPIC: ends}
-    assert served.reset(group, "earliest", topics=[TOPIC]) == {TOPIC: dict.fromkeys(ends, 0)}
-    assert places(served.consume(group, MESSAGES)) == from_offsets(dict.fromkeys(ends, 0), ends)
+    for found in served.consume(dict.fromkeys(groups, expected.total())).values():
+        assert places(found) == expected
+    late, again = (served.reset(group, served.late_ms, topics=TOPIC)[TOPIC] for group in groups)
+    assert again == late
+    for found in served.consume(dict.fromkeys(groups, LATE)).values():
+        assert {one.tags for one in found} == {"b"}
+        assert places(found) == from_offsets(late, ends)
+    begins = dict.fromkeys(ends, 0)
+    for group in groups:
+        assert served.reset(group, "latest", topics=[TOPIC]) == {TOPIC: ends}
+        assert served.reset(group, "earliest", topics=[TOPIC]) == {TOPIC: begins}
+    for found in served.consume(dict.fromkeys(groups, MESSAGES)).values():
+        assert places(found) == from_offsets(begins, ends)
 
 
-def test_reset_moves_a_java_consumer_that_is_running(served: Served) -> None:
-    group, ends = "running", served.ends()
-    begin_push(served.other, TOPIC, group, 2 * MESSAGES, timeout_ms=_TIMEOUT_MS)
-    served.ask(("await_lag", {"group": group}))
-    (members,) = served.ask(("group_members", {"group": group}))
+def test_resets_of_all_queues_and_of_one_move_running_java_consumers(served: Served) -> None:
+    ends = served.ends()
+    queue, begins = f"{NAMES[1]}:1", dict.fromkeys(ends, 0)
+    begin = ends[queue] // 2
+    finish = served.begin({"running": 2 * MESSAGES, "partly": MESSAGES + ends[queue] - begin})
+    served.ask(("await_lag", {"group": "running"}), ("await_lag", {"group": "partly"}))
+    (members,) = served.ask(("group_members", {"group": "running"}))
     (member,) = members
     assert (member["language"], member["version"]) == ("JAVA", served.cluster.java.version)
     assert (member["consumeType"], member["messageModel"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
     assert (member["subscription"], member["brokers"]) == (f"{TOPIC}: *", list(NAMES))
-    assert served.reset(group, "earliest") == {TOPIC: dict.fromkeys(ends, 0)}
-    found = places(finish_push(served.other))
-    assert found.keys() == from_offsets(dict.fromkeys(ends, 0), ends).keys()
-    assert set(found.values()) == {2}
-    (lag,) = served.ask(("await_lag", {"group": group}))
+    assert served.reset("running", "earliest") == {TOPIC: begins}
+    assert served.reset("partly", {TOPIC: {queue: begin}}) == {TOPIC: {queue: begin}}
+    found = {group: places(deliveries) for group, deliveries in finish().items()}
+    everything = from_offsets(begins, ends)
+    assert found["running"].keys() == everything.keys()
+    assert set(found["running"].values()) == {2}
+    assert found["partly"] == everything + from_offsets({queue: begin}, ends), "only that queue moves"
+    (lag,) = served.ask(("await_lag", {"group": "running"}))
     assert {row["lagMessages"] for row in lag} == {0}
-
-
-def test_reset_of_one_queue_moves_a_running_java_consumer_only_there(served: Served) -> None:
-    group, ends = "partly", served.ends()
-    queue = f"{NAMES[1]}:1"
-    begin = ends[queue] // 2
-    begin_push(served.other, TOPIC, group, MESSAGES + ends[queue] - begin, timeout_ms=_TIMEOUT_MS)
-    served.ask(("await_lag", {"group": group}))
-    assert served.reset(group, {TOPIC: {queue: begin}}) == {TOPIC: {queue: begin}}
-    found = places(finish_push(served.other))
-    assert found == from_offsets(dict.fromkeys(ends, 0), ends) + from_offsets({queue: begin}, ends)
 
 
 def test_unknown_groups_and_offsets_are_refused(served: Served) -> None:

@@ -33,10 +33,10 @@ def cluster(
     """Two brokers, each with one queue of the topic orders and ten messages in it."""
     for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
         monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
-    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2, is_light=True) as cluster:
         cluster.create_topic("orders", queues=1)
         for broker in cluster.brokers:
-            cluster.send("orders", *[b"x"] * 10, broker=broker)
+            cluster.advance("orders", 10, broker=broker)
         yield cluster
         client._idle.forget()
 
@@ -145,7 +145,7 @@ def test_two_queries_share_the_queues_and_each_message_is_planned_once(cluster: 
         with Query(cluster) as two:
             two.reader._join()
             for broker in cluster.brokers:
-                cluster.send("orders", b"new", broker=broker)
+                cluster.advance("orders", 1, broker=broker)
             for _ in range(8):
                 for query in (one, two):
                     read += [(name, begin, end) for name, (begin, end) in query.trigger().items()]
@@ -166,11 +166,11 @@ def test_query_gives_up_a_queue_after_publishing_it_and_continues_where_the_othe
     with Query(cluster) as query:
         assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
         add_other(cluster)
-        cluster.send("orders", b"new", broker="broker-b")
+        cluster.advance("orders", 1, broker="broker-b")
         assert query.trigger() == {}
         assert committed(cluster, "broker-b") == 10
         assert query.positions == {"broker-a:0": 10, "broker-b:0": 10}
-        cluster.send("orders", *[b"new"] * 4, broker="broker-b")
+        cluster.advance("orders", 4, broker="broker-b")
         commit(cluster, "broker-b", 13)
         remove_other(cluster)
         assert query.until("b") == {"b": (13, 15)}
@@ -204,13 +204,13 @@ def test_query_that_gains_a_queue_looks_again_before_the_group_is_beyond_its_end
 
         def rebalance_late(*arguments: Any) -> Any:
             session.rebalance = rebalance
-            cluster.send("orders", *[b"new"] * 3, broker="broker-b")
+            cluster.advance("orders", 3, broker="broker-b")
             commit(cluster, "broker-b", 12)
             remove_other(cluster)
             return rebalance(*arguments)
 
         session.rebalance = rebalance_late
-        cluster.send("orders", b"new", broker="broker-a")
+        cluster.advance("orders", 1, broker="broker-a")
         assert query.until("b")["b"] == (12, 13)
 
 
@@ -246,7 +246,7 @@ def test_restarted_query_follows_the_group_unless_it_is_at_its_own_offset(
         assert query.metadata["published"]["orders"]["broker-a:0"] in ([0, 4], 4)
     checkpoint = json.loads(query.committed)
     checkpoint["@"]["published"]["orders"]["broker-a:0"] = [0, 4]
-    cluster.send("orders", *[b"new"] * 2, broker="broker-a")
+    cluster.advance("orders", 2, broker="broker-a")
     commit(cluster, "broker-a", offset)
     caplog.clear()
     with Query(cluster, json.dumps(checkpoint)) as query:
@@ -304,7 +304,7 @@ def test_reset_of_a_stopped_query_to_an_offset_of_its_own_is_noticed_if_the_brok
         reset(cluster, "broker-a")
     else:
         commit(cluster, "broker-a", 0)  # by the tool itself, as nobody is connected
-    cluster.send("orders", b"new", broker="broker-a")
+    cluster.advance("orders", 1, broker="broker-a")
     with Query(cluster, query.committed) as query:
         begin = 0 if cluster.release.is_5 else 10
         assert query.until("a") == {"a": (begin, 11)}
@@ -341,7 +341,7 @@ def test_query_refuses_to_join_members_with_another_subscription(cluster: Runnin
 
 def test_query_with_a_pattern_joins_with_the_topics_that_it_finds(cluster: RunningCluster) -> None:
     cluster.create_topic("orders-late", queues=1, brokers=["broker-b"])
-    cluster.send("orders-late", b"x", broker="broker-b")
+    cluster.advance("orders-late", 1, broker="broker-b")
     options = {"nameServer": cluster.address, "subscribePattern": "orders.*", "consumerGroup": GROUP, "tags": "A||B"}
     reader: Any = RmqDataSource(options).streamReader(SCHEMA)
     reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
@@ -379,7 +379,7 @@ def test_query_that_waits_for_messages_notices_a_member_that_joins(cluster: Runn
         while committed(cluster, "broker-b") != 10:  # the query publishes what it gives up
             assert waiting.is_alive()
             assert time.monotonic() < ends_s
-        cluster.send("orders", b"new", broker="broker-a")
+        cluster.advance("orders", 1, broker="broker-a")
         waiting.join(60)
         assert query.positions == {"broker-a:0": 11, "broker-b:0": 10}
 
@@ -404,7 +404,7 @@ def test_AvailableNow_is_a_member_until_its_end(cluster: RunningCluster) -> None
     with Query(cluster) as query:
         query.reader.prepareForTriggerAvailableNow()
         assert len(cluster.brokers["broker-a"].members.ids(GROUP)) == 2
-        cluster.send("orders", b"new", broker="broker-a")
+        cluster.advance("orders", 1, broker="broker-a")
         assert query.trigger() == {"a": (0, 10)}
         assert query.trigger() == {}
         assert [broker.members.ids(GROUP) for broker in cluster.brokers.values()] == [[OTHER]] * 2

@@ -114,6 +114,7 @@ def test_two_queries_share_the_queues_and_one_takes_over_when_the_other_stops(gr
     assert sorted(one.rows + two.rows) == group.rows(0, 3 * COUNT)
 
 
+@pytest.mark.slow
 def test_query_continues_at_its_checkpoint_and_follows_resets(group: Group) -> None:
     sink = Sink()
     query = group.start(sink, "one")

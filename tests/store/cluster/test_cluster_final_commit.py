@@ -21,10 +21,10 @@ ONE, TWO = QueueKey("orders", 0, A), QueueKey("orders", 0, B)
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningCluster]:
     """Two brokers with one queue of the topic orders each, which is not young: its first message has expired."""
-    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2, is_light=True) as cluster:
         cluster.create_topic("orders", queues=1)
         for name, broker in cluster.brokers.items():
-            cluster.send("orders", b"0", b"1", b"2", broker=name)
+            cluster.advance("orders", 3, broker=name)
             broker.expire("orders", 0, 1)
             broker.groups.add(GROUP)
         yield cluster

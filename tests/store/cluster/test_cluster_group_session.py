@@ -78,11 +78,10 @@ Start = Callable[..., Query]
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningCluster]:
     """Two brokers, each with two queues of the topic orders with ten messages each."""
-    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2) as cluster:
+    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2, is_light=True) as cluster:
         cluster.create_topic("orders", queues=2)
-        for queue in Q:
-            bodies = [b"%d" % number for number in range(10)]
-            cluster.send("orders", *bodies, broker=queue.broker, queue_id=queue.queue_id)
+        for name in cluster.brokers:
+            cluster.advance("orders", 10, broker=name)
         yield cluster
 
 

@@ -52,7 +52,7 @@ def let_join(broker: Broker, *members: tuple[str, str, str, int]) -> None:
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(request: pytest.FixtureRequest, run_cluster: RunCluster) -> Iterator[RunningCluster]:
     """Two brokers. A Java client and a query of ours are members at both, and another client at the second one."""
-    cluster = run_cluster(release=request.param, brokers=2)
+    cluster = run_cluster(release=request.param, brokers=2, is_light=True)
     cluster.create_topic("orders", queues=1)
     for name, broker in cluster.brokers.items():
         broker.offsets.commit(GROUP, QueueKey("orders", 0), 0)
@@ -112,7 +112,7 @@ def test_a_broker_that_does_not_answer_is_named(cluster: RunningCluster, caplog:
 def test_with_fewer_rights_only_the_client_ids_are_known(
     run_cluster: RunCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = run_cluster(release="5.3")
+    cluster = run_cluster(release="5.3", is_light=True)
     account = {"access_key": "reader", "secret_key": "12345678", **TERMS}
     cluster.broker.accounts = AccountTable(Account("reader", "12345678", groups={GROUP: "SUB"}))
     assert rmq_spark.group_members(name_server=cluster.address, group=GROUP, **account).num_rows == 0
