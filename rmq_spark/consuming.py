@@ -17,6 +17,7 @@ from rmq_spark.datasource.options.write_options import SendBackOptions
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.listener import CONCURRENTLY, ORDERLY, THREADS, ConsumeContext, ListenerTerms
 from rmq_spark.datasource.spark.listener_task import PLACE_COLUMNS, RESENT_COLUMNS, TOPIC_COLUMNS
+from rmq_spark.datasource.spark.repeated_batch import find_repeated_batch
 from rmq_spark.store.argument_checks import check_place
 from rmq_spark.store.backend import BROKER_NAME, Capability, Location
 from rmq_spark.store.errors import OptionError
@@ -81,10 +82,11 @@ def consume(
     not waited for: it runs on, and its result is ignored.
 
     A failed row is sent back to the group's retry topic, and is delivered again later. If Spark repeats the batch, this
-    is done once in a store, and perhaps again in a cluster. After `max_reconsume_times` retries (default 16) it becomes
-    a dead letter. With `model="orderly"`, which requires orderly=true on the source and is not possible in a cluster, a
-    queue has one call at a time, and the first failed call suspends its queue, which resumes later at the failed row,
-    without a limit unless `max_reconsume_times` is set. With messageModel=broadcasting failed rows are dropped.
+    is done once in a store. In a cluster the copies of the first attempt are looked for, and twice is rare. After
+    `max_reconsume_times` retries (default 16) it becomes a dead letter. With `model="orderly"`, which requires
+    orderly=true on the source and is not possible in a cluster, a queue has one call at a time, and the first failed
+    call suspends its queue, which resumes later at the failed row, without a limit unless `max_reconsume_times` is set.
+    With messageModel=broadcasting failed rows are dropped.
     `trigger` is a processing time ("10 seconds") or a mapping of the arguments of `DataStreamWriter.trigger`.
 
     Follows DefaultMQPushConsumer (4.9, 5.3). Raises OptionError before the query starts if arguments, columns or
@@ -108,6 +110,7 @@ def consume(
         max_reconsume_times=terms.max_reconsume_times if model == CONCURRENTLY else None,
         expired_original=expired_original,
         allow_network_store=allow_network_store,
+        repeated=find_repeated_batch(df.sparkSession, str(checkpoint_location)) if name_server is not None else None,
     )
     job = _make_job(df, source, listener, terms, options)
     writer = df.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint_location))

@@ -50,17 +50,30 @@ EXPIRED_ORIGINALS = ("error", "resend")
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatedBatch:
+    """A batch of a query that an earlier run has planned and may have committed, so that Spark repeats it.
+
+    It was first planned at `planned_ms` (ms since the epoch, by the clock of the driver), before its tasks ran.
+    """
+
+    batch_id: int
+    planned_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendBackTerms:
     """How the failed messages of a `group` are sent back.
 
     After `max_reconsume_times` retries a message becomes a dead letter. None means the group's own limit, by default
     16. `expired_original` says what to do if the original is no longer in the log: "error" raises an error, and
-    "resend" makes the copy from the row, which must contain the body then.
+    "resend" makes the copy from the row, which must contain the body then. `repeated` is the batch of which an earlier
+    run may have sent messages back, if it is known. A place that records what it has sent back does not need it.
     """
 
     group: str
     max_reconsume_times: int | None = None
     expired_original: str = "error"
+    repeated: RepeatedBatch | None = None
 
 
 def check_send_back(

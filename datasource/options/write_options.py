@@ -39,6 +39,7 @@ from rmq_spark.store.backend import (
     Capability,
     CommitTerms,
     Location,
+    RepeatedBatch,
     SendBackSink,
     SendBackTerms,
     SinkTerms,
@@ -127,12 +128,16 @@ class SinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class SendBackOptions(SinkOptions):
-    """The options of one write with mode=sendBack: its rows are messages that `group` failed to consume."""
+    """The options of one write with mode=sendBack: its rows are messages that `group` failed to consume.
+
+    `repeated` is the batch of which an earlier run may have sent messages back; only listeners know it.
+    """
 
     needs: ClassVar[tuple[Capability, str]] = (Capability.SEND_BACK, "mode=sendBack")
     group: str = option_field("consumerGroup", SINK_OPTIONS)
     max_reconsume_times: int | None = option_field("maxReconsumeTimes", SINK_OPTIONS)
     expired_original: str = option_field("expiredOriginal", SINK_OPTIONS)
+    repeated: RepeatedBatch | None = None
 
     def check_columns(self, given: Sequence[Field]) -> None:
         """Raise OptionError if rows with these columns cannot be sent back."""
@@ -150,7 +155,7 @@ class SendBackOptions(SinkOptions):
 
     def sink(self) -> SendBackSink:
         """Return the sink that these options describe. Raises OptionError if the location is missing."""
-        terms = SendBackTerms(self.group, self.max_reconsume_times, self.expired_original)
+        terms = SendBackTerms(self.group, self.max_reconsume_times, self.expired_original, self.repeated)
         return self.check_complete().send_back_sink(terms, self.commit_terms())
 
 

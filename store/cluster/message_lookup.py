@@ -26,7 +26,7 @@ from rmq_spark.store.model import QueueKey
 
 FOR_EVER_MS = (1 << 63) - 1
 _ANSWER_MAX = 64  # MessageStoreConfig#maxMsgsNumBatch
-_STEP_MS = 1000  # the precision of store times in the index: an entry's time is earlier by less than this
+INDEX_STEP_MS = 1000  # the precision of store times in the index: an entry's time is earlier by less than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class BrokerSearch:
         elif len(records) < _ANSWER_MAX:
             self.is_done = True
         else:
-            self.hidden.append(TimeSpan(self.broker, oldest_ms - _STEP_MS, oldest_ms + _STEP_MS))
-            self.end_ms = oldest_ms - _STEP_MS
+            self.hidden.append(TimeSpan(self.broker, oldest_ms - INDEX_STEP_MS, oldest_ms + INDEX_STEP_MS))
+            self.end_ms = oldest_ms - INDEX_STEP_MS
         self.is_done = self.is_done or self.end_ms < self.begin_ms
 
 
@@ -96,7 +96,7 @@ class MessageLookup:
         """
         # The index rounds times down, so a message of `begin_ms` may have an earlier entry.
         open_ones = {
-            (topic, broker): BrokerSearch(broker, max(begin_ms - _STEP_MS, 0), end_ms)
+            (topic, broker): BrokerSearch(broker, max(begin_ms - INDEX_STEP_MS, 0), end_ms)
             for topic, names in brokers.items()
             for broker in names
         }

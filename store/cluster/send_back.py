@@ -12,8 +12,8 @@ and compared with the row:
 | no record, though the queue has the row's queue offset, or never had it | is an error |
 
 All rows are checked before the first one is sent. Requests that send back cannot be recognised by a broker, so a
-request with an unknown outcome is sent again, and its message is copied twice: at least once. A broker does not store
-why a message failed, so the column error is only logged.
+request with an unknown outcome is sent again, and its message is copied twice: at least once. (`sent_copies` finds the
+copies of an earlier attempt.) A broker does not store why a message failed, so the column error is only logged.
 
 Source: DefaultMQPushConsumerImpl#sendMessageBack, AbstractSendMessageProcessor#consumerSendMsgBack (4.9, 5.3).
 """
@@ -35,13 +35,20 @@ from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.namespace import unwrap_name, wrap_name
 from rmq_spark.store.cluster.positions import read_look
 from rmq_spark.store.cluster.requests import MaxOffsetRequest, PullRequest, RecordAtRequest
-from rmq_spark.store.cluster.resent_messages import FIRST_LEVEL, Resender, ResentMessage
+from rmq_spark.store.cluster.resent_messages import (
+    FIRST_LEVEL,
+    ORIGIN_MESSAGE_ID,
+    Resender,
+    ResentMessage,
+)
 from rmq_spark.store.cluster.responses import OffsetResponse, PullResponse, RecordsResponse
 from rmq_spark.store.cluster.send_requests import SendBackRequest, SendRequest
 from rmq_spark.store.cluster.write_routes import WriteRoutes
 from rmq_spark.store.errors import NoPermissionError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.format.failed_rows import FailedRows
+from rmq_spark.store.format.java import decode_host
 from rmq_spark.store.format.message_columns import RowFault
+from rmq_spark.store.format.message_ids import OffsetMessageId
 from rmq_spark.store.format.properties import RETRY_TOPIC, UNIQ_KEY, parse
 from rmq_spark.store.format.record import INNER_BATCH, Record, decode_record
 from rmq_spark.store.model import QueueKey
@@ -68,6 +75,8 @@ class BackRow(NamedTuple):
     """A row that was checked: its message (`queue` without namespace), and how it is sent back.
 
     `size` is that of the record in bytes. If `resent` is not None, the message has expired and is sent again.
+    `message_id` is the UNIQ_KEY of the message, or "". `origin_id` is the ORIGIN_MESSAGE_ID that a copy of it has, and
+    `reconsume_times` the number of its own retries.
     """
 
     queue: QueueKey
@@ -77,6 +86,8 @@ class BackRow(NamedTuple):
     message_id: str
     size: int
     resent: ResentMessage | None = None
+    origin_id: str = ""
+    reconsume_times: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -94,6 +105,7 @@ class _Original(NamedTuple):
     sys_flag: int
     properties: bytes
     size: int
+    offset_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +296,12 @@ class RowCheck:
 
     def _back_row(self, places: _Places, row: int, original: _Original | None, resent: ResentMessage | None) -> BackRow:
         queue = places.queues[row]
-        message_id, size = "", 0 if resent is None else len(resent.body)
+        message_id, origin_id, size = "", "", 0 if resent is None else len(resent.body)
         if original is not None:
             queue = QueueKey(unwrap_name(self._namespace, original.topic), queue.queue_id, queue.broker)
-            message_id, size = parse(original.properties).get(UNIQ_KEY, ""), original.size
+            properties = parse(original.properties)
+            message_id, size = properties.get(UNIQ_KEY, ""), original.size
+            origin_id = properties.get(ORIGIN_MESSAGE_ID, original.offset_id)
         return BackRow(
             queue,
             places.queue_offsets[row],
@@ -296,6 +310,8 @@ class RowCheck:
             message_id,
             size,
             resent,
+            origin_id,
+            int(places.failed.reconsume_times[row]),
         )
 
 
@@ -343,6 +359,7 @@ def _read_original(response: RecordsResponse, physical_offset: int) -> _Original
         record.sys_flag,
         bytes(record.properties),
         record.total_size,
+        str(OffsetMessageId(decode_host(record.store_host), physical_offset)),
     )
 
 

@@ -2,11 +2,13 @@
 
 A task reads the record of each row at its broker and compares it (`send_back`). Nothing is sent before all tasks have
 finished. So a task that is repeated, a zombie task and an aborted batch send nothing back, and of several rows of a
-message only one is sent. Only if the commit itself is repeated, or an answer is lost, a message is copied again.
+message only one is sent. The commit of a batch that an earlier run may have committed looks for the copies of that run
+first (`sent_copies`). Any other repeated commit, and an answer that is lost, copies a message again.
 
 The receipt of a task has about 200 bytes for each row, and the content of rows whose message has expired.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,10 +22,13 @@ from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.send_back import BackRow, Identity, RowCheck, log_errors, send_checked
+from rmq_spark.store.cluster.sent_copies import SentCopies
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 from rmq_spark.store.names import check_retrying_group
+
+_LOG = logging.getLogger("rmq_spark")
 
 _NO_TOPICS = NewTopics(is_allowed=False)
 
@@ -38,7 +43,7 @@ class ClusterSendBackSink:
 
     @property
     def guarantee(self) -> Guarantee:
-        """At least once: a broker does not recognise a message that is sent back again."""
+        """At least once: a broker does not recognise a message that comes back again, and an index may miss a copy."""
         return Guarantee.AT_LEAST_ONCE
 
     def prepare(self) -> None:
@@ -54,7 +59,8 @@ class ClusterSendBackSink:
     ) -> CommitTotals:
         """Send the rows of all receipts back. Raises the first error of a broker, with a note of what was sent back.
 
-        A repeated call sends them back again.
+        If `key` is the repeated batch of the terms, rows that have a copy are left out, and the totals are those of the
+        others. Any other repeated call sends the rows back again.
         """
         rows: dict[Identity, BackRow] = {}
         for receipt in receipts:
@@ -63,12 +69,17 @@ class ClusterSendBackSink:
                 rows.setdefault(row.identity, row)
         if before_commit is not None:
             before_commit()
+        sent = list(rows.values())
         if rows:
             with ExitStack() as held:
                 opened = self.connect(held)
-                send_checked(opened.calls, opened.routes, self.terms, list(rows.values()))
-        queues = {row.queue for row in rows.values()}
-        return CommitTotals(len(rows), sum(row.size for row in rows.values()), len(queues))
+                repeated = self.terms.repeated
+                if repeated is not None and repeated.batch_id == key.batch_id:
+                    copies = SentCopies(opened.calls, opened.routes, self.terms.group, repeated.planned_ms)
+                    sent = copies.missing(sent)
+                    _LOG.info("rmq: %s: %d of %d rows were sent back before", key, len(rows) - len(sent), len(rows))
+                send_checked(opened.calls, opened.routes, self.terms, sent)
+        return CommitTotals(len(sent), sum(row.size for row in sent), len({row.queue for row in sent}))
 
     def abort(self, key: CommitKey, receipts: Sequence[Receipt]) -> None:
         """Do nothing, because tasks send nothing."""

@@ -1,6 +1,9 @@
 """We send messages of a live cluster of two brokers back to a group, and republish its dead letters."""
 
+import time
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +12,10 @@ from compat_kit.clusters import TwoBrokers
 from compat_kit.rocketmq import Java
 from compat_kit.their_lives import CONF
 
+from rmq_spark.store.disk.clock import wall_clock_ms
+
 pytestmark = pytest.mark.compat
+MESSAGES, DEATHS = 300, 10
 TOPIC, GROUP = "failures", "failing"
 WRONG = "is not a message of this cluster"
 
@@ -42,3 +48,39 @@ def test_messages_come_back_or_are_dead(java: Java, tmp_path: Path) -> None:
     for body, row in again.items():
         assert (row["reconsumeTimes"], row["tags"], row["keys"]) == (0, "t", "k")
         assert row["properties"]["ORIGIN_MESSAGE_ID"] == dead[body]["properties"]["ORIGIN_MESSAGE_ID"]
+
+
+def test_batch_whose_commits_die_sends_each_row_back_once(java: Java, tmp_path: Path) -> None:
+    group, seed = "dying", Random().randrange(1_000_000)
+    print(f"seed {seed}")
+    with TwoBrokers(java, tmp_path, messageDelayLevel=" ".join(["1s"] * 18)) as cluster:
+        with cluster.client() as client:
+            client("create-topic", topic=TOPIC, queues=2)
+        rows = [{"body": f"{number}".encode(), "keys": "k"} for number in range(MESSAGES)]
+        cluster.write("send_table", topic=TOPIC, rows=rows, settings={})
+
+        def read(topic: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = cluster.read("read_backend", topics=[topic])
+            return found
+
+        def repeat(rows: list[dict[str, Any]], level: int, planned_ms: int) -> list[int]:
+            """Return how many rows each attempt has sent back. All but the last one died."""
+            given = {"group": group, "planned_ms": planned_ms, "deaths": DEATHS, "seed": seed}
+            sent: list[int] = cluster.read("repeat_batch", rows=[row | {"delayLevel": level} for row in rows], **given)
+            print(f"level {level}: {sent}")
+            return sent
+
+        everything = Counter(row["body"] for row in rows)
+        first, planned_ms = read(TOPIC), wall_clock_ms()
+        assert repeat(first, 0, planned_ms)[0] == MESSAGES
+        retries: list[dict[str, Any]] = []
+        give_up = time.monotonic() + 120
+        while len(retries) < MESSAGES and time.monotonic() < give_up:
+            time.sleep(1)
+            retries = read(f"%RETRY%{group}")
+        assert not any(repeat(first, 0, planned_ms))  # the copies are found after their delivery too
+        retries = read(f"%RETRY%{group}")
+        assert Counter(row["body"] for row in retries) == everything
+        assert repeat(retries, -1, wall_clock_ms())[0] == MESSAGES
+        assert Counter(row["body"] for row in read(f"%DLQ%{group}")) == everything
+        assert len(read(f"%RETRY%{group}")) == MESSAGES

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from brokers import RunningCluster
+from brokers import RunningCluster, faults
+from pyspark.errors import StreamingQueryException
 
 import rmq_spark
 from rmq_spark.store.cluster import client
+from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.disk.clock import wall_clock_ms
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 WITHIN_S = 180
+SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 FUTURE_MS = 3 * 3600 * 1000
 GROUP = {"consumerGroup": "billing", "startingOffsets": "group", "groupFallback": "earliest"}
 
@@ -105,3 +108,52 @@ def test_consume_gets_failed_rows_of_a_cluster_again(
     assert run() == [f"{name}1 orders 1 %RETRY%billing broker-{name}" for name in "ab"]
     assert rows_of(spark, cluster, "%DLQ%billing") == [("a1", 2, "broker-a"), ("b1", 2, "broker-b")]
     assert deliver(cluster) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True], ids=["after-the-commit", "within-the-commit"])
+def test_consume_sends_rows_of_a_repeated_batch_back_once(
+    spark: "SparkSession", cluster: RunningCluster, tmp_path: Path, fails: bool
+) -> None:
+    checkpoint = tmp_path / "check point"
+
+    def listen(rows: "list[Row]", context: Any) -> str:
+        return "RECONSUME_LATER"
+
+    def run() -> str:
+        """Consume what is there. Return the error of the query, or ""."""
+        frame = spark.readStream.format("rmq").options(nameServer=cluster.address, subscribe="orders", **GROUP).load()
+        query = rmq_spark.consume(
+            frame,
+            listen,
+            name_server=cluster.address,
+            group="billing",
+            checkpoint_location=checkpoint,
+            max_reconsume_times=1,
+            trigger={"availableNow": True},
+        )
+        try:
+            query.awaitTermination(WITHIN_S)
+        except StreamingQueryException as error:
+            return str(error)
+        finally:
+            query.stop()
+        return ""
+
+    def run_twice() -> None:
+        """Run the query, and run it again as after its death before Spark noted the last batch."""
+        assert run() == ""
+        last = max(int(file.name) for file in (checkpoint / "offsets").iterdir() if file.name.isdigit())
+        for name in (str(last), f".{last}.crc"):
+            (checkpoint / "commits" / name).unlink(missing_ok=True)
+        assert run() == ""
+
+    if fails:
+        cluster.brokers["broker-b"].fail(SEND_BACK, faults.with_code(ResponseCode.MESSAGE_ILLEGAL, "planted"), times=1)
+        assert "planted" in run()
+    run_twice()
+    assert deliver(cluster) == 4
+    retried = [(f"{name}{number}", 1, f"broker-{name}") for name in "ab" for number in range(2)]
+    assert rows_of(spark, cluster, "%RETRY%billing") == retried
+    run_twice()
+    assert rows_of(spark, cluster, "%DLQ%billing") == [(body, 2, broker) for body, _, broker in retried]

@@ -3,14 +3,21 @@
 Its standard input is a pickle of the function's arguments by name. It writes a pickle of what the function returns.
 """
 
+import itertools
 import json
+import os
 import pickle
+import signal
 import socket
 import ssl
 import sys
 import time
+import traceback
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +26,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq_spark
 from rmq_spark.datasource.spark.source import RmqDataSource
-from rmq_spark.store.backend import COLUMNS, DecodeLimits
+from rmq_spark.store.backend import COLUMNS, CommitTerms, DecodeLimits, RepeatedBatch, SendBackTerms
+from rmq_spark.store.cluster import send_back_sink
 from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import borrowed_client
 from rmq_spark.store.cluster.frame import Command, FrameReader, encode_command
 from rmq_spark.store.cluster.group_requests import AllGroupOffsetsRequest, CommitOffsetRequest, CreateGroupRequest
@@ -28,7 +37,8 @@ from rmq_spark.store.cluster.send_back import RowCheck
 from rmq_spark.store.cluster.signing import sign_command
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.format.config_json import GroupConfig
-from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange
+from rmq_spark.store.format.failed_rows import failed_rows_of
+from rmq_spark.store.model import CommitKey, QueueBounds, QueueKey, QueueRange
 from rmq_spark.store.places import locate
 
 Row = dict[str, Any]
@@ -131,6 +141,63 @@ def send_rows_back(address: str, topic: str, group: str) -> dict[str, Any]:
     }
 
 
+def repeat_batch(address: str, group: str, rows: list[Row], planned_ms: int, deaths: int, seed: int) -> list[int]:
+    """Commit rows that failed, as a batch that was planned at a time. Return for each attempt how many were sent back.
+
+    The process of an attempt is killed as often as told, each time after another number of answers and while further
+    requests are under way. The next attempt repeats the batch. Nothing is connected before a process is forked.
+    """
+    random, sent = Random(seed), []
+    names = ("topic", "physicalTopic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "reconsumeTimes")
+    failed = failed_rows_of([{name: row[name] for name in (*names, "delayLevel")} for row in rows])
+    for death in range(deaths + 1):
+        lives_for = random.randint(1, 12) if death < deaths else -1
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                _commit_batch(address, group, failed, planned_ms, lives_for, writing)
+                os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        os.close(writing)
+        with os.fdopen(reading) as counts:
+            sent += [int(count) for count in counts]
+        _, status = os.waitpid(child, 0)
+        assert status == (signal.SIGKILL if lives_for > 0 else 0), status
+        time.sleep(0.5)  # Spark takes longer to start
+    return sent
+
+
+def _commit_batch(
+    address: str, group: str, failed: pa.RecordBatch, planned_ms: int, lives_for: int, counts: int
+) -> None:
+    """Commit a batch, and die after so many answers. Write how many rows are sent back."""
+    location = locate({"nameServer": address})
+    assert isinstance(location, ClusterAddress)
+    answers, send, take = itertools.count(1), send_back_sink.send_checked, BrokerCalls._take
+
+    def count_answers(self: BrokerCalls, *arguments: Any) -> None:
+        take(self, *arguments)
+        if next(answers) == lives_for:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def send_checked(calls: Any, routes: Any, terms: Any, rows: Sequence[Any]) -> None:
+        os.write(counts, f"{len(rows)}\n".encode())
+        BrokerCalls._take = count_answers  # type: ignore[method-assign]
+        send(calls, routes, terms, rows)
+        if lives_for > 0:  # there were fewer requests than that
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    send_back_sink.send_checked = send_checked
+    key, terms = CommitKey("query", 0), SendBackTerms(group, repeated=RepeatedBatch(0, planned_ms))
+    sink = replace(location, request_timeout_ms=_TIMEOUT_MS).send_back_sink(terms, CommitTerms())
+    task = sink.open_task(None, key, "task", 0)
+    task.write(failed)
+    sink.commit(key, [task.finish()])
+
+
 def begin_group(
     address: str, topic: str, group: str, commits: list[tuple[str, str, int, int]]
 ) -> tuple[dict[str, int], dict[str, int], list[str]]:
@@ -152,7 +219,7 @@ def begin_group(
         bounds = {queue: found for queue, found in backend.bounds(backend.queues([topic])[topic]).items()}
         committed = backend.committed_offsets(group, list(bounds))
         begins = backend.start_offsets(group, bounds, committed, "latest", {})
-        for to in {backend._catalog.book.address(queue.broker) for queue in bounds}:
+        for to in {backend.catalog.book.address(queue.broker) for queue in bounds}:
             table |= client.call(to, AllGroupOffsetsRequest("")).offsets.keys()
     backend.close()
     return _by_id(committed), _by_id(begins), sorted(table)
