@@ -12,6 +12,8 @@ from group_queries import GROUP, OTHER, Query, add_other, commit, remove_other, 
 
 from rmq_spark.store.errors import GroupConflictError
 
+RETRY = f"%RETRY%{GROUP}"
+
 
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(
@@ -82,7 +84,7 @@ def test_orderly_AvailableNow_waits_for_locks(cluster: RunningCluster, caplog: p
         pauses = expire_locks(cluster, query)
         assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
         assert pauses == [1.0] * 3
-        lines = [line for line in caplog.messages if "are locked by another member or an earlier run" in line]
+        lines = [line for line in caplog.messages if "are locked by another member, or by an earlier run" in line]
         assert len(lines) == 1
 
 
@@ -218,6 +220,31 @@ def ranges(query: Query, start: dict[str, Any], end: dict[str, Any]) -> dict[str
     for part in parts:
         assert sum(batch.num_rows for batch in query.reader.read(part)) == sum(one.count for one in part.pieces)
     return {one.queue.broker[-1]: (one.begin, one.end) for part in parts for one in part.pieces}
+
+
+def test_orderly_query_does_not_wait_for_locks_of_queues_that_it_need_not_read(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(RETRY, queues=1)
+    retry = cluster.brokers["broker-a"].locks
+    with Query(cluster, orderly="true") as query:
+        start = json.loads(query.committed)
+        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
+    unlock_all(cluster)
+    cluster.loop.run(retry.lock, GROUP, [QueueId(RETRY, "broker-a", 0)], "the earlier run")
+    with Query(cluster, json.dumps(end), orderly="true") as query:
+        pauses = count_pauses(query)
+        assert ranges(query, start, end) == {"a": (0, 10), "b": (0, 10)}
+        assert pauses == []
+    unlock_all(cluster)
+    cluster.loop.run(retry.lock, GROUP, [QueueId(RETRY, "broker-a", 0)], "the earlier run")
+    cluster.send("orders", b"new", broker="broker-a")
+    with Query(cluster, json.dumps(end), orderly="true") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        pauses = count_pauses(query)
+        assert query.trigger() == {"a": (10, 11)}
+        assert pauses == []
+    assert not [line for line in caplog.messages if "locked" in line]
 
 
 def read(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
