@@ -22,6 +22,7 @@ from rmq_spark.datasource.plan.group_placement import (
 from rmq_spark.datasource.plan.offsets import StreamOffset
 from rmq_spark.datasource.plan.own_offsets import OwnOffsets
 from rmq_spark.datasource.plan.planning import Bounds, find_ahead
+from rmq_spark.datasource.spark.batch_locks import BatchLocks
 from rmq_spark.datasource.spark.lock_wait import LockWait
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store.backend import Capability, Fence, GroupAssignment, GroupSession, GroupTerms
@@ -79,6 +80,7 @@ class GroupPlanner:
         self._has_leases = Capability.LEASES in view.backend.location.capabilities
         self._own_offsets = OwnOffsets()
         self._begins: Mapping[QueueKey, int] = {}  # of the last plan
+        self._left_out: frozenset[QueueKey] = frozenset()  # of a repeated batch
 
     @property
     def query(self) -> GroupSession:
@@ -94,20 +96,40 @@ class GroupPlanner:
         """Return whether the query's queues or their positions may have changed. Cheap."""
         return self._query.has_changed()
 
-    def fence(self, queue: QueueKey, after: StreamOffset, bounds: Bounds) -> Fence | None:
-        """Return the fence of a task that reads the queue, or None if the query needs no fence.
+    def claim(self, ranges: Sequence[QueueRange], after: StreamOffset) -> list[QueueRange]:
+        """Return those of the `ranges` that the tasks of a batch read. `after` is the end of the batch.
 
-        `after` is the end of the batch. If a batch is repeated after a restart, the queues in `bounds` are claimed
-        first, and locks of the earlier run are waited for.
+        If a batch is repeated after a restart, a query whose tasks have fences claims its share of the queues first. An
+        orderly query in a cluster then waits for the locks of the batch's queues, and leaves out queues that another
+        member reads (`BatchLocks`). Raises GroupConflictError if nothing shows that the other member reads one.
         """
-        if not (self._group.is_fenced or self._group.is_orderly):
-            return None
-        if self._query.is_outside:  # a query that is not a member has no claims that others could take over
-            return None
-        if self._is_first and not (self._has_claimed or self._query.epochs):
+        if ranges and self._is_first and self._has_fences and not self._has_claimed:
+            self._left_out = self._claim(ranges, after)
             self._has_claimed = True
-            self._rebalance(bounds, {}, after, waits=True)
+        return [part for part in ranges if not self._is_first or part.queue not in self._left_out]
+
+    def _claim(self, ranges: Sequence[QueueRange], after: StreamOffset) -> frozenset[QueueKey]:
+        """Claim the query's share for a repeated batch. Return the queues of the batch that other members read."""
+        if self._has_leases and self._query.epochs:
+            return frozenset()
+        step = self._rebalance(self._view.bounds, {}, after)
+        if self._has_leases:
+            return frozenset()
+        batch = BatchLocks(self._view, self._group.group, self._query.member_id, ranges, after)
+        while (locked := batch.look(self._query.epochs, step.waiting)) and self._lock_wait.pause(locked):
+            step = self._rebalance(self._view.bounds, {}, after)
+        return batch.leave_out()
+
+    def fence(self, queue: QueueKey) -> Fence | None:
+        """Return the fence of a task that reads the queue, or None if the query needs no fence."""
+        if not self._has_fences:
+            return None
         return Fence(self._group.group, self._query.member_id, self._query.epochs.get(queue, 0))
+
+    @property
+    def _has_fences(self) -> bool:
+        """Whether tasks check the owner of their queues. A query that is not a member has no claims to check."""
+        return (self._group.is_fenced or self._group.is_orderly) and not self._query.is_outside
 
     def refresh(self, before: StreamOffset, bounds: Bounds, *, waits: bool = False) -> BatchAssignment:
         """Return the assignment of the next batch.
@@ -203,14 +225,22 @@ class GroupPlanner:
                 self._query.leave(begins)
 
     def _rebalance(
-        self, bounds: Bounds, finished: Mapping[QueueKey, int], offset: StreamOffset, *, waits: bool
+        self, bounds: Bounds, finished: Mapping[QueueKey, int], offset: StreamOffset, *, waits: bool = False
     ) -> GroupAssignment:
-        """Rebalance, again and again while queues are locked by others if `waits`. `offset` has the applied resets."""
+        """Rebalance, again and again while others have locked queues with new messages, if `waits`.
+
+        `offset` has the applied resets, and the positions after which a queue's messages are new.
+        """
         applied_reset = offset.reset if offset.group == self._group.group else None
-        step = self._query.rebalance(list(bounds), finished, applied_reset)
-        while waits and step.waiting and self._lock_wait.pause(step.waiting):
+        while True:
             step = self._query.rebalance(list(bounds), finished, applied_reset)
-        return step
+            locked = [
+                queue
+                for queue in (step.waiting if waits else ())
+                if bounds[queue].max_offset > offset.positions.get(queue, bounds[queue].min_offset)
+            ]
+            if not locked or not self._lock_wait.pause(locked):
+                return step
 
     def _batch_facts(self, before: StreamOffset) -> BatchFacts:
         options, group = self._options, self._group

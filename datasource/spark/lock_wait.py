@@ -2,7 +2,7 @@
 
 A broker gives a lock to another member 60 s after its last renewal (RebalanceLockManager, 4.9, 5.3). A process that
 Spark ends does not unlock. A stream reads its other queues meanwhile. But a batch that is repeated needs its queues.
-So does a run with the trigger AvailableNow, which would end without their messages.
+So does a run with the trigger AvailableNow, which would end without the new messages of its queues.
 """
 
 import logging
@@ -36,14 +36,21 @@ class LockWait:
         if self._begun_ms is None:
             self._begun_ms = now_ms
             _LOG.warning(
-                "rmq: %d queues are locked by another member or an earlier run, such as %s. The query waits until the "
-                "locks expire, at most 70 s",
-                *(len(queues), queues[0]),
+                "rmq: %s locked by another member, or by an earlier run of this query, whose locks expire 60 s after "
+                "its end. The query waits for them, at most 70 s",
+                _describe(queues, "is", "are"),
             )
         if now_ms - self._begun_ms >= _TIMEOUT_MS or self._is_over():
             if not self._has_ended:
-                _LOG.warning("rmq: %d queues stay locked by another member, such as %s", len(queues), queues[0])
+                _LOG.warning("rmq: %s locked by another member", _describe(queues, "stays", "stay"))
             self._has_ended = True
             return False
         self._sleep(_PAUSE_MS / 1000)
         return True
+
+
+def _describe(queues: Sequence[QueueKey], verb_of_one: str, verb: str) -> str:
+    """Return the subject and the verb of a sentence about queues."""
+    if len(queues) == 1:
+        return f"queue {queues[0]} {verb_of_one}"
+    return f"{len(queues)} queues, such as {queues[0]}, {verb}"

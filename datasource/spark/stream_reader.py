@@ -72,7 +72,6 @@ from rmq_spark.datasource.spark.read_records import ReadRecords
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
-from rmq_spark.store.backend import Fence
 from rmq_spark.store.errors import BackendUnavailableError, StoreChangedError
 from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.places import parent_process_id, usable_cores
@@ -340,7 +339,10 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
             are_queues_apart=member is not None and member.is_fenced and not member.is_orderly,
             are_queues_whole=member is not None and member.is_orderly,
         )
-        planned = plan_partitions(view, kept, limits, lambda queue: self._fence(queue, after), records=after.records)
+        if self._group is not None:
+            kept = self._group.claim(kept, after)
+        fence_of = (lambda _: None) if self._group is None else self._group.fence
+        planned = plan_partitions(view, kept, limits, fence_of, records=after.records)
         self._records.note_planned(planned)
         return planned
 
@@ -353,9 +355,6 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         if self._options.fail_on_data_loss:
             require_subscribed(found, str(self._options.subscription))
         return found
-
-    def _fence(self, queue: QueueKey, after: StreamOffset) -> Fence | None:
-        return None if self._group is None else self._group.fence(queue, after, self._view.bounds)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._report is None and self._view.has_bounds:

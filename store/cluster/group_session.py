@@ -316,21 +316,22 @@ class ClusterGroupSession(Synchronized):
     def _note_news(self, member: Membership) -> None:
         """Note what has happened to the membership, and register again where a broker has forgotten the member."""
         self._is_urgent = False
-        self._note(member.take_news())
+        self._note(member, member.take_news())
         forgetful = self._lost_brokers | set(member.forgotten(self._brokers))
         if forgetful:
             brokers_of = self._place.catalog.book.brokers
             self._doubtful |= doubtful_queues(self._owned, brokers_of, forgetful)
             member.beat(forgetful)
-            self._note(member.take_news())
+            self._note(member, member.take_news())
         self._lost_brokers.clear()
 
-    def _note(self, news: MemberNews) -> None:
+    def _note(self, member: Membership, news: MemberNews) -> None:
         plain = {self._names.stored_queue(queue): queue for queue in self._owned}
         self._is_urgent = self._is_urgent or news.has_notice
         self._lost_brokers |= news.lost_brokers
         self._lost_locks |= {plain[queue] for queue in news.lost_locks if queue in plain}
-        self._progress.note_pushed_resets({plain[queue]: at for queue, at in news.resets.items() if queue in plain})
+        resets = {plain[queue]: at for queue, at in news.resets.items() if queue in plain}
+        self._progress.note_pushed_resets(member, resets)
 
     def _find_share(
         self, member: Membership, routed: Mapping[str, Sequence[QueueKey]], answering: Collection[str]

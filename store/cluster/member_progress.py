@@ -151,11 +151,21 @@ class MemberProgress:
         for queue, at in told.items():
             self.published.note_acknowledged(queue, at)
 
-    def note_pushed_resets(self, targets: Mapping[QueueKey, int]) -> None:
-        """Note resets that a broker has pushed (4.9). The thread of the membership commits their targets."""
+    def note_pushed_resets(self, member: Membership, targets: Mapping[QueueKey, int]) -> None:
+        """Note resets that a broker has pushed (4.9). The thread of the membership commits their targets.
+
+        A broker pushes offsets of all queues of the topic, and for those that nobody has reset the offset of the group.
+        So a target that the member has published last, or is about to publish, resets nothing.
+        """
+        last, ignored = self.published.last(), []
         for queue, target in targets.items():
+            is_same = target == last.get(queue) or self.published.is_wanted(queue, target)
+            if is_same and queue not in self.resets.queues:
+                ignored.append(self._names.stored_queue(queue))
+                continue
             self.resets.note(queue, target)
             self.published.note_acknowledged(queue, target)
+        member.drop_resets(ignored)
 
     def note_waiting_resets(self, member: Membership, told: Mapping[QueueKey, int]) -> None:
         """Find the resets that wait at brokers of 5.x in queues whose group's offsets are `told`, and note them."""

@@ -12,7 +12,7 @@ RocketMQ's tools does. The answer shows what kind of broker it is (`admin_reques
 | the group lacks offsets | connected | an error: the members were told nothing, and commit over it |
 
 A member of Java takes the offsets that are sent to it after 10 s, during which it consumes nothing of these queues.
-Members of the second kind of broker go back to their committed offsets in the topic's other queues too.
+Members of Java at the second kind of broker go back to their committed offsets in the topic's other queues too.
 
 Source: DefaultMQAdminExtImpl#resetOffsetByQueueId (5.3), Broker2Client#resetOffset, MQClientInstance#resetOffset
 (4.9, 5.3).

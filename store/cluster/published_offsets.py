@@ -52,8 +52,12 @@ class PublishedOffsets:
             offset is None
             or offset in self._acknowledged.get(queue, ())
             or offset in self._recent.get(queue, ())
-            or self._wanted.get(queue, offset - 1) == offset
+            or self.is_wanted(queue, offset)
         )
+
+    def is_wanted(self, queue: QueueKey, offset: int) -> bool:
+        """Return whether the member wants to publish an offset, or has published it and wants no later one."""
+        return self._wanted.get(queue) == offset
 
     def forget(self, queues: Collection[QueueKey]) -> None:
         """Forget queues that the member does not own any more."""

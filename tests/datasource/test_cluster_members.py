@@ -12,105 +12,19 @@ import pytest
 from brokers import Account, AccountTable, RunningCluster
 from brokers.raw_client import RawClient
 from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
-from brokers.wire import QueueId
-from pyspark.sql.types import StructType
+from group_queries import GROUP, OTHER, SCHEMA, Query, add_other, commit, committed, remove_other, two_brokers
 
 from rmq_spark.datasource.spark.source import RmqDataSource
-from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import GroupConflictError, NoPermissionError
-from rmq_spark.store.model import QueueKey
-
-SCHEMA = StructType().add("body", "binary")
-GROUP = "billing"
-OTHER = "zz@1#other"  # sorts after the ids of queries, so it gets the queue of broker-b
 
 
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RunningCluster]:
-    """Two brokers, each with one queue of the topic orders and ten messages in it."""
-    for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
-        monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
-    with RunningCluster(tmp_path / "cluster", release=request.param, brokers=2, is_light=True) as cluster:
-        cluster.create_topic("orders", queues=1)
-        for broker in cluster.brokers:
-            cluster.advance("orders", 10, broker=broker)
+    with two_brokers(tmp_path, request.param, monkeypatch) as cluster:
         yield cluster
-        client._idle.forget()
-
-
-class Query:
-    """A run of a query, of which only the plans are looked at. The end of `with` is the end of the run."""
-
-    def __init__(self, cluster: RunningCluster, checkpoint: str | None = None, **given: str) -> None:
-        options = {"nameServer": cluster.address, "subscribe": "orders", "consumerGroup": GROUP}
-        self.reader: Any = RmqDataSource({**options, "groupFallback": "earliest", **given}).streamReader(SCHEMA)
-        self.committed = checkpoint or json.dumps(self.reader.initialOffset())
-
-    def __enter__(self) -> "Query":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.reader.stop()
-
-    def trigger(self) -> dict[str, tuple[int, int]]:
-        """Plan a batch, and return the range of each broker's queue in it. All its rows count as delivered."""
-        start = json.loads(self.committed)
-        end = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
-        self.committed = json.dumps(end)
-        if end == start:
-            return {}
-        pieces = sorted(piece for part in self.reader.partitions(start, end) for piece in part.pieces)
-        found: dict[str, tuple[int, int]] = {}
-        for piece in pieces:
-            name = piece.queue.broker[-1]
-            begin, last = found.get(name, (piece.begin, piece.begin))
-            assert last == piece.begin, pieces
-            found[name] = begin, piece.end
-        return found
-
-    def until(self, broker: str) -> dict[str, tuple[int, int]]:
-        """Run triggers until one reads from the broker."""
-        for _ in range(400):
-            if broker in (found := self.trigger()):
-                return found
-        raise AssertionError(self.committed)
-
-    @property
-    def mark(self) -> dict[str, Any]:
-        mark: dict[str, Any] = self.reader.reportLatestOffset()["@"]
-        return mark
-
-    @property
-    def positions(self) -> dict[str, int]:
-        found: dict[str, int] = json.loads(self.committed)["orders"]
-        return found
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.committed)["@"]
-        return found
-
-
-def commit(cluster: RunningCluster, broker: str, offset: int) -> None:
-    cluster.loop.run(cluster.brokers[broker].offsets.commit, GROUP, QueueKey("orders", 0), offset)
-
-
-def committed(cluster: RunningCluster, broker: str) -> int | None:
-    found: int | None = cluster.loop.run(cluster.brokers[broker].offsets.find, GROUP, QueueKey("orders", 0))
-    return found
-
-
-def add_other(cluster: RunningCluster, **subscription: str) -> None:
-    for broker in cluster.brokers.values():
-        broker.members.add(GROUP, OTHER, subscription or {"orders": "*"})
-
-
-def remove_other(cluster: RunningCluster) -> None:
-    for broker in cluster.brokers.values():
-        broker.members.remove(GROUP, OTHER)
 
 
 def test_query_is_a_member_and_publishes_where_its_batches_begin(cluster: RunningCluster) -> None:
@@ -410,74 +324,3 @@ def test_AvailableNow_is_a_member_until_its_end(cluster: RunningCluster) -> None
         assert [broker.members.ids(GROUP) for broker in cluster.brokers.values()] == [[OTHER]] * 2
         assert committed(cluster, "broker-a") == 10
         assert query.trigger() == {}
-
-
-def test_orderly_AvailableNow_leaves_no_locks(cluster: RunningCluster) -> None:
-    with Query(cluster, orderly="true") as query:
-        query.reader.prepareForTriggerAvailableNow()
-        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
-        assert query.trigger() == {}
-        assert [cluster.loop.run(broker.locks.is_orderly, GROUP) for broker in cluster.brokers.values()] == [False] * 2
-
-
-@pytest.mark.parametrize("is_locked", [True, False], ids=["another member has the lock", "nobody has the lock"])
-def test_orderly_query_plans_only_queues_that_it_has_locked(cluster: RunningCluster, is_locked: bool) -> None:
-    if is_locked:
-        cluster.loop.run(cluster.brokers["broker-b"].locks.lock, GROUP, [QueueId("orders", "broker-b", 0)], OTHER)
-    with Query(cluster, orderly="true") as query:
-        found = query.trigger()
-        assert found == ({"a": (0, 10)} if is_locked else {"a": (0, 10), "b": (0, 10)})
-
-
-def expire_locks(cluster: RunningCluster, query: Query) -> list[float]:
-    """Let the locks of others expire at the third pause of the query for them. Return the pauses, which follow."""
-    pauses: list[float] = []
-
-    def sleep(duration_s: float) -> None:
-        pauses.append(duration_s)
-        if len(pauses) == 3:
-            for broker in cluster.brokers.values():
-                cluster.loop.run(broker.locks.held.clear)
-
-    query.reader._sleep = query.reader._group._lock_wait._sleep = sleep
-    return pauses
-
-
-def test_task_of_an_orderly_query_fails_if_another_member_has_the_lock(cluster: RunningCluster) -> None:
-    with Query(cluster, orderly="true") as query:
-        start = json.loads(query.committed)
-        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
-        assert len(read(query.reader, start, end)) == 20
-        locks = cluster.brokers["broker-b"].locks
-        cluster.loop.run(locks.held.clear)
-        cluster.loop.run(locks.lock, GROUP, [QueueId("orders", "broker-b", 0)], OTHER)
-        with pytest.raises(GroupConflictError, match="does not give the lock of queue orders/broker-b:0 to "):
-            read(query.reader, start, end)
-
-
-def test_orderly_query_that_repeats_a_batch_waits_for_the_locks_of_its_earlier_run(cluster: RunningCluster) -> None:
-    with Query(cluster, orderly="true") as query:
-        start = json.loads(query.committed)
-        end = query.reader.latestOffset(start, query.reader.getDefaultReadLimit())
-    with Query(cluster, orderly="true") as query:
-        pauses = expire_locks(cluster, query)
-        assert len(read(query.reader, start, end)) == 20
-        assert pauses == [1.0] * 3
-
-
-def test_orderly_AvailableNow_waits_for_locks(cluster: RunningCluster, caplog: pytest.LogCaptureFixture) -> None:
-    for broker in ("broker-a", "broker-b"):
-        cluster.loop.run(cluster.brokers[broker].locks.lock, GROUP, [QueueId("orders", broker, 0)], OTHER)
-    with Query(cluster, orderly="true") as query:
-        query.reader.prepareForTriggerAvailableNow()
-        pauses = expire_locks(cluster, query)
-        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
-        assert pauses == [1.0] * 3
-        lines = [line for line in caplog.messages if "are locked by another member or an earlier run" in line]
-        assert len(lines) == 1
-
-
-def read(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
-    """Plan a batch and read it as tasks do."""
-    parts = reader.partitions(start, end)
-    return [row for part in parts for batch in reader.read(part) for row in batch.column("body").to_pylist()]

@@ -30,10 +30,19 @@ def test_pause_is_a_second_until_70_s_are_over_in_all(caplog: pytest.LogCaptureF
     assert not wait.pause([A1])
     assert clock.now_ms == 70_005
     assert caplog.messages == [
-        "rmq: 2 queues are locked by another member or an earlier run, such as a/broker-a:0. The query waits until the "
-        "locks expire, at most 70 s",
-        "rmq: 2 queues stay locked by another member, such as a/broker-a:0",
+        "rmq: 2 queues, such as a/broker-a:0, are locked by another member, or by an earlier run of this query, whose "
+        "locks expire 60 s after its end. The query waits for them, at most 70 s",
+        "rmq: 2 queues, such as a/broker-a:0, stay locked by another member",
     ]
+
+
+def test_messages_about_one_queue_name_it(caplog: pytest.LogCaptureFixture) -> None:
+    wait = Clock().wait()
+    while wait.pause([A1]):
+        pass
+    first, last = caplog.messages
+    assert first.startswith("rmq: queue a/broker-a:1 is locked by another member, or by an earlier run")
+    assert last == "rmq: queue a/broker-a:1 stays locked by another member"
 
 
 def test_pause_ends_when_nobody_needs_the_result() -> None:
