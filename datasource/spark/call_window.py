@@ -189,19 +189,20 @@ class CallWindow:
         if self._error is None or found[0] < self._error[0]:
             self._error = found
 
-    def give_up(self, now_s: float) -> list[Call]:
-        """End the calls that have run for longer than `timeout_s`: all of their rows have failed. Return them.
+    def late(self, now_s: float) -> list[Call]:
+        """Return the calls that have run for longer than `timeout_s`.
 
-        A call whose listener has returned is left to its own thread, which brings the answer.
+        A call whose listener has returned is not one of them: its own thread brings the answer.
         """
         timeout_s = math.inf if self.timeout_s is None else self.timeout_s
-        late = itertools.takewhile(lambda call: now_s - call.begin_s > timeout_s, self._running.values())
-        found = [call for call in late if not call.has_ended]
-        for call in found:
-            took_s = now_s - call.begin_s
-            error = f"it has run for {took_s:.3f} s and has not ended, and timeout={timeout_s:g}"
-            self.finish(call, Answer(0, TIMEOUT_LEVEL, error, took_s=took_s, is_late=True))
-        return found
+        found = itertools.takewhile(lambda call: now_s - call.begin_s > timeout_s, self._running.values())
+        return [call for call in found if not call.has_ended]
+
+    def give_up(self, call: Call, now_s: float) -> None:
+        """End a call that is late: all of its rows have failed."""
+        took_s = now_s - call.begin_s
+        error = f"it has run for {took_s:.3f} s and has not ended, and timeout={self.timeout_s:g}"
+        self.finish(call, Answer(0, TIMEOUT_LEVEL, error, took_s=took_s, is_late=True))
 
     def pop(self) -> list[Failure]:
         """Return the failures that have come out since the last call."""
