@@ -15,6 +15,11 @@ _BUCKETS_PER_DOUBLING = 8
 _LEAST_MS = 0.001
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun, such as "1 row" or "2 rows"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(slots=True)
 class CallCounts:
     """The calls of a listener, and what became of their rows.
@@ -96,7 +101,7 @@ class CallCounts:
     def __str__(self) -> str:
         p50, p95 = self.percentile_ms(0.5), self.percentile_ms(0.95)
         return (
-            f"{self.rows} rows in {self.calls} calls, {self.rows_per_s:.1f} rows/s, {self.failed_rows} rows failed, "
-            f"{self.timed_out_calls} calls timed out; a call took p50 {p50:.3g} ms, p95 {p95:.3g} ms, max "
-            f"{self.max_ms:.3g} ms"
+            f"{count_text(self.rows, 'row')} in {count_text(self.calls, 'call')}, {self.rows_per_s:.1f} rows/s, "
+            f"{count_text(self.failed_rows, 'row')} failed, {count_text(self.timed_out_calls, 'call')} timed out; "
+            f"a call took p50 {p50:.3g} ms, p95 {p95:.3g} ms, max {self.max_ms:.3g} ms"
         )

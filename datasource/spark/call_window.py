@@ -6,12 +6,16 @@
   run in which the listener answers alike.
 - If calls raise errors, the error of the first of them counts. As calls begin in order, it does not depend on which
   call ended first.
-- `has_room` bounds the memory, but allows as many calls as there are threads.
+- `has_room` bounds the memory. Rows that have not ended, and failures that wait, count together. If the rows are so
+  large or so many that they leave a thread without a call, a call of each thread is allowed in addition. Failures that
+  wait never exceed the limits, so behind a call that does not end the reading ends.
 
-Not thread-safe: `CallThreads` calls it under a lock.
+Not thread-safe: `CallThreads` calls it under a lock. Only `Call.has_ended` is set without.
 """
 
 import heapq
+import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,12 +33,14 @@ class Call:
     """A call of the listener with rows of one queue.
 
     `queue` is None unless the calls of the queue must be in order. `is_repeated` is whether the rows are sent back as
-    an earlier attempt of the batch decided; then the listener is not called. The other fields belong to the window.
+    an earlier attempt of the batch decided; then the listener is not called. `has_ended` is set by the thread of the
+    call when the listener has returned. The other fields belong to the window.
     """
 
     messages: Sequence[Message]
     queue: QueueKey | None = None
     is_repeated: bool = False
+    has_ended: bool = False
     number: int = -1
     size_bytes: int = 0
     read_bytes: int = 0  # of the calls before this one
@@ -56,8 +62,9 @@ class CallRules(Protocol):
 class CallWindow:
     """See the docstring of the module.
 
-    There is room for calls with `most_rows` rows. `threads` is the number of calls that may run at once. A call that
-    has run for `timeout_s` can be given up; None for no limit. `counts` counts the calls that ended.
+    There is room for calls with `most_rows` rows and `most_bytes`, or else for `threads` calls, which is the number of
+    those that may run at once. A call that has run for `timeout_s` can be given up; None for no limit. `counts` counts
+    the calls that ended.
     """
 
     rules: CallRules
@@ -75,7 +82,8 @@ class CallWindow:
         self._kept: list[int] = []  # a heap of calls with failures; may have some that are out
         self._out: list[Failure] = []
         self._added = self._read_bytes = 0
-        self._rows = self._unended = self._unended_bytes = 0
+        self._unended = self._unended_rows = self._unended_bytes = 0
+        self._failed_rows = 0  # that wait for an earlier call
         self._error: tuple[int, BaseException] | None = None
 
     @property
@@ -101,18 +109,34 @@ class CallWindow:
     @property
     def has_room(self) -> bool:
         """Whether more calls may be added."""
-        return self._unended < self.threads or self._is_below(self.most_rows, self.most_bytes)
+        return self._is_below(self.most_rows, self.most_bytes) or self._lacks_calls
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether it is worth while to add more calls."""
-        return self._unended < self.threads or self._is_below(self.most_rows // 2, self.most_bytes // 2)
+        """Whether it is worthwhile to add more calls."""
+        return self._is_below(self.most_rows // 2, self.most_bytes // 2) or self._lacks_calls
+
+    @property
+    def _lacks_calls(self) -> bool:
+        """Whether a thread may have no call, and the failures that wait allow to add one."""
+        if self._unended >= self.threads or self._failed_rows >= self.most_rows:
+            return False
+        if not self._kept:
+            return True
+        before = itertools.takewhile(lambda call: call.number < self._kept[0], self._open.values())
+        ended_bytes = self._failed_bytes - self._unended_bytes + sum(call.size_bytes for call in before)
+        return ended_bytes < self.most_bytes
+
+    @property
+    def _failed_bytes(self) -> int:
+        """The bytes that were read since the first failure that waits: it keeps the rows that were read with it."""
+        return self._read_bytes - self._open[self._kept[0]].read_bytes if self._kept else 0
 
     def deadline_s(self, now_s: float) -> float | None:
         """Return a time before which no call can be given up, None if none ever can."""
         if self.timeout_s is None:
             return None
-        begins = (call.begin_s for call in self._running.values())
+        begins = (call.begin_s for call in self._running.values() if not call.has_ended)
         return next(begins, now_s) + self.timeout_s
 
     def add(self, call: Call) -> None:
@@ -122,8 +146,8 @@ class CallWindow:
         self._added += 1
         self._read_bytes += call.size_bytes
         self._open[call.number] = call
-        self._rows += len(call.messages)
         self._unended += 1
+        self._unended_rows += len(call.messages)
         self._unended_bytes += call.size_bytes
         if call.queue is None:
             self._prepare(call)
@@ -165,18 +189,20 @@ class CallWindow:
         if self._error is None or found[0] < self._error[0]:
             self._error = found
 
-    def give_up(self, now_s: float) -> list[Call]:
-        """End the calls that have run for longer than `timeout_s`: all of their rows have failed. Return them."""
-        found = []
-        while self.timeout_s is not None and self._running:
-            call = next(iter(self._running.values()))
-            took_s = now_s - call.begin_s
-            if took_s <= self.timeout_s:
-                break
-            error = f"it has run for {took_s:.3f} s and has not ended, and timeout={self.timeout_s:g}"
-            self.finish(call, Answer(0, TIMEOUT_LEVEL, error, took_s=took_s, is_late=True))
-            found.append(call)
-        return found
+    def late(self, now_s: float) -> list[Call]:
+        """Return the calls that have run for longer than `timeout_s`.
+
+        A call whose listener has returned is not one of them: its own thread brings the answer.
+        """
+        timeout_s = math.inf if self.timeout_s is None else self.timeout_s
+        found = itertools.takewhile(lambda call: now_s - call.begin_s > timeout_s, self._running.values())
+        return [call for call in found if not call.has_ended]
+
+    def give_up(self, call: Call, now_s: float) -> None:
+        """End a call that is late: all of its rows have failed."""
+        took_s = now_s - call.begin_s
+        error = f"it has run for {took_s:.3f} s and has not ended, and timeout={self.timeout_s:g}"
+        self.finish(call, Answer(0, TIMEOUT_LEVEL, error, took_s=took_s, is_late=True))
 
     def pop(self) -> list[Failure]:
         """Return the failures that have come out since the last call."""
@@ -184,9 +210,8 @@ class CallWindow:
         return found
 
     def _is_below(self, rows: int, size_bytes: int) -> bool:
-        # A failure keeps the rows that were read together with it.
-        kept = self._read_bytes - self._open[self._kept[0]].read_bytes if self._kept else 0
-        return self._rows < rows and self._unended_bytes + kept < size_bytes
+        held_rows = self._unended_rows + self._failed_rows
+        return held_rows < rows and self._unended_bytes + self._failed_bytes < size_bytes
 
     def _prepare(self, call: Call) -> bool:
         """Let a call begin, or end it if the listener need not be called. Return whether it has ended."""
@@ -208,7 +233,8 @@ class CallWindow:
     def _end(self, call: Call, failures: Sequence[Failure]) -> None:
         self._unended -= 1
         self._unended_bytes -= call.size_bytes
-        self._rows += len(failures) - len(call.messages)
+        self._unended_rows -= len(call.messages)
+        self._failed_rows += len(failures)
         call.failures, call.messages = failures, ()
         if failures:
             heapq.heappush(self._kept, call.number)
@@ -216,7 +242,7 @@ class CallWindow:
             del self._open[call.number]
         while self._open and (first := next(iter(self._open.values()))).failures is not None:
             self._out += first.failures
-            self._rows -= len(first.failures)
+            self._failed_rows -= len(first.failures)
             del self._open[first.number]
         while self._kept and self._kept[0] not in self._open:
             heapq.heappop(self._kept)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.options.write_options import SendBackOptions
 from rmq_spark.datasource.spark.batch_counts import BatchCounts
-from rmq_spark.datasource.spark.call_counts import CallCounts
+from rmq_spark.datasource.spark.call_counts import CallCounts, count_text
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.listener import ORDERLY, History, Listener, ListenerTerms, QueueOutcome
 from rmq_spark.datasource.spark.listener_task import ListenerTask
@@ -134,7 +134,7 @@ class ListenerJob:
         counts = sum((message.counts for message in done), CallCounts())
         level = logging.WARNING if counts.failed_rows and self.drops else logging.INFO
         stopped = sum(one is not None for one in outcomes.values())
-        _LOG.log(level, "rmq: %s: %s; %d queues stopped", key, counts, stopped)
+        _LOG.log(level, "rmq: %s: %s; %s stopped", key, counts, count_text(stopped, "queue"))
 
     def _calls(self, key: CommitKey) -> ListenerTask:
         """Return the calls of one attempt of a task. Each attempt reads the suspended queues from the store."""

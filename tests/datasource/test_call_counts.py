@@ -63,7 +63,7 @@ def test_the_texts_of_counts_have_all_numbers() -> None:
         "callMs": {"p50": pytest.approx(20, rel=0.05), "p95": pytest.approx(2_000, rel=0.05), "max": 2_000.0},
     }
     text = str(counts)
-    assert text.startswith("5 rows in 3 calls, 5.0 rows/s, 1 rows failed, 1 calls timed out; a call took p50 ")
+    assert text.startswith("5 rows in 3 calls, 5.0 rows/s, 1 row failed, 1 call timed out; a call took p50 ")
     assert text.endswith(" ms, max 2e+03 ms")
 
 

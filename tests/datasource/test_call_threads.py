@@ -1,5 +1,7 @@
 """Threads of listener calls: side by side, bounded, ended with their task, and calls that take too long."""
 
+import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -218,7 +220,8 @@ def test_a_call_that_takes_too_long_fails_and_is_not_waited_for_and_keeps_its_th
     [failure] = task.threads.failures(task.calls(20))
     assert (failure.message.offset, failure.delay_level) == (1, TIMEOUT_LEVEL)
     assert "has not ended, and timeout=0.1" in failure.error
-    assert "for orders/0, queue offset 1 takes longer than timeout=0.1: its rows have failed" in caplog.text
+    line = "for orders/0, queue offset 1 takes longer than timeout=0.1: its rows have failed"
+    until(lambda: line in caplog.text)
     assert (task.window.counts.calls, task.window.counts.timed_out_calls, task.ended) == (20, 1, 19)
     next_batch = Task(lambda offset: time.sleep(0.001) or DONE, 2, stack=stack)
     next_batch.run(10)
@@ -228,6 +231,156 @@ def test_a_call_that_takes_too_long_fails_and_is_not_waited_for_and_keeps_its_th
     assert task.ended == 20
     together = threading.Barrier(2)
     assert Task(lambda offset: (together.wait(WITHIN_S) and None) or DONE, 2, stack=stack).run(2) == []
+
+
+def test_a_call_is_given_up_when_it_is_due_also_while_the_task_waits_for_rows() -> None:
+    may_return, stack = threading.Event(), ThreadStack()
+    task = Task(lambda offset: may_return.wait(WITHIN_S) and DONE, 2, timeout_s=0.01, stack=stack)
+
+    def calls() -> Iterator[Call]:
+        yield from task.calls(1)
+        until(lambda: stack.kept("listener") == 1)  # as a source without new rows
+
+    assert task.run(calls()) == [0]
+    may_return.set()
+
+
+def test_a_call_is_given_up_when_it_is_due_also_while_the_failures_are_not_taken() -> None:
+    may_return, stack = threading.Event(), ThreadStack()
+    task = Task(
+        lambda offset: None if offset == 0 else may_return.wait(WITHIN_S) and DONE,
+        2,
+        most_rows=1,
+        timeout_s=0.01,
+        stack=stack,
+    )
+    failures: Any = task.threads.failures(task.calls(3))
+    with closing(failures):
+        assert next(failures).message.offset == 0
+        until(lambda: stack.kept("listener") >= 1)
+        assert next(failures).message.offset == 1
+    may_return.set()
+
+
+def test_a_task_that_waits_for_rows_fails_when_calls_keep_all_threads() -> None:
+    may_return, stack = threading.Event(), ThreadStack()
+    task = Task(lambda offset: may_return.wait(WITHIN_S) and DONE, 1, timeout_s=0.01, stack=stack, hung_s=0.05)
+
+    def calls() -> Iterator[Call]:
+        yield from task.calls(2)
+        until(lambda: task.window.error is not None)
+        yield from task.calls(1)
+
+    with pytest.raises(OptionError, match=r"no free thread for 0\.05 s: found 1 call that ran longer than"):
+        task.run(calls())
+    may_return.set()
+
+
+class Handler(logging.Handler):
+    """A handler of the log that hangs until `may_end`. `was_left_alone` is whether it gave up waiting for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_end, self.was_left_alone = threading.Event(), threading.Event(), False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.has_begun.set()
+        self.was_left_alone = self.was_left_alone or not self.may_end.wait(WITHIN_S)
+
+
+@pytest.fixture
+def handler() -> Iterator[Handler]:
+    made, root = Handler(), logging.getLogger()
+    root.addHandler(made)
+    yield made
+    made.may_end.set()
+    root.removeHandler(made)
+
+
+def test_a_log_that_hangs_holds_up_no_calls_and_no_call_that_ended_in_time_is_given_up(handler: Handler) -> None:
+    may_return = threading.Event()
+
+    task = Task(lambda offset: (offset > 0 or may_return.wait(WITHIN_S)) and DONE, 4, timeout_s=0.5)
+
+    def calls() -> Iterator[Call]:
+        for one in task.calls(50):
+            yield one
+            assert handler.has_begun.wait(WITHIN_S)
+
+    assert task.run(calls()) == [0]
+    assert task.window.counts.timed_out_calls == 1
+    assert not handler.was_left_alone
+    may_return.set()
+
+
+def test_a_call_that_hangs_in_a_handler_of_the_log_is_given_up(handler: Handler) -> None:
+    def listen(offset: int) -> str:
+        if offset == 0:
+            logging.getLogger("application").error("hangs")
+        return DONE
+
+    task = Task(listen, timeout_s=0.5)
+    assert task.run(100) == [0]
+    assert not handler.was_left_alone
+
+
+def test_an_answer_that_could_not_be_noted_yet_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the call has ended it, and waits for the lock, when the watcher looks."""
+    has_ended, may_note, looked_s = threading.Event(), threading.Event(), [0.0]
+    task = Task(lambda offset: DONE, 2, timeout_s=0.5)
+    note, late = task.threads._next, task.window.late
+    monkeypatch.setattr(task.window, "late", lambda now_s: looked_s.append(now_s) or late(now_s))
+
+    def late_next(*ended: Any) -> Any:
+        if ended and ended[0].number == 0:
+            has_ended.set()
+            assert may_note.wait(WITHIN_S)
+        return note(*ended)
+
+    monkeypatch.setattr(task.threads, "_next", late_next)
+
+    def calls() -> Iterator[Call]:
+        yield from task.calls(1)
+        assert has_ended.wait(WITHIN_S)
+        [ended] = task.window._running.values()
+        until(lambda: ended.begin_s + 0.5 < looked_s[-1])
+        may_note.set()
+
+    assert task.run(calls()) == []
+    assert task.window.counts.timed_out_calls == 0
+
+
+def test_an_error_is_logged_while_the_task_waits_for_calls_that_run(caplog: pytest.LogCaptureFixture) -> None:
+    seen = []
+
+    def listen(offset: int) -> str:
+        if offset == 0:
+            until(lambda: "a listener fails when 1 call of it ended or timed out: OptionError(" in caplog.text)
+            seen.append(offset)
+        else:
+            until(lambda: task.begun == 2)
+        return DONE if offset == 0 else "nonsense"
+
+    task = Task(listen, 2)
+    with pytest.raises(OptionError, match="the listener returned 'nonsense'"):
+        task.run(2)
+    assert seen == [0]
+
+
+def test_a_thread_without_work_ends_and_the_next_task_has_new_ones() -> None:
+    stack, together = ThreadStack(idle_s=0.01), threading.Barrier(4)
+    before = set(threading.enumerate())
+    assert Task(lambda offset: (together.wait(WITHIN_S) and None) or DONE, stack=stack).run(4) == []
+    until(lambda: stack._idle == [] and set(threading.enumerate()) <= before)
+    assert Task(lambda offset: DONE, stack=stack).run(100) == []
+
+
+def test_work_that_comes_just_when_a_thread_ends_is_done() -> None:
+    stack, done = ThreadStack(idle_s=0.0005), list[int]()
+    for number in range(200):
+        stack.run(functools.partial(done.append, number))
+        until(lambda: len(done) == number + 1)  # noqa: B023  called at once
+    assert done == list(range(200))
 
 
 def test_when_a_call_that_was_given_up_returns_a_task_that_waits_for_a_thread_goes_on() -> None:
@@ -247,7 +400,7 @@ def test_when_a_call_that_was_given_up_returns_a_task_that_waits_for_a_thread_go
 def test_when_calls_that_do_not_return_keep_all_threads_the_task_fails() -> None:
     may_return, stack = threading.Event(), ThreadStack()
     task = Task(lambda offset: may_return.wait(WITHIN_S) and DONE, 2, timeout_s=0.01, stack=stack, hung_s=0.05)
-    with pytest.raises(OptionError, match=r"no free thread for 0\.05 s: found 2 calls that take longer than timeout=0"):
+    with pytest.raises(OptionError, match=r"no free thread for 0\.05 s: found 2 calls that ran longer than timeout=0"):
         task.run(3)
     assert task.begun == 2
     may_return.set()
@@ -292,7 +445,9 @@ def test_where_fewer_threads_can_start_they_make_all_calls(caplog: pytest.LogCap
     task = Task(lambda offset: time.sleep(0.001) or DONE, stack=ShortStack(2))
     assert task.run(20) == []
     assert (task.ended, task.most <= 2) == (20, True)
-    assert caplog.text.count("the listener has 2 threads, and no more can start: can't start new thread") == 1
+    line = "the listener has 2 threads, and no more can start: can't start new thread"
+    until(lambda: line in caplog.text)
+    assert caplog.text.count(line) == 1
 
 
 def test_where_no_thread_can_start_the_task_fails() -> None:

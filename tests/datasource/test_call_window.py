@@ -61,6 +61,13 @@ def take_all(window: CallWindow, now_s: float = 0.0) -> list[Call]:
     return found
 
 
+def give_up(window: CallWindow, now_s: float) -> list[Call]:
+    late = window.late(now_s)
+    for one in late:
+        window.give_up(one, now_s)
+    return late
+
+
 def out(window: CallWindow) -> list[int]:
     return [failure.message.offset for failure in window.pop()]
 
@@ -119,20 +126,58 @@ def test_there_is_room_for_as_many_rows_as_given_or_for_a_call_of_each_thread() 
     assert not window.has_room
 
 
-def test_rows_that_are_done_behind_a_slow_call_take_no_room_and_those_that_failed_do() -> None:
-    window = window_of(*(call(number) for number in range(4)), most_rows=4, threads=1)
-    _, *others = take_all(window)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_rows_that_are_done_behind_a_slow_call_take_no_room_and_those_that_failed_do(threads: int) -> None:
+    window = window_of(*(call(number) for number in range(4)), most_rows=4, threads=threads)
+    slow, *others = take_all(window)
     for one in others:
         window.finish(one, DONE)
     assert window.has_room
-    for number in range(4, 7):
+    for number in range(4, 8):
+        assert window.has_room == (number < 7 or threads > 1)
         window.add(call(number))
         window.finish(window.take(0.0), FAILED)  # type: ignore[arg-type]
+    assert (window.has_room, window.is_half_empty) == (False, False), "four rows wait for the slow call"
+    window.finish(slow, DONE)
+    assert (window.has_room, window.is_half_empty) == (True, True)
+    assert out(window) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size_bytes", [1, 30])
+def test_behind_a_call_that_does_not_end_no_more_is_held_than_the_limits_and_a_call_of_each_thread(
+    rows: int, size_bytes: int
+) -> None:
+    window = window_of(call(0, size_bytes=size_bytes), most_rows=40, threads=4, most_bytes=600)
+    window.take(0.0)
+    for number in range(1, 1_000):
+        if not window.has_room:
+            break
+        window.add(call(number * rows, rows, size_bytes=size_bytes))
+        window.finish(window.take(0.0), FAILED)  # type: ignore[arg-type]
     assert not window.has_room
+    read = number * rows
+    assert read <= 40 + 4 * rows
+    assert read * size_bytes <= 600 + 4 * rows * size_bytes
+    assert min(40 - read, 600 - read * size_bytes) <= rows * size_bytes, "there was room for these"
 
 
-def test_a_failure_keeps_the_bytes_that_were_read_after_it() -> None:
-    window = window_of(call(0, size_bytes=1), threads=1, most_bytes=100)
+def test_large_rows_that_failed_leave_room_for_a_call_of_each_thread() -> None:
+    window = window_of(*(call(number, size_bytes=60) for number in range(4)), most_bytes=100)
+    slow, failed, *_ = take_all(window)
+    window.finish(failed, FAILED)
+    assert window.has_room, "the bytes of calls that run are not those of failures"
+    window.add(call(4, size_bytes=60))
+    assert not window.has_room
+    window.finish(window.take(0.0), DONE)  # type: ignore[arg-type]
+    assert not window.has_room, "the failed call and the one after it have more than 100 bytes"
+    window.finish(slow, DONE)
+    assert window.has_room
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_failure_keeps_the_bytes_that_were_read_after_it(threads: int) -> None:
+    window = window_of(call(0, size_bytes=1), threads=threads, most_bytes=100)
     slow = window.take(0.0)
     assert slow is not None
     window.add(call(1, size_bytes=10))
@@ -141,6 +186,7 @@ def test_a_failure_keeps_the_bytes_that_were_read_after_it() -> None:
         assert window.has_room == (number < 11)
         window.add(call(number, size_bytes=10))
         window.finish(window.take(0.0), DONE)  # type: ignore[arg-type]
+    assert not window.has_room
     window.finish(slow, DONE)
     assert window.has_room
     assert out(window) == [1]
@@ -160,8 +206,8 @@ def test_calls_are_given_up_when_they_have_run_longer_than_the_timeout() -> None
     assert first is not None
     assert second is not None
     assert window.deadline_s(105.0) == 110.0
-    assert window.give_up(110.0) == []
-    assert window.give_up(110.5) == [first]
+    assert give_up(window, 110.0) == []
+    assert give_up(window, 110.5) == [first]
     assert (window.is_running(first), window.is_running(second)) == (False, True)
     assert window.deadline_s(112.0) == 113.0
     text = "it has run for 10.500 s and has not ended, and timeout=10"
@@ -172,10 +218,21 @@ def test_calls_are_given_up_when_they_have_run_longer_than_the_timeout() -> None
     assert counts.max_ms == 10_500
 
 
+def test_a_call_that_has_ended_is_not_given_up_though_its_answer_is_not_noted_yet() -> None:
+    window = window_of(*(call(number) for number in range(3)), timeout_s=10.0)
+    first, second, third = take_all(window, 100.0)
+    first.has_ended = True
+    assert give_up(window, 111.0) == [second, third]
+    assert window.is_running(first)
+    assert window.deadline_s(111.0) == 121.0, "the deadline of a call that has ended means nothing"
+    window.finish(first, Answer(1, took_s=9.0))
+    assert (window.is_empty, window.counts.timed_out_calls) == (True, 2)
+
+
 def test_without_a_timeout_no_call_is_given_up() -> None:
     window = window_of(call(0))
     window.take(0.0)
-    assert (window.give_up(1e9), window.deadline_s(1.0)) == ([], None)
+    assert (give_up(window, 1e9), window.deadline_s(1.0)) == ([], None)
 
 
 def orderly_result(
