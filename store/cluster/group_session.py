@@ -129,7 +129,7 @@ class ClusterGroupSession(Synchronized):
         self._unsettled: set[QueueKey] = set()  # gained since the last `settle`
         self._doubtful: set[QueueKey] = set()  # that others may have taken
         self._lost_brokers: set[str] = set()  # whose queues were not made doubtful yet
-        self._lost_locks: set[QueueKey] = set()
+        self._answering: set[str] = set()  # the brokers whose queues could be read at the last rebalance
         self._is_urgent = False  # whether members have joined or left before the last rebalance
         self._is_idle = False  # whether no batch was planned since the last rebalance
         self._looked_ms: float | None = None
@@ -271,36 +271,50 @@ class ClusterGroupSession(Synchronized):
         with self._mutex:
             self._topics |= {queue.topic for queue in queues}
             member = self._enter() if self._topics else None
-            progress = self._progress
-            progress.resets.note_applied(applied_reset)
+            self._progress.resets.note_applied(applied_reset)
             if member is None:
-                return GroupAssignment((), (), {}, (), {}, progress.resets.number)
-            self._again_ms, self._is_idle = None, False
-            progress.note_finished(finished, self._owned)
-            routed = self._place.catalog.shared_queues(sorted(self._topics))
-            self._note_news(member)
-            share = self._find_share(member, routed, {queue.broker for queue in queues})
-            lost_locks, self._lost_locks = self._lost_locks, set()
-            moves = compare_shares(self._owned - lost_locks, share, frozenset(queues))
-            lost = tuple(sorted({*moves.lost, *lost_locks}))
-            self._give_up(member, lost, finished)
-            gained = self._locks.lock(member, moves.gained) if self.terms.is_orderly else set(moves.gained)
-            if len(gained) < len(moves.gained):
-                self._try_again()
-            held = self._claim(member, gained)
-            if not progress.take_resets(member, self._owned):
-                self._try_again()
-            if progress.is_look_due():
-                progress.look_for_resets(member, self._owned - self._doubtful)
-            if applied_reset is None:
-                progress.resets.note_applied(None)
-            if lost or gained:
-                self._tell(member)
-            self._looked_ms = self._monotonic_ms()
-            owned = tuple(queue for queue in queues if queue in self._owned and queue not in self._doubtful)
-            gained_now, gone = tuple(sorted(self._unsettled)), tuple(one for one in lost if one not in self._owned)
-            resets, waiting = progress.resets.report(), tuple(one for one in moves.gained if one not in gained)
-            return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting)
+                return GroupAssignment((), (), {}, (), {}, self._progress.resets.number)
+            self._answering = {queue.broker for queue in queues}
+            try:
+                return self._rebalance(member, queues, finished, applied_reset)
+            finally:
+                self._locks.keep(member, self._owned, self._answering)
+
+    def _rebalance(
+        self,
+        member: Membership,
+        queues: Sequence[QueueKey],
+        finished: Mapping[QueueKey, int],
+        applied_reset: int | None,
+    ) -> GroupAssignment:
+        """Rebalance as a member. Whatever happens, locks of queues that are not owned afterwards must be released."""
+        progress = self._progress
+        self._again_ms, self._is_idle = None, False
+        progress.note_finished(finished, self._owned)
+        routed = self._place.catalog.shared_queues(sorted(self._topics))
+        self._note_news(member)
+        share = self._find_share(member, routed, self._answering)
+        unlocked = self._owned - self._locks.held if self.terms.is_orderly else set()
+        moves = compare_shares(self._owned - unlocked, share, frozenset(queues))
+        lost = tuple(sorted({*moves.lost, *unlocked}))
+        self._give_up(member, lost, finished)
+        gained = self._locks.lock(member, moves.gained) if self.terms.is_orderly else set(moves.gained)
+        if len(gained) < len(moves.gained):
+            self._try_again()
+        held = self._claim(member, gained)
+        if not progress.take_resets(member, self._owned):
+            self._try_again()
+        if progress.is_look_due():
+            progress.look_for_resets(member, self._owned - self._doubtful)
+        if applied_reset is None:
+            progress.resets.note_applied(None)
+        if lost or gained:
+            self._tell(member)
+        self._looked_ms = self._monotonic_ms()
+        owned = tuple(queue for queue in queues if queue in self._owned and queue not in self._doubtful)
+        gained_now, gone = tuple(sorted(self._unsettled)), tuple(one for one in lost if one not in self._owned)
+        resets, waiting = progress.resets.report(), tuple(one for one in moves.gained if one not in gained)
+        return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting)
 
     def settle(self, *, is_batch: bool = True) -> None:
         """Confirm that the query has planned an offset that contains the gained queues, and whether as a batch."""
@@ -329,7 +343,7 @@ class ClusterGroupSession(Synchronized):
         plain = {self._names.stored_queue(queue): queue for queue in self._owned}
         self._is_urgent = self._is_urgent or news.has_notice
         self._lost_brokers |= news.lost_brokers
-        self._lost_locks |= {plain[queue] for queue in news.lost_locks if queue in plain}
+        self._locks.note_lost({plain[queue] for queue in news.lost_locks if queue in plain})
         self._progress.note_pushed_resets({plain[queue]: at for queue, at in news.resets.items() if queue in plain})
 
     def _find_share(
@@ -366,8 +380,8 @@ class ClusterGroupSession(Synchronized):
         self._progress.publish_last(
             member, {queue: finished[queue] for queue in queues if queue in finished and queue not in self._unsettled}
         )
-        self._locks.unlock(member, queues)
         self._forget(queues)
+        self._locks.keep(member, self._owned, self._answering)
 
     def _forget(self, queues: Collection[QueueKey]) -> None:
         """Forget queues that the query does not own any more."""
@@ -448,6 +462,8 @@ class ClusterGroupSession(Synchronized):
             try:
                 self._give_up(member, sorted(self._owned), {q: at for q, at in finished.items() if q in self._owned})
             finally:
+                self._forget(list(self._owned))
+                self._locks.keep(member, (), self._answering)
                 member.leave()
 
     def close(self) -> None:
@@ -456,6 +472,7 @@ class ClusterGroupSession(Synchronized):
             member, self._member = self._member, None
             if member is not None:
                 self._forget(list(self._owned))
+                self._locks.note_lost(list(self._locks.held))
                 member.close()
 
     def _tell(self, member: Membership) -> None:

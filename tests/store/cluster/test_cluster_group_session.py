@@ -930,3 +930,51 @@ def test_locks_are_released_with_the_queues(cluster: RunningCluster, start: Star
 def test_a_query_that_is_not_orderly_locks_nothing(cluster: RunningCluster, start: Start) -> None:
     settled(start)
     assert [broker.requests[RequestCode.LOCK_BATCH_MQ] for broker in cluster.brokers.values()] == [0, 0]
+
+
+def locks_of(cluster: RunningCluster, query: Query) -> set[QueueKey]:
+    """Return the queues that brokers have locked for a query. Its thread renews no others."""
+    member = query.session._member
+    assert member is None or member._locks.queues <= set(Q), "the thread renews these"
+    renewed = set() if member is None else set(member._locks.queues)
+    locked = {queue for queue in Q if owner_of(cluster.brokers[queue.broker], queue) == query.session.member_id}
+    assert renewed == locked
+    return locked
+
+
+def test_a_locked_queue_whose_offset_cannot_be_read_is_unlocked(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start, is_orderly=True)
+    add_java(cluster, "192.0.2.9@1")
+    query.rebalance()
+    drop_java(cluster, "192.0.2.9@1")
+    rule = cluster.brokers[B].fail(RequestCode.QUERY_CONSUMER_OFFSET, faults.with_code(14, "service not available"))
+    assert set(query.rebalance().owned) == set(Q[:2])
+    assert locks_of(cluster, query) == set(Q[:2]), "the other member could never lock them"
+    cluster.brokers[B].heal(rule)
+    assert set(query.rebalance().owned) == locks_of(cluster, query) == set(Q)
+
+
+def test_locks_of_a_rebalance_that_fails_are_released(cluster: RunningCluster, start: Start) -> None:
+    cluster.brokers[A].fail(RequestCode.QUERY_CONSUMER_OFFSET, faults.with_code(16, "no"))
+    query = start(is_orderly=True)
+    with pytest.raises(NoPermissionError):
+        query.rebalance()
+    assert locks_of(cluster, query) == set()
+
+
+def test_locks_that_one_broker_gave_are_released_if_another_refuses(cluster: RunningCluster, start: Start) -> None:
+    cluster.brokers[B].fail(RequestCode.LOCK_BATCH_MQ, faults.with_code(16, "no"))
+    query = start(is_orderly=True)
+    with pytest.raises(NoPermissionError):
+        query.rebalance()
+    assert locks_of(cluster, query) == set()
+
+
+def test_leave_releases_locks_though_the_last_commit_fails(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start, is_orderly=True, commit="required")
+    query.session.publish(dict.fromkeys(Q, 2))
+    assert locks_of(cluster, query) == set(Q)
+    cluster.brokers[A].fail(RequestCode.UPDATE_CONSUMER_OFFSET, faults.with_code(1, "a planted fault"))
+    with pytest.raises(BrokerError, match="a planted fault"):
+        query.session.leave(dict.fromkeys(Q, 4))
+    assert locks_of(cluster, query) == set()
