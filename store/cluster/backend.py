@@ -28,7 +28,7 @@ from rmq_spark.store.cluster.final_commit import commit_final_offsets
 from rmq_spark.store.cluster.group_session import ClusterGroupSession
 from rmq_spark.store.cluster.group_starts import TIMESTAMP, place_new_group
 from rmq_spark.store.cluster.long_poll import HeldPulls
-from rmq_spark.store.cluster.member_locks import check_lock
+from rmq_spark.store.cluster.member_locks import renew_lock
 from rmq_spark.store.cluster.message_lookup import MessageLookup
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.range_reader import RangeReader
@@ -310,11 +310,11 @@ class ClusterBackend:
         return MessageLookup(client, catalog.book.address, catalog.topic_of)
 
     def check_fence(self, fence: Fence, queue: QueueKey) -> None:
-        """Renew the lock of an orderly query on a queue. Raise GroupConflictError if the query does not have it.
+        """Renew the lock of an orderly query on a queue. Raise GroupConflictError if another member has it.
 
-        Locks are not numbered, so the epoch of the fence is not compared.
+        If nobody has it, the query gets it. Locks are not numbered, so the epoch of the fence is not compared.
         """
-        if not check_lock(self, PullTerms(fence.group, self._location.namespace), fence.member_id, queue):
+        if not renew_lock(self, PullTerms(fence.group, self._location.namespace), fence.member_id, queue):
             raise GroupConflictError(
                 f"the broker does not give the lock of queue {queue} to {fence.member_id} of consumer group "
                 f"{fence.group}: another member has it; expected the lock of the query that reads the queue. Nothing "

@@ -6,15 +6,18 @@ moment, and then both deliver its messages.
 
 A rebalance runs these steps in this order:
 
-1. Note what has happened to the membership (`membership`): lost connections, resets, lost locks.
+1. Note what has happened to the membership (`membership`): members that joined or left, lost connections, resets, lost
+   locks.
 2. List the members at the brokers of all topics, and allocate (`queue_shares`).
 3. Publish the finished offsets of queues that are lost, unless another member has advanced them, and unlock them.
 4. Lock the gained queues if the query is orderly. Then read the group's offsets in them.
-5. Read the offsets of doubtful queues, too: those that others may have taken while brokers did not know the member. If
-   another member has advanced one, it counts as gained, so that the query continues there.
+5. Read the offsets of doubtful queues, too: those that others may have taken since the last rebalance, because brokers
+   did not know the member, or because members have joined or left. If another member has advanced one, it counts as
+   gained, so that the query continues there.
 6. Take the resets that the query has applied from their brokers (`group_resets`), and look for new ones.
 
-Between two batches a query gives up queues and gains others, never while a batch runs.
+Between two batches a query gives up queues and gains others, never while a batch runs. A rebalance asks only brokers
+whose queues the caller can read, because others would not answer. Their queues stay as they are till then.
 
 Threads: methods are for the thread of the query, and run one at a time. The thread of the membership only notes what
 happens.
@@ -43,15 +46,16 @@ from rmq_spark.store.cluster.membership import BrokerOfGroup, MemberNews, Member
 from rmq_spark.store.cluster.namespace import wrap_name
 from rmq_spark.store.cluster.offset_commits import Brokers
 from rmq_spark.store.cluster.puller import PullTerms
+from rmq_spark.store.cluster.queue_doubts import QueueDoubts
 from rmq_spark.store.cluster.queue_shares import (
     ShareRule,
     TopicMembers,
     compare_shares,
-    doubtful_queues,
     join_lists,
     share_topic,
 )
 from rmq_spark.store.cluster.responses import Subscription
+from rmq_spark.store.cluster.write_routes import V5_0_0
 from rmq_spark.store.errors import BackendUnavailableError, OptionError, RmqError
 from rmq_spark.store.filter.row_filter import ALL
 from rmq_spark.store.model import QueueKey, SuspendedQueues
@@ -127,11 +131,10 @@ class ClusterGroupSession(Synchronized):
         # By topic: its queues and members, and the share of the query in it.
         self._shares: dict[str, tuple[Sequence[QueueKey], TopicMembers, frozenset[QueueKey]]] = {}
         self._unsettled: set[QueueKey] = set()  # gained since the last `settle`
-        self._doubtful: set[QueueKey] = set()  # that others may have taken
-        self._lost_brokers: set[str] = set()  # whose queues were not made doubtful yet
-        self._lost_locks: set[QueueKey] = set()
-        self._is_urgent = False  # whether members have joined or left before the last rebalance
-        self._is_idle = False  # whether no batch was planned since the last rebalance
+        self._doubts = QueueDoubts()
+        self._readable: frozenset[QueueKey] = frozenset()  # at the last rebalance: queues whose brokers answered
+        self._answering: set[str] = set()  # these brokers
+        self._is_urgent = False  # whether members have joined or left since the last `publish`
         self._looked_ms: float | None = None
         self._again_ms: float | None = None  # when to try again what could not be done
         self._unowned: list[QueueKey] = []
@@ -241,9 +244,9 @@ class ClusterGroupSession(Synchronized):
     # Queues.
 
     def has_changed(self) -> bool:
-        """Say whether a rebalance or a commit may change anything. New messages do not matter here.
+        """Say whether a rebalance or a commit may change anything. New messages do not matter here. Asks no broker.
 
-        While no batch runs, this looks for resets at the brokers of 5.x, every 5 s.
+        While no batch runs, a rebalance is due every 5 s if a broker of 5.x may keep resets.
         """
         with self._mutex:
             if self._member is None:
@@ -254,11 +257,16 @@ class ClusterGroupSession(Synchronized):
                 return True
             if self._again_ms is not None:
                 return now_ms >= self._again_ms
-            if self._looked_ms is None or now_ms - self._looked_ms >= _LOOK_MS or self._member.forgotten(self._brokers):
+            if self._looked_ms is None or now_ms - self._looked_ms >= _LOOK_MS:
                 return True
-            if self._is_idle and self._progress.is_look_due():
-                self._progress.look_for_resets(self._member, self._owned - self._doubtful)
-            return self._progress.resets.has_news() or self._progress.has_unpublished()
+            if any(queue in self._readable for queue in self._progress.resets.queues):
+                return True
+            return self._progress.has_unpublished() or self._is_look_due(self._member)
+
+    def _is_look_due(self, member: Membership) -> bool:
+        """Return whether brokers that keep resets (5.x) must be asked for them."""
+        brokers = {queue.broker for queue in self._owned & self._readable} if self._progress.is_look_due() else set()
+        return any(member.version_of(broker) >= V5_0_0 for broker in brokers)
 
     def rebalance(
         self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
@@ -271,65 +279,81 @@ class ClusterGroupSession(Synchronized):
         with self._mutex:
             self._topics |= {queue.topic for queue in queues}
             member = self._enter() if self._topics else None
-            progress = self._progress
-            progress.resets.note_applied(applied_reset)
+            self._progress.resets.note_applied(applied_reset)
             if member is None:
-                return GroupAssignment((), (), {}, (), {}, progress.resets.number)
-            self._again_ms, self._is_idle = None, False
-            progress.note_finished(finished, self._owned)
-            routed = self._place.catalog.shared_queues(sorted(self._topics))
-            self._note_news(member)
-            share = self._find_share(member, routed, {queue.broker for queue in queues})
-            lost_locks, self._lost_locks = self._lost_locks, set()
-            moves = compare_shares(self._owned - lost_locks, share, frozenset(queues))
-            lost = tuple(sorted({*moves.lost, *lost_locks}))
-            self._give_up(member, lost, finished)
-            gained = self._locks.lock(member, moves.gained) if self.terms.is_orderly else set(moves.gained)
-            if len(gained) < len(moves.gained):
-                self._try_again()
-            held = self._claim(member, gained)
-            if not progress.take_resets(member, self._owned):
-                self._try_again()
-            if progress.is_look_due():
-                progress.look_for_resets(member, self._owned - self._doubtful)
-            if applied_reset is None:
-                progress.resets.note_applied(None)
-            if lost or gained:
-                self._tell(member)
-            self._looked_ms = self._monotonic_ms()
-            owned = tuple(queue for queue in queues if queue in self._owned and queue not in self._doubtful)
-            gained_now, gone = tuple(sorted(self._unsettled)), tuple(one for one in lost if one not in self._owned)
-            resets, waiting = progress.resets.report(), tuple(one for one in moves.gained if one not in gained)
-            return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting)
+                return GroupAssignment((), (), {}, (), {}, self._progress.resets.number)
+            self._readable, self._answering = frozenset(queues), {queue.broker for queue in queues}
+            try:
+                return self._rebalance(member, queues, finished, applied_reset)
+            finally:
+                self._locks.keep(member, self._owned, self._answering)
+
+    def _rebalance(
+        self,
+        member: Membership,
+        queues: Sequence[QueueKey],
+        finished: Mapping[QueueKey, int],
+        applied_reset: int | None,
+    ) -> GroupAssignment:
+        """Rebalance as a member. Whatever happens, locks of queues that are not owned afterwards must be released."""
+        progress = self._progress
+        self._again_ms = None
+        progress.note_finished(finished, self._owned)
+        routed = self._place.catalog.shared_queues(sorted(self._topics))
+        self._note_news(member)
+        self._forget(self._unsettled - self._readable)  # no offset has them yet, so they are gained anew
+        share = self._find_share(member, routed, self._answering)
+        unlocked = self._owned - self._locks.held if self.terms.is_orderly else set()
+        moves = compare_shares(self._owned - unlocked, share, self._readable)
+        lost = tuple(sorted({*moves.lost, *unlocked}))
+        self._give_up(member, lost, finished)
+        gained = self._locks.lock(member, moves.gained) if self.terms.is_orderly else set(moves.gained)
+        if len(gained) < len(moves.gained):
+            self._try_again()
+        held = self._claim(member, gained)
+        if not progress.take_resets(member, self._owned & self._readable):
+            self._try_again()
+        if progress.is_look_due():
+            progress.look_for_resets(member, (self._owned & self._readable) - self._doubts.queues)
+        if applied_reset is None:
+            progress.resets.note_applied(None)
+        if lost or gained:
+            self._tell(member)
+        self._looked_ms = self._monotonic_ms()
+        owned = tuple(queue for queue in queues if queue in self._owned and queue not in self._doubts.queues)
+        gained_now, gone = tuple(sorted(self._unsettled)), tuple(one for one in lost if one not in self._owned)
+        resets, waiting = progress.resets.report(), tuple(one for one in moves.gained if one not in gained)
+        return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting)
 
     def settle(self, *, is_batch: bool = True) -> None:
         """Confirm that the query has planned an offset that contains the gained queues, and whether as a batch."""
         with self._mutex:
             self._unsettled.clear()
             self.batches += is_batch
-            self._is_idle = not is_batch
 
     def _try_again(self) -> None:
         """Rebalance again soon, even if nothing happens."""
         self._again_ms = self._monotonic_ms() + _RETRY_MS
 
     def _note_news(self, member: Membership) -> None:
-        """Note what has happened to the membership, and register again where a broker has forgotten the member."""
-        self._is_urgent = False
+        """Note what has happened to the membership, and register again where a broker has forgotten the member.
+
+        Nobody waits for a broker that does not answer. When it does, the thread registers there, and this is news.
+        """
         self._note(member, member.take_news())
-        forgetful = self._lost_brokers | set(member.forgotten(self._brokers))
-        if forgetful:
-            brokers_of = self._place.catalog.book.brokers
-            self._doubtful |= doubtful_queues(self._owned, brokers_of, forgetful)
-            member.beat(forgetful)
+        lapsed = member.lapsed(self._answering)
+        if lapsed:
+            member.beat(lapsed)
             self._note(member, member.take_news())
-        self._lost_brokers.clear()
 
     def _note(self, member: Membership, news: MemberNews) -> None:
         plain = {self._names.stored_queue(queue): queue for queue in self._owned}
-        self._is_urgent = self._is_urgent or news.has_notice
-        self._lost_brokers |= news.lost_brokers
-        self._lost_locks |= {plain[queue] for queue in news.lost_locks if queue in plain}
+        if news.has_notice:  # others may have joined, read on, and left
+            self._is_urgent = True
+            self._doubts.note_members(self._owned)
+        if news.lost_brokers:
+            self._doubts.note_losses(self._owned, self._place.catalog.book.brokers, news.lost_brokers)
+        self._locks.note_lost({plain[queue] for queue in news.lost_locks if queue in plain})
         resets = {plain[queue]: at for queue, at in news.resets.items() if queue in plain}
         self._progress.note_pushed_resets(member, resets)
 
@@ -348,6 +372,8 @@ class ClusterGroupSession(Synchronized):
             if members.client_ids is not None and not members.is_complete:
                 self._try_again()
             last = self._shares.get(topic)
+            if last is not None and last[1] != members:
+                self._doubts.note_members([queue for queue in queues if queue in self._owned])
             if last is None or members.client_ids is None or last[:2] != (queues, members):
                 stored = {self._names.stored_queue(queue): queue for queue in queues}
                 before = [name for name, queue in stored.items() if queue in self._owned]
@@ -367,22 +393,25 @@ class ClusterGroupSession(Synchronized):
         self._progress.publish_last(
             member, {queue: finished[queue] for queue in queues if queue in finished and queue not in self._unsettled}
         )
-        self._locks.unlock(member, queues)
         self._forget(queues)
+        self._locks.keep(member, self._owned, self._answering)
 
     def _forget(self, queues: Collection[QueueKey]) -> None:
         """Forget queues that the query does not own any more."""
         self._owned.difference_update(queues)
         self._unsettled.difference_update(queues)
-        self._doubtful.difference_update(queues)
+        self._doubts.settle(queues)
         self._progress.forget(queues)
         for queue in queues:
             self._begun_ms.pop(queue, None)
 
     def _claim(self, member: Membership, gained: Collection[QueueKey]) -> dict[QueueKey, int]:
-        """Own the gained queues, and settle doubts about others. Return the group's offsets in all unsettled queues."""
+        """Own the gained queues, and settle doubts about others. Return the group's offsets in all unsettled queues.
+
+        The doubt about a queue whose broker does not answer stays, and the queue is not planned meanwhile.
+        """
         self._unsettled |= set(gained)
-        told = self._progress.read(sorted(self._unsettled | self._doubtful))
+        told = self._progress.read(sorted((self._unsettled | self._doubts.queues) & self._readable))
         failed = {queue for queue, one in told.items() if isinstance(one, RmqError)}
         for one in told.values():
             if isinstance(one, RmqError) and not isinstance(one, BackendUnavailableError):
@@ -394,10 +423,11 @@ class ClusterGroupSession(Synchronized):
         self._owned |= new
         self._begun_ms |= dict.fromkeys(new, self._now_ms())
         self._progress.note_waiting_resets(member, {queue: at for queue in new if isinstance(at := told[queue], int)})
-        for queue in sorted(self._doubtful - failed - self._unsettled):
-            if self._progress.judge_doubt(queue, told[queue]):
+        certain = told.keys() - failed
+        for queue in sorted((self._doubts.queues & certain) - self._unsettled):
+            if self._progress.judge_doubt(queue, told[queue], was_cut_off=self._doubts.was_cut_off(queue)):
                 self._unsettled.add(queue)
-        self._doubtful &= failed
+        self._doubts.settle(certain)
         held = {queue: at for queue in sorted(self._unsettled) if isinstance(at := told.get(queue), int)}
         self._progress.note_told(held)
         return held
@@ -428,14 +458,20 @@ class ClusterGroupSession(Synchronized):
     def publish(self, finished: Mapping[QueueKey, int]) -> None:
         """Commit the offsets in `finished` of owned queues: those that moved, at most every 5 s.
 
-        While members join or leave, they are committed at once. Failures are logged once and tried again later. With
-        commitOffsets=required they are raised.
+        While members join or leave, they are committed at once. If they have done so since the rebalance, this leaves
+        out the queues in which the group is not at an offset of this query any more. Failures are logged once and tried
+        again later. With commitOffsets=required they are raised.
         """
         with self._mutex:
-            if self._member is not None:
-                is_urgent, self._is_urgent = self._is_urgent or self._member.news().has_notice, False
-                if self._progress.publish(self._member, finished, self._owned, is_urgent=is_urgent):
-                    self._tell(self._member)
+            member, progress = self._member, self._progress
+            if member is None:
+                return
+            is_urgent, self._is_urgent = self._is_urgent, False
+            if member.news().has_notice:
+                progress.publish_last(member, {queue: at for queue, at in finished.items() if queue in self._owned})
+            elif not progress.publish(member, finished, self._owned, is_urgent=is_urgent):
+                return
+            self._tell(member)
 
     def leave(self, finished: Mapping[QueueKey, int]) -> None:
         """Commit the offsets in `finished`, release all queues and leave the group.
@@ -449,6 +485,8 @@ class ClusterGroupSession(Synchronized):
             try:
                 self._give_up(member, sorted(self._owned), {q: at for q, at in finished.items() if q in self._owned})
             finally:
+                self._forget(list(self._owned))
+                self._locks.keep(member, (), self._answering)
                 member.leave()
 
     def close(self) -> None:
@@ -457,6 +495,7 @@ class ClusterGroupSession(Synchronized):
             member, self._member = self._member, None
             if member is not None:
                 self._forget(list(self._owned))
+                self._locks.note_lost(list(self._locks.held))
                 member.close()
 
     def _tell(self, member: Membership) -> None:

@@ -1,8 +1,9 @@
 """Which heartbeats of a member are due, and at which brokers. Pure: times come from the caller's monotonic clock, in s.
 
 A member sends a heartbeat to each broker every 30 s, at once if its subscriptions have changed or its connection was
-lost, and after pauses of 1 s to 5 s while a broker is away. A broker forgets a member that is silent for 120 s, so a
-member that could not send for 100 s must take it that others have taken its queues.
+lost, and after pauses of 1 s to 5 s while a broker is away. A broker forgets a member that is silent for 120 s. So a
+broker that has acknowledged nothing for 100 s counts like one to which the connection was lost: others may have taken
+the queues of the member.
 
 Source: MQClientInstance#sendHeartbeatToAllBroker, ClientHousekeepingService (4.9, 5.3).
 """
@@ -57,12 +58,18 @@ class HeartbeatSchedule:
         """Return the time at which the next heartbeat is due; infinity without brokers."""
         return min((beat.due_s for beat in self._beats.values()), default=inf)
 
-    def note_answer(self, broker: str, sent_s: float) -> None:
-        """Note that a broker has acknowledged the heartbeat that was sent at `sent_s`."""
+    def note_answer(self, broker: str, sent_s: float) -> bool:
+        """Note that a broker has acknowledged the heartbeat that was sent at `sent_s`.
+
+        Return whether it knows the member again, after a loss.
+        """
         beat = self._beats.get(broker)
-        if beat is not None:
-            beat.due_s = min(beat.due_s, sent_s + INTERVAL_S)
-            beat.seen_s, beat.failures, beat.is_registered = sent_s, 0, True
+        if beat is None:
+            return False
+        is_back = not beat.is_registered and beat.seen_s > -inf
+        beat.due_s = min(beat.due_s, sent_s + INTERVAL_S)
+        beat.seen_s, beat.failures, beat.is_registered = sent_s, 0, True
+        return is_back
 
     def note_failure(self, broker: str, now_s: float) -> None:
         """Note that a broker has not acknowledged a heartbeat. The next one is due after a pause."""
@@ -72,7 +79,7 @@ class HeartbeatSchedule:
             beat.failures += 1
 
     def note_loss(self, broker: str, now_s: float) -> bool:
-        """Note that the connection to a broker was lost. Return whether the broker had the member registered.
+        """Note that a broker may have forgotten the member. Return whether it had the member registered.
 
         If so, the next heartbeat is due at once.
         """
@@ -86,6 +93,10 @@ class HeartbeatSchedule:
         """Return whether a broker has acknowledged a heartbeat on a connection that was not lost."""
         return broker in self._beats and self._beats[broker].is_registered
 
-    def is_forgotten(self, broker: str, now_s: float) -> bool:
-        """Return whether a broker may have forgotten the member because it has seen none of its heartbeats."""
-        return broker not in self._beats or now_s - self._beats[broker].seen_s > FORGOTTEN_S
+    def has_failed(self, broker: str) -> bool:
+        """Return whether a broker has not acknowledged the last heartbeat to it."""
+        return broker in self._beats and self._beats[broker].failures > 0
+
+    def forgetful(self, now_s: float) -> list[str]:
+        """Return the brokers that have the member registered and may have forgotten it, for want of heartbeats."""
+        return [name for name, beat in self._beats.items() if beat.is_registered and now_s - beat.seen_s > FORGOTTEN_S]

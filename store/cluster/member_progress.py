@@ -227,23 +227,24 @@ class MemberProgress:
         member.drop_resets([self._names.stored_queue(queue) for queue in applied])
         return is_complete
 
-    def judge_doubt(self, queue: QueueKey, told: Told) -> bool:
+    def judge_doubt(self, queue: QueueKey, told: Told, *, was_cut_off: bool) -> bool:
         """Decide about a queue that others may have taken for a while, by the group's offset in it.
 
-        Return whether another member has advanced it, so that the query must continue at the group's offset. An offset
-        below all that the member has published is a reset, and is noted.
+        Return whether another member has advanced it, so that the query must continue at the group's offset. If the
+        member `was_cut_off` from a broker, an offset below all that it has published is a reset, and is noted. Without
+        that, the broker has told of resets, and the offset comes from a member that was late to give up the queue.
         """
         if not isinstance(told, int) or self.published.is_own(queue, told):
             return False
         published, finished = self.published.last().get(queue), self._finished.get(queue)
         if finished is None or told > finished:
             _LOG.warning(
-                "rmq: the consumer group %s: another member has read queue %s up to offset %d while a broker did not "
-                "know this one; the query continues there",
+                "rmq: the consumer group %s: another member has read queue %s up to offset %d since this one "
+                "has looked last; the query continues there",
                 *(self._terms.group, queue, told),
             )
             return True
-        if published is None or told < published:
+        if was_cut_off and (published is None or told < published):
             self.resets.note(queue, told)
             self.published.note_acknowledged(queue, told)
         return False

@@ -10,7 +10,7 @@ The thread only notes what happens (`MemberNews`). The query reads the notes bet
 | event | the thread |
 | --- | --- |
 | 30 s since the last heartbeat, a new broker, other topics | sends heartbeats |
-| a connection is lost | notes it, and sends a heartbeat on a new one; after pauses while the broker is away |
+| a connection is lost, or a broker acknowledges nothing for 100 s | notes it, and sends a heartbeat |
 | 40: members have joined or left | notes it |
 | 220: an administrator has reset offsets (4.9) | notes those of its queues, and commits them at once |
 | 221, 307: what does the member do | answers |
@@ -67,9 +67,10 @@ _LEAVE_S = 10.0  # how long to wait for the end of the thread
 class MemberNews:
     """The events of a membership since its query asked last.
 
-    `has_notice`: members have joined or left. `lost_brokers`: those whose connection was lost, and those that know the
-    member again after that; between these two moments others do not see the member there. `resets`: offsets that an
-    administrator has set (4.9). `lost_locks`: queues.
+    `has_notice`: members have joined or left. `lost_brokers`: those that may have forgotten the member, because the
+    connection was lost or they have acknowledged no heartbeat for 100 s, and those that know the member again after
+    that; between these two moments others do not see the member there. `resets`: offsets that an administrator has set
+    (4.9). `lost_locks`: queues.
     """
 
     has_notice: bool = False
@@ -178,14 +179,17 @@ class Membership(Synchronized):
         with self._changed:
             return [broker for broker in brokers if self._schedule.is_registered(broker)]
 
-    def forgotten(self, brokers: Collection[str]) -> list[str]:
-        """Return those of `brokers` that may have forgotten the member, because its process could not send in time."""
+    def lapsed(self, brokers: Collection[str]) -> list[str]:
+        """Return those of `brokers` that do not have the member registered, and probably answer a heartbeat at once.
+
+        A broker that has not acknowledged the last one is left out. The thread goes on trying there.
+        """
         with self._changed:
-            now_s = self._monotonic_s()
+            schedule = self._schedule
             return [
                 broker
                 for broker in brokers
-                if self._schedule.is_registered(broker) and self._schedule.is_forgotten(broker, now_s)
+                if broker in schedule.brokers and not schedule.is_registered(broker) and not schedule.has_failed(broker)
             ]
 
     def version_of(self, broker: str) -> int:
@@ -196,13 +200,13 @@ class Membership(Synchronized):
     def news(self) -> MemberNews:
         """Return what has happened since `take_news`."""
         with self._changed:
-            self._note_expired_locks()
+            self._note_time()
             return self._news
 
     def take_news(self) -> MemberNews:
         """Return what has happened since the last call."""
         with self._changed:
-            self._note_expired_locks()
+            self._note_time()
             news, self._news = self._news, MemberNews()
             return news
 
@@ -260,11 +264,15 @@ class Membership(Synchronized):
         self._changed, self._exclusive = threading.Condition(), threading.Lock()
         self._waker.close()
 
-    def _note_expired_locks(self) -> None:
-        expired = self._locks.expired(self._monotonic_s())
+    def _note_time(self) -> None:
+        """Note the locks that have expired, and the brokers that have acknowledged nothing for too long."""
+        now_s = self._monotonic_s()
+        expired = self._locks.expired(now_s)
         if expired:
             self._locks.drop(expired)
             self._news = replace(self._news, lost_locks=self._news.lost_locks | expired)
+        for broker in self._schedule.forgetful(now_s):
+            self._note_loss(broker)
 
     # The thread.
 
@@ -290,6 +298,7 @@ class Membership(Synchronized):
         """Do what is due, then wait for what comes next."""
         now_s = self._monotonic_s()
         with self._changed:
+            self._note_time()
             due = self._schedule.take_due(now_s)
             locks = sorted(self._locks.queues) if self._locks.next_s() <= now_s else []
             resets = dict(self._uncommitted) if self._retry_s <= now_s else {}
@@ -330,7 +339,8 @@ class Membership(Synchronized):
                     self._log_absence(broker, outcome)
                     continue
                 self._note_line(broker, addresses[broker])
-                self._schedule.note_answer(broker, sent_s)
+                if self._schedule.note_answer(broker, sent_s):
+                    self._news = replace(self._news, lost_brokers=self._news.lost_brokers | {broker})
                 self._outcomes[broker] = asked, None
                 self._versions[broker] = outcome.server_version
                 self._away.discard(broker)
@@ -387,16 +397,23 @@ class Membership(Synchronized):
         if self._schedule.note_loss(broker, self._monotonic_s()):
             self._news = replace(self._news, lost_brokers=self._news.lost_brokers | {broker})
 
+    def _is_away(self, broker: str) -> bool:
+        """Return whether the last heartbeat to a broker has failed.
+
+        Then only heartbeats are sent to it, so that `exclusive` does not wait for it again and again.
+        """
+        return self._schedule.has_failed(broker)
+
     def _renew(self, queues: Sequence[QueueKey]) -> None:
         """Renew locks, and note those that are lost."""
         with self._exclusive:
             with self._changed:
                 queues = [queue for queue in queues if queue in self._locks.queues]
                 status = self._status
-            of_broker: dict[str, list[QueueKey]] = {}
-            for queue in queues:
-                of_broker.setdefault(queue.broker, []).append(queue)
-            asked = [broker for broker in of_broker if broker in self._lines]
+                of_broker: dict[str, list[QueueKey]] = {}
+                for queue in queues:
+                    of_broker.setdefault(queue.broker, []).append(queue)
+                asked = [broker for broker in of_broker if broker in self._lines and not self._is_away(broker)]
             sent_s = self._monotonic_s()
             answers = self._client.call_all(
                 [
@@ -406,11 +423,15 @@ class Membership(Synchronized):
             )
             granted: set[QueueKey] = set()
             refused: set[QueueKey] = set()
+            silent: set[str] = set()
             for broker, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, LockResponse):
                     granted |= answer.locked
                     refused |= set(of_broker[broker]) - answer.locked
+                elif isinstance(answer, BackendUnavailableError):
+                    silent.add(broker)
             with self._changed:
+                self._schedule.hasten(silent & self._schedule.brokers, self._monotonic_s())
                 lost = self._locks.note_renewal(granted, refused, sent_s, self._monotonic_s())
                 self._news = replace(self._news, lost_locks=self._news.lost_locks | lost)
 
@@ -421,11 +442,11 @@ class Membership(Synchronized):
                 self._retry_s = self._monotonic_s() + _RETRY_S  # unless others arrive meanwhile
                 resets = {queue: one for queue, one in resets.items() if self._uncommitted.get(queue) == one}
                 group = self._status.group
-            calls = [
-                (self._lines[queue.broker][0], CommitOffsetRequest(group, queue, offset))
-                for queue, offset in resets.items()
-                if queue.broker in self._lines
-            ]
+                calls = [
+                    (self._lines[queue.broker][0], CommitOffsetRequest(group, queue, offset))
+                    for queue, offset in resets.items()
+                    if queue.broker in self._lines and not self._is_away(queue.broker)
+                ]
             answers = self._client.call_all(calls)
             with self._changed:
                 for (_, request), answer in zip(calls, answers, strict=True):

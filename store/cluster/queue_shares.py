@@ -7,7 +7,7 @@ brokers of the topic together: each broker knows only the members that are conne
 Source: RebalanceImpl#rebalanceByTopic (4.9, 5.3).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rmq_spark.store.model import QueueKey
@@ -77,15 +77,3 @@ def compare_shares(before: Collection[QueueKey], share: Collection[QueueKey], re
         tuple(sorted(queue for queue in before if queue not in share)),
         tuple(sorted(queue for queue in share if queue not in before and queue in readable)),
     )
-
-
-def doubtful_queues(
-    owned: Collection[QueueKey], brokers_of: Callable[[str], Collection[str]], forgetful: Collection[str]
-) -> frozenset[QueueKey]:
-    """Return those of the `owned` queues that others may have taken while some brokers did not know the member.
-
-    `forgetful` are these brokers. The queues are all those of their topics, whatever the broker of the queue, because a
-    Java member asks one broker of a topic for the members. `brokers_of` returns the brokers of a topic.
-    """
-    topics = {topic for topic in {queue.topic for queue in owned} if not set(forgetful).isdisjoint(brokers_of(topic))}
-    return frozenset(queue for queue in owned if queue.topic in topics)

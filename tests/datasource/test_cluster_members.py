@@ -324,3 +324,40 @@ def test_AvailableNow_is_a_member_until_its_end(cluster: RunningCluster) -> None
         assert [broker.members.ids(GROUP) for broker in cluster.brokers.values()] == [[OTHER]] * 2
         assert committed(cluster, "broker-a") == 10
         assert query.trigger() == {}
+
+
+def test_query_waits_at_no_trigger_for_a_broker_that_it_knows_to_hang(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.heartbeats.INTERVAL_S", 0.2)
+    monkeypatch.setattr("rmq_spark.store.cluster.member_progress.RESET_LOOK_MS", 0)
+    monkeypatch.setattr("rmq_spark.store.cluster.published_offsets.INTERVAL_MS", 0)
+    with Query(cluster, requestTimeout="1s") as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        query.trigger()
+        broker = cluster.brokers["broker-b"]
+        broker.freeze()
+        query.trigger()
+        assert query.reader._view.away
+        session = query.reader._group.query
+        member, driver = session._member, query.reader._view.backend.client
+        assert query.reader._view.backend.catalog.book.address("broker-b") == broker.address
+        codes, beaten, submit_all, beat = set(), set(), driver.submit_all, member.beat
+
+        def note_and_submit(to: str, requests: Any, *arguments: Any, **more: Any) -> Any:
+            codes.update(one.code for one in requests if to == broker.address)
+            return submit_all(to, requests, *arguments, **more)
+
+        def note_and_beat(brokers: Any) -> Any:
+            beaten.update(brokers)
+            return beat(brokers)
+
+        driver.submit_all, member.beat = note_and_submit, note_and_beat
+        for number in range(10, 20):
+            cluster.send("orders", b"new", broker="broker-a")
+            assert query.until("a") == {"a": (number, number + 1)}
+        assert codes <= {RequestCode.GET_TOPIC_STATS_INFO}
+        assert "broker-b" not in beaten
+        broker.thaw()
+        cluster.send("orders", b"new", broker="broker-b")
+        assert query.until("b") == {"b": (10, 11)}

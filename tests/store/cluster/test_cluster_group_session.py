@@ -121,9 +121,9 @@ def add_java(cluster: RunningCluster, client_id: str, *brokers: str, **terms: An
         cluster.brokers[name].members.add(GROUP, client_id, {"orders": "*"}, **terms)
 
 
-def drop_java(cluster: RunningCluster, client_id: str) -> None:
-    for broker in cluster.brokers.values():
-        broker.members.remove(GROUP, client_id)
+def drop_java(cluster: RunningCluster, client_id: str, *brokers: str) -> None:
+    for name in brokers or cluster.brokers:
+        cluster.brokers[name].members.remove(GROUP, client_id)
 
 
 def settled(start: Start, **terms: Any) -> Query:
@@ -407,14 +407,30 @@ def test_a_member_that_a_broker_does_not_list_owns_nothing(cluster: RunningClust
     assert set(query.rebalance().owned) == set(Q[:2])
 
 
-def test_a_look_is_due_after_20_s(start: Start) -> None:
+def test_a_look_is_due_after_20_s_and_at_brokers_that_keep_resets_after_5_s(
+    cluster: RunningCluster, start: Start
+) -> None:
     query = settled(start)
-    query.pass_time(19)
+    query.pass_time(4.9)
     assert not query.session.has_changed()
+    query.pass_time(14.1)
+    assert query.session.has_changed() == cluster.release.is_5
     query.pass_time(1.1)
     assert query.session.has_changed()
     query.rebalance()
     assert not query.session.has_changed()
+
+
+def test_a_question_for_changes_asks_no_broker(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start)
+    member = query.session._member
+    assert member is not None
+    cluster.clear_requests()
+    for passed_s in (0, 5.1, 20, 0):
+        query.passed_s += passed_s
+        query.session.has_changed()
+    counts = cluster.clear_requests()
+    assert {code for count in counts.values() for code in count} <= {RequestCode.HEART_BEAT}
 
 
 def test_a_queue_whose_offset_cannot_be_read_is_not_owned_until_it_can(cluster: RunningCluster, start: Start) -> None:
@@ -511,6 +527,62 @@ def test_an_offset_that_a_killed_broker_has_forgotten_is_no_reset(cluster: Runni
     assert (found.gained, found.resets) == ((), {})
 
 
+@pytest.mark.parametrize("is_notified", [True, False])
+def test_a_member_that_came_and_went_while_a_batch_ran_is_not_overwritten(
+    cluster: RunningCluster, start: Start, is_notified: bool
+) -> None:
+    query = settled(start)
+    query.session.publish(dict.fromkeys(Q, 2))
+    if is_notified:
+        add_java(cluster, "192.0.2.9@1")
+        commit(cluster, Q[3], 9)
+        drop_java(cluster, "192.0.2.9@1")
+        assert eventually(query.session.has_changed)
+    else:  # the query has seen other members at its last look
+        member = query.session._member
+        assert member is not None
+        add_java(cluster, "192.0.2.9@1", A)
+        query.rebalance(dict.fromkeys(Q, 2))
+        assert set(query.session.epochs) == set(Q[:2])
+        commit(cluster, Q[3], 9)
+        commit(cluster, Q[1], 8)
+        drop_java(cluster, "192.0.2.9@1", A)
+        assert eventually(lambda: member.news().has_notice)
+        member.take_news()  # as if it was lost
+    found = query.rebalance(dict.fromkeys(Q, 5))
+    gained = {Q[3]: 9} if is_notified else {Q[1]: 8, Q[2]: 2, Q[3]: 9}
+    assert (set(found.owned), found.held) == (set(Q), gained)
+    assert (found.gained, found.resets) == (tuple(gained), {})
+    query.session.publish({**dict.fromkeys(Q, 5), **gained})
+    assert [offset_of(cluster, queue) for queue in Q] == [5, gained.get(Q[1], 5), gained.get(Q[2], 5), 9]
+
+
+def test_publish_does_not_overwrite_a_member_that_joins_after_the_rebalance(
+    cluster: RunningCluster, start: Start
+) -> None:
+    query = settled(start)
+    query.session.publish(dict.fromkeys(Q, 2))
+    query.rebalance(dict.fromkeys(Q, 5))
+    add_java(cluster, "192.0.2.9@1")
+    commit(cluster, Q[3], 9)
+    member = query.session._member
+    assert member is not None
+    assert eventually(lambda: member.news().has_notice)
+    query.session.publish(dict.fromkeys(Q, 5))
+    assert [offset_of(cluster, queue) for queue in Q] == [5, 5, 5, 9]
+
+
+def test_an_old_offset_of_a_member_that_is_late_to_leave_a_queue_is_no_reset(
+    cluster: RunningCluster, start: Start
+) -> None:
+    query = settled(start)
+    query.session.publish(dict.fromkeys(Q, 6))
+    commit(cluster, Q[0], 1)
+    add_java(cluster, "192.0.2.9@1")
+    found = query.rebalance(dict.fromkeys(Q, 7))
+    assert (set(found.owned), found.gained, found.resets) == (set(Q[:2]), (), {})
+
+
 def test_a_process_that_was_stopped_looks_again(cluster: RunningCluster, start: Start) -> None:
     query = settled(start)
     query.session.publish(dict.fromkeys(Q, 2))
@@ -555,7 +627,94 @@ def test_a_broker_that_restarts_elsewhere_gets_the_member_back(cluster: RunningC
     assert (set(found.owned), found.gained, found.held) == (set(Q), (Q[1],), {Q[1]: 9})
 
 
-# Offsets.
+# Brokers that hang.
+
+
+@pytest.mark.parametrize("is_orderly", [False, True])
+def test_a_broker_that_hangs_is_asked_nothing_until_it_answers(
+    cluster: RunningCluster, start: Start, is_orderly: bool
+) -> None:
+    query = settled(start, timeout_ms=300, is_orderly=is_orderly)
+    session, member = query.session, query.session._member
+    assert member is not None
+    session.publish(dict.fromkeys(Q, 4))
+    reset_offset(cluster.brokers[B], GROUP, Q[3], 1)
+    query.pass_time(5.1)
+    assert query.rebalance(dict.fromkeys(Q, 4)).resets == {Q[3]: 1}
+    seen = note_requests(query)
+    cluster.brokers[B].freeze()
+
+    def rebalance() -> set[QueueKey]:
+        """Rebalance as a query that knows that the broker hangs."""
+        assert session.has_changed()
+        found = session.rebalance(Q[:2], dict.fromkeys(Q[:2], 5), query.applied)
+        session.settle(is_batch=False)
+        session.publish(dict.fromkeys(Q[:2], 5))
+        return set(found.owned)
+
+    query.pass_time(5.1)
+    session.rebalance(Q[:2], dict.fromkeys(Q[:2], 5), query.applied)
+    query.pass_time(101)  # the process was frozen, so that the brokers may have forgotten the member
+    assert rebalance() == set(Q[:2])
+    assert eventually(lambda: member._schedule.has_failed(B))
+    while session.has_changed():
+        assert rebalance() == set(Q[:2])
+    query.pass_time(20.1)
+    assert rebalance() == set(Q[:2])
+    add_java(cluster, "192.0.2.9@1", A)
+    assert eventually(session.has_changed)
+    assert rebalance() == set(Q[:2])
+    assert session._owned == set(Q[:2])
+    assert cluster.brokers[B].address not in seen
+    assert cluster.brokers[A].address in seen
+    cluster.brokers[B].thaw()
+    drop_java(cluster, "192.0.2.9@1", A)
+    query.pass_time(5.1)
+    assert eventually(lambda: member.registered([B]) == [B])
+    assert eventually(lambda: set(query.rebalance(dict.fromkeys(Q, 5)).owned) == set(Q))
+
+
+def note_requests(query: Query) -> list[str]:
+    """Return a list that gets the address of each request of the query, without those of its membership."""
+    client: Any = query.backend.client
+    submit_all, seen = client.submit_all, []
+
+    def note_and_submit(to: str, *arguments: Any, **more: Any) -> Any:
+        seen.append(to)
+        return submit_all(to, *arguments, **more)
+
+    client.submit_all = note_and_submit
+    return seen
+
+
+def test_a_doubt_about_a_queue_of_a_broker_that_hangs_waits_for_the_broker(
+    cluster: RunningCluster, start: Start
+) -> None:
+    query = settled(start, timeout_ms=300)
+    session = query.session
+    session.publish(dict.fromkeys(Q, 4))
+    lose_connection(cluster, query, B)
+    cluster.brokers[B].freeze()
+    commit(cluster, Q[3], 8)
+    found = session.rebalance(Q[:2], dict.fromkeys(Q[:2], 5), query.applied)
+    assert set(found.owned) == set(Q[:2])
+    assert session._again_ms is None, "the broker will be news"
+    cluster.brokers[B].thaw()
+    found = session.rebalance(Q, dict.fromkeys(Q, 5), query.applied)
+    assert (set(found.owned), found.held) == (set(Q), {Q[3]: 8})
+
+
+def test_a_queue_that_cannot_be_read_before_an_offset_has_it_is_gained_anew(
+    cluster: RunningCluster, start: Start
+) -> None:
+    query = start()
+    session = query.session
+    assert set(session.rebalance(query.queues(), {}, 0).gained) == set(Q)  # and planning fails
+    assert session.rebalance(Q[:2], {}, 0).gained == tuple(Q[:2])
+    session.settle()
+    commit(cluster, Q[3], 8)
+    found = session.rebalance(Q, {}, 0)
+    assert (set(found.gained), found.held[Q[3]]) == (set(Q[2:]), 8)
 
 
 def test_publish_commits_what_moved_every_5_s(cluster: RunningCluster, start: Start) -> None:
@@ -576,6 +735,7 @@ def test_publish_commits_what_moved_every_5_s(cluster: RunningCluster, start: St
     query.session.publish({**dict.fromkeys(Q, 3), Q[0]: 4})
     assert commits() == 5
     assert query.session.published == {**dict.fromkeys(Q, 3), Q[0]: 4}
+    query.rebalance({**dict.fromkeys(Q, 3), Q[0]: 4})
     assert not query.session.has_changed()
 
 
@@ -710,6 +870,7 @@ def test_a_reset_while_offsets_are_published(cluster: RunningCluster, start: Sta
     query.pass_time(5.1)
     query.session.publish({**dict.fromkeys(Q, 5), Q[0]: 3})
     assert offset_of(cluster, Q[0]) == 3
+    assert query.rebalance({**dict.fromkeys(Q, 5), Q[0]: 3}).resets == {}
     assert not query.session.has_changed()
 
 
@@ -741,7 +902,7 @@ def test_an_offset_that_another_client_has_set_is_no_reset(cluster: RunningClust
     query.session.publish(dict.fromkeys(Q, 4))
     commit(cluster, Q[3], 2)
     query.pass_time(5.1)
-    assert not query.session.has_changed()
+    assert query.rebalance(dict.fromkeys(Q, 4)).resets == {}
     query.session.publish(dict.fromkeys(Q, 5))
     assert offset_of(cluster, Q[3]) == 5
 
@@ -929,3 +1090,51 @@ def test_locks_are_released_with_the_queues(cluster: RunningCluster, start: Star
 def test_a_query_that_is_not_orderly_locks_nothing(cluster: RunningCluster, start: Start) -> None:
     settled(start)
     assert [broker.requests[RequestCode.LOCK_BATCH_MQ] for broker in cluster.brokers.values()] == [0, 0]
+
+
+def locks_of(cluster: RunningCluster, query: Query) -> set[QueueKey]:
+    """Return the queues that brokers have locked for a query. Its thread renews no others."""
+    member = query.session._member
+    assert member is None or member._locks.queues <= set(Q), "the thread renews these"
+    renewed = set() if member is None else set(member._locks.queues)
+    locked = {queue for queue in Q if owner_of(cluster.brokers[queue.broker], queue) == query.session.member_id}
+    assert renewed == locked
+    return locked
+
+
+def test_a_locked_queue_whose_offset_cannot_be_read_is_unlocked(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start, is_orderly=True)
+    add_java(cluster, "192.0.2.9@1")
+    query.rebalance()
+    drop_java(cluster, "192.0.2.9@1")
+    rule = cluster.brokers[B].fail(RequestCode.QUERY_CONSUMER_OFFSET, faults.with_code(14, "service not available"))
+    assert set(query.rebalance().owned) == set(Q[:2])
+    assert locks_of(cluster, query) == set(Q[:2]), "the other member could never lock them"
+    cluster.brokers[B].heal(rule)
+    assert set(query.rebalance().owned) == locks_of(cluster, query) == set(Q)
+
+
+def test_locks_of_a_rebalance_that_fails_are_released(cluster: RunningCluster, start: Start) -> None:
+    cluster.brokers[A].fail(RequestCode.QUERY_CONSUMER_OFFSET, faults.with_code(16, "no"))
+    query = start(is_orderly=True)
+    with pytest.raises(NoPermissionError):
+        query.rebalance()
+    assert locks_of(cluster, query) == set()
+
+
+def test_locks_that_one_broker_gave_are_released_if_another_refuses(cluster: RunningCluster, start: Start) -> None:
+    cluster.brokers[B].fail(RequestCode.LOCK_BATCH_MQ, faults.with_code(16, "no"))
+    query = start(is_orderly=True)
+    with pytest.raises(NoPermissionError):
+        query.rebalance()
+    assert locks_of(cluster, query) == set()
+
+
+def test_leave_releases_locks_though_the_last_commit_fails(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start, is_orderly=True, commit="required")
+    query.session.publish(dict.fromkeys(Q, 2))
+    assert locks_of(cluster, query) == set(Q)
+    cluster.brokers[A].fail(RequestCode.UPDATE_CONSUMER_OFFSET, faults.with_code(1, "a planted fault"))
+    with pytest.raises(BrokerError, match="a planted fault"):
+        query.session.leave(dict.fromkeys(Q, 4))
+    assert locks_of(cluster, query) == set()

@@ -217,10 +217,29 @@ def test_a_member_that_could_not_send_is_forgotten(rig: Rig) -> None:
     rig.register(A)
     rig.a.freeze()
     rig.clock.passed_s += 100.5
-    assert rig.member.forgotten([A, B]) == [A]
+    assert rig.member.take_news().lost_brokers == {A}
+    assert rig.member.registered([A]) == []
+    assert rig.member.news().lost_brokers == frozenset(), "it was noted"
     rig.a.thaw()
     rig.member.beat([A])
-    assert rig.member.forgotten([A, B]) == []
+    assert rig.member.registered([A]) == [A]
+    assert rig.member.take_news().lost_brokers == {A}, "others may have seen the broker without the member"
+
+
+def test_a_broker_that_has_lapsed_is_left_to_the_thread_once_it_does_not_answer(rig: Rig) -> None:
+    known = {name: BrokerOfGroup("orders", rig.cluster.brokers[name].address) for name in (A, B)}
+    rig.register(A)
+    rig.cluster.brokers[B].freeze()
+    rig.member.register(known, SUBSCRIPTIONS)
+    assert rig.member.lapsed([A, "broker-c"]) == []
+    assert isinstance(rig.member.beat([B])[B], BackendUnavailableError)
+    assert rig.member.lapsed([A, B]) == []
+    rig.cluster.brokers[B].thaw()
+    rig.member.beat([B])
+    assert rig.member.registered([B]) == [B]
+    rig.clock.passed_s += 100.5
+    rig.member.take_news()
+    assert set(rig.member.lapsed([A, B])) <= {A, B}
 
 
 # Requests of brokers.

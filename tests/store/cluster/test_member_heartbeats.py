@@ -77,15 +77,19 @@ def test_a_loss_while_the_broker_is_away_keeps_the_pause() -> None:
 
 def test_a_broker_forgets_a_member_that_is_silent() -> None:
     schedule = registered(A)
-    assert not schedule.is_forgotten(A, FORGOTTEN_S)
-    assert schedule.is_forgotten(A, FORGOTTEN_S + 0.1)
+    assert schedule.forgetful(FORGOTTEN_S) == []
+    assert schedule.forgetful(FORGOTTEN_S + 0.1) == [A]
     schedule.take_due(30.0)
     schedule.note_failure(A, 33.0)
-    assert schedule.is_forgotten(A, FORGOTTEN_S + 0.1), "only an answer counts"
+    assert schedule.has_failed(A)
+    assert schedule.forgetful(FORGOTTEN_S + 0.1) == [A], "only an answer counts"
     schedule.take_due(34.0)
-    schedule.note_answer(A, 34.0)
-    assert not schedule.is_forgotten(A, FORGOTTEN_S + 34)
-    assert schedule.is_forgotten(B, 0.0)
+    assert not schedule.note_answer(A, 34.0), "it has known the member all the time"
+    assert not schedule.has_failed(A)
+    assert schedule.forgetful(FORGOTTEN_S + 34) == []
+    assert schedule.note_loss(A, FORGOTTEN_S + 35)
+    assert schedule.forgetful(FORGOTTEN_S + 35) == [], "it is known"
+    assert schedule.note_answer(A, FORGOTTEN_S + 36), "it knows the member again"
 
 
 def test_answers_of_brokers_that_are_not_ours_any_more_are_skipped() -> None:

@@ -7,7 +7,6 @@ from rmq_spark.store.cluster.queue_shares import (
     ShareRule,
     TopicMembers,
     compare_shares,
-    doubtful_queues,
     join_lists,
     share_topic,
 )
@@ -55,12 +54,3 @@ def test_moves_are_sorted_and_only_readable_queues_are_gained() -> None:
     one, two, three, four = QUEUES
     assert compare_shares({three, one}, {four, two, three}, {four, one, three}) == Moves((one,), (four,))
     assert compare_shares({one}, {one}, ()) == Moves((), ()), "its broker is away"
-
-
-def test_all_queues_of_a_topic_are_doubtful_if_one_of_its_brokers_forgot_the_member() -> None:
-    other = QueueKey("payments", 0, "broker-a")
-    brokers = {"orders": ["broker-a", "broker-b"], "payments": ["broker-a"]}
-    owned = [*QUEUES[:2], other]
-    assert doubtful_queues(owned, brokers.__getitem__, ["broker-b"]) == set(QUEUES[:2])
-    assert doubtful_queues(owned, brokers.__getitem__, ["broker-a", "broker-c"]) == set(owned)
-    assert doubtful_queues(owned, brokers.__getitem__, ["broker-c"]) == frozenset()
