@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rmq_spark.datasource.plan.offsets import decode_published, decode_queues
+from rmq_spark.datasource.plan.own_offsets import OwnOffsets
 from rmq_spark.datasource.spark.clocks import log_info, monotonic_ms
 from rmq_spark.store import lag_at
 from rmq_spark.store.backend import Capability, FinalCommit
@@ -42,11 +43,13 @@ class _GroupSource:
 
     Its attributes come from Spark's progress report: `mark` is the metadata of the source's latest offset, `end` is the
     offset at the end of the batch, and `batch` is the query id and batch id. In a cluster `expected` has the queues in
-    which the group may be at another offset than the end of the batch.
+    which the group may be at another offset than the end of the batch, unless their broker was away (`latest` is the
+    source's latest offset).
     """
 
-    def __init__(self, mark: Mapping[str, Any], end: Mapping[str, Any], batch: CommitKey) -> None:
+    def __init__(self, latest: Mapping[str, Any], end: Mapping[str, Any], batch: CommitKey) -> None:
         self.batch = batch
+        mark = latest["@"]
         self.location, self.group, self.member_id = from_mark(mark), str(mark["group"]), str(mark["member"])
         self.is_published = mark.get("commit") != "off"  # commitOffsets
         self.member_batch = int(mark["batch"]) if "batch" in mark else None
@@ -55,7 +58,9 @@ class _GroupSource:
         metadata = end.get("@", {})
         self.reset = int(metadata.get("reset", 0))
         self.suspended = int(metadata.get("suspended", 0))
-        self.expected = decode_published(metadata.get("published", {}))
+        answering = decode_queues({topic: queues for topic, queues in latest.items() if topic != "@"})
+        published = decode_published(metadata.get("published", {}))
+        self.expected = {queue: some for queue, some in published.items() if queue in answering}
         self.offsets = decode_queues({topic: queues for topic, queues in end.items() if topic != "@"})
 
 
@@ -89,9 +94,11 @@ class GroupOffsetListener(_Listener):
     listener a handover waits for the next trigger.
 
     In a cluster it commits the end of a batch if it has committed none of this query for 5 s, and the last one. It
-    commits in a queue only if nobody but the query has moved the group's offset. It connects with the account in the
-    query's credentialsFile, or in the environment of the driver (RMQ_ACCESS_KEY, RMQ_SECRET_KEY), because Spark's
-    reports contain no secrets. Where the account lacks the right, it gives up for this query.
+    commits in a queue only if nobody but the query has moved the group's offset: the reader, by what the checkpoint
+    says, or the listener itself. It connects with the account in the query's credentialsFile, or in the environment of
+    the driver (RMQ_ACCESS_KEY, RMQ_SECRET_KEY), because Spark's reports contain no secrets. Where the account lacks the
+    right, it gives up for this query. A broker that does not answer delays a commit by up to four times 3 s, and with
+    it the events of all queries of the session, because Spark has one thread for its listeners.
 
     `monotonic_ms` is a clock that never runs back. Thread-safe. Failures are logged, not raised.
     """
@@ -100,6 +107,7 @@ class GroupOffsetListener(_Listener):
         self._monotonic_ms = monotonic_ms
         self._lock = threading.Lock()
         self._last: dict[str, list[_GroupSource]] = {}  # by run
+        self._own: dict[tuple[str, str], OwnOffsets] = {}  # what it has committed in a cluster, by run and member
         self._committed_ms: dict[str, float] = {}  # of the last commit in a cluster, by run
         self._warned: set[str] = set()  # runs with a failed commit of a batch
         self._refused: set[str] = set()  # runs without the right to commit
@@ -132,14 +140,16 @@ class GroupOffsetListener(_Listener):
             self._refused.discard(run)
         for source in found:
             try:
-                _commit(source)
+                self._commit(source, run)
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
+        with self._lock:
+            self._own = {key: own for key, own in self._own.items() if key[0] != run}
 
     def _commit_batch(self, source: _GroupSource, run: str) -> None:
         """Commit the end of a batch. Log only the first failure of a run, because the next trigger commits it too."""
         try:
-            _commit(source)
+            self._commit(source, run)
         except RmqError as error:
             with self._lock:
                 is_first = run not in self._warned
@@ -156,6 +166,29 @@ class GroupOffsetListener(_Listener):
                     error,
                     _ACCOUNT_OF_LISTENER if is_refused else "",
                 )
+
+    def _commit(self, source: _GroupSource, run: str) -> None:
+        """Commit the offsets of a source. In a cluster remember them, because the checkpoint does not have them."""
+        with self._lock:
+            own = OwnOffsets() if source.has_leases else self._own.setdefault((run, source.member_id), OwnOffsets())
+            # What is below the offset that the reader knows as the group's is older. Only a reset returns to it.
+            expected = {
+                queue: (*some, *(at for at in own.of(queue) or () if at > some[0]))
+                for queue, some in source.expected.items()
+            }
+            own.note({queue: source.offsets[queue] for queue in expected if queue in source.offsets})
+        final = FinalCommit(
+            source.group,
+            source.member_id,
+            source.offsets,
+            source.reset,
+            source.suspended,
+            source.batch,
+            source.member_batch,
+            expected,
+        )
+        with contextlib.closing(source.location.open()) as backend:
+            backend.commit_final(final)
 
 
 class GroupLagListener(_Listener):
@@ -183,21 +216,6 @@ class GroupLagListener(_Listener):
                 pass  # the group has neither members nor offsets, as in a store that is not writable
             except Exception as error:  # raised by `report` or by the place; the query must not fail
                 _LOG.warning("rmq: the lag of consumer group %s was not reported: %s", source.group, error)
-
-
-def _commit(source: _GroupSource) -> None:
-    final = FinalCommit(
-        source.group,
-        source.member_id,
-        source.offsets,
-        source.reset,
-        source.suspended,
-        source.batch,
-        source.member_batch,
-        source.expected,
-    )
-    with contextlib.closing(source.location.open()) as backend:
-        backend.commit_final(final)
 
 
 def _log_lag(group: str, table: "pa.Table") -> None:
@@ -229,7 +247,7 @@ def _group_sources(progress: "StreamingQueryProgress") -> Iterator[_GroupSource]
         latest, end = _json(source.latestOffset), _json(source.endOffset)
         mark = latest.get("@", {})
         if isinstance(mark, Mapping) and "group" in mark and "member" in mark and isinstance(end.get("@"), Mapping):
-            yield _GroupSource(mark, end, batch)
+            yield _GroupSource(latest, end, batch)
 
 
 def _json(offset: object) -> Mapping[str, Any]:

@@ -49,7 +49,14 @@ from rmq_spark.store.filter.row_filter import KeyLookup, RowFilter
 from rmq_spark.store.format.columns import COLUMNS as RECORD_COLUMNS
 from rmq_spark.store.format.failed_columns import COPY_TIMES, failed_column_type, refuse_missing_places
 from rmq_spark.store.format.rows import DecodeLimits
-from rmq_spark.store.group_contract import FinalCommit, GroupAssignment, GroupSession, GroupTerms, Sharing
+from rmq_spark.store.group_contract import (
+    FinalCommit,
+    GroupAssignment,
+    GroupSession,
+    GroupTerms,
+    OffsetHistory,
+    Sharing,
+)
 from rmq_spark.store.model import (
     Away,
     Forbidden,
@@ -77,6 +84,7 @@ __all__ = [
     "GroupSession",
     "GroupTerms",
     "Guarantee",
+    "OffsetHistory",
     "QueueAnswer",
     "Receipt",
     "RepeatedBatch",

@@ -67,7 +67,8 @@ class GroupAssignment:
     `reset_number` is the number of the last reset. A place whose resets have no numbers counts those that the session
     has seen, from the number on that the query has applied before; it tells only the resets of owned queues. `waiting`
     are the queues of the query's share that it does not own yet, because an earlier owner has a lock on them that has
-    not expired.
+    not expired. `others` are the queues that other members have, which may set any offset there; only a place whose
+    resets have no numbers tells them.
     """
 
     owned: tuple[QueueKey, ...]
@@ -77,6 +78,20 @@ class GroupAssignment:
     resets: Mapping[QueueKey, int]
     reset_number: int
     waiting: tuple[QueueKey, ...] = ()
+    others: frozenset[QueueKey] = frozenset()
+
+
+class OffsetHistory(Protocol):
+    """What a query knows of its own offsets when it rebalances, for places whose resets have no numbers."""
+
+    def is_own(self, queue: QueueKey, committed: int) -> bool:
+        """Return whether only this query may have set the group's offset, so that it stays at its own position."""
+
+    def has_applied(self, queue: QueueKey, target: int) -> bool:
+        """Return whether an earlier run of the query has begun its last batch at the target of a reset.
+
+        Then a reset to this target that the place still keeps is applied already.
+        """
 
 
 class GroupSession(Protocol):
@@ -122,7 +137,11 @@ class GroupSession(Protocol):
         """Return whether a rebalance may change anything. Cheap. New messages do not matter here."""
 
     def rebalance(
-        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+        self,
+        queues: Sequence[QueueKey],
+        finished: Mapping[QueueKey, int],
+        applied_reset: int | None,
+        history: OffsetHistory | None = None,
     ) -> GroupAssignment:
         """Claim this query's share of `queues`, and release the queues that belong to other members.
 
@@ -131,7 +150,8 @@ class GroupSession(Protocol):
         applied; with None all present resets are ignored. The caller must have compared `finished` with the bounds
         that the backend returned last. `queues` are those that the query can read now. RocketMQ's consumers share all
         queues that the place lists, so a place with such members does that too. The query then owns those queues of its
-        share that are in `queues`.
+        share that are in `queues`, and is told only the resets of these. `history` is None if the query knows nothing;
+        a place whose resets have numbers ignores it.
         """
 
     def begin(self, beginnings: Mapping[QueueKey, int]) -> dict[QueueKey, int]:

@@ -20,14 +20,19 @@ OTHER = "zz@1#other"  # sorts after the ids of queries, so it gets the queue of 
 
 
 @contextmanager
-def two_brokers(path: Path, release: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningCluster]:
-    """Yield two brokers, each with one queue of the topic orders and ten messages in it."""
+def two_brokers(
+    path: Path, release: str, monkeypatch: pytest.MonkeyPatch, *, is_light: bool = False
+) -> Iterator[RunningCluster]:
+    """Yield two brokers, each with a queue of the topic orders, and ten messages in it. Light brokers only count them."""
     for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
         monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
-    with RunningCluster(path / "cluster", release=release, brokers=2, is_light=True) as cluster:
+    with RunningCluster(path / "cluster", release=release, brokers=2, is_light=is_light) as cluster:
         cluster.create_topic("orders", queues=1)
         for broker in cluster.brokers:
-            cluster.send("orders", *[b"x"] * 10, broker=broker)
+            if is_light:
+                cluster.advance("orders", 10, broker=broker)
+            else:
+                cluster.send("orders", *[b"x"] * 10, broker=broker)
         yield cluster
         client._idle.forget()
 

@@ -148,18 +148,28 @@ class BatchAssignment:
             group=numbers.group,
             reset=numbers.reset,
             suspended=numbers.suspended,
-            published=self._published_of(published, begins, after.positions),
+            published=self._published_of(published, before, begins, after.positions, bounds),
         )
         if seeks and encode_offset(end) == encode_offset(before):
             # The previous batch had the same move and the same end. Spark compares the texts of offsets, so it would
             # start no batch. Therefore this batch only moves the queues and reads nothing; the next batch reads.
             positions = {**end.positions, **seeks}
-            return replace(end, positions=positions, published=self._published_of(published, begins, positions))
+            own = self._published_of(published, before, begins, positions, bounds)
+            return replace(end, positions=positions, published=own)
         return end
 
     def _published_of(
-        self, published: Mapping[QueueKey, int] | None, begins: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]
+        self,
+        published: Mapping[QueueKey, int] | None,
+        before: StreamOffset,
+        begins: Mapping[QueueKey, int],
+        ends: Mapping[QueueKey, int],
+        bounds: Bounds,
     ) -> dict[QueueKey, tuple[int, ...]]:
+        """Return the field `published` for the query's queues, and what is known of those whose broker is away."""
         if published is None:
             return {}
-        return published_of(published, begins, {queue: end for queue, end in ends.items() if self.has(queue)})
+        earlier = before.published if before.group == self.group else {}
+        kept = {queue: some for queue, some in earlier.items() if begins.get(queue) == before.positions.get(queue)}
+        own = published_of(published, begins, {queue: end for queue, end in ends.items() if self.has(queue)}, kept)
+        return own | {queue: some for queue, some in earlier.items() if queue not in bounds and queue in ends}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from rmq_spark.datasource.plan.own_offsets import is_own
 from rmq_spark.store.errors import GroupConflictError
 from rmq_spark.store.model import QueueBounds, QueueKey
 
@@ -51,6 +52,7 @@ class QueueFacts:
     - `is_retry`: the queue is in the group's retry topic, and startingOffsets does not name it.
     - `own_offsets`: the offsets at which the group may be if only this query has moved it, besides `previous`. None if
       they are not known, or if the resets of the place have numbers.
+    - `has_own_between`: the group may also be at any offset between these, because the checkpoint has only some.
     """
 
     bounds: QueueBounds
@@ -63,11 +65,18 @@ class QueueFacts:
     was_owned: bool = False
     is_retry: bool = False
     own_offsets: tuple[int, ...] | None = None
+    has_own_between: bool = False
 
     @property
     def position(self) -> int | None:
         """The position before the group's committed offset and resets are applied."""
         return self.previous if self.resume is None else self.resume
+
+    def is_own(self, committed: int) -> bool:
+        """Return whether the query has set the group's offset by itself, as far as `own_offsets` tells."""
+        if self.own_offsets is None or self.position is None:
+            return False
+        return is_own(committed, self.position, self.own_offsets, has_between=self.has_own_between)
 
 
 class Step(Enum):
@@ -220,7 +229,7 @@ def _follow(facts: QueueFacts, committed: int) -> Place:
     if position is None:
         return _stay(facts)
     if facts.own_offsets is not None:
-        if committed in (position, *facts.own_offsets):
+        if facts.is_own(committed):
             return _stay(facts)
         return _put(facts, committed, Notice(Reason.SET_BACK, committed, position) if committed < position else None)
     # If a suspended queue goes back, no member has resumed after that position, so a larger offset is older.

@@ -20,7 +20,7 @@ from rmq_spark.datasource.plan.group_placement import (
     place_queue,
 )
 from rmq_spark.datasource.plan.offsets import StreamOffset
-from rmq_spark.datasource.plan.own_offsets import OwnOffsets
+from rmq_spark.datasource.plan.own_offsets import OwnOffsets, QueryHistory
 from rmq_spark.datasource.plan.planning import Bounds, find_ahead
 from rmq_spark.datasource.spark.batch_locks import BatchLocks
 from rmq_spark.datasource.spark.lock_wait import LockWait
@@ -79,6 +79,7 @@ class GroupPlanner:
         self._had: set[QueueKey] = set()  # queues that this run has owned
         self._has_leases = Capability.LEASES in view.backend.location.capabilities
         self._own_offsets = OwnOffsets()
+        self._others: set[QueueKey] = set()  # queues that other members had while this run could have read them
         self._begins: Mapping[QueueKey, int] = {}  # of the last plan
         self._left_out: frozenset[QueueKey] = frozenset()  # of a repeated batch
 
@@ -231,9 +232,8 @@ class GroupPlanner:
 
         `offset` has the applied resets, and the positions after which a queue's messages are new.
         """
-        applied_reset = offset.reset if offset.group == self._group.group else None
         while True:
-            step = self._query.rebalance(list(bounds), finished, applied_reset)
+            step = self._rebalance_once(bounds, finished, offset)
             locked = [
                 queue
                 for queue in (step.waiting if waits else ())
@@ -241,6 +241,21 @@ class GroupPlanner:
             ]
             if not locked or not self._lock_wait.pause(locked):
                 return step
+
+    def _rebalance_once(
+        self, bounds: Bounds, finished: Mapping[QueueKey, int], offset: StreamOffset
+    ) -> GroupAssignment:
+        applied_reset = offset.reset if offset.group == self._group.group else None
+        step = self._query.rebalance(list(bounds), finished, applied_reset, self._history(offset))
+        self._others |= step.others
+        self._own_offsets.forget(step.others)
+        return step
+
+    def _history(self, before: StreamOffset) -> QueryHistory | None:
+        """Return what is known of the query's own offsets. None: nothing, or the place's resets have numbers."""
+        if self._has_leases or before.group != self._group.group:
+            return None
+        return QueryHistory(before, self._own_offsets, self._had | self._others, is_first=self._is_first)
 
     def _batch_facts(self, before: StreamOffset) -> BatchFacts:
         options, group = self._options, self._group
@@ -262,7 +277,7 @@ class GroupPlanner:
 
         `resumes` has the positions of suspended queues to which the query must go back.
         """
-        gained = frozenset(step.gained)
+        gained, history = frozenset(step.gained), self._history(before)
         return {
             queue: QueueFacts(
                 bounds[queue],
@@ -274,21 +289,12 @@ class GroupPlanner:
                 is_gained=queue in gained,
                 was_owned=queue in self._had,
                 is_retry=self._options.begins_as_retry(queue),
-                own_offsets=self._own_offsets_of(queue, before),
+                own_offsets=None if history is None else history.of(queue),
+                has_own_between=history is not None and history.has_between(queue),
             )
             for queue in dict.fromkeys([*resumes, *step.gained, *step.resets])
             if queue in bounds
         }
-
-    def _own_offsets_of(self, queue: QueueKey, before: StreamOffset) -> tuple[int, ...] | None:
-        """Return the offsets at which the group may be in a queue if only this query has moved it, or None.
-
-        They are those of this run if it has owned the queue, else those in the checkpoint.
-        """
-        if self._has_leases or before.group != self._group.group:
-            return None
-        of_run = self._own_offsets.of(queue)
-        return before.published.get(queue, ()) if of_run is None else of_run
 
     def _group_starts(
         self, queues: Sequence[QueueKey], bounds: Bounds, committed: Mapping[QueueKey, int], fallback: str

@@ -4,13 +4,13 @@ Resets have no numbers in a cluster. A member counts those that it sees in its q
 has applied before, so that the query applies each of them once:
 
 1. A reset is noted, with the offset that it sets (`note`).
-2. The query learns of it, with a number (`report`), and seeks.
+2. The query learns of it, with a number (`report`), and seeks, as soon as it can read the queue.
 3. When the query's checkpoint has the number, the reset is applied (`note_applied`), and only then taken from the
    broker. A broker of 5.x accepts no offset of the group until then, so the reset survives whatever happens before.
 4. It is forgotten (`forget`). From then on the member commits its own offsets again.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from rmq_spark.store.model import QueueKey
@@ -18,11 +18,15 @@ from rmq_spark.store.model import QueueKey
 
 @dataclass(slots=True)
 class _Reset:
-    """A reset of a queue to `target`. `number` is None until the query was told of it."""
+    """A reset of a queue to `target`. `number` is None until the query was told of it.
+
+    It `is_apart` if the query could not read the queue when it was told of resets last.
+    """
 
     target: int
     number: int | None = None
     is_applied: bool = False
+    is_apart: bool = False
 
 
 class GroupResets:
@@ -55,17 +59,36 @@ class GroupResets:
             if number is None or (reset.number is not None and reset.number <= number):
                 reset.is_applied = True
 
+    def note_applied_before(self, has_applied: Callable[[QueueKey, int], bool], queues: Collection[QueueKey]) -> None:
+        """Note the resets in `queues` that an earlier run of the query has applied, by queue and target."""
+        for queue in self._resets.keys() & set(queues):
+            reset = self._resets[queue]
+            reset.is_applied = reset.is_applied or has_applied(queue, reset.target)
+
     def applied(self) -> dict[QueueKey, int]:
         """Return the resets that the query has applied: they must be taken from the broker, and forgotten."""
         return {queue: reset.target for queue, reset in self._resets.items() if reset.is_applied}
 
     def has_news(self) -> bool:
-        """Return whether a reset waits for the query, or for the broker."""
-        return bool(self._resets)
+        """Return whether a reset waits for the query, or for the broker. One in a queue that is away does not."""
+        return any(not reset.is_apart for reset in self._resets.values())
 
-    def report(self) -> Mapping[QueueKey, int]:
-        """Return the resets that the query has not applied. Those that are new get the next number."""
-        waiting = {queue: reset for queue, reset in self._resets.items() if not reset.is_applied}
+    def report(self, readable: Collection[QueueKey]) -> Mapping[QueueKey, int]:
+        """Return the resets in the `readable` queues that the query has not applied. New ones get the next number.
+
+        A reset in another queue waits, and gets its number when the queue can be read: the query applies all resets up
+        to a number with one batch, and must not take one for applied that it could not see.
+        """
+        waiting: dict[QueueKey, _Reset] = {}
+        known = frozenset(readable)
+        for queue, reset in self._resets.items():
+            reset.is_apart = queue not in known
+            if reset.is_applied:
+                continue
+            if reset.is_apart:
+                reset.number = None
+            else:
+                waiting[queue] = reset
         new = [reset for reset in waiting.values() if reset.number is None]
         if new:
             self._last += 1

@@ -33,7 +33,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from rmq_spark.store.backend import GroupAssignment, GroupTerms
+from rmq_spark.store.backend import GroupAssignment, GroupTerms, OffsetHistory
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.broker_requests import MemberStatus, QueueStatus
 from rmq_spark.store.cluster.catalog import ClusterCatalog
@@ -269,7 +269,11 @@ class ClusterGroupSession(Synchronized):
         return any(member.version_of(broker) >= V5_0_0 for broker in brokers)
 
     def rebalance(
-        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+        self,
+        queues: Sequence[QueueKey],
+        finished: Mapping[QueueKey, int],
+        applied_reset: int | None,
+        history: OffsetHistory | None = None,
     ) -> GroupAssignment:
         """Take this query's share of the queues, and give up the queues that belong to other members.
 
@@ -284,7 +288,7 @@ class ClusterGroupSession(Synchronized):
                 return GroupAssignment((), (), {}, (), {}, self._progress.resets.number)
             self._readable, self._answering = frozenset(queues), {queue.broker for queue in queues}
             try:
-                return self._rebalance(member, queues, finished, applied_reset)
+                return self._rebalance(member, queues, finished, applied_reset, history)
             finally:
                 self._locks.keep(member, self._owned, self._answering)
 
@@ -294,6 +298,7 @@ class ClusterGroupSession(Synchronized):
         queues: Sequence[QueueKey],
         finished: Mapping[QueueKey, int],
         applied_reset: int | None,
+        history: OffsetHistory | None,
     ) -> GroupAssignment:
         """Rebalance as a member. Whatever happens, locks of queues that are not owned afterwards must be released."""
         progress = self._progress
@@ -310,20 +315,21 @@ class ClusterGroupSession(Synchronized):
         gained = self._locks.lock(member, moves.gained) if self.terms.is_orderly else set(moves.gained)
         if len(gained) < len(moves.gained):
             self._try_again()
-        held = self._claim(member, gained)
-        if not progress.take_resets(member, self._owned & self._readable):
-            self._try_again()
+        held = self._claim(member, gained, history)
         if progress.is_look_due():
             progress.look_for_resets(member, (self._owned & self._readable) - self._doubts.queues)
         if applied_reset is None:
             progress.resets.note_applied(None)
+        if not progress.take_resets(member, self._owned & self._readable):
+            self._try_again()
         if lost or gained:
             self._tell(member)
         self._looked_ms = self._monotonic_ms()
         owned = tuple(queue for queue in queues if queue in self._owned and queue not in self._doubts.queues)
         gained_now, gone = tuple(sorted(self._unsettled)), tuple(one for one in lost if one not in self._owned)
-        resets, waiting = progress.resets.report(), tuple(one for one in moves.gained if one not in gained)
-        return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting)
+        resets, waiting = progress.report_resets(queues), tuple(one for one in moves.gained if one not in gained)
+        others = self._queues_of_others()
+        return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting, others)
 
     def settle(self, *, is_batch: bool = True) -> None:
         """Confirm that the query has planned an offset that contains the gained queues, and whether as a batch."""
@@ -383,6 +389,16 @@ class ClusterGroupSession(Synchronized):
         self._warn_of_unowned([queue for queues in routed.values() for queue in queues])
         return share
 
+    def _queues_of_others(self) -> frozenset[QueueKey]:
+        """Return the queues that other members have. Where a broker does not list this member, nobody knows."""
+        return frozenset(
+            queue
+            for queues, members, share in self._shares.values()
+            if members.client_ids is not None and members.is_complete
+            for queue in queues
+            if queue not in share
+        )
+
     def _give_up(self, member: Membership, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int]) -> None:
         """Publish the finished offsets of queues, and release them.
 
@@ -405,7 +421,9 @@ class ClusterGroupSession(Synchronized):
         for queue in queues:
             self._begun_ms.pop(queue, None)
 
-    def _claim(self, member: Membership, gained: Collection[QueueKey]) -> dict[QueueKey, int]:
+    def _claim(
+        self, member: Membership, gained: Collection[QueueKey], history: OffsetHistory | None
+    ) -> dict[QueueKey, int]:
         """Own the gained queues, and settle doubts about others. Return the group's offsets in all unsettled queues.
 
         The doubt about a queue whose broker does not answer stays, and the queue is not planned meanwhile.
@@ -422,7 +440,6 @@ class ClusterGroupSession(Synchronized):
         new = {queue for queue in gained if queue not in failed}
         self._owned |= new
         self._begun_ms |= dict.fromkeys(new, self._now_ms())
-        self._progress.note_waiting_resets(member, {queue: at for queue in new if isinstance(at := told[queue], int)})
         certain = told.keys() - failed
         for queue in sorted((self._doubts.queues & certain) - self._unsettled):
             if self._progress.judge_doubt(queue, told[queue], was_cut_off=self._doubts.was_cut_off(queue)):
@@ -430,6 +447,7 @@ class ClusterGroupSession(Synchronized):
         self._doubts.settle(certain)
         held = {queue: at for queue in sorted(self._unsettled) if isinstance(at := told.get(queue), int)}
         self._progress.note_told(held)
+        self._progress.look_in_gained(member, {queue: at for queue, at in held.items() if queue in new}, history)
         return held
 
     def _warn_of_unowned(self, queues: Sequence[QueueKey]) -> None:

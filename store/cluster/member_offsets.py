@@ -1,8 +1,9 @@
 """The group's offsets in the queues of one member: reads, commits, and resets by administrators. For one thread.
 
 A broker of 5.x keeps a reset until the group pulls from the queue. Till then it answers the target of the reset for the
-group's offset, and accepts no commit (`Outcome.IGNORED`). So a commit of the very offset that the broker has told shows
-whether a reset waits, and changes nothing. A pull in the name of the group takes the reset.
+group's offset, and accepts no commit (`Outcome.IGNORED`). So a commit shows whether a reset waits. It must be one of an
+offset that the member may commit in any case, its own position, because without a reset the broker accepts it. A pull
+in the name of the group takes the reset.
 
 Source: ConsumerOffsetManager#assignResetOffset, PullMessageProcessor (5.3).
 """
@@ -40,10 +41,6 @@ class MemberOffsets:
     def commit(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Outcome | RmqError]:
         """Commit offsets. Return the outcome for each queue. See `OffsetCommits.send`."""
         return self._commits.send(offsets)
-
-    def find_resets(self, told: Mapping[QueueKey, int]) -> set[QueueKey]:
-        """Return the queues in which a reset waits for a pull of the group (5.x). `told` are the group's offsets."""
-        return {queue for queue, outcome in self.commit(told).items() if outcome is Outcome.IGNORED}
 
     def take_resets(self, positions: Mapping[QueueKey, int]) -> dict[QueueKey, Told]:
         """Pull in the name of the group, so that resets end. Return the target of each, None if none waited.

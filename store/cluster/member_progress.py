@@ -6,9 +6,9 @@ answers of brokers to commits and reads show resets.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from rmq_spark.store.backend import GroupTerms
+from rmq_spark.store.backend import GroupTerms, OffsetHistory
 from rmq_spark.store.cluster.group_resets import GroupResets
 from rmq_spark.store.cluster.member_offsets import MemberOffsets, Told
 from rmq_spark.store.cluster.membership import Membership
@@ -16,7 +16,7 @@ from rmq_spark.store.cluster.offset_commits import Brokers, Outcome
 from rmq_spark.store.cluster.published_offsets import PublishedOffsets
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.write_routes import V5_0_0
-from rmq_spark.store.errors import RmqError
+from rmq_spark.store.errors import BackendUnavailableError, RmqError, StoreError
 from rmq_spark.store.model import QueueKey
 
 _LOG = logging.getLogger("rmq_spark")
@@ -80,7 +80,7 @@ class MemberProgress:
     ) -> bool:
         """Commit the offsets in `finished` of owned queues that moved, at most every 5 s unless it `is_urgent`.
 
-        Return whether there were any. Raises the error of a broker with commitOffsets=required; else logs the first.
+        Return whether there were any. Raises StoreError with commitOffsets=required; else logs the first failure.
         """
         self.published.want({queue: at for queue, at in finished.items() if queue in owned})
         now_ms = self._monotonic_ms()
@@ -88,9 +88,7 @@ class MemberProgress:
             return False
         moved = self.published.unpublished(self.resets.queues)
         if self._pulls_as_group:
-            for queue, at in self.read(moved).items():
-                if isinstance(at, int) and not self.published.is_own(queue, at):
-                    self.resets.note(queue, at)
+            self._note_foreign(self.read(moved))
             moved = self.published.unpublished(self.resets.queues)
         if moved:
             self.published.note_published(now_ms)
@@ -108,7 +106,7 @@ class MemberProgress:
             for queue, offset in wanted.items()
             if not isinstance(one := told[queue], RmqError) and one != offset and self.published.is_own(queue, one)
         }
-        self._send(member, own)
+        self._send(member, own, [one for one in told.values() if isinstance(one, RmqError)])
 
     def begin(
         self, member: Membership | None, beginnings: Mapping[QueueKey, int], owned: Collection[QueueKey]
@@ -119,9 +117,9 @@ class MemberProgress:
             self._send(member, {queue: beginnings[queue] for queue, one in told.items() if one is None})
         return {**beginnings, **{queue: at for queue, at in told.items() if isinstance(at, int)}}
 
-    def _send(self, member: Membership, offsets: Mapping[QueueKey, int]) -> None:
-        """Commit offsets, and note what came of it."""
-        if not offsets:
+    def _send(self, member: Membership, offsets: Mapping[QueueKey, int], errors: Sequence[RmqError] = ()) -> None:
+        """Commit offsets, and note what came of it, and of the reads before it, which had `errors`."""
+        if not offsets and not errors:
             return
         with member.exclusive():
             reset = member.news().resets  # the thread commits them, so nothing else must be committed
@@ -130,13 +128,16 @@ class MemberProgress:
         for queue, outcome in outcomes.items():
             if outcome is Outcome.COMMITTED:
                 self.published.note_acknowledged(queue, offsets[queue])
-        ignored = [queue for queue, outcome in outcomes.items() if outcome is Outcome.IGNORED]
-        for queue, target in self.read(ignored).items():
-            if isinstance(target, int):
-                self.resets.note(queue, target)
-        errors = [outcome for outcome in outcomes.values() if isinstance(outcome, RmqError)]
+        self._note_resets({queue for queue, outcome in outcomes.items() if outcome is Outcome.IGNORED})
+        errors = [*errors, *(outcome for outcome in outcomes.values() if isinstance(outcome, RmqError))]
         if errors and self._terms.commit == "required":
-            raise errors[0]
+            if not isinstance(errors[0], BackendUnavailableError):
+                raise errors[0]
+            raise StoreError(  # a query waits for a broker that is unavailable, and must not wait here
+                f'the offsets of consumer group "{self._terms.group}" cannot be published, as commitOffsets=required '
+                f"demands: {errors[0]} Then start the query again, or set commitOffsets=auto: offsets that cannot be "
+                "published stay in the checkpoint, and are published later."
+            ) from errors[0]
         if errors and not self._warned:
             _LOG.warning(
                 "rmq: offsets of consumer group %s are not published, they stay in the checkpoint: %s",
@@ -164,16 +165,61 @@ class MemberProgress:
                 ignored.append(self._names.stored_queue(queue))
                 continue
             self.resets.note(queue, target)
-            self.published.note_acknowledged(queue, target)
         member.drop_resets(ignored)
 
-    def note_waiting_resets(self, member: Membership, told: Mapping[QueueKey, int]) -> None:
-        """Find the resets that wait at brokers of 5.x in queues whose group's offsets are `told`, and note them."""
-        asked = {queue: at for queue, at in told.items() if _keeps_resets(member, queue)}
+    def report_resets(self, readable: Collection[QueueKey]) -> Mapping[QueueKey, int]:
+        """Return the resets that the query applies with the next batch. See `GroupResets.report`.
+
+        From that batch on the group's offset that the query knows is the target.
+        """
+        found = self.resets.report(readable)
+        for queue, target in found.items():
+            self.published.note_acknowledged(queue, target)
+        return found
+
+    def look_in_gained(self, member: Membership, told: Mapping[QueueKey, int], history: OffsetHistory | None) -> None:
+        """Find the resets that wait at brokers of 5.x in queues that the member has gained. `told` are their offsets.
+
+        Those that an earlier run of the query has applied, by its `history`, only remain to be taken.
+        """
+        self._test(
+            member,
+            {
+                queue: self._finished[queue] if self._keeps_position(queue, at, history) else at
+                for queue, at in told.items()
+                if _keeps_resets(member, queue)
+            },
+        )
+        if history is not None:
+            self.resets.note_applied_before(history.has_applied, told)
+
+    def _keeps_position(self, queue: QueueKey, told: int, history: OffsetHistory | None) -> bool:
+        """Return whether the query stays at its position in a gained queue, and does not follow the group."""
+        is_behind = self._publishes and told < self._finished.get(queue, told)
+        return is_behind and history is not None and history.is_own(queue, told)
+
+    def _test(self, member: Membership, positions: Mapping[QueueKey, int]) -> None:
+        """Commit the positions of the query, and note the resets that the brokers' answers show."""
+        if not positions:
+            return
         with member.exclusive():
-            found = self._offsets.find_resets(asked)
-        for queue in sorted(found):
-            self.resets.note(queue, asked[queue])
+            outcomes = self._offsets.commit(positions)
+        for queue, outcome in outcomes.items():
+            if outcome is Outcome.COMMITTED:
+                self.published.note_acknowledged(queue, positions[queue])
+        self._note_resets({queue for queue, outcome in outcomes.items() if outcome is Outcome.IGNORED})
+
+    def _note_resets(self, queues: Collection[QueueKey]) -> None:
+        """Note the resets that wait at the brokers in `queues`. Their targets are the group's offsets."""
+        for queue, target in self.read(sorted(queues)).items():
+            if isinstance(target, int):
+                self.resets.note(queue, target)
+
+    def _note_foreign(self, told: Mapping[QueueKey, Told]) -> None:
+        """Note the group's offsets that others have set as resets."""
+        for queue, at in told.items():
+            if isinstance(at, int) and not self.published.is_own(queue, at):
+                self.resets.note(queue, at)
 
     def is_look_due(self) -> bool:
         """Return whether `look_for_resets` was not called for 5 s."""
@@ -192,18 +238,20 @@ class MemberProgress:
         told = self.read(asked[begin : self._next_look])
         found = {queue: one for queue, one in told.items() if isinstance(one, int)}
         known, last = set(self.resets.queues), self.published.last()
-        for queue in found.keys() & known:
-            self.resets.note(queue, found[queue])
+        self._note_foreign({queue: at for queue, at in found.items() if queue in known})
         strange = {
             queue: at
             for queue, at in found.items()
             if queue not in known and at not in (last.get(queue), self._finished.get(queue))
         }
         if self._pulls_as_group:
-            for queue, at in strange.items():
-                self.resets.note(queue, at)
-        else:
-            self.note_waiting_resets(member, strange)
+            self._note_foreign(strange)
+            return
+        positions = {queue: self._finished.get(queue, last.get(queue, at)) for queue, at in strange.items()}
+        ahead = {queue for queue, at in strange.items() if at > positions[queue]}
+        for queue in sorted(ahead):  # by a reset or by another member: the query continues there in both cases
+            self.resets.note(queue, strange[queue])
+        self._test(member, {queue: positions[queue] for queue in strange if queue not in ahead})
 
     def take_resets(self, member: Membership, owned: Collection[QueueKey]) -> bool:
         """Take the resets that the query has applied from their brokers, so that these accept offsets again.

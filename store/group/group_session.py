@@ -32,7 +32,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rmq_spark.store.backend import GroupAssignment, GroupTerms
+from rmq_spark.store.backend import GroupAssignment, GroupTerms, OffsetHistory
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.write import Disk, is_disk_trouble, is_forbidden
@@ -192,7 +192,11 @@ class GroupSession(Synchronized):
             return self._has_joined and not (self._assignment.is_settled() and self._assignment.is_published())
 
     def rebalance(
-        self, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int], applied_reset: int | None
+        self,
+        queues: Sequence[QueueKey],
+        finished: Mapping[QueueKey, int],
+        applied_reset: int | None,
+        history: OffsetHistory | None = None,
     ) -> GroupAssignment:
         """Claim this query's share of `queues`, and release the queues that belong to other members.
 

@@ -6,24 +6,29 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster
+from brokers import Account, AccountTable, RunningCluster, faults
 from brokers.raw_client import RawClient
 from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from group_queries import GROUP, OTHER, SCHEMA, Query, add_other, commit, committed, remove_other, two_brokers
+from support.cluster_fixtures import reset_offset
 
+import rmq_spark
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.cluster.codes import RequestCode
-from rmq_spark.store.errors import GroupConflictError, NoPermissionError
+from rmq_spark.store.errors import BackendUnavailableError, GroupConflictError, NoPermissionError, StoreError
+from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.backend_groups import eventually
 
 
 @pytest.fixture(params=["5.3", "4.9"])
 def cluster(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RunningCluster]:
-    with two_brokers(tmp_path, request.param, monkeypatch) as cluster:
+    with two_brokers(tmp_path, request.param, monkeypatch, is_light=True) as cluster:
         yield cluster
 
 
@@ -139,11 +144,12 @@ def test_query_that_gains_a_queue_reports_a_group_beyond_its_end(
 
 
 RESTARTS = {  # the group's offset in the queue of broker-a at a restart, and the begin of the next batch there
-    "where the query has published": (0, 10),
+    "where the query has published": (2, 10),
+    "where its driver has published": (3, 10),
     "where its last batch began": (4, 10),
+    "within its last batch": (7, 10),
     "where its last batch ended": (10, 10),
-    "set back": (2, 2),
-    "set back within the last batch": (7, 7),
+    "set back": (1, 1),
     "another member has advanced": (11, 11),
 }
 
@@ -159,7 +165,7 @@ def test_restarted_query_follows_the_group_unless_it_is_at_its_own_offset(
         assert query.trigger()["a"] == (4, 10)
         assert query.metadata["published"]["orders"]["broker-a:0"] in ([0, 4], 4)
     checkpoint = json.loads(query.committed)
-    checkpoint["@"]["published"]["orders"]["broker-a:0"] = [0, 4]
+    checkpoint["@"]["published"]["orders"]["broker-a:0"] = [2, 4]
     cluster.advance("orders", 2, broker="broker-a")
     commit(cluster, "broker-a", offset)
     caplog.clear()
@@ -222,6 +228,152 @@ def test_reset_of_a_stopped_query_to_an_offset_of_its_own_is_noticed_if_the_brok
     with Query(cluster, query.committed) as query:
         begin = 0 if cluster.release.is_5 else 10
         assert query.until("a") == {"a": (begin, 11)}
+
+
+def settle(query: Query) -> None:
+    """Run triggers until nothing is left to read or to publish."""
+    for _ in range(400):
+        if not query.trigger() and not query.reader._group.has_changed():
+            return
+    raise AssertionError(query.committed)
+
+
+def progress(query: Query, batch: int) -> Any:
+    """Return the event that Spark sends to listeners at the end of a batch."""
+    latest = json.dumps(query.reader.reportLatestOffset())
+    source = SimpleNamespace(latestOffset=latest, endOffset=query.committed)
+    return SimpleNamespace(progress=SimpleNamespace(sources=[source], runId="r", id="q", batchId=batch))
+
+
+def test_driver_that_publishes_other_batches_than_the_reader_publishes_the_end_and_a_restart_reads_nothing_again(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_ms = [0.0]
+    listener = rmq_spark.GroupOffsetListener(lambda: now_ms[0])
+    with Query(cluster, maxOffsetsPerQueue="2") as query:
+        for batch in range(4):  # the reader publishes at its second plan, and not again for 5 s
+            assert query.trigger()["a"] == (2 * batch, 2 * batch + 2)
+            if batch == 1:
+                listener.onQueryProgress(progress(query, batch))
+                assert committed(cluster, "broker-a") == 4
+        listener.onQueryProgress(progress(query, 3))  # too early
+        known = query.metadata["published"]["orders"]["broker-a:0"]
+        assert known == [0 if cluster.release.is_5 else 2, 6]  # 5.3: its first plan publishes where it begins
+    killed = query.committed
+    with Query(cluster, killed) as query:
+        assert query.trigger()["a"] == (8, 10)
+    assert not [line for line in caplog.messages if "follows the group" in line]
+    commit(cluster, "broker-a", 4)
+    listener.onQueryTerminated(SimpleNamespace(runId="r"))
+    assert committed(cluster, "broker-a") == 8
+
+
+def test_driver_keeps_a_reset_to_an_offset_that_it_has_published_before_the_reader(cluster: RunningCluster) -> None:
+    now_ms = [0.0]
+    listener = rmq_spark.GroupOffsetListener(lambda: now_ms[0])
+    with Query(cluster, maxOffsetsPerQueue="2") as query:
+        query.trigger()
+        query.trigger()
+        listener.onQueryProgress(progress(query, 1))
+        assert committed(cluster, "broker-a") == 4
+        checkpoint = json.loads(query.committed)
+        checkpoint["orders"]["broker-a:0"] = 10
+        checkpoint["@"]["published"]["orders"]["broker-a:0"] = [6, 8]  # the reader has published 6 since
+        query.committed = json.dumps(checkpoint)
+        now_ms[0] = 5000
+        listener.onQueryProgress(progress(query, 4))
+        assert committed(cluster, "broker-a") == 4, "it was set back"
+
+
+def test_restarted_query_finds_a_reset_to_one_of_its_own_offsets_where_the_broker_keeps_it(
+    cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Query(cluster, maxOffsetsPerQueue="4") as query:
+        assert query.trigger()["a"] == (0, 4)
+        assert query.trigger()["a"] == (4, 8)
+    assert eventually(lambda: cluster.brokers["broker-a"].members.ids(GROUP) == [])
+    reset_offset(cluster.brokers["broker-a"], GROUP, QueueKey("orders", 0, "broker-a"), 6)
+    with Query(cluster, query.committed) as query:
+        begin = 6 if cluster.release.is_5 else 8  # 4.9: between the published offset and the position
+        assert query.trigger()["a"] == (begin, 10)
+        assert query.metadata["reset"] == cluster.release.is_5
+        settle(query)
+    assert not [line for line in caplog.messages if "follows the group" in line]
+
+
+def test_reset_that_the_last_batch_of_a_stopped_query_has_applied_is_not_applied_again(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.member_progress.RESET_LOOK_MS", 50)
+    monkeypatch.setattr("rmq_spark.store.cluster.published_offsets.INTERVAL_MS", 0)
+    commit(cluster, "broker-a", 0)
+    with Query(cluster) as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        settle(query)
+        reset(cluster, "broker-a")
+        assert query.until("a") == {"a": (0, 10)}
+    with Query(cluster, query.committed) as query:
+        cluster.advance("orders", 1, broker="broker-b")
+        assert query.trigger() == {"b": (10, 11)}
+        assert query.metadata["reset"] == 1
+        if cluster.release.is_5:
+            assert not cluster.loop.run(cluster.brokers["broker-a"].offsets.has_reset, GROUP, QueueKey("orders", 0)), (
+                "taken at once, as the next offset does not show any more that it is applied"
+            )
+        settle(query)
+        assert committed(cluster, "broker-a") == 10
+
+
+def test_reset_whose_broker_is_away_at_the_next_plan_is_applied_when_it_is_back(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.member_progress.RESET_LOOK_MS", 50)
+    monkeypatch.setattr("rmq_spark.store.cluster.published_offsets.INTERVAL_MS", 0)
+    commit(cluster, "broker-a", 0)
+    with Query(cluster, requestTimeout="500ms") as query:
+        assert query.trigger() == {"a": (0, 10), "b": (0, 10)}
+        settle(query)
+        broker, session = cluster.brokers["broker-a"], query.reader._group.query
+        reset_offset(broker, GROUP, QueueKey("orders", 0, "broker-a"), 5)
+        assert eventually(session.has_changed)
+        broker.freeze()
+        cluster.advance("orders", 1, broker="broker-b")
+        assert query.until("b") == {"b": (10, 11)}
+        assert query.metadata["reset"] == 0
+        broker.thaw()
+        assert query.until("a") == {"a": (5, 10)}
+        assert query.metadata["reset"] == 1
+        settle(query)
+        assert committed(cluster, "broker-a") == 10
+
+
+def test_query_that_gains_a_queue_from_a_member_that_has_applied_a_reset_follows_it(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.published_offsets.INTERVAL_MS", 0)
+    with Query(cluster, maxOffsetsPerQueue="1") as query:
+        for _ in range(10):
+            query.trigger()
+        add_other(cluster)
+        assert query.trigger() == {}
+        assert committed(cluster, "broker-b") == 10
+        commit(cluster, "broker-b", 4)  # the other member was reset to 2, and has read two messages since
+        remove_other(cluster)
+        assert query.until("b") == {"b": (4, 5)}
+
+
+def test_query_whose_commits_are_required_fails_if_one_is_not_answered(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.published_offsets.INTERVAL_MS", 0)
+    with Query(cluster, commitOffsets="required", maxOffsetsPerQueue="2", requestTimeout="300ms") as query:
+        assert query.trigger() == {"a": (0, 2), "b": (0, 2)}
+        cluster.brokers["broker-b"].fail(RequestCode.UPDATE_CONSUMER_OFFSET, faults.nothing(executes=False))
+        with pytest.raises(
+            StoreError, match=r'group "billing" cannot be published.*broker-b.*commitOffsets=auto'
+        ) as found:
+            query.trigger()
+        assert not isinstance(found.value, BackendUnavailableError), "a query would wait for the broker"
 
 
 def test_query_whose_broker_was_killed_goes_on_though_the_broker_lost_its_last_commits(
@@ -354,10 +506,10 @@ def test_query_waits_at_no_trigger_for_a_broker_that_it_knows_to_hang(
 
         driver.submit_all, member.beat = note_and_submit, note_and_beat
         for number in range(10, 20):
-            cluster.send("orders", b"new", broker="broker-a")
+            cluster.advance("orders", 1, broker="broker-a")
             assert query.until("a") == {"a": (number, number + 1)}
         assert codes <= {RequestCode.GET_TOPIC_STATS_INFO}
         assert "broker-b" not in beaten
         broker.thaw()
-        cluster.send("orders", b"new", broker="broker-b")
+        cluster.advance("orders", 1, broker="broker-b")
         assert query.until("b") == {"b": (10, 11)}

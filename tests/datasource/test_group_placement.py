@@ -283,6 +283,26 @@ OWN_OFFSETS_KNOWN = {
         {"previous": 7, "committed": 5, "own_offsets": (4, 6)},
         seek(5, told(Reason.SET_BACK, 5, 7)),
     ),
+    "the group is at one that the checkpoint does not have": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 5, "own_offsets": (4, 6), "has_own_between": True},
+        KEEP,
+    ),
+    "the group was reset to an offset before those of the checkpoint": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 3, "own_offsets": (6, 4), "has_own_between": True},
+        seek(3, told(Reason.SET_BACK, 3, 7)),
+    ),
+    "another member has advanced the group beyond those of the checkpoint": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 8, "own_offsets": (4, 6), "has_own_between": True},
+        seek(8),
+    ),
+    "the group is not at the position, and the checkpoint has no other": (
+        SHARED_RESTARTED,
+        {"previous": 7, "committed": 6, "own_offsets": (), "has_own_between": True},
+        seek(6, told(Reason.SET_BACK, 6, 7)),
+    ),
     "a running query meets its broker again, and the group was set back": (
         SHARED,
         {"previous": 7, "committed": 3, "own_offsets": (4,), "was_owned": True},

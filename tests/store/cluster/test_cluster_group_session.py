@@ -897,6 +897,67 @@ def test_an_idle_query_finds_a_reset_within_5_s(cluster: RunningCluster, start: 
     assert query.rebalance(dict.fromkeys(Q, 4)).resets == {Q[3]: 2}
 
 
+class OwnEverything:
+    """The history of a query that has set all offsets up to its position, and has applied no reset."""
+
+    def is_own(self, queue: QueueKey, committed: int) -> bool:
+        return True
+
+    def has_applied(self, queue: QueueKey, target: int) -> bool:
+        return False
+
+
+def commit_after_read(cluster: RunningCluster, queue: QueueKey, offset: int) -> None:
+    """Let the driver commit an offset, as soon as the broker has told the offset before it."""
+
+    def answer(call: Call, serve: Callable[[], None]) -> None:
+        serve()
+        cluster.brokers[queue.broker].offsets.commit(GROUP, QueueKey(queue.topic, queue.queue_id), offset)
+
+    is_queue = lambda call: call.command.fields["queueId"] == str(queue.queue_id)  # noqa: E731
+    cluster.brokers[queue.broker].fail(RequestCode.QUERY_CONSUMER_OFFSET, answer, when=is_queue, times=1)
+
+
+def test_a_look_for_resets_does_not_move_the_group_back(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start)
+    query.session.publish(dict.fromkeys(Q, 4))
+    query.rebalance(dict.fromkeys(Q, 8))
+    commit(cluster, Q[3], 6)  # by the driver, after an earlier batch
+    query.pass_time(5.1)
+    commit_after_read(cluster, Q[3], 8)
+    query.rebalance(dict.fromkeys(Q, 8))
+    if not cluster.brokers[A].release.is_5:
+        assert offset_of(cluster, Q[3]) == 6, "a broker of 4.9 is not asked"
+        return
+    assert offset_of(cluster, Q[3]) == 8
+    assert not query.session._progress.resets.has_news()
+
+
+def test_a_gained_queue_is_not_moved_back(cluster: RunningCluster, start: Start) -> None:
+    for queue in Q:
+        commit(cluster, queue, 4)
+    query = start()
+    commit_after_read(cluster, Q[3], 8)  # by the driver of the run before, at its end
+    found = query.session.rebalance(query.queues(), dict.fromkeys(Q, 8), 0, OwnEverything())
+    assert (found.held[Q[3]], found.resets) == (4, {})
+    assert offset_of(cluster, Q[3]) == 8
+    query.session.publish(dict.fromkeys(Q, 8))
+    assert [offset_of(cluster, queue) for queue in Q] == [8] * 4
+
+
+def test_an_offset_beyond_the_position_is_followed_without_a_commit(cluster: RunningCluster, start: Start) -> None:
+    if not cluster.brokers[A].release.is_5:
+        pytest.skip("a broker of 4.9 is not asked")
+    query = settled(start)
+    query.session.publish(dict.fromkeys(Q, 4))
+    commit(cluster, Q[3], 7)  # by another member
+    query.pass_time(5.1)
+    commit_after_read(cluster, Q[3], 9)
+    assert query.session.has_changed()
+    assert offset_of(cluster, Q[3]) == 9
+    assert query.rebalance(dict.fromkeys(Q, 4)).resets == {Q[3]: 7}
+
+
 def test_an_offset_that_another_client_has_set_is_no_reset(cluster: RunningCluster, start: Start) -> None:
     query = settled(start)
     query.session.publish(dict.fromkeys(Q, 4))
