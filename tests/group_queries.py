@@ -23,7 +23,7 @@ OTHER = "zz@1#other"  # sorts after the ids of queries, so it gets the queue of 
 def two_brokers(
     path: Path, release: str, monkeypatch: pytest.MonkeyPatch, *, is_light: bool = False
 ) -> Iterator[RunningCluster]:
-    """Yield two brokers, each with a queue of the topic orders, and ten messages in it. Light brokers only count them."""
+    """Yield two brokers, each with a queue of the topic orders and ten messages in it. Light ones only count them."""
     for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
         monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
     with RunningCluster(path / "cluster", release=release, brokers=2, is_light=is_light) as cluster:

@@ -8,7 +8,8 @@ A query publishes only positions at which a batch begins or ends, but seldom all
 publish, and each leaves out most of them. A running query remembers the positions of its last batches (`OwnOffsets`),
 because a broker that crashes goes back to an earlier commit. The offset of a batch records only the bounds of what the
 group may be at until the next batch is planned (`published_of`). To a restarted query, each offset between them and the
-position counts as its own. It has delivered everything below its position, so it loses nothing by that.
+position counts as its own. It has delivered everything below its position, so it loses nothing by that. An orderly
+query may have left messages out (`batch_locks`), so there only the bounds count.
 """
 
 from collections import deque
@@ -85,13 +86,21 @@ class QueryHistory:
 
     `before` is the offset from which it plans, in the same group. `run` has the positions of this run. `known` are the
     queues that this run has owned, or seen with another member: the checkpoint tells nothing of them any more. In the
-    first plan of a run (`is_first`) the last batch is that of an earlier run.
+    first plan of a run (`is_first`) the last batch is that of an earlier run. That of an orderly query may have left
+    messages out.
     """
 
     def __init__(
-        self, before: StreamOffset, run: OwnOffsets, known: Collection[QueueKey], *, is_first: bool = False
+        self,
+        before: StreamOffset,
+        run: OwnOffsets,
+        known: Collection[QueueKey],
+        *,
+        is_first: bool = False,
+        is_orderly: bool = False,
     ) -> None:
-        self._before, self._run, self._known, self._is_first = before, run, known, is_first
+        self._before, self._run, self._known = before, run, known
+        self._is_first, self._is_orderly = is_first, is_orderly
 
     def of(self, queue: QueueKey) -> tuple[int, ...]:
         """Return the offsets at which the group may be if only this query has moved it, besides its position."""
@@ -101,7 +110,7 @@ class QueryHistory:
 
     def has_between(self, queue: QueueKey) -> bool:
         """Return whether the group may also be between these offsets: a checkpoint does not have all."""
-        return queue not in self._known
+        return queue not in self._known and not self._is_orderly
 
     def is_own(self, queue: QueueKey, committed: int) -> bool:
         """Return whether a group's offset may be one that only this query has set."""

@@ -255,7 +255,10 @@ class GroupPlanner:
         """Return what is known of the query's own offsets. None: nothing, or the place's resets have numbers."""
         if self._has_leases or before.group != self._group.group:
             return None
-        return QueryHistory(before, self._own_offsets, self._had | self._others, is_first=self._is_first)
+        known = self._had | self._others
+        return QueryHistory(
+            before, self._own_offsets, known, is_first=self._is_first, is_orderly=self._group.is_orderly
+        )
 
     def _batch_facts(self, before: StreamOffset) -> BatchFacts:
         options, group = self._options, self._group
