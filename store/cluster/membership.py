@@ -124,6 +124,7 @@ class Membership(Synchronized):
         self._routed: dict[str, BrokerOfGroup] = {}
         self._lines: dict[str, tuple[str, int]] = {}  # by broker: address and connection of the last heartbeat
         self._away: set[str] = set()  # brokers of whose absence the user knows
+        self._has_logged = False  # that a commit has failed
         self._thread = threading.Thread(target=self._run, name="rmq-spark membership", daemon=True)
         self._thread.start()
 
@@ -185,14 +186,7 @@ class Membership(Synchronized):
         A broker that has not acknowledged the last one is left out. The thread goes on trying there.
         """
         with self._changed:
-            schedule = self._schedule
-            return [
-                broker
-                for broker in brokers
-                if broker in schedule.brokers
-                and not schedule.is_registered(broker)
-                and not schedule.has_failed(broker)
-            ]
+            return [broker for broker in brokers if self._schedule.has_lapsed(broker)]
 
     def version_of(self, broker: str) -> int:
         """Return the number of a broker's version (MQVersion), 0 if it has not answered yet."""
@@ -454,6 +448,13 @@ class Membership(Synchronized):
                 for (_, request), answer in zip(calls, answers, strict=True):
                     if not isinstance(answer, RmqError) and self._uncommitted.get(request.queue) == request.offset:
                         del self._uncommitted[request.queue]
+            errors = [answer for answer in answers if isinstance(answer, RmqError)]
+            if errors and not self._has_logged:
+                _LOG.warning(
+                    "rmq: the consumer group %s: an offset that an administrator has set is not committed yet: %s",
+                    *(group, errors[0]),
+                )
+            self._has_logged = bool(errors)
 
     def _unregister(self) -> None:
         """Tell the brokers that the member leaves."""
