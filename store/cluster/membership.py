@@ -427,7 +427,7 @@ class Membership(Synchronized):
                 elif isinstance(answer, BackendUnavailableError):
                     silent.add(broker)
             with self._changed:
-                self._schedule.hasten(silent & self._schedule.brokers, self._monotonic_s())
+                self._schedule.hasten(silent.intersection(self._schedule.brokers), self._monotonic_s())
                 lost = self._locks.note_renewal(granted, refused, sent_s, self._monotonic_s())
                 self._news = replace(self._news, lost_locks=self._news.lost_locks | lost)
 
