@@ -305,6 +305,11 @@ class ClusterCatalog:
         known = self._known.get((queue.topic, queue.broker))
         return known is not None and known.is_missing(queue.queue_id)
 
+    def is_deleted(self, topic: str) -> bool:
+        """Return whether a topic was deleted: all brokers that have had it replied that its queues do not exist."""
+        queues = self.book.queues(topic)
+        return all(self.is_missing(queue) for queue in queues) if queues else not self.book.has_route(topic)
+
     def note_read(self, queue: QueueKey, offset: int, proof: RecordProof) -> None:
         """Remember a record, to recognise the queue by it when its broker comes back."""
         self._known_of((queue.topic, queue.broker)).note_read(queue.queue_id, offset, proof)

@@ -27,7 +27,6 @@ Source: RebalanceImpl, RebalancePushImpl, RemoteBrokerOffsetStore (4.9, 5.3).
 
 import contextlib
 import logging
-import re
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ from rmq_spark.store.cluster.connection import find_own_ip
 from rmq_spark.store.cluster.member_lists import MemberLists
 from rmq_spark.store.cluster.member_locks import MemberLocks
 from rmq_spark.store.cluster.member_progress import MemberProgress
+from rmq_spark.store.cluster.member_requests import make_client_id
 from rmq_spark.store.cluster.membership import BrokerOfGroup, MemberNews, Membership
 from rmq_spark.store.cluster.namespace import wrap_name
 from rmq_spark.store.cluster.offset_commits import Brokers
@@ -49,10 +49,9 @@ from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.queue_doubts import QueueDoubts
 from rmq_spark.store.cluster.queue_shares import (
     ShareRule,
-    TopicMembers,
+    TopicShares,
     compare_shares,
     join_lists,
-    share_topic,
 )
 from rmq_spark.store.cluster.responses import Subscription
 from rmq_spark.store.cluster.write_routes import V5_0_0
@@ -67,7 +66,6 @@ _LOG = logging.getLogger("rmq_spark")
 
 _LOOK_MS = 20_000  # the longest time between two looks at the members (RebalanceService, waitInterval)
 _RETRY_MS = 1000  # after a rebalance that could not do everything
-_STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class GroupPlace(Brokers, Protocol):
@@ -80,15 +78,6 @@ class GroupPlace(Brokers, Protocol):
     @property
     def catalog(self) -> ClusterCatalog:
         """The topics and brokers that the backend knows."""
-
-
-def make_client_id(ip: str, process: int, query_name: str, unique: str) -> str:
-    """Return the id of a member, which is unique in each run of a query.
-
-    It begins with the address of the machine and the number of the process, like a Java client's
-    (ClientConfig#buildMQClientId).
-    """
-    return f"{ip}@{process}#rmq-spark#{_STRANGE.sub('_', query_name) or '-'}#{unique}"
 
 
 class ClusterGroupSession(Synchronized):
@@ -127,9 +116,9 @@ class ClusterGroupSession(Synchronized):
         self._retries = retry_topic(terms.group)
         self._brokers: dict[str, BrokerOfGroup] = {}
         self._owned: set[QueueKey] = set()
+        self._epochs: dict[QueueKey, int] = {}  # of the same queues; each task of a batch asks for it
         self._begun_ms: dict[QueueKey, int] = {}  # when the member got each owned queue
-        # By topic: its queues and members, and the share of the query in it.
-        self._shares: dict[str, tuple[Sequence[QueueKey], TopicMembers, frozenset[QueueKey]]] = {}
+        self._shares = TopicShares(self._rule, self._names.stored_queue)
         self._unsettled: set[QueueKey] = set()  # gained since the last `settle`
         self._doubts = QueueDoubts()
         self._readable: frozenset[QueueKey] = frozenset()  # at the last rebalance: queues whose brokers answered
@@ -145,9 +134,9 @@ class ClusterGroupSession(Synchronized):
         return False
 
     @property
-    def epochs(self) -> dict[QueueKey, int]:
-        """0 for each owned queue: a cluster does not number owners. A fence tells them apart by the lock."""
-        return dict.fromkeys(sorted(self._owned), 0)
+    def epochs(self) -> Mapping[QueueKey, int]:
+        """0 for each owned queue, as of now: a cluster does not number owners. A fence tells them apart by the lock."""
+        return self._epochs
 
     @property
     def published(self) -> dict[QueueKey, int]:
@@ -179,6 +168,13 @@ class ClusterGroupSession(Synchronized):
             elif self._topics:
                 self._enter()
 
+    def _note_topics(self, readable: Collection[str]) -> None:
+        """Note the topics to subscribe to. A query with a pattern gets new ones, and drops those that were deleted."""
+        self._topics |= set(readable)
+        if not self.terms.topics:
+            is_deleted = self._place.catalog.is_deleted
+            self._topics -= {topic for topic in self._topics.difference(readable) if is_deleted(topic)}
+
     def _enter(self) -> Membership | None:
         """Register at all brokers of the topics, and of the group's retry topic. Return None if there are none yet."""
         routed = self._place.catalog.shared_queues(sorted({*self._topics, self._retries}))
@@ -188,17 +184,11 @@ class ClusterGroupSession(Synchronized):
             for topic, queues in sorted(routed.items())
             for queue in queues
         }
-        brokers = {**self._brokers, **brokers}
-        if not brokers:
-            return None
-        if self._member is None:
-            self._member = self._begin(brokers)
-        else:
+        if self._member is not None:
             self._member.check()
             self._member.register(brokers, self._subscriptions())
-            new = brokers.keys() - self._brokers.keys()
-            if new:
-                self._member.beat(new)
+        elif brokers:
+            self._member = self._begin(brokers)
         self._brokers = brokers
         return self._member
 
@@ -206,7 +196,8 @@ class ClusterGroupSession(Synchronized):
         """Join the group: compare, register, and look whether the brokers list the member."""
         subscriptions = self._subscriptions()
         address = self._place.location
-        self._lists = MemberLists(self._place.client, self._names.stored_group, self.member_id)
+        has_pattern = not self.terms.topics
+        self._lists = MemberLists(self._place.client, self._names.stored_group, self.member_id, has_pattern=has_pattern)
         addresses = {name: one.address for name, one in brokers.items() if one.address}
         self._lists.require_agreement(subscriptions, addresses)
         status = MemberStatus(
@@ -224,6 +215,7 @@ class ClusterGroupSession(Synchronized):
             lasting = [error for error in errors if not isinstance(error, BackendUnavailableError)]
             if lasting or len(errors) == len(brokers):
                 raise (lasting or errors)[0]
+            addresses = {name: addresses[name] for name in member.registered(addresses)}
             self._lists.require_agreement(subscriptions, addresses)  # another one may have joined at the same time
             self._lists.find(member, addresses)
         except BaseException:
@@ -281,8 +273,8 @@ class ClusterGroupSession(Synchronized):
         Raises the errors of `join`.
         """
         with self._mutex:
-            self._topics |= {queue.topic for queue in queues}
-            member = self._enter() if self._topics else None
+            self._note_topics({queue.topic for queue in queues})
+            member = self._enter() if self._topics or self._member is not None else None
             self._progress.resets.note_applied(applied_reset)
             if member is None:
                 return GroupAssignment((), (), {}, (), {}, self._progress.resets.number)
@@ -373,19 +365,14 @@ class ClusterGroupSession(Synchronized):
         lists = self._lists.find(member, {name: at for name in sorted(asked) if (at := address_of(name)) is not None})
         self._lists.warn_of_disagreement(self._subscriptions(), lists, address_of)
         share: set[QueueKey] = set()
+        self._shares.keep(routed)
         for topic, queues in routed.items():
             members = join_lists(self.member_id, [lists.get(broker) for broker in {queue.broker for queue in queues}])
             if members.client_ids is not None and not members.is_complete:
                 self._try_again()
-            last = self._shares.get(topic)
-            if last is not None and last[1] != members:
+            if self._shares.have_members_changed(topic, members):
                 self._doubts.note_members([queue for queue in queues if queue in self._owned])
-            if last is None or members.client_ids is None or last[:2] != (queues, members):
-                stored = {self._names.stored_queue(queue): queue for queue in queues}
-                before = [name for name, queue in stored.items() if queue in self._owned]
-                of_topic = share_topic(self._rule, list(stored), members, before)
-                last = self._shares[topic] = queues, members, frozenset(stored[name] for name in of_topic)
-            share |= last[2]
+            share |= self._shares.find(topic, queues, members, self._owned)
         self._warn_of_unowned([queue for queues in routed.values() for queue in queues])
         return share
 
@@ -420,6 +407,7 @@ class ClusterGroupSession(Synchronized):
         self._progress.forget(queues)
         for queue in queues:
             self._begun_ms.pop(queue, None)
+            self._epochs.pop(queue, None)
 
     def _claim(
         self, member: Membership, gained: Collection[QueueKey], history: OffsetHistory | None
@@ -439,6 +427,7 @@ class ClusterGroupSession(Synchronized):
             self._forget(failed & self._unsettled)
         new = {queue for queue in gained if queue not in failed}
         self._owned |= new
+        self._epochs |= dict.fromkeys(new, 0)
         self._begun_ms |= dict.fromkeys(new, self._now_ms())
         certain = told.keys() - failed
         for queue in sorted((self._doubts.queues & certain) - self._unsettled):

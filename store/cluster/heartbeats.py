@@ -97,6 +97,10 @@ class HeartbeatSchedule:
         """Return whether a broker has not acknowledged the last heartbeat to it."""
         return broker in self._beats and self._beats[broker].failures > 0
 
+    def has_lapsed(self, broker: str) -> bool:
+        """Return whether the member is not registered at a broker, and the last heartbeat to it has not failed."""
+        return broker in self._beats and not self.is_registered(broker) and not self.has_failed(broker)
+
     def forgetful(self, now_s: float) -> list[str]:
         """Return the brokers that have the member registered and may have forgotten it, for want of heartbeats."""
         return [name for name, beat in self._beats.items() if beat.is_registered and now_s - beat.seen_s > FORGOTTEN_S]

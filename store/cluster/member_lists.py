@@ -9,7 +9,7 @@ from rmq_spark.store.cluster.codes import ResponseCode
 from rmq_spark.store.cluster.group_requests import GroupConnectionsRequest, GroupMembersRequest
 from rmq_spark.store.cluster.member_requests import POP_MODE, AssignmentRequest, AssignmentResponse
 from rmq_spark.store.cluster.responses import GroupConnectionsResponse, GroupMembersResponse, Subscription
-from rmq_spark.store.cluster.subscription_check import find_disagreement
+from rmq_spark.store.cluster.subscription_check import Disagreement, find_disagreement
 from rmq_spark.store.errors import (
     BackendUnavailableError,
     BrokerError,
@@ -35,10 +35,14 @@ class Registrar(Protocol):
 
 
 class MemberLists:
-    """The lists of the members of a group. `group` is the cluster's name; `client_id` is that of the asking member."""
+    """The lists of the members of a group. `group` is the cluster's name; `client_id` is that of the asking member.
 
-    def __init__(self, client: ClusterClient, group: str, client_id: str) -> None:
-        self._client, self._group, self._client_id = client, group, client_id
+    `has_pattern` is whether the member finds its topics by a pattern (`find_disagreement`).
+    """
+
+    def __init__(self, client: ClusterClient, group: str, client_id: str, *, has_pattern: bool = False) -> None:
+        self._client, self._group, self._client_id, self._has_pattern = client, group, client_id, has_pattern
+        self._is_unclear = False  # whether the last comparison has failed
         self._is_known: set[str] = set()  # brokers that have listed the member
         self._members: frozenset[str] = frozenset({client_id})  # at the last call of `warn_of_disagreement`
 
@@ -87,9 +91,14 @@ class MemberLists:
         """Raise GroupConflictError if members of the group at a broker do not agree with these subscriptions.
 
         Also if a broker lets the group consume one of the topics by POP: a broker of 5.x shows members that do so like
-        others. A broker that is away is left out. Raises the error of a broker that refuses a question.
+        others. A broker that is away is left out. A disagreement that may pass is logged. Raises the error of a broker
+        that refuses a question.
         """
-        why = self._find_disagreement(ours, addresses) or self._find_pop(ours, addresses)
+        found = self._find_disagreement(ours, addresses)
+        if found is not None and found.may_pass:
+            self._warn(found)
+            found = None
+        why = self._find_pop(ours, addresses) if found is None else found.text
         if why is not None:
             raise GroupConflictError(
                 f"{self._client_id} cannot join consumer group {self._group}: {why}; expected members that "
@@ -105,20 +114,34 @@ class MemberLists:
     ) -> None:
         """Log a warning if members that have joined since the last call do not agree with these subscriptions.
 
-        `lists` are the members at each broker, and `address_of` returns its address.
+        `lists` are the members at each broker, and `address_of` returns its address. Raises nothing: a broker that
+        refuses the question is logged once, until one answers.
         """
         members = frozenset(one for ids in lists.values() if ids is not None for one in ids)
         before, self._members = self._members, members
         if members <= before:
             return
         addresses = {name: at for name, ids in lists.items() if ids is not None and (at := address_of(name))}
-        why = self._find_disagreement(ours, addresses)
-        if why is not None:
-            _LOG.warning(
-                "rmq: the members of consumer group %s do not agree: %s. Queues that belong to a member which does not "
-                "subscribe to their topic are not read. Give all members the same subscription",
-                *(self._group, why),
-            )
+        try:
+            found = self._find_disagreement(ours, addresses)
+        except RmqError as error:
+            if not self._is_unclear:
+                _LOG.warning(
+                    "rmq: whether the members of consumer group %s have the same subscription is not known: %s",
+                    *(self._group, error),
+                )
+            self._is_unclear, self._members = True, before
+            return
+        self._is_unclear = False
+        if found is not None:
+            self._warn(found)
+
+    def _warn(self, found: Disagreement) -> None:
+        _LOG.warning(
+            "rmq: the members of consumer group %s do not agree: %s. Queues that belong to a member which does not "
+            "subscribe to their topic are not read. Give all members the same subscription",
+            *(self._group, found.text),
+        )
 
     def _find_pop(self, ours: Collection[Subscription], addresses: Mapping[str, str]) -> str | None:
         """Return why members may consume by POP, which does not share queues. None if they do not."""
@@ -141,13 +164,15 @@ class MemberLists:
                 raise answer
         return None
 
-    def _find_disagreement(self, ours: Collection[Subscription], addresses: Mapping[str, str]) -> str | None:
+    def _find_disagreement(self, ours: Collection[Subscription], addresses: Mapping[str, str]) -> Disagreement | None:
+        """Return the first disagreement at a broker, one that does not pass before others."""
+        found: list[Disagreement] = []
         calls = [(to, GroupConnectionsRequest(self._group, broker)) for broker, to in addresses.items()]
         for broker, answer in zip(addresses, self._client.call_all(calls), strict=True):
             if isinstance(answer, GroupConnectionsResponse):
-                why = find_disagreement(ours, answer, broker, self._client_id)
-                if why is not None:
-                    return why
+                one = find_disagreement(ours, answer, broker, self._client_id, has_pattern=self._has_pattern)
+                if one is not None:
+                    found.append(one)
             elif not isinstance(answer, BackendUnavailableError):
                 raise answer
-        return None
+        return min(found, key=lambda one: one.may_pass, default=None)

@@ -48,6 +48,7 @@ class MemberProgress:
         self._finished: dict[QueueKey, int] = {}
         self._looked_ms, self._next_look = -float("inf"), 0
         self._warned = False
+        self._has_kept_resets = False  # whether brokers have refused the last pulls that take resets
         self.resets, self.published = GroupResets(), PublishedOffsets()
 
     @property
@@ -261,11 +262,11 @@ class MemberProgress:
         applied = {queue: target for queue, target in self.resets.applied().items() if queue in owned}
         positions = {queue: self._finished.get(queue, target) for queue, target in applied.items()}
         taken = self._offsets.take_resets({q: at for q, at in positions.items() if _keeps_resets(member, q)})
-        is_complete = True
+        errors: list[RmqError] = []
         for queue, target in applied.items():
             one = taken.get(queue)
             if isinstance(one, RmqError):
-                is_complete = False
+                errors.append(one)
                 continue
             self.resets.forget([queue])
             self.published.note_acknowledged(queue, target)
@@ -273,7 +274,14 @@ class MemberProgress:
                 self.resets.note(queue, one)
                 self.published.note_acknowledged(queue, one)
         member.drop_resets([self._names.stored_queue(queue) for queue in applied])
-        return is_complete
+        if errors and not self._has_kept_resets:
+            _LOG.warning(
+                "rmq: offsets of consumer group %s that an administrator has reset cannot be published until the "
+                "broker takes a pull of the group, which is tried again every second: %s",
+                *(self._terms.group, errors[0]),
+            )
+        self._has_kept_resets = bool(errors)
+        return not errors
 
     def judge_doubt(self, queue: QueueKey, told: Told, *, was_cut_off: bool) -> bool:
         """Decide about a queue that others may have taken for a while, by the group's offset in it.

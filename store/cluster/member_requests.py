@@ -9,6 +9,7 @@ Source: HeartbeatData, UnregisterClientRequestHeader, LockBatchRequestBody, Unlo
 (4.9, 5.3).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -25,9 +26,18 @@ from rmq_spark.store.model import QueueKey
 
 PASSIVELY, CLUSTERING = "CONSUME_PASSIVELY", "CLUSTERING"  # ConsumeType, MessageModel: those of a push consumer
 BROADCASTING = "BROADCASTING"
-POP = "CONSUME_POP"
 POP_MODE = "POP"  # MessageRequestMode
 FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"  # ConsumeFromWhere
+_STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+def make_client_id(ip: str, process: int, query_name: str, unique: str) -> str:
+    """Return the id of a member, which is unique in each run of a query.
+
+    It begins with the address of the machine and the number of the process, like a Java client's
+    (ClientConfig#buildMQClientId).
+    """
+    return f"{ip}@{process}#rmq-spark#{_STRANGE.sub('_', query_name) or '-'}#{unique}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Membership(Synchronized):
         self._routed: dict[str, BrokerOfGroup] = {}
         self._lines: dict[str, tuple[str, int]] = {}  # by broker: address and connection of the last heartbeat
         self._away: set[str] = set()  # brokers of whose absence the user knows
+        self._has_logged = False  # that a commit has failed
         self._thread = threading.Thread(target=self._run, name="rmq-spark membership", daemon=True)
         self._thread.start()
 
@@ -185,12 +186,7 @@ class Membership(Synchronized):
         A broker that has not acknowledged the last one is left out. The thread goes on trying there.
         """
         with self._changed:
-            schedule = self._schedule
-            return [
-                broker
-                for broker in brokers
-                if broker in schedule.brokers and not schedule.is_registered(broker) and not schedule.has_failed(broker)
-            ]
+            return [broker for broker in brokers if self._schedule.has_lapsed(broker)]
 
     def version_of(self, broker: str) -> int:
         """Return the number of a broker's version (MQVersion), 0 if it has not answered yet."""
@@ -431,7 +427,7 @@ class Membership(Synchronized):
                 elif isinstance(answer, BackendUnavailableError):
                     silent.add(broker)
             with self._changed:
-                self._schedule.hasten(silent & self._schedule.brokers, self._monotonic_s())
+                self._schedule.hasten(silent.intersection(self._schedule.brokers), self._monotonic_s())
                 lost = self._locks.note_renewal(granted, refused, sent_s, self._monotonic_s())
                 self._news = replace(self._news, lost_locks=self._news.lost_locks | lost)
 
@@ -452,6 +448,13 @@ class Membership(Synchronized):
                 for (_, request), answer in zip(calls, answers, strict=True):
                     if not isinstance(answer, RmqError) and self._uncommitted.get(request.queue) == request.offset:
                         del self._uncommitted[request.queue]
+            errors = [answer for answer in answers if isinstance(answer, RmqError)]
+            if errors and not self._has_logged:
+                _LOG.warning(
+                    "rmq: the consumer group %s: an offset that an administrator has set is not committed yet: %s",
+                    *(group, errors[0]),
+                )
+            self._has_logged = bool(errors)
 
     def _unregister(self) -> None:
         """Tell the brokers that the member leaves."""

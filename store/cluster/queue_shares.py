@@ -7,7 +7,7 @@ brokers of the topic together: each broker knows only the members that are conne
 Source: RebalanceImpl#rebalanceByTopic (4.9, 5.3).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rmq_spark.store.model import QueueKey
@@ -57,6 +57,37 @@ def share_topic(
     if not members.is_complete:
         return frozenset()
     return frozenset(allocate(rule.strategy, rule.group, rule.client_id, queues, members.client_ids))
+
+
+class TopicShares:
+    """The member's share of each topic, which is computed again when its queues or members change. For one thread.
+
+    `stored_queue` returns the cluster's name of a queue.
+    """
+
+    def __init__(self, rule: ShareRule, stored_queue: Callable[[QueueKey], QueueKey]) -> None:
+        self._rule, self._stored_queue = rule, stored_queue
+        self._shares: dict[str, tuple[Sequence[QueueKey], TopicMembers, frozenset[QueueKey]]] = {}
+
+    def keep(self, topics: Collection[str]) -> None:
+        """Forget all topics but these."""
+        self._shares = {topic: one for topic, one in self._shares.items() if topic in topics}
+
+    def have_members_changed(self, topic: str, members: TopicMembers) -> bool:
+        """Return whether the members of a topic are others than at the last call of `find`."""
+        return topic in self._shares and self._shares[topic][1] != members
+
+    def find(
+        self, topic: str, queues: Sequence[QueueKey], members: TopicMembers, owned: Collection[QueueKey]
+    ) -> frozenset[QueueKey]:
+        """Return the share of the queues of a topic. `owned` are those that the member owns. See `share_topic`."""
+        last = self._shares.get(topic)
+        if last is None or members.client_ids is None or last[:2] != (queues, members):
+            stored = {self._stored_queue(queue): queue for queue in queues}
+            before = [name for name, queue in stored.items() if queue in owned]
+            found = share_topic(self._rule, list(stored), members, before)
+            last = self._shares[topic] = queues, members, frozenset(stored[name] for name in found)
+        return last[2]
 
 
 @dataclass(frozen=True, slots=True)

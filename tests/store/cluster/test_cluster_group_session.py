@@ -16,7 +16,8 @@ from rmq_spark.store.cluster.address import ClusterAddress, Credentials, parse_n
 from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.client import monotonic_ms, now_ms
 from rmq_spark.store.cluster.codes import RequestCode
-from rmq_spark.store.cluster.group_session import ClusterGroupSession, make_client_id
+from rmq_spark.store.cluster.group_session import ClusterGroupSession
+from rmq_spark.store.cluster.member_requests import make_client_id
 from rmq_spark.store.errors import (
     BackendUnavailableError,
     BrokerError,
@@ -173,7 +174,6 @@ def test_assignment_all_is_refused(start: Start) -> None:
         ({"payments": "*"}, {}, "subscribes to payments, and this query to orders"),
         ({"orders": "A"}, {}, 'subscribes to orders (tags="A"), and this query to orders'),
         ({"orders": "*"}, {"message_model": "BROADCASTING"}, "messageModel=BROADCASTING"),
-        ({"orders": "*"}, {"consume_type": "CONSUME_POP"}, "CONSUME_POP"),
     ],
 )
 def test_join_of_a_group_with_others_is_a_conflict(
@@ -248,6 +248,83 @@ def test_members_that_join_later_with_another_subscription_are_reported(
         query.rebalance()
     assert caplog.text.count("the members of consumer group billing do not agree") == 1
     assert "192.0.2.9@1" in caplog.text
+
+
+def test_a_comparison_that_fails_later_is_a_warning(
+    cluster: RunningCluster, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = settled(start)
+    rule = cluster.brokers[A].fail(RequestCode.GET_CONSUMER_CONNECTION_LIST, faults.with_code(1, "a planted fault"))
+    cluster.brokers[A].members.add(GROUP, "192.0.2.9@1", {"payments": "*"})
+    for _ in range(3):
+        assert set(query.rebalance().owned) == set(Q[:2])
+    assert caplog.text.count("have the same subscription is not known: ") == 1
+    cluster.brokers[A].heal(rule)
+    query.rebalance()
+    assert caplog.text.count("the members of consumer group billing do not agree") == 1
+
+
+def test_queries_with_a_pattern_may_have_seen_other_topics(
+    cluster: RunningCluster, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    pattern = (("", EVERYTHING),)
+    cluster.create_topic("orders-late", queues=1)
+    query = start(expressions=pattern)
+    query.rebalance(None, "orders", "orders-late")
+    other = start(expressions=pattern)
+    other.rebalance()
+    assert len(cluster.brokers[A].members.ids(GROUP)) == 2
+    assert "do not agree" in caplog.text
+    with pytest.raises(GroupConflictError, match=r'and this query to orders \(tags="A"\)'):
+        start(expressions=(("", Expression("TAG", "A")),)).rebalance()
+    cluster.create_topic("payments", queues=1)
+    with pytest.raises(GroupConflictError, match="and this query to payments"):
+        start(expressions=pattern).rebalance(None, "payments")
+
+
+def test_a_topic_that_was_deleted_leaves_the_subscription_of_a_pattern(cluster: RunningCluster, start: Start) -> None:
+    cluster.create_topic("orders-late", queues=1)
+    query = start(expressions=(("", EVERYTHING),))
+    query.rebalance(None, "orders", "orders-late")
+    assert "orders-late" in cluster.brokers[A].members.groups[GROUP].subscriptions
+    for broker in cluster.brokers.values():
+        broker.delete_topic("orders-late")
+    query.backend.reopen()
+    found = query.rebalance(None, "orders", "orders-late")
+    assert {queue.topic for queue in query.session.epochs} == {"orders"}
+    assert {queue.topic for queue in found.lost} == {"orders-late"}
+    for broker in cluster.brokers.values():
+        assert eventually(lambda broker=broker: "orders-late" not in broker.members.groups[GROUP].subscriptions)
+
+
+def test_a_topic_whose_brokers_are_away_stays_in_the_subscription_of_a_pattern(
+    cluster: RunningCluster, start: Start
+) -> None:
+    cluster.create_topic("orders-late", queues=1, brokers=[B])
+    query = start(expressions=(("", EVERYTHING),), timeout_ms=300)
+    query.rebalance(None, "orders", "orders-late")
+    broker = cluster.brokers[B]
+    broker.kill()
+    cluster.forget(broker)
+    query.backend.reopen()
+    query.rebalance(None, "orders", "orders-late")
+    assert "orders-late" in cluster.brokers[A].members.groups[GROUP].subscriptions
+
+
+def test_a_broker_that_has_left_gets_no_heartbeats(cluster: RunningCluster, start: Start) -> None:
+    query = settled(start)
+    member = query.session._member
+    assert member is not None
+    assert set(member._schedule.brokers) == {A, B}
+    cluster.brokers[B].kill()
+    cluster.forget(cluster.brokers[B])
+    query.backend.reopen()
+    query.rebalance()
+    assert set(member._schedule.brokers) == {A}
+    cluster.brokers[B].restart()
+    query.backend.reopen()
+    assert eventually(lambda: set(query.rebalance().owned) == set(Q))
+    assert cluster.brokers[B].members.ids(GROUP) == [query.session.member_id]
 
 
 def test_a_registration_that_a_broker_has_lost_is_repeated(cluster: RunningCluster, start: Start) -> None:
@@ -1061,7 +1138,9 @@ def test_looks_for_resets_in_many_queues_take_turns(
     assert max(map(len, found)) == 3
 
 
-def test_a_reset_that_cannot_be_taken_is_taken_later(cluster: RunningCluster, start: Start) -> None:
+def test_a_reset_that_cannot_be_taken_is_taken_later(
+    cluster: RunningCluster, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     if not cluster.brokers[A].release.is_5:
         pytest.skip("a broker of 4.9 keeps no resets")
     query = settled(start)
@@ -1069,12 +1148,14 @@ def test_a_reset_that_cannot_be_taken_is_taken_later(cluster: RunningCluster, st
     query.pass_time(5.1)
     query.rebalance(dict.fromkeys(Q, 4))
     cluster.brokers[A].fail(RequestCode.PULL_MESSAGE, faults.with_code(14, "service not available"))
-    query.rebalance({**dict.fromkeys(Q, 4), Q[0]: 2})
+    for _ in range(2):
+        query.rebalance({**dict.fromkeys(Q, 4), Q[0]: 2})
     assert not query.session.has_changed()
     query.pass_time(1.1)
     assert query.session.has_changed()
     cluster.brokers[A].heal()
     assert query.rebalance({**dict.fromkeys(Q, 4), Q[0]: 2}).resets == {}
+    assert caplog.text.count("until the broker takes a pull of the group") == 1
     assert not cluster.brokers[A].offsets.has_reset(GROUP, QueueKey("orders", 0))
 
 
@@ -1095,7 +1176,8 @@ def test_an_orderly_query_owns_locked_queues_only(cluster: RunningCluster, start
     query = start(is_orderly=True)
     assert set(query.rebalance().owned) == set(Q[1:])
     assert [owner_of(cluster.brokers[queue.broker], queue) for queue in Q[1:]] == [query.session.member_id] * 3
-    assert set(query.session.epochs) == set(Q[1:])
+    assert query.session.epochs == dict.fromkeys(Q[1:], 0)
+    assert query.session.epochs is query.session.epochs, "it is asked for each task of a batch"
     cluster.brokers[A].locks.held.clear()
     query.pass_time(1.1)
     assert query.session.has_changed()

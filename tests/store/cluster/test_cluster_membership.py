@@ -316,17 +316,20 @@ def test_a_reset_is_noted_and_committed_in_own_queues_only(rig: Rig) -> None:
     assert committed(rig, TWO) is None
 
 
-def test_a_reset_is_committed_again_until_the_broker_accepts_it(rig: Rig) -> None:
+def test_a_reset_is_committed_again_until_the_broker_accepts_it(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.register(A)
     rig.member.tell({ONE: QueueStatus(7, 1), TWO: QueueStatus(7, 1)})
     rig.a.fail(RequestCode.UPDATE_CONSUMER_OFFSET, faults.with_code(1, "a planted fault"))
     push_reset(rig, {ONE: 3, TWO: 4})
     assert eventually(lambda: rig.a.requests[RequestCode.UPDATE_CONSUMER_OFFSET] == 2)
     rig.member.drop_resets([TWO])  # the query is past it
+    rig.pass_time(1.1)
+    assert eventually(lambda: rig.a.requests[RequestCode.UPDATE_CONSUMER_OFFSET] == 3)
     rig.a.heal()
     rig.pass_time(1.1)
     assert eventually(lambda: committed(rig, ONE) == 3)
     assert committed(rig, TWO) is None
+    assert caplog.text.count("is not committed yet: ") == 1
 
 
 def test_a_request_that_cannot_be_read_is_logged(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,8 @@ def group(
 
 
 def check(found: GroupConnectionsResponse) -> str | None:
-    return find_disagreement(OURS, found, "broker-a", "me")
+    one = find_disagreement(OURS, found, "broker-a", "me")
+    return None if one is None else one.text
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,6 @@ def test_members_agree(found: GroupConnectionsResponse) -> None:
         (group(Subscription("orders", "A || B", "SQL92")), 'orders (sql92="A || B")'),
         (group(*OURS, Subscription("payments", "*")), "payments"),
         (group(*OURS, model="BROADCASTING"), "messageModel=BROADCASTING"),
-        (group(*OURS, kind="CONSUME_POP"), "CONSUME_POP"),
     ],
 )
 def test_members_disagree(found: GroupConnectionsResponse, words: str) -> None:
@@ -72,3 +72,20 @@ def test_the_same_sql_is_equal() -> None:
     sql = Subscription("orders", "a > 1", "SQL92")
     assert find_disagreement([sql], group(sql), "broker-a", "me") is None
     assert find_disagreement([sql], group(Subscription("orders", "a > 2", "SQL92")), "broker-a", "me") is not None
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "may_pass"),
+    [
+        ((Subscription("orders", "A || B"), Subscription("payments", "*")), True),
+        ((Subscription("orders", "B || A"), Subscription("refunds", "A")), True),
+        ((Subscription("orders", "A"), Subscription("payments", "*")), False),
+        ((Subscription("refunds", "*"),), False),
+    ],
+)
+def test_with_a_pattern_other_topics_may_pass(subscriptions: tuple[Subscription, ...], may_pass: bool) -> None:
+    ours = (*OURS, Subscription("refunds", "A"))
+    for has_pattern in (False, True):
+        one = find_disagreement(ours, group(*subscriptions), "broker-a", "me", has_pattern=has_pattern)
+        assert one is not None
+        assert one.may_pass == (has_pattern and may_pass)
