@@ -38,6 +38,7 @@ _MAX_RECONSUME_TIMES = {CONCURRENTLY: 16, ORDERLY: -1}
 # DefaultMQPushConsumer#consumeTimeout: 15 minutes. ProcessQueue#cleanExpiredMsg leaves orderly consumers out.
 _TIMEOUT_S = {CONCURRENTLY: 900.0, ORDERLY: math.inf}
 _MOST_THREADS = 1_000  # DefaultMQPushConsumerImpl#checkConfig
+_MOST_TIMEOUT_S = 1_000_000_000  # no platform waits for much longer than 2^63 ns
 # The steps of a query plan that keep rows in their partition and order. An orderly listener allows no others.
 _IN_ORDER = {
     "StreamingRelationV2",
@@ -49,7 +50,8 @@ _IN_ORDER = {
     "CollectMetrics",
 }
 _EXPIRED_ORIGINALS = _ERROR, _RESEND = ("error", "resend")
-_counts: "dict[str, BatchCounts]" = {}  # of the queries that this process started, by run id
+_MOST_COUNTS = 1_000
+_counts: "dict[str, BatchCounts]" = {}  # of the queries that this process started last, by run id
 _PLACES = {option.name: option for option in OPTIONS if option.name in ("path", "nameServer")}
 
 
@@ -159,14 +161,16 @@ def _start(df: "DataFrame", writer: "DataStreamWriter", job: "ListenerJob") -> "
     query = writer.format(job.listener_id).start()
     assert job.batch_counts is not None
     _counts[str(query.runId)] = job.batch_counts
+    for run_id in list(_counts)[:-_MOST_COUNTS]:
+        _counts.pop(run_id, None)
     return query
 
 
 def listener_progress(query: "StreamingQuery") -> dict[str, Any] | None:
     """Return counts and times of a listener in the last batch with calls, in the manner of `query.lastProgress`.
 
-    `query` is the result of `consume`, in the process that called it. Returns None before the first such batch. A batch
-    is counted when Spark has reported its progress. The dict has these entries:
+    `query` is the result of `consume`, in the process that called it, which knows its last 1,000 queries. Returns None
+    before the first such batch. A batch is counted when Spark has reported its progress. The dict has these entries:
 
     - `id`, `runId`, `name`: those of the query. `batchId`: that of the batch.
     - `rows`, `calls`: rows that the listener got, and its calls. `failedRows`: rows that failed. `timedOutCalls`: calls
@@ -181,8 +185,8 @@ def listener_progress(query: "StreamingQuery") -> dict[str, Any] | None:
     counts = _counts.get(str(getattr(query, "runId", None)))
     if counts is None:
         raise OptionError(
-            f"listener_progress: {query!r} is not a query that consume() started in this process; expected one. Give "
-            "what consume() returned."
+            f"listener_progress: {query!r} is not one of the last {_MOST_COUNTS:,} queries that consume() started in "
+            "this process; expected one. Give what consume() returned."
         )
     progress = query.lastProgress
     found = None if progress is None else counts.report(progress.batchId)
@@ -209,10 +213,10 @@ def _check_terms(
             f"max_reconsume_times={max_reconsume_times!r} must be an integer ≥ 0, or None or -1 for the default of "
             'RocketMQ: 16, or no limit with model="orderly".'
         )
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+    if timeout is not None and not _is_timeout(timeout):
         raise OptionError(
-            f"timeout={timeout!r}. Accepted: seconds, more than 0; math.inf for no limit; None for the default: 900 "
-            'seconds, or no limit with model="orderly".'
+            f"timeout={timeout!r}. Accepted: seconds, more than 0 and at most {_MOST_TIMEOUT_S:,}; math.inf for no "
+            'limit; None for the default: 900 seconds, or no limit with model="orderly".'
         )
     most = max_reconsume_times if max_reconsume_times not in (None, -1) else _MAX_RECONSUME_TIMES[model]
     assert most is not None
@@ -250,6 +254,12 @@ def _check_signature(listener: object) -> None:
             f"the listener {name} is called with two arguments, messages and context, and takes {signature}: {error}. "
             "Declare it as def listener(messages, context)."
         ) from None
+
+
+def _is_timeout(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= _MOST_TIMEOUT_S or value == math.inf
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
 import rmq_spark
-from rmq_spark import ConsumeContext, OptionError
+from rmq_spark import ConsumeContext, OptionError, consuming
 from rmq_spark.consuming import _check_terms as check_terms
 
 if TYPE_CHECKING:
@@ -200,6 +201,12 @@ def test_broadcasting_drops_what_fails(orders: Orders) -> None:
         ({}, {"max_reconsume_times": -2}, "max_reconsume_times=-2"),
         ({}, {"timeout": 0}, "timeout=0"),
         ({}, {"timeout": float("nan")}, "timeout=nan"),
+        (
+            {},
+            {"timeout": 1_000_000_001},
+            "timeout=1000000001. Accepted: .* at most 1,000,000,000; math.inf",
+        ),
+        ({}, {"timeout": 10**400}, "timeout=1000"),
         ({}, {"expired_original": "drop"}, "error, resend"),
         (
             {"columns": "body,commitLogOffset,topic,queueId,queueOffset,reconsumeTimes"},
@@ -284,6 +291,7 @@ def test_a_listener_that_takes_messages_and_context_is_not_refused(listener: Cal
         ("concurrently", None, 900.0),
         ("orderly", None, None),
         ("concurrently", 2.5, 2.5),
+        ("concurrently", 1e9, 1e9),
         ("orderly", 3, 3),
         ("concurrently", float("inf"), None),
     ],
@@ -292,6 +300,15 @@ def test_the_timeout_is_that_of_RocketMQ_unless_it_is_given(
     model: str, timeout: float | None, timeout_s: float | None
 ) -> None:
     assert check_terms(with_any, model, 1, 20, None, timeout).timeout_s == timeout_s
+
+
+def test_the_counts_of_the_queries_that_were_started_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming, "_counts", {})
+    for number in range(consuming._MOST_COUNTS + 3):
+        writer = Mock()
+        writer.format.return_value.start.return_value.runId = number
+        consuming._start(Mock(), writer, Mock(listener_id=f"rmq_listener_{number}", batch_counts=number))
+    assert list(consuming._counts.values()) == list(range(3, consuming._MOST_COUNTS + 3))
 
 
 def together(folder: Path, count: int, status: str) -> Callable[[str, ConsumeContext], str]:

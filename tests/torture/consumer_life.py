@@ -4,8 +4,8 @@
 
 A call of the listener takes up to 20 ms, and THREADS calls of a task run at the same time. The listener fails at
 random, and always for bodies that begin with "bad". It adds lines to the file NOTES: "given <queue id> <queue offset>
-<topic> <key> <ms since the epoch>" for each row, and "done …" for those that it did not fail. Prints "started", and
-"stopped" when a file STOP has appeared.
+<topic> <key> <ms since the epoch> <pid>" for each row, and "done …" for those that it did not fail. Prints "started",
+and "stopped" when a file STOP has appeared.
 """
 
 import os
@@ -29,7 +29,7 @@ def main(master: str, store: str, notes: str, checkpoint: str, stop: str, model:
     def note(word: str, row: Any) -> None:
         # One small write at the end of the file: what two tasks write does not mix, and a kill cuts no line.
         now_ms = wall_clock_ms()
-        text = f"{word} {row.queueId} {row.queueOffset} {row.physicalTopic} {row.keys} {now_ms}\n"
+        text = f"{word} {row.queueId} {row.queueOffset} {row.physicalTopic} {row.keys} {now_ms} {os.getpid()}\n"
         descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, text.encode())
         os.close(descriptor)

@@ -56,7 +56,7 @@ def read_keys(path: Path, topic: str) -> list[str]:
 
 
 class Note(NamedTuple):
-    """A note of a listener on a row: "given" or "done", and when."""
+    """A note of a listener on a row: "given" or "done", when, and the process of the listener."""
 
     word: str
     queue_id: int
@@ -64,6 +64,7 @@ class Note(NamedTuple):
     topic: str
     key: str
     time_ms: int
+    pid: int
 
 
 def read_notes(path: Path) -> list[Note]:
@@ -72,8 +73,8 @@ def read_notes(path: Path) -> list[Note]:
     lines = text[: text.rfind("\n") + 1].splitlines()  # a line may be written just now
     parts = [line.split() for line in lines]
     return [
-        Note(word, int(queue_id), int(offset), topic, key, int(time_ms))
-        for word, queue_id, offset, topic, key, time_ms in parts
+        Note(word, int(queue_id), int(offset), topic, key, int(time_ms), int(pid))
+        for word, queue_id, offset, topic, key, time_ms, pid in parts
     ]
 
 
@@ -93,10 +94,38 @@ def check_order(notes: list[Note], dead_ms: dict[str, int]) -> None:
         checked[note.queue_id] = max(checked.get(note.queue_id, 0), note.offset)
 
 
+def count_repeated(notes: list[Note], victims: set[int]) -> int:
+    """Return the number of rows that a killed process had done, and that another process got again."""
+    done: set[tuple[str, int, int]] = set()
+    again: set[tuple[str, int, int]] = set()
+    for note in notes:
+        row = note.topic, note.queue_id, note.offset
+        if note.word == "done" and note.pid in victims:
+            done.add(row)
+        elif note.word == "given" and note.pid not in victims and row in done:
+            again.add(row)
+    return len(again)
+
+
 def check_retries(retries: list[dict[str, Any]]) -> None:
     """Each failure of a message was sent back once."""
     copies = Counter((dict(row["properties"])["ORIGIN_MESSAGE_ID"], row["reconsumeTimes"]) for row in retries)
     assert [copy for copy, count in copies.items() if count > 1] == []
+
+
+def wait_for_notes(life: "Life", notes: Path, count: int, is_over: Callable[[], bool]) -> None:
+    """Wait until there are so many more notes, or all is done, or the driver has ended."""
+    wanted, until = len(read_notes(notes)) + count, time.monotonic() + WITHIN_S
+    while len(read_notes(notes)) < wanted and not is_over() and life.wait(0) is None:
+        assert time.monotonic() < until, life.log.read_text(errors="replace")
+        time.sleep(0.01)
+
+
+def kill_worker(life: "Life", pid: int) -> set[int]:
+    """Kill the process if it is a worker of Spark's that still runs. Return it if so."""
+    found = {pid} & set(life.members("python", "worker_daemon"))
+    life.kill(list(found))
+    return found
 
 
 def run_consumers(
@@ -108,6 +137,7 @@ def run_consumers(
     notes, stop = folder / "notes", folder / "stop"
     arguments = [str(path), str(notes), str(folder / "checkpoint"), str(stop), model, str(threads)]
     life: Life | None = None
+    victims: set[int] = set()
 
     def is_over() -> bool:
         return {note.key for note in read_notes(notes) if note.word == "done"} | set(
@@ -124,17 +154,12 @@ def run_consumers(
 
     for _ in range(kills):
         life = restarted()
-        seen = len(read_notes(notes))
-        wanted = seen + random.randrange(1, messages // 4)
-        until = time.monotonic() + WITHIN_S
-        while len(read_notes(notes)) < wanted and not is_over() and life.wait(0) is None:
-            assert time.monotonic() < until, life.log.read_text(errors="replace")
-            time.sleep(0.01)
+        wait_for_notes(life, notes, random.randrange(1, messages // 4), is_over)
         if victim == DRIVER:
             time.sleep(random.random())
             life.end()
-        else:  # at once: the calls run now
-            life.kill(random.sample(workers, 1) if (workers := life.members("python", "worker_daemon")) else [])
+        elif not is_over():
+            victims |= kill_worker(life, read_notes(notes)[-1].pid)
     until = time.monotonic() + WITHIN_S
     while not is_over():
         life = restarted()
@@ -147,12 +172,14 @@ def run_consumers(
     dead = [row["keys"] for row in letters]
     done = [note.key for note in noted if note.word == "done"]
     retries = read_rows(path, "%RETRY%crew", "properties", "reconsumeTimes")
-    again = len(done) - len(set(done))
+    again, repeated = len(done) - len(set(done)), count_repeated(noted, victims)
     print(
         f"seed {seed}, {model}: {messages} messages, {kills} kills: {len(set(done))} processed, "
         f"{len(dead)} dead letters, {len(set(done) & set(dead))} both; {len(retries)} retries; "
         f"{sum(note.word == 'given' for note in noted)} times given, {again} times processed again"
+        f"; {len(victims)} workers killed, {repeated} rows of theirs repeated"
     )
+    assert victim == DRIVER or (len(victims) > kills // 2 and repeated), f"seed {seed}: too few kills, or no repetition"
     # What a batch did that the death cut off is done again with it.
     assert again <= ROWS_A_BATCH * kills, f"seed {seed}: a death costs one batch at most"
     assert len(dead) == len(set(dead)), f"seed {seed}: a dead letter came twice"
@@ -164,8 +191,8 @@ def run_consumers(
         assert retries == []
 
 
-def note(word: str, offset: int, time_ms: int) -> Note:
-    return Note(word, 0, offset, "orders", f"key-{offset}", time_ms)
+def note(word: str, offset: int, time_ms: int, pid: int = 1) -> Note:
+    return Note(word, 0, offset, "orders", f"key-{offset}", time_ms, pid)
 
 
 def test_the_check_of_order_sees_a_row_that_came_before_the_one_ahead_of_it_was_a_dead_letter() -> None:
@@ -176,6 +203,14 @@ def test_the_check_of_order_sees_a_row_that_came_before_the_one_ahead_of_it_was_
     with pytest.raises(AssertionError, match="came before 0 was done"):
         check_order(notes, {})
     check_order([note("given", 0, 10), note("done", 0, 11), *notes[1:]], {})
+
+
+def test_rows_that_a_killed_process_had_done_count_as_repeated_when_another_gets_them() -> None:
+    notes = [note("given", 0, 10), note("done", 0, 11), note("given", 1, 12), note("given", 0, 20, 2)]
+    assert count_repeated(notes, {1}) == 1
+    assert count_repeated(notes, {2}) == 0, "process 1 was not killed"
+    assert count_repeated([*notes[:3], note("given", 1, 20, 2)], {1}) == 0, "row 1 may have failed"
+    assert count_repeated([*notes[:3], note("given", 0, 20)], {1}) == 0
 
 
 def test_the_check_of_retries_sees_a_copy_that_came_twice() -> None:

@@ -3,9 +3,10 @@
 A Java producer writes to all queues all the time, and keeps a ledger of what was acknowledged.
 """
 
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,17 @@ from compat_kit.drill_judge import read_ledger
 from compat_kit.group_judge import (
     Change,
     GroupVerdict,
-    Span,
+    MemberLives,
     batch_spans,
     cut_out,
     find_overlaps,
     judge_group,
+    judge_overlaps,
+    judge_turns,
+    longest_span_ms,
     owned_spans,
 )
-from compat_kit.members import JavaMember, Member, Place, QueryMember
+from compat_kit.members import Consumed, JavaMember, Member, Owned, Place, QueryMember, read_member
 from compat_kit.rocketmq import Java
 from rmq_spark.store.disk.clock import wall_clock_ms
 
@@ -36,6 +40,7 @@ _SHARES = {STOP: 4, KILL: 5, FREEZE: 3}  # of the changes that take a member awa
 _MOST_AWAY = 2
 _MOST_FAILURES = 5  # of a query, in a group that consumes in order
 _SHOWN_OVERLAPS = 20
+_CHANGE = re.compile(r"(\d\d:\d\d:\d\d) \d+: (.+) of (\S+); \d+ messages sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,7 @@ class GroupDrill:
         self.java, self.folder, self.random, self.plan, self._say = java, folder, random, plan, say
         self.changes: list[Change] = []
         self._servers = FourServers(java, folder / "servers")
-        self._ends: dict[str, list[int]] = {}  # when processes of a member ended
-        self._frozen: dict[str, list[Span]] = {}
+        self._lives: dict[str, MemberLives] = {}
         self._away: list[Member] = []
         self._held = ExitStack()
         self._is_producing = False
@@ -76,7 +80,7 @@ class GroupDrill:
             self._client("create-topic", topic=TOPIC, queues=QUEUES)
             self.members = self._make_members()
             for member in self.members:
-                self._ends[member.name], self._frozen[member.name] = [], []
+                self._lives[member.name] = MemberLives()
                 stack.callback(member.kill)
                 member.start()
             self._produce()
@@ -155,7 +159,7 @@ class GroupDrill:
         self._settle()
         for member in self.members:
             member.stop()
-            self._ends[member.name].append(wall_clock_ms())
+            self._lives[member.name].ends_ms.append(wall_clock_ms())
         return self.judge()
 
     def _disruptions(self) -> list[str]:
@@ -177,12 +181,12 @@ class GroupDrill:
             member.freeze()
             begin = wall_clock_ms()
             time.sleep(self.plan.freeze_s)
-            self._frozen[member.name].append((begin, wall_clock_ms()))
+            self._lives[member.name].frozen.append((begin, wall_clock_ms()))
             self._note(THAW, member)
             member.thaw()
             return
         member.kill() if what == KILL else member.stop()
-        self._ends[member.name].append(wall_clock_ms())
+        self._lives[member.name].ends_ms.append(wall_clock_ms())
         self._away.append(member)
 
     def _note(self, what: str, member: Member) -> None:
@@ -200,19 +204,25 @@ class GroupDrill:
     def _check(self) -> None:
         """Start a query again that has failed because another member has the lock of a queue.
 
-        Raises RuntimeError for another failure, and if a query fails again and again.
+        Raises RuntimeError for another failure, for a member that died unasked, and if a query fails again and again.
         """
         for member in self.members:
+            if member not in self._away and (status := member.exit_status()) is not None:
+                self._check_death(member, status)
             if not isinstance(member, QueryMember) or member in self._away or (error := member.error()) is None:
                 continue
             self._note(FAIL, member)
-            self._ends[member.name].append(wall_clock_ms())
+            self._lives[member.name].ends_ms.append(wall_clock_ms())
             failures = sum(change.what == FAIL and change.member == member.name for change in self.changes)
             if "GroupConflictError" not in error or not self.plan.is_orderly or failures > _MOST_FAILURES:
                 raise RuntimeError(f"query {member.name} failed: {error}")
             member.kill()
             self._note(RESTART, member)
             member.start()
+
+    def _check_death(self, member: Member, status: int) -> None:
+        if not isinstance(member, QueryMember) or member.error() is None:
+            raise RuntimeError(f"{member.name} ended unasked, with status {status}")
 
     def _settle(self) -> None:
         """Wait until the group has consumed all that was stored, or for a long time."""
@@ -230,45 +240,107 @@ class GroupDrill:
 
     def judge(self) -> GroupVerdict:
         """Judge what the members consumed."""
-        truth = read_ledger(self.ledger)
-        stored = {
-            Place(*place): {offset: sent.body for offset, sent in held.items()} for place, held in truth.stored.items()
-        }
-        unknown = {Place(*place): bodies for place, bodies in truth.unknown.items()}
         consumed = {member.name: member.consumed() for member in self.members}
-        verdict = judge_group(stored, unknown, consumed, self.changes, is_orderly=self.plan.is_orderly)
-        spans = {}
-        for member in self.members:
-            if isinstance(member, JavaMember):
-                own = owned_spans(member.owned(), self._ends[member.name])
-            else:
-                own = batch_spans(consumed[member.name])
-                self._note_batches(own)
-            spans[member.name] = cut_out(own, self._frozen[member.name])
-        verdict.overlaps = find_overlaps(spans)
+        owned = {member.name: member.owned() for member in self.members if isinstance(member, JavaMember)}
+        verdict, self.longest_batch_ms = judge_ledgers(
+            self.ledger, consumed, owned, self._lives, self.changes, is_orderly=self.plan.is_orderly
+        )
         return verdict
-
-    def _note_batches(self, spans: Mapping[Place, Sequence[Span]]) -> None:
-        lengths = [high - low for own in spans.values() for low, high in own]
-        self.longest_batch_ms = max([self.longest_batch_ms, *lengths])
 
     def said(self) -> list[str]:
         """Return what the queries have logged."""
         return [f"{one.name}: {line}" for one in self.members if isinstance(one, QueryMember) for line in one.said()]
 
 
-def describe_group(verdict: GroupVerdict, drill: GroupDrill) -> Iterator[str]:
+def judge_ledgers(
+    sent: Path,
+    consumed: Mapping[str, Sequence[Consumed]],
+    owned: Mapping[str, Sequence[Owned]],
+    lives: Mapping[str, MemberLives],
+    changes: Sequence[Change],
+    *,
+    is_orderly: bool,
+) -> tuple[GroupVerdict, int]:
+    """Judge what members consumed, by the ledger of the producer. Return also the time of the longest batch, in ms.
+
+    `owned` has the queues of Java consumers, `lives` the times of all members; their spans are set.
+    """
+    truth = read_ledger(sent)
+    stored = {Place(*place): {offset: row.body for offset, row in held.items()} for place, held in truth.stored.items()}
+    unknown = {Place(*place): bodies for place, bodies in truth.unknown.items()}
+    verdict = judge_group(stored, unknown, consumed, changes, is_orderly=is_orderly)
+    longest_ms = 0
+    for name, life in lives.items():
+        if name in owned:
+            life.spans = owned_spans(owned[name], life.ends_ms)
+        else:
+            life.spans = batch_spans(consumed[name])
+            longest_ms = max(longest_ms, longest_span_ms(life.spans, life.frozen))
+    verdict.overlaps = find_overlaps({name: cut_out(life.spans, life.frozen) for name, life in lives.items()})
+    judge_overlaps(verdict, longest_ms, lives)
+    if is_orderly:
+        judge_turns(verdict, consumed, lives)
+    return verdict, longest_ms
+
+
+def judge_again(folder: Path, said: Iterable[str]) -> tuple[GroupVerdict, list[str]]:
+    """Judge the ledgers that a drill left in `folder`. Return the verdict and the lines of a report.
+
+    `said` are the lines that the drill printed. They have its changes, whose times are thus known to the second only.
+    """
+    lines = list(said)
+    is_orderly = any(line.startswith("seed ") and line.endswith(", orderly") for line in lines)
+    members = {path.stem: read_member(path) for path in sorted(folder.glob("*-*.ledger"))}
+    first_ms = min(one.from_ms for consumed, _ in members.values() for one in consumed)
+    changes = list(read_changes(lines, first_ms))
+    lives = {name: MemberLives() for name in members}
+    begun: dict[str, int] = {}
+    for change in changes:
+        if change.what == FREEZE:
+            begun[change.member] = change.at_ms
+        elif change.what == THAW:
+            lives[change.member].frozen.append((begun[change.member], change.at_ms))
+        elif change.what in (STOP, KILL, FAIL):
+            lives[change.member].ends_ms.append(change.at_ms)
+    for name, (consumed, owned) in members.items():
+        if owned:  # its queues need an end
+            lives[name].ends_ms.append(max(one.at_ms for one in [*consumed, *owned]))
+    verdict, longest_ms = judge_ledgers(
+        folder / "sent.ledger",
+        {name: consumed for name, (consumed, _) in members.items()},
+        {name: owned for name, (_, owned) in members.items() if owned},
+        lives,
+        changes,
+        is_orderly=is_orderly,
+    )
+    return verdict, list(describe_group(verdict, changes, longest_ms))
+
+
+def read_changes(lines: Iterable[str], first_ms: int) -> Iterator[Change]:
+    """Yield the changes in the lines of a drill that began about `first_ms`. Their times are in the local zone."""
+    day, last_ms = time.strftime("%Y-%m-%d", time.localtime(first_ms / 1000)), first_ms - 3_600_000
+    for line in lines:
+        if (found := _CHANGE.match(line)) is None:
+            continue
+        at_ms = int(time.mktime(time.strptime(f"{day} {found[1]}", "%Y-%m-%d %H:%M:%S"))) * 1000
+        while at_ms < last_ms:
+            at_ms += 86_400_000
+        last_ms = at_ms
+        yield Change(at_ms, found[2], found[3])
+
+
+def describe_group(verdict: GroupVerdict, changes: Sequence[Change], longest_batch_ms: int) -> Iterator[str]:
     """Yield the lines of a report."""
-    yield f"changes: {dict(Counter(change.what for change in drill.changes))}"
+    yield f"changes: {dict(Counter(change.what for change in changes))}"
     yield (
         f"{verdict.stored} messages stored, {verdict.deliveries} deliveries, {verdict.missing} missing, "
         f"{verdict.foreign} foreign, {verdict.doubled} doubled, {verdict.inversions} inversions"
     )
     for cause, count in verdict.causes.most_common():
         yield f"  doubled {count}: {cause}"
-    yield f"{len(verdict.overlaps)} overlaps of two members; the longest batch took {drill.longest_batch_ms} ms"
+    yield f"{len(verdict.overlaps)} overlaps of two members; the longest batch took {longest_batch_ms} ms"
     for one in sorted(verdict.overlaps, key=lambda one: -one.ms)[:_SHOWN_OVERLAPS]:
-        before = [change for change in drill.changes if change.at_ms <= one.from_ms]
+        before = [change for change in changes if change.at_ms <= one.from_ms]
         when = f"{one.from_ms - before[-1].at_ms} ms after {before[-1]}" if before else "before the changes"
         yield f"  {one.place.broker}:{one.place.queue_id}, {' and '.join(one.members)}: {one.ms} ms, {when}"
     yield from verdict.faults[:20]

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -98,11 +98,13 @@ class Member(ABC):
     def consumed(self) -> list[Consumed]:
         """Return the messages that it consumed so far, in order, those of earlier processes too."""
 
+    @abstractmethod
+    def exit_status(self) -> int | None:
+        """Return the exit status of its process, None while it runs or before it was started."""
+
     def lines(self) -> list[Line]:
-        """Return the complete lines of the ledger; a killed process may leave half a line."""
-        if not self.ledger.exists():
-            return []
-        return [json.loads(line) for line in self.ledger.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        """Return the complete lines of the ledger: see `read_lines`."""
+        return read_lines(self.ledger)
 
 
 class JavaMember(Member):
@@ -124,6 +126,7 @@ class JavaMember(Member):
 
     def start(self) -> None:
         """Start it, and wait until it runs: it is registered at the brokers that it knows."""
+        end_line(self.ledger)
         self._program = self._java.start("member", self._options)
         ready = self._program.read()
         self.client_id, self._pid = ready["clientId"], ready["pid"]
@@ -146,34 +149,17 @@ class JavaMember(Member):
         """Let its process continue."""
         os.kill(self._pid, signal.SIGCONT)
 
+    def exit_status(self) -> int | None:
+        """Return the exit status of its process, None while it runs or before it was started."""
+        return None if self._program is None else self._program.process.poll()
+
     def consumed(self) -> list[Consumed]:
         """Return the messages of its topic that it consumed so far, in order, those of earlier processes too."""
-        return [
-            Consumed(
-                Place(line["broker"], line["queueId"]),
-                line["offset"],
-                line["body"].partition(" ")[0],
-                line["atMs"],
-                line["atMs"],
-            )
-            for line in self.lines()
-            if line["event"] == "message" and line["topic"] == self._topic
-        ]
+        return _consumed_of(self.lines(), self._topic)
 
     def owned(self) -> list[Owned]:
         """Return the queues of its topic that it had, in the order of the times from which it had them."""
-        return [
-            Owned(
-                line["atMs"],
-                frozenset(
-                    Place(broker, int(queue_id))
-                    for topic, broker, queue_id in (text.rsplit(":", 2) for text in line["queues"])
-                    if topic == self._topic
-                ),
-            )
-            for line in self.lines()
-            if line["event"] == "queues"
-        ]
+        return _owned_of(self.lines(), self._topic)
 
 
 class QueryMember(Member):
@@ -201,6 +187,7 @@ class QueryMember(Member):
 
     def start(self) -> None:
         """Start it, from its checkpoint if it has one, and wait until the query runs."""
+        end_line(self.ledger)
         self._lives += 1
         self._said = ""
         with self.log.open("wb") as log:
@@ -262,13 +249,13 @@ class QueryMember(Member):
             self._said = self._process.stdout.readline()
         return f"{self._said}\n{self.log.read_text(errors='replace')[-4000:]}"
 
+    def exit_status(self) -> int | None:
+        """Return the exit status of its first process, None while it runs or before it was started."""
+        return None if self._process is None else self._process.poll()
+
     def consumed(self) -> list[Consumed]:
         """Return the messages of its batches so far, in order, those of earlier processes too."""
-        return [
-            Consumed(Place(broker, queue_id), offset, body, line["fromMs"], line["atMs"])
-            for line in self.lines()
-            for broker, queue_id, offset, body in line["rows"]
-        ]
+        return _batches_of(self.lines())
 
     def calls(self) -> list[Line]:
         """Return the calls of the listener of a query of the kind `listening`, in order."""
@@ -280,6 +267,77 @@ class QueryMember(Member):
         return [
             line for log in logs for line in log.read_text(errors="replace").splitlines() if line.startswith("rmq:")
         ]
+
+
+def read_lines(ledger: Path) -> list[Line]:
+    """Return the complete lines of a ledger, none if there is no file.
+
+    A process that was killed may leave a part of a line: the last one, or one that `end_line` has ended with an empty
+    line after it. Raises ValueError for other lines that are damaged.
+    """
+    lines = ledger.read_text().split("\n")[:-1] if ledger.exists() else []
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            found += [json.loads(line)] if line else []
+        except ValueError:
+            if lines[number + 1 : number + 2] != [""]:
+                raise ValueError(f"line {number + 1} of {ledger} is damaged: {line[:200]}") from None
+    return found
+
+
+def end_line(ledger: Path) -> None:
+    """End a part of a line that a killed process left, with an empty line after it."""
+    if ledger.exists() and not ledger.read_bytes().endswith(b"\n"):
+        with ledger.open("ab") as file:
+            file.write(b"\n\n")
+
+
+def read_member(ledger: Path) -> tuple[list[Consumed], list[Owned]]:
+    """Return what a member of a drill consumed by its ledger, and the queues that it had, if it is a Java consumer."""
+    lines = read_lines(ledger)
+    topics = {line["topic"] for line in lines if line["event"] == "message" and not line["topic"].startswith("%")}
+    if any(line["event"] == "batch" for line in lines) or not topics:
+        return _batches_of(lines), []
+    (topic,) = topics
+    return _consumed_of(lines, topic), _owned_of(lines, topic)
+
+
+def _consumed_of(lines: Iterable[Line], topic: str) -> list[Consumed]:
+    return [
+        Consumed(
+            Place(line["broker"], line["queueId"]),
+            line["offset"],
+            line["body"].partition(" ")[0],
+            line["atMs"],
+            line["atMs"],
+        )
+        for line in lines
+        if line["event"] == "message" and line["topic"] == topic
+    ]
+
+
+def _owned_of(lines: Iterable[Line], topic: str) -> list[Owned]:
+    return [
+        Owned(
+            line["atMs"],
+            frozenset(
+                Place(broker, int(queue_id))
+                for name, broker, queue_id in (text.rsplit(":", 2) for text in line["queues"])
+                if name == topic
+            ),
+        )
+        for line in lines
+        if line["event"] == "queues"
+    ]
+
+
+def _batches_of(lines: Iterable[Line]) -> list[Consumed]:
+    return [
+        Consumed(Place(broker, queue_id), offset, body, line["fromMs"], line["atMs"])
+        for line in lines
+        for broker, queue_id, offset, body in line["rows"]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
