@@ -43,6 +43,7 @@ class BatchLocks:
         self._after = after
         self._locked: list[QueueKey] = []
         self._committed: Mapping[QueueKey, int] = {}
+        self._silent: set[str] = set()  # brokers that do not answer
 
     def look(self, owned: Collection[QueueKey], expected: Collection[QueueKey]) -> list[QueueKey]:
         """Lock those queues that the member does not own. Return those for whose locks it is worth to wait.
@@ -52,6 +53,7 @@ class BatchLocks:
         owner reads it. A task that reads a queue of a broker that is away waits for the broker.
         """
         rest = [queue for queue in self._parts if queue not in owned and queue not in self._view.away]
+        self._silent.clear()
         self._locked = [queue for queue in rest if self._is_locked(queue)]
         self._committed = self._view.backend.committed_offsets(self._group, self._locked) if self._locked else {}
         return [queue for queue in self._locked if queue in expected or not self._is_taken(queue)]
@@ -70,12 +72,14 @@ class BatchLocks:
 
     def _is_locked(self, queue: QueueKey) -> bool:
         """Try to lock a queue, and return whether another member has the lock. The tasks of the batch renew it."""
+        if queue.broker in self._silent:
+            return False
         try:
             self._view.backend.check_fence(Fence(self._group, self._member_id, 0), queue)
         except GroupConflictError:
             return True
         except BackendUnavailableError:
-            return False
+            self._silent.add(queue.broker)
         return False
 
     def _is_taken(self, queue: QueueKey) -> bool:

@@ -312,9 +312,11 @@ class ClusterBackend:
     def check_fence(self, fence: Fence, queue: QueueKey) -> None:
         """Renew the lock of an orderly query on a queue. Raise GroupConflictError if another member has it.
 
-        If nobody has it, the query gets it. Locks are not numbered, so the epoch of the fence is not compared.
+        If nobody has it, the query gets it. Locks are not numbered, so the epoch of the fence is not compared. A broker
+        that does not answer is waited for, at most 60 s.
         """
-        if not renew_lock(self, PullTerms(fence.group, self._location.namespace), fence.member_id, queue):
+        terms = PullTerms(fence.group, self._location.namespace)
+        if not renew_lock(self, terms, fence.member_id, queue, self._monotonic_ms, self._sleep):
             raise GroupConflictError(
                 f"the broker does not give the lock of queue {queue} to {fence.member_id} of consumer group "
                 f"{fence.group}: another member has it; expected the lock of the query that reads the queue. Nothing "

@@ -10,8 +10,11 @@ from rmq_spark.store.cluster.member_requests import LockRequest, LockResponse, U
 from rmq_spark.store.cluster.membership import Membership
 from rmq_spark.store.cluster.offset_commits import Brokers
 from rmq_spark.store.cluster.puller import PullTerms
+from rmq_spark.store.cluster.queue_locks import LIFE_S
 from rmq_spark.store.errors import BackendUnavailableError, RmqError
 from rmq_spark.store.model import QueueKey
+
+_PAUSE_S = 1.0  # between two questions to a broker that does not answer
 
 
 class MemberLocks:
@@ -87,15 +90,30 @@ class MemberLocks:
                 continue
 
 
-def renew_lock(brokers: Brokers, terms: PullTerms, client_id: str, queue: QueueKey) -> bool:
+def renew_lock(
+    brokers: Brokers,
+    terms: PullTerms,
+    client_id: str,
+    queue: QueueKey,
+    monotonic_ms: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> bool:
     """Renew the lock of a member on a queue, for one of its tasks. Return whether the member has the lock now.
 
     A broker cannot be asked who has a lock. So a lock that nobody has is the member's afterwards, for 60 s, even if the
     member has left the group meanwhile.
 
-    Raises BackendUnavailableError if the broker is away, and the error of a broker that refuses.
+    A broker that does not answer is asked again as long as a lock lives, 60 s. Raises BackendUnavailableError then, and
+    the error of a broker that refuses. `monotonic_ms` is a clock in ms, and `sleep` sleeps for seconds.
     """
     stored = terms.stored_queue(queue)
     request = LockRequest(client_id, terms.stored_group, (stored,))
-    answer = brokers.client.call(brokers.find_address(queue), request)
-    return stored in answer.locked
+    since_ms, renews = monotonic_ms(), False
+    while True:
+        try:
+            return stored in brokers.client.call(brokers.find_address(queue, renews=renews), request).locked
+        except BackendUnavailableError:
+            if monotonic_ms() - since_ms >= LIFE_S * 1000:
+                raise
+        sleep(_PAUSE_S)
+        renews = True

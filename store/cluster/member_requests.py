@@ -191,6 +191,10 @@ class UnregisterRequest(Request[DoneResponse]):
         return {"clientID": self.client_id, "consumerGroup": self.group}
 
 
+def _listed(queues: Sequence[QueueKey]) -> str:
+    return f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues, such as {queues[0]},"
+
+
 def _describe_queues(client_id: str, group: str, queues: Sequence[QueueKey]) -> dict[str, Any]:
     return {
         "clientId": client_id,
@@ -214,7 +218,7 @@ class LockRequest(Request[LockResponse]):
 
     @property
     def purpose(self) -> str:
-        return f"lock {len(self.queues)} queues, such as {self.queues[0]}, for {self.client_id} of group {self.group}"
+        return f"lock {_listed(self.queues)} for {self.client_id} of group {self.group}"
 
     def fields(self) -> dict[str, str]:
         return {"bname": self.queues[0].broker}
@@ -236,7 +240,7 @@ class UnlockRequest(Request[DoneResponse]):
 
     @property
     def purpose(self) -> str:
-        return f"unlock {len(self.queues)} queues, such as {self.queues[0]}, of {self.client_id} of group {self.group}"
+        return f"unlock {_listed(self.queues)} of {self.client_id} of group {self.group}"
 
     def fields(self) -> dict[str, str]:
         return {"bname": self.queues[0].broker}

@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RunningCluster
+from brokers import RunningCluster, faults
 from brokers.wire import QueueId
 from group_queries import GROUP, OTHER, Query, add_other, commit, remove_other, two_brokers
 
-from rmq_spark.store.errors import GroupConflictError
+from rmq_spark.store.cluster.backend import ClusterBackend
+from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.errors import BackendUnavailableError, GroupConflictError
+from rmq_spark.store.model import QueueKey
 
 RETRY = f"%RETRY%{GROUP}"
 
@@ -64,6 +68,32 @@ def test_task_of_an_orderly_query_fails_if_another_member_has_the_lock(cluster: 
         cluster.loop.run(locks.lock, GROUP, [QueueId("orders", "broker-b", 0)], OTHER)
         with pytest.raises(GroupConflictError, match="does not give the lock of queue orders/broker-b:0 to "):
             read(query.reader, start, end)
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["the broker answers again", "it does not"])
+def test_task_of_an_orderly_query_waits_for_a_broker_as_long_as_a_lock_lives(
+    cluster: RunningCluster, is_back: bool
+) -> None:
+    with Query(cluster, orderly="true") as query:
+        query.trigger()
+        queue = QueueKey("orders", 0, "broker-b")
+        fence = query.reader._group.fence(queue)
+        cluster.brokers["broker-b"].fail(
+            RequestCode.LOCK_BATCH_MQ, faults.with_code(14, "service not available"), times=3 if is_back else None
+        )
+        pauses: list[float] = []
+        address = query.reader._view.backend.location
+        backend = ClusterBackend(address, monotonic_ms=lambda: sum(pauses) * 1000, sleep=pauses.append)
+        with closing(backend):
+            backend.refresh()
+            backend.queues(["orders"])
+            if is_back:
+                backend.check_fence(fence, queue)
+                assert pauses == [1.0] * 3
+                return
+            with pytest.raises(BackendUnavailableError, match="cannot lock queue orders/broker-b:0 for "):
+                backend.check_fence(fence, queue)
+            assert pauses == [1.0] * 60
 
 
 def test_orderly_query_that_repeats_a_batch_waits_for_the_locks_of_its_earlier_run(cluster: RunningCluster) -> None:
