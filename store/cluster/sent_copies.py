@@ -91,24 +91,29 @@ class SentCopies:
             row = rows[asked[call]]
             for record in split_records(response.records, row.queue.broker):
                 place = row.queue.broker, record.physical_offset
-                if place not in self._taken and self._is_copy(record, row):
+                if place not in self._taken and is_copy(record, row, self._retry, self._dead, self._planned_ms):
                     self._taken.add(place)
                     found.add(asked[call])
                     return
 
         self._calls.run([rows[number].queue.broker for number in asked], make, on_response)
 
-    def _is_copy(self, record: Record, row: BackRow) -> bool:
-        properties = parse(record.properties)
-        topic = record.topic.decode("utf-8", "replace")
-        is_of_group = properties.get(REAL_TOPIC) == self._retry if topic == SCHEDULE_TOPIC else topic == self._dead
-        return (
-            is_of_group
-            and properties.get(UNIQ_KEY) == row.message_id
-            and properties.get(ORIGIN_MESSAGE_ID) == row.origin_id
-            and record.reconsume_times == row.reconsume_times + 1
-            and record.store_timestamp >= self._planned_ms
-        )
+
+def is_copy(record: Record, row: BackRow, retry: str, dead: str, planned_ms: int) -> bool:
+    """Return whether a record is the copy of a row that was sent back in a batch which was planned at `planned_ms`.
+
+    `retry` and `dead` are the group's retry topic and its topic of dead letters, as the cluster names them.
+    """
+    properties = parse(record.properties)
+    topic = record.topic.decode("utf-8", "replace")
+    is_of_group = properties.get(REAL_TOPIC) == retry if topic == SCHEDULE_TOPIC else topic == dead
+    return (
+        is_of_group
+        and properties.get(UNIQ_KEY) == row.message_id
+        and properties.get(ORIGIN_MESSAGE_ID) == row.origin_id
+        and record.reconsume_times == row.reconsume_times + 1
+        and record.store_timestamp >= planned_ms
+    )
 
 
 def _without(rows: Sequence[BackRow], found: set[int]) -> list[BackRow]:

@@ -14,16 +14,17 @@ from rmq_spark.store.cluster import broker_calls
 from rmq_spark.store.cluster import client as cluster_client
 from rmq_spark.store.cluster.address import Credentials
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
+from rmq_spark.store.cluster.send_back import BackRow
 from rmq_spark.store.cluster.send_back_sink import ClusterSendBackSink
-from rmq_spark.store.cluster.sent_copies import SentCopies
+from rmq_spark.store.cluster.sent_copies import SentCopies, is_copy
 from rmq_spark.store.disk.clock import wall_clock_ms
-from rmq_spark.store.format.properties import encode, parse
-from rmq_spark.store.format.record import Record, decode_record, encode_record
+from rmq_spark.store.format.properties import encode
+from rmq_spark.store.format.record import Record
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import SCHEDULE_TOPIC
+from rmq_spark.store.testing.sample_message import SampleMessage
 
 RunCluster = Callable[..., RunningCluster]
-Change = Callable[[Record], Record]
 KEY = CommitKey("query", 7)
 SEND_BACK, QUERY = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.QUERY_MESSAGE
 FUTURE_MS = 3 * 3600 * 1000
@@ -154,50 +155,75 @@ def test_copy_of_another_group_does_not_count(cluster: RunningCluster) -> None:
     assert commit(cluster, rows[0], *dead(rows[1:])) == 2
 
 
-def changed_copy(change: Change) -> Any:
-    """Return a fault that changes the records in the answers."""
+ROW = BackRow(QueueKey("orders", 0, "broker-a"), 5, 700, 0, "id-1", 99, origin_id="origin-1", reconsume_times=2)
+WAITING = {
+    "UNIQ_KEY": "id-1",
+    "ORIGIN_MESSAGE_ID": "origin-1",
+    "RETRY_TOPIC": "orders",
+    "REAL_TOPIC": RETRY,
+    "REAL_QID": "0",
+    "DELAY": "5",
+}
+PLANNED_MS = 1_795_000_000_000
 
-    def alter(answer: Any) -> Any:
-        record = decode_record(answer.body)
-        if not isinstance(record, Record):
-            return answer
-        return replace(answer, body=encode_record(change(record)))
 
-    return faults.changed(alter)
+def copy_of(properties: dict[str, str], topic: str = SCHEDULE_TOPIC, times: int = 3, ms: int = PLANNED_MS) -> Record:
+    record = SampleMessage(topic=topic, reconsume_times=times).as_record(0, 0, 0)
+    return replace(record, store_timestamp=ms, properties=encode(properties))
 
 
-def with_properties(**values: str | None) -> Change:
-    def change(record: Record) -> Record:
-        found = {name: value for name, value in (parse(record.properties) | values).items() if value is not None}
-        return replace(record, properties=encode(found))
-
-    return change
+def is_copy_of_row(record: Record) -> bool:
+    return is_copy(record, ROW, RETRY, DEAD, PLANNED_MS)
 
 
 @pytest.mark.parametrize(
-    "change",
+    "record",
     [
-        with_properties(UNIQ_KEY="another"),
-        with_properties(UNIQ_KEY=None),
-        with_properties(ORIGIN_MESSAGE_ID="7F0000010000D9030000000000000007"),
-        with_properties(ORIGIN_MESSAGE_ID=None),
-        with_properties(REAL_TOPIC="%RETRY%billing2"),
-        with_properties(REAL_TOPIC=None),
-        lambda record: replace(record, reconsume_times=2),
-        lambda record: replace(record, reconsume_times=0),
-        lambda record: replace(record, topic=b"%RETRY%billing"),
-        lambda record: replace(record, topic=b"%DLQ%billing2"),
-        lambda record: replace(record, store_timestamp=1),
+        copy_of(WAITING),
+        copy_of(WAITING, ms=PLANNED_MS + 1),
+        copy_of(WAITING, DEAD),  # a dead letter that was retried before keeps the old REAL_TOPIC
+        copy_of({name: value for name, value in WAITING.items() if not name.startswith("REAL")}, DEAD),
     ],
 )
-def test_record_that_differs_in_one_respect_is_no_copy(cluster: RunningCluster, change: Change) -> None:
-    row = rows_of(cluster)[0]
-    planned_ms = wall_clock_ms() - 60_000
-    commit(cluster, row)
-    cluster.brokers["broker-a"].fail(QUERY, changed_copy(lambda record: record), times=1)
-    assert commit(cluster, row, planned_ms=planned_ms) == 0
-    cluster.brokers["broker-a"].fail(QUERY, changed_copy(change), times=1)
-    assert commit(cluster, row, planned_ms=planned_ms) == 1
+def test_record_that_agrees_in_all_is_a_copy(record: Record) -> None:
+    assert is_copy_of_row(record)
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, DEAD])
+@pytest.mark.parametrize("name", ["UNIQ_KEY", "ORIGIN_MESSAGE_ID"])
+@pytest.mark.parametrize("value", ["another", "id-11", "origin-11", None])
+def test_copy_of_another_message_is_none(topic: str, name: str, value: str | None) -> None:
+    properties = {key: text for key, text in (WAITING | {name: value}).items() if text is not None}
+    assert not is_copy_of_row(copy_of(properties, topic))
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, DEAD])
+@pytest.mark.parametrize("times", [0, 1, 2, 4, 16])
+def test_copy_of_another_retry_is_none(topic: str, times: int) -> None:
+    assert not is_copy_of_row(copy_of(WAITING, topic, times))
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, DEAD])
+def test_copy_that_was_stored_before_the_plan_is_none(topic: str) -> None:
+    assert not is_copy_of_row(copy_of(WAITING, topic, ms=PLANNED_MS - 1))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        copy_of(WAITING | {"REAL_TOPIC": "%RETRY%billing2"}),
+        copy_of(WAITING | {"REAL_TOPIC": DEAD}),
+        copy_of({name: value for name, value in WAITING.items() if name != "REAL_TOPIC"}),
+        copy_of(WAITING, "%DLQ%billing2"),
+    ],
+)
+def test_copy_for_another_group_is_none(record: Record) -> None:
+    assert not is_copy_of_row(record)
+
+
+@pytest.mark.parametrize("topic", [RETRY, "orders"])
+def test_record_in_another_topic_is_no_copy(topic: str) -> None:
+    assert not is_copy_of_row(copy_of(WAITING, topic))
 
 
 def test_two_rows_that_could_have_the_same_copy_need_two(cluster: RunningCluster) -> None:
