@@ -149,8 +149,8 @@ OPTIONS = (
     Option("startingOffsets", _OFFSETS, parsers.parse_starts, None,
            "Where a new query begins. In JSON -1 is latest and -2 earliest; queues that it omits begin at the default. "
            "group is the committed offset of the consumerGroup. A stream uses it for its first batch only; queues that "
-           "appear later begin at earliest.", '{"orders": {"0": 42}}',
-           default_words="batch: earliest; stream: latest; with shared queues: group"),
+           "appear later begin at earliest. With shared queues it counts for each queue that the query gets.",
+           '{"orders": {"0": 42}}', default_words="batch: earliest; stream: latest; with shared queues: group"),
     Option("startingTimestamp", "time or JSON", parsers.parse_times, None,
            "Begin at the first message stored at or after a time, for all queues, by topic, or by topic and queue. A "
            "time is ms since 1970, ISO 8601 with a zone, or relative to now (-10m).", "-10m", timed=True),

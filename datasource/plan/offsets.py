@@ -34,7 +34,7 @@ of "@": a new query begins at the given offsets of the stores that are there.
 `published` exists only in a place whose resets have no numbers. A query that is stopped there recognises a reset, or
 the work of another consumer, by the group's offset alone. So the text has, for each queue of the query, the group's
 offset as the query knows it and the begin of the batch, as `[40, 55]`, or one number if they are equal. A queue in
-which both are the position itself is left out. See `own_offsets`.
+which both are the position itself is left out. One whose broker is away keeps what was known. See `own_offsets`.
 
 A group moves a queue (`seek`) after a reset, when the queue comes from another member, and when an orderly listener
 suspended it. `lost` does not include messages that disappear after their batch was planned, because the end of the

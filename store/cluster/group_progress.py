@@ -89,6 +89,22 @@ class GroupProgress:
             found |= self._retrying_groups(refused)
         return sorted(unwrap_name(self._namespace, group) for group in found if self._is_ours(group))
 
+    def topics(self, group: str) -> set[str]:
+        """Return the topics in which a group has offsets, whether members subscribe to them or not.
+
+        Topics that were deleted may be among them. Where a broker refuses to list them, or does not answer, some may be
+        missing.
+        """
+        found: set[str] = set()
+        for _, (outcome,) in self._ask(lambda broker: [AllGroupOffsetsRequest(broker)]):
+            if isinstance(outcome, NoPermissionError):
+                continue
+            for key in _require(outcome).offsets:
+                topic, _, stored = key.partition("@")
+                if topic and stored == wrap_name(self._namespace, group) and self._is_ours(topic):
+                    found.add(unwrap_name(self._namespace, topic))
+        return found
+
     def _retrying_groups(self, refused: NoPermissionError | None) -> set[str]:
         """Return the cluster's names of the groups that have a retry topic, and log why they are listed."""
         reason = describe_silent(self._silent) if refused is None else str(refused)

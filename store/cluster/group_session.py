@@ -320,7 +320,7 @@ class ClusterGroupSession(Synchronized):
         owned = tuple(queue for queue in queues if queue in self._owned and queue not in self._doubts.queues)
         gained_now, gone = tuple(sorted(self._unsettled)), tuple(one for one in lost if one not in self._owned)
         resets, waiting = progress.report_resets(queues), tuple(one for one in moves.gained if one not in gained)
-        others = self._queues_of_others()
+        others = self._shares.of_others()
         return GroupAssignment(owned, gained_now, held, gone, resets, progress.resets.number, waiting, others)
 
     def settle(self, *, is_batch: bool = True) -> None:
@@ -375,16 +375,6 @@ class ClusterGroupSession(Synchronized):
             share |= self._shares.find(topic, queues, members, self._owned)
         self._warn_of_unowned([queue for queues in routed.values() for queue in queues])
         return share
-
-    def _queues_of_others(self) -> frozenset[QueueKey]:
-        """Return the queues that other members have. Where a broker does not list this member, nobody knows."""
-        return frozenset(
-            queue
-            for queues, members, share in self._shares.values()
-            if members.client_ids is not None and members.is_complete
-            for queue in queues
-            if queue not in share
-        )
 
     def _give_up(self, member: Membership, queues: Sequence[QueueKey], finished: Mapping[QueueKey, int]) -> None:
         """Publish the finished offsets of queues, and release them.

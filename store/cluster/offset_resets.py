@@ -103,6 +103,14 @@ def _topics_of(backend: ClusterBackend, group: str) -> list[str]:
             "known; expected all brokers. Nothing was changed. Name the topics to reset, or wait for the brokers."
         )
     names = [topic for topic in progress.topics if topic != retry_topic(group)]
+    others = sorted(GroupProgress(backend).topics(group) - {*progress.topics, retry_topic(group)})
+    left_out = [topic for topic, queues in backend.queues(others, missing_ok=others).items() if queues]
+    if left_out:
+        _LOG.warning(
+            "rmq: the reset of consumer group %s leaves out topics to which no member subscribes, because brokers do "
+            "not list them while the group has members: %s. Name them to reset them too",
+            *(group, ", ".join(left_out)),
+        )
     if not names:
         raise NotFoundError(
             f'consumer group "{group}" has no offsets in {backend.location.describe()}. Name the topics to reset.'

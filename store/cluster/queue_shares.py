@@ -89,6 +89,16 @@ class TopicShares:
             last = self._shares[topic] = queues, members, frozenset(stored[name] for name in found)
         return last[2]
 
+    def of_others(self) -> frozenset[QueueKey]:
+        """Return the queues that other members have. Where a broker does not list this member, nobody knows."""
+        return frozenset(
+            queue
+            for queues, members, share in self._shares.values()
+            if members.client_ids is not None and members.is_complete
+            for queue in queues
+            if queue not in share
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Moves:

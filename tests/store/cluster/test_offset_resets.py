@@ -112,6 +112,23 @@ def join(cluster: RunningCluster) -> Iterator[Callable[..., Members]]:
         members.close()
 
 
+def test_topics_that_are_left_out_are_told(
+    cluster: RunningCluster, join: Callable[..., Members], caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = cluster.brokers["broker-a"].offsets
+    for topic in ("returns", "deleted", "%RETRY%billing"):
+        cluster.loop.run(offsets.commit, GROUP, QueueKey(topic, 0), 7)
+    cluster.loop.run(offsets.commit, "another", QueueKey("returns", 0), 7)
+    join()
+    assert reset(cluster, "earliest").keys() == {"orders"}
+    assert offsets.find(GROUP, QueueKey("returns", 0)) == 7
+    (line,) = [line for line in caplog.messages if "leaves out topics" in line]
+    assert "has members: returns. Name them" in line
+    caplog.clear()
+    assert reset(cluster, "earliest", topics=["orders"]).keys() == {"orders"}
+    assert not [line for line in caplog.messages if "leaves out topics" in line]
+
+
 @pytest.mark.parametrize("is_online", [False, True])
 @pytest.mark.parametrize(
     ("to", "expected"),
