@@ -20,6 +20,7 @@ brokers with 20,000 queues start in less than a second.
 | --- | --- |
 | create, change, delete topics | `cluster.create_topic`, `cluster.delete_topic`, `Broker.set_topic(name, perm=…)` |
 | append messages | `Broker.send`, `Broker.send_rows`, `Broker.write` for anything else that the engine can do |
+| let messages arrive that nobody looks at | `cluster.advance`, in a light cluster |
 | see what clients sent | pulls, `Broker.bounds`, `Broker.sends.most_in_flight` |
 | execute sends in another order | `broker.settings.holds_sends_ms = 20`, `send_order` |
 | show messages later than they are acknowledged | `broker.settings.dispatch_delay_ms` |
