@@ -65,7 +65,7 @@ class ThreadStack:
             except Empty:
                 with self._lock:
                     if me in self._idle:
-                        self._idle.remove(me)
+                        del self._idle[self._idle.index(me)]
                         return
                 work = inbox.get()  # `run` has taken this thread just now
             work()
