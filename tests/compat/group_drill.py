@@ -3,9 +3,10 @@
     python tests/compat/group_drill.py [--version 4.9.7] [--seed 7] [--orderly] [--without-spark]
                                        [--changes 20] [--messages 200000] [--freeze 150] [--pause 5 25]
 
-Members join, leave, are killed, and are frozen for longer than brokers wait for heartbeats. It prints each change, who
-consumed messages twice and after which change, and for how long two members worked on a queue. Exits with 1 for a
-message that nobody consumed or nobody sent, or with --orderly for one that was consumed out of order.
+Members join, leave, are killed, and are frozen for longer than brokers wait for heartbeats: all processes of a member,
+because a query whose driver alone hangs stays a member. It prints each change, who consumed messages twice and after
+which change, and for how long two members worked on a queue. Exits with 1 for a message that nobody consumed or nobody
+sent, or with --orderly for one that was consumed out of order.
 """
 
 import argparse
