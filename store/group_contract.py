@@ -26,6 +26,8 @@ class GroupTerms:
     subscription to it. The topic "" stands for all topics that are not named. Only a query with a pattern has it; it
     subscribes to the topics of the queues that it passes to `GroupSession.rebalance`. The group's retry topic is not
     among the topics. `is_orderly` is whether the query reads each queue only while it owns the queue, and in one task.
+    `fallback` is where the query begins in a queue in which the group has no offset: latest, earliest or timestamp.
+    Members only show it to each other.
     """
 
     group: str
@@ -39,6 +41,7 @@ class GroupTerms:
     handover_timeout_ms: int = 60_000
     expressions: tuple[tuple[str, Expression], ...] = ()
     is_orderly: bool = False
+    fallback: str = "latest"
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ def group_terms(options: ReadOptions, group: GroupOptions) -> GroupTerms:
         group.handover_timeout_ms,
         _expressions(options, topics),
         group.is_orderly,
+        group.fallback,
     )
 
 

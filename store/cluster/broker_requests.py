@@ -125,7 +125,8 @@ class QueueStatus:
 class MemberStatus:
     """The state of a member, which it tells brokers. Times are in ms since the epoch.
 
-    `joined_ms` is when it joined and subscribed. `name_servers` is the text of its option nameServer.
+    `joined_ms` is when it joined and subscribed. `name_servers` is the text of its option nameServer, and `fallback`
+    is where it begins without an offset of the group.
     """
 
     client_id: str
@@ -134,6 +135,7 @@ class MemberStatus:
     joined_ms: int
     name_servers: str
     is_orderly: bool = False
+    fallback: str = "latest"
     queues: Mapping[QueueKey, QueueStatus] = field(default_factory=dict)
 
 

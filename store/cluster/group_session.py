@@ -207,6 +207,7 @@ class ClusterGroupSession(Synchronized):
             self._now_ms(),
             ";".join(address.name_servers),
             self.terms.is_orderly,
+            self.terms.fallback,
         )
         member = Membership(address, status, self._monotonic_s)
         try:

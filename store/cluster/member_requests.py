@@ -27,7 +27,12 @@ from rmq_spark.store.model import QueueKey
 PASSIVELY, CLUSTERING = "CONSUME_PASSIVELY", "CLUSTERING"  # ConsumeType, MessageModel: those of a push consumer
 BROADCASTING = "BROADCASTING"
 POP_MODE = "POP"  # MessageRequestMode
-FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"  # ConsumeFromWhere
+# ConsumeFromWhere, by the names of groupFallback.
+CONSUME_FROM = {
+    "latest": "CONSUME_FROM_LAST_OFFSET",
+    "earliest": "CONSUME_FROM_FIRST_OFFSET",
+    "timestamp": "CONSUME_FROM_TIMESTAMP",
+}
 _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -98,14 +103,15 @@ class HeartbeatRequest(Request[HeartbeatResponse]):
     """Register a member of a group at one broker, or show that it lives (HeartbeatData, version 1).
 
     `subscriptions` are all topics of the group with their expressions, its retry topic included. `version_ms` is when
-    the member subscribed (ms since the epoch).
+    the member subscribed (ms since the epoch). `fallback` is where it begins without an offset of the group: latest,
+    earliest or timestamp. Brokers only show it.
     """
 
     client_id: str
     group: str
     subscriptions: tuple[Subscription, ...]
     version_ms: int
-    consume_from: str = FROM_LAST_OFFSET
+    fallback: str = "latest"
     code = RequestCode.HEART_BEAT
     response = HeartbeatResponse
 
@@ -116,7 +122,7 @@ class HeartbeatRequest(Request[HeartbeatResponse]):
     @property
     def body(self) -> bytes:
         consumer = {
-            "consumeFromWhere": self.consume_from,
+            "consumeFromWhere": CONSUME_FROM[self.fallback],
             "consumeType": PASSIVELY,
             "groupName": self.group,
             "messageModel": CLUSTERING,

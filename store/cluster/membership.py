@@ -318,7 +318,9 @@ class Membership(Synchronized):
         with self._changed:
             asked, status, of_group = self._asked, self._status, dict(self._brokers)
         brokers = [broker for broker in brokers if broker in of_group]
-        request = HeartbeatRequest(status.client_id, status.group, status.subscriptions, status.joined_ms)
+        request = HeartbeatRequest(
+            status.client_id, status.group, status.subscriptions, status.joined_ms, status.fallback
+        )
         addresses = self._find_addresses(brokers, of_group)
         sent_s = self._monotonic_s()
         answers = self._client.call_all([(addresses[broker], request) for broker in brokers if broker in addresses])
@@ -394,10 +396,7 @@ class Membership(Synchronized):
             self._news = replace(self._news, lost_brokers=self._news.lost_brokers | {broker})
 
     def _is_away(self, broker: str) -> bool:
-        """Return whether the last heartbeat to a broker has failed.
-
-        Then only heartbeats are sent to it, so that `exclusive` does not wait for it again and again.
-        """
+        """Return whether only heartbeats go to a broker, so that `exclusive` does not wait for it again and again."""
         return self._schedule.has_failed(broker)
 
     def _renew(self, queues: Sequence[QueueKey]) -> None:
@@ -448,7 +447,7 @@ class Membership(Synchronized):
                 for (_, request), answer in zip(calls, answers, strict=True):
                     if not isinstance(answer, RmqError) and self._uncommitted.get(request.queue) == request.offset:
                         del self._uncommitted[request.queue]
-            errors = [answer for answer in answers if isinstance(answer, RmqError)]
+            errors = [one for one in answers if isinstance(one, RmqError)]
             if errors and not self._has_logged:
                 _LOG.warning(
                     "rmq: the consumer group %s: an offset that an administrator has set is not committed yet: %s",

@@ -4,10 +4,11 @@
                                        [--changes 20] [--messages 200000] [--freeze 150] [--pause 5 25]
     python tests/compat/group_drill.py --judge FOLDER < WHAT_IT_PRINTED
 
-Members join, leave, are killed, and are frozen for longer than brokers wait for heartbeats. It prints each change, who
-consumed messages twice and after which change, and for how long two members worked on a queue. Exits with 1 for a
-fault of its judge (`compat_kit/group_judge.py`), such as a message that nobody consumed, or two members that worked
-on a queue for too long. With --judge it judges the ledgers of an earlier drill again.
+Members join, leave, are killed, and are frozen for longer than brokers wait for heartbeats: all processes of a member,
+because a query whose driver alone hangs stays a member. It prints each change, who consumed messages twice and after
+which change, and for how long two members worked on a queue. Exits with 1 for a fault of its judge
+(`compat_kit/group_judge.py`), such as a message that nobody consumed, or two members that worked on a queue for too
+long. With --judge it judges the ledgers of an earlier drill again.
 """
 
 import argparse

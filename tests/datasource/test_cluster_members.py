@@ -38,6 +38,7 @@ def test_query_is_a_member_and_publishes_where_its_batches_begin(cluster: Runnin
         assert query.trigger() == {"a": (4, 8), "b": (0, 4)}
         assert committed(cluster, "broker-a") == 4
         assert committed(cluster, "broker-b") == (0 if cluster.release.is_5 else None)  # 4.9 answers 0 for none
+        assert cluster.brokers["broker-a"].members.groups[GROUP].consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
         (member,) = cluster.brokers["broker-a"].members.ids(GROUP)
         assert "#rmq-spark#nightly#" in member
         mark = query.mark

@@ -163,6 +163,14 @@ def test_join_with_filters_tells_them(cluster: RunningCluster, start: Start) -> 
     assert (found["payments"]["subString"], found["payments"]["expressionType"]) == ("a > 1", "SQL92")
 
 
+@pytest.mark.parametrize(
+    ("fallback", "shown"), [("earliest", "CONSUME_FROM_FIRST_OFFSET"), ("timestamp", "CONSUME_FROM_TIMESTAMP")]
+)
+def test_join_shows_where_the_query_begins(cluster: RunningCluster, start: Start, fallback: str, shown: str) -> None:
+    start(fallback=fallback).session.join()
+    assert cluster.brokers[A].members.groups[GROUP].consume_from_where == shown
+
+
 def test_assignment_all_is_refused(start: Start) -> None:
     with pytest.raises(OptionError, match="expected assignment=shared"):
         start(assignment="all")
