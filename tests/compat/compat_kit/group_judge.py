@@ -2,8 +2,8 @@
 
 - Each message that the producer knows as stored was consumed, and no other. Each side, Java's and ours, consumed some.
 - A message that was consumed twice is counted by who consumed it, and by the last change of the group before.
-- In an orderly group no message is consumed for the first time after a later one of its queue. And no member continues in
-  a queue in which another one is ahead: it consumes no message if the other one has consumed a later one since its
+- In an orderly group no message is consumed for the first time after a later one of its queue. And no member continues
+  in a queue in which another one is ahead: it consumes no message if the other one has consumed a later one since its
   turn began, that is since it got the queue or went back in it. Excused is a member that was frozen in the 120 s
   before, or whose batch takes longer than 60 s, after which a broker gives its lock to another
   (RebalanceLockManager#REBALANCE_LOCK_MAX_LIVE_TIME), and one that continues where the other one ended or was frozen.
