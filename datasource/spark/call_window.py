@@ -8,7 +8,7 @@
   call ended first.
 - `has_room` bounds the memory. Rows that have not ended, and failures that wait, count together. If the rows are so
   large or so many that they leave a thread without a call, a call of each thread is allowed in addition. Failures that
-  wait never exceed the limits, so behind a call that does not end the reading ends.
+  wait never exceed the limits, so the reading ends if an earlier call does not end.
 
 Not thread-safe: `CallThreads` calls it under a lock. Only `Call.has_ended` is set without.
 """

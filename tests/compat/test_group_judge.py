@@ -150,7 +150,7 @@ def turns(
 
 def test_member_that_goes_on_where_another_one_is_ahead_is_an_inversion() -> None:
     java = [row(n, "", 1_000 + 10 * n) for n in range(100, 110)]  # 2000 to 2090
-    behind = [row(n, "", 1_945 + 10 * n) for n in range(10)]  # 1945 to 2035: another repeats, and both go on
+    behind = [row(n, "", 1_945 + 10 * n) for n in range(10)]  # 1945 to 2035: another repeats, and both continue
     assert len(turns({"java": java, "query": behind})) == 4
     batch = [Consumed(QUEUE, n, "", 1_990, 2_050) for n in range(50, 60)]
     assert len(turns({"java": java, "query": batch})) == 10, "its batch runs while the other one consumes"
@@ -168,7 +168,7 @@ def test_java_consumer_that_goes_on_in_its_turn_is_an_inversion_and_one_that_got
     query = [Consumed(QUEUE, 5, "", 25, 30)]
     both = {"java": java, "query": query}
     assert len(turns(both, owned={"java": [(0, 50)]})) == 1
-    assert len(turns(both, owned={"java": [(0, 22), (35, 50)]})) == 1, "it goes on with the next message"
+    assert len(turns(both, owned={"java": [(0, 22), (35, 50)]})) == 1, "it continues with the next message"
     assert turns({**both, "java": [*java[:2], row(1, "", 40)]}, owned={"java": [(0, 22), (35, 50)]}) == []
     assert turns(both, owned={"java": [(0, 22), (35, 50)]}, ends_ms={"query": [33]}) == [], "what it did was lost"
 

@@ -2,11 +2,11 @@
 
 - Each message that the producer knows as stored was consumed, and no other. Each side, Java's and ours, consumed some.
 - A message that was consumed twice is counted by who consumed it, and by the last change of the group before.
-- In an orderly group no message is consumed for the first time after a later one of its queue. And no member goes on in
-  a queue in which another one is ahead: it consumes no message if the other one has consumed a later one since its
+- In an orderly group no message is consumed for the first time after a later one of its queue. And no member continues
+  in a queue in which another one is ahead: it consumes no message if the other one has consumed a later one since its
   turn began, that is since it got the queue or went back in it. Excused is a member that was frozen in the 120 s
   before, or whose batch takes longer than 60 s, after which a broker gives its lock to another
-  (RebalanceLockManager#REBALANCE_LOCK_MAX_LIVE_TIME), and one that goes on where the other one ended or was frozen.
+  (RebalanceLockManager#REBALANCE_LOCK_MAX_LIVE_TIME), and one that continues where the other one ended or was frozen.
 - Two members *overlap* in a queue while both work on it: a Java consumer while it has the queue, a query while it reads
   a batch with messages of the queue. The time in which a member was frozen does not count. An overlap takes at most as
   long as the longest batch of the drill, and in addition 60 s, in which a lock expires and members rebalance three
@@ -133,7 +133,7 @@ def judge_group(
 def judge_turns(
     verdict: GroupVerdict, consumed: Mapping[str, Sequence[Consumed]], lives: Mapping[str, MemberLives]
 ) -> None:
-    """Add the faults of members of an orderly group that go on in a queue in which another one is ahead."""
+    """Add the faults of members of an orderly group that continue in a queue in which another one is ahead."""
     by_place: defaultdict[Place, list[tuple[Consumed, str]]] = defaultdict(list)
     for member, own in consumed.items():
         for one in own:

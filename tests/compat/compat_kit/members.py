@@ -270,7 +270,7 @@ class QueryMember(Member):
 
 
 def read_lines(ledger: Path) -> list[Line]:
-    """Return the complete lines of a ledger, none if there is no file.
+    """Return the complete lines of a ledger; no lines without a file.
 
     A process that was killed may leave a part of a line: the last one, or one that `end_line` has ended with an empty
     line after it. Raises ValueError for other lines that are damaged.
