@@ -121,9 +121,9 @@ def wait_for_notes(life: "Life", notes: Path, count: int, is_over: Callable[[], 
         time.sleep(0.01)
 
 
-def kill_worker(life: "Life", pid: int) -> set[int]:
-    """Kill the process if it is a worker of Spark's that still runs. Return it if so."""
-    found = {pid} & set(life.members("python", "worker_daemon"))
+def kill_worker(life: "Life", notes: list[Note]) -> set[int]:
+    """Kill the process that made the last note if it is a worker of Spark's that still runs. Return it if so."""
+    found = {note.pid for note in notes[-1:]} & set(life.members("python", "worker_daemon"))
     life.kill(list(found))
     return found
 
@@ -159,7 +159,7 @@ def run_consumers(
             time.sleep(random.random())
             life.end()
         elif not is_over():
-            victims |= kill_worker(life, read_notes(notes)[-1].pid)
+            victims |= kill_worker(life, read_notes(notes))
     until = time.monotonic() + WITHIN_S
     while not is_over():
         life = restarted()
