@@ -30,12 +30,9 @@ import logging
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from rmq_spark.store.backend import GroupAssignment, GroupTerms, OffsetHistory
-from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.broker_requests import MemberStatus, QueueStatus
-from rmq_spark.store.cluster.catalog import ClusterCatalog
 from rmq_spark.store.cluster.client import process_id
 from rmq_spark.store.cluster.connection import find_own_ip
 from rmq_spark.store.cluster.member_lists import MemberLists
@@ -44,7 +41,7 @@ from rmq_spark.store.cluster.member_progress import MemberProgress
 from rmq_spark.store.cluster.member_requests import make_client_id
 from rmq_spark.store.cluster.membership import BrokerOfGroup, MemberNews, Membership
 from rmq_spark.store.cluster.namespace import wrap_name
-from rmq_spark.store.cluster.offset_commits import Brokers
+from rmq_spark.store.cluster.offset_commits import GroupPlace
 from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.queue_doubts import QueueDoubts
 from rmq_spark.store.cluster.queue_shares import (
@@ -66,18 +63,6 @@ _LOG = logging.getLogger("rmq_spark")
 
 _LOOK_MS = 20_000  # the longest time between two looks at the members (RebalanceService, waitInterval)
 _RETRY_MS = 1000  # after a rebalance that could not do everything
-
-
-class GroupPlace(Brokers, Protocol):
-    """The part of a backend that a session needs."""
-
-    @property
-    def location(self) -> ClusterAddress:
-        """Where the cluster is."""
-
-    @property
-    def catalog(self) -> ClusterCatalog:
-        """The topics and brokers that the backend knows."""
 
 
 class ClusterGroupSession(Synchronized):

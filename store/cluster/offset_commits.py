@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Protocol, TypeAlias
 
+from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.catalog import ClusterCatalog
 from rmq_spark.store.cluster.client import ClusterClient, ask_master
 from rmq_spark.store.cluster.group_requests import CommitOffsetRequest, CommittedOffsetRequest
 from rmq_spark.store.cluster.puller import PullTerms
@@ -41,6 +43,18 @@ class Brokers(Protocol):
 
     def find_address(self, queue: QueueKey, *, renews: bool = False) -> str:
         """Return where to ask the broker of a queue, by new routes if it `renews`. See `ClusterBackend`."""
+
+
+class GroupPlace(Brokers, Protocol):
+    """The part of a backend that a member of a group needs."""
+
+    @property
+    def location(self) -> ClusterAddress:
+        """Where the cluster is."""
+
+    @property
+    def catalog(self) -> ClusterCatalog:
+        """The topics and brokers that the backend knows."""
 
 
 class OffsetCommits:

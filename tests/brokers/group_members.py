@@ -43,13 +43,13 @@ class Member:
 
     @property
     def key(self) -> Connection | str:
-        """What the broker knows it by: its connection, or its client id if it has none."""
+        """The broker knows it by its connection, or its client id if it has none."""
         return self.client_id if self.connection is None else self.connection
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """What a heartbeat says about a group (ConsumerData). `subscriptions` are SubscriptionData by topic."""
+    """The part of a heartbeat about one group (ConsumerData). `subscriptions` are SubscriptionData by topic."""
 
     group: str
     consume_type: str

@@ -1,4 +1,4 @@
-"""What brokers answer and send to the members of a consumer group."""
+"""Answers and notices of brokers to the members of a consumer group."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What brokers relay between administrators and the members of a group."""
+"""Requests that brokers relay between administrators and the members of a group."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -1,4 +1,4 @@
-"""What brokers answer to resets of a group's offsets, and what they send to its members."""
+"""Answers of brokers to resets of a group's offsets, and their requests to its members."""
 
 import time
 from collections.abc import Callable

@@ -70,7 +70,7 @@ class Overlap(NamedTuple):
 
 @dataclass(slots=True)
 class GroupVerdict:
-    """What a judge found. `faults` describes what must not be."""
+    """The findings of a judge. `faults` are texts about what must not be."""
 
     stored: int = 0
     deliveries: int = 0
