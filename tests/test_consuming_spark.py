@@ -391,7 +391,7 @@ def test_progress_is_that_of_batches_that_spark_has_reported_and_of_queries_of_c
     assert found["rows"] == 6
     other = orders.stream().writeStream.format("noop").trigger(**NOW).start()
     orders.queries.append(other)
-    with pytest.raises(OptionError, match=r"is not a query that consume\(\) started in this process"):
+    with pytest.raises(OptionError, match=r"is not one of the last 1,000 queries that consume"):
         rmq_spark.listener_progress(other)
 
 
