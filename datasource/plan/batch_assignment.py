@@ -80,6 +80,7 @@ class BatchAssignment:
       the previous offset, so that a later member does not apply the same changes twice.
     - `holds`: the group's suspended queues.
     - `losses`: messages that are missing because the group's offset is beyond the end of a queue.
+    - `others`: the queues that other members have, as far as the place tells.
     """
 
     owned: frozenset[QueueKey] | None = None
@@ -91,6 +92,7 @@ class BatchAssignment:
     suspended: int = 0
     holds: Mapping[QueueKey, Hold] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
+    others: frozenset[QueueKey] = frozenset()
 
     def has(self, queue: QueueKey) -> bool:
         """Return whether the next batch may read the queue."""
@@ -141,20 +143,21 @@ class BatchAssignment:
         }
         # In a place with broker names, a query outside the group gives up the group's offsets, and so the numbers.
         numbers = self if self.group or before.has_brokers else before
+        positions = {**others, **after.positions}
         end = replace(
             after,
-            positions={**others, **after.positions},
+            positions=positions,
             seeks=seeks,
             group=numbers.group,
             reset=numbers.reset,
             suspended=numbers.suspended,
-            published=self._published_of(published, before, begins, after.positions, bounds),
+            published=self._published_of(published, before, begins, positions),
         )
         if seeks and encode_offset(end) == encode_offset(before):
             # The previous batch had the same move and the same end. Spark compares the texts of offsets, so it would
             # start no batch. Therefore this batch only moves the queues and reads nothing; the next batch reads.
             positions = {**end.positions, **seeks}
-            own = self._published_of(published, before, begins, positions, bounds)
+            own = self._published_of(published, before, begins, positions)
             return replace(end, positions=positions, published=own)
         return end
 
@@ -164,12 +167,12 @@ class BatchAssignment:
         before: StreamOffset,
         begins: Mapping[QueueKey, int],
         ends: Mapping[QueueKey, int],
-        bounds: Bounds,
     ) -> dict[QueueKey, tuple[int, ...]]:
-        """Return the field `published` for the query's queues, and what is known of those whose broker is away."""
+        """Return the field `published` for the query's queues, and what is known of those that no other member has."""
         if published is None:
             return {}
         earlier = before.published if before.group == self.group else {}
         kept = {queue: some for queue, some in earlier.items() if begins.get(queue) == before.positions.get(queue)}
         own = published_of(published, begins, {queue: end for queue, end in ends.items() if self.has(queue)}, kept)
-        return own | {queue: some for queue, some in earlier.items() if queue not in bounds and queue in ends}
+        free = (earlier.keys() & ends.keys()) - self.others - self.moves.keys()
+        return own | {queue: earlier[queue] for queue in free if not self.has(queue)}

@@ -6,10 +6,10 @@ other offset is that of another consumer or of a reset, and the query follows it
 
 A query publishes only positions at which a batch begins or ends, but seldom all of them: its reader and its driver both
 publish, and each leaves out most of them. A running query remembers the positions of its last batches (`OwnOffsets`),
-because a broker that crashes goes back to an earlier commit. The offset of a batch records only the bounds of what the
-group may be at until the next batch is planned (`published_of`). To a restarted query, each offset between them and the
-position counts as its own. It has delivered everything below its position, so it loses nothing by that. An orderly
-query may have left messages out (`batch_locks`), so there only the bounds count.
+because a broker that crashes goes back to an earlier commit. The offset of a batch records only the group's offset as
+the query knew it, and the begin of the batch (`published_of`). To a restarted query, each offset from the first to the
+second counts as its own, and so does its position, the end of the batch. It has delivered everything below, so it loses
+nothing by that. An orderly query may have left messages out (`batch_locks`), so there only the three count.
 """
 
 from collections import deque
@@ -30,7 +30,8 @@ def published_of(
     """Return the field `published` of the offset at the end of a batch.
 
     `published` are the group's offsets as far as they are known, `begins` and `ends` the positions before and after the
-    batch in the queues of the query. At the end of the batch, the group may be at each of the three, or between them.
+    batch in the queues of the query. At the end of the batch, the group may be at each of the three, or between the
+    first two.
     `earlier` is the field in the offset before the batch, for the queues that continue at their position in it. It
     counts where the group's offset is not known, as while every commit fails.
     """
@@ -76,9 +77,9 @@ class OwnOffsets:
 def is_own(committed: int, position: int, own: Collection[int], *, has_between: bool) -> bool:
     """Return whether only the query may have set the group's offset, if it is at `position` and has set the `own` ones.
 
-    `has_between` is whether it may have set any offset between these, too.
+    `has_between` is whether it may have set any offset between the own ones, too.
     """
-    return committed in (position, *own) or (has_between and min((position, *own)) <= committed <= position)
+    return committed in (position, *own) or (has_between and bool(own) and min(own) <= committed <= max(own))
 
 
 class QueryHistory:

@@ -190,6 +190,7 @@ class GroupPlanner:
             suspended.number,
             holds,
             tuple(ahead),
+            step.others,
         )
 
     def last_suspension(self) -> int:

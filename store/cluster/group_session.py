@@ -406,13 +406,17 @@ class ClusterGroupSession(Synchronized):
         self._epochs |= dict.fromkeys(new, 0)
         self._begun_ms |= dict.fromkeys(new, self._now_ms())
         certain = told.keys() - failed
-        for queue in sorted((self._doubts.queues & certain) - self._unsettled):
-            if self._progress.judge_doubt(queue, told[queue], was_cut_off=self._doubts.was_cut_off(queue)):
-                self._unsettled.add(queue)
+        advanced = {
+            queue
+            for queue in sorted((self._doubts.queues & certain) - self._unsettled)
+            if self._progress.judge_doubt(queue, told[queue], was_cut_off=self._doubts.was_cut_off(queue))
+        }
+        self._unsettled |= advanced
         self._doubts.settle(certain)
         held = {queue: at for queue in sorted(self._unsettled) if isinstance(at := told.get(queue), int)}
         self._progress.note_told(held)
-        self._progress.look_in_gained(member, {queue: at for queue, at in held.items() if queue in new}, history)
+        looked = {queue: at for queue, at in held.items() if queue in new or queue in advanced}
+        self._progress.look_in_gained(member, looked, history)
         return held
 
     def _warn_of_unowned(self, queues: Sequence[QueueKey]) -> None:

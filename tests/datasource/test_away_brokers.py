@@ -39,10 +39,10 @@ class Stream:
         self.given = given
         options, settings = parsed(given)
         self.sleeps: list[float] = []
-        self.reader = RmqStreamReader(options, settings, lambda: self.now_ms, sleep=self.sleeps.append)
+        sleep = self.sleeps.append if wait is None else wait
+        self.reader = RmqStreamReader(options, settings, lambda: self.now_ms, sleep=sleep)
         self.committed = checkpoint or json.dumps(self.reader.initialOffset())
         if wait is not None:
-            self.reader._broker_wait = lambda: wait
             self.reader.prepareForTriggerAvailableNow()
 
     def restart(self, **given: str) -> "Stream":
@@ -374,12 +374,12 @@ def test_stream_fails_if_nobody_answers_at_its_start() -> None:
 
 
 class Wait:
-    """A wait for brokers that a test ends after some pauses."""
+    """The sleep of a query that waits for a broker. The broker comes back in the last of some pauses."""
 
     def __init__(self, pauses: int) -> None:
         self.left = pauses
 
-    def pause(self, brokers: Any) -> None:
+    def __call__(self, seconds: float) -> None:
         self.left -= 1
         if not self.left:
             come_back()

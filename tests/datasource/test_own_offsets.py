@@ -58,13 +58,17 @@ def test_marked_that_only_moves_queues_has_the_own_offsets_at_the_moved_position
     assert (second.positions, second.seeks, second.published) == ({A0: 5}, {A0: 5}, {A0: (9, 5)})
 
 
-def test_marked_keeps_what_is_known_of_queues_whose_broker_is_away() -> None:
-    assignment = BatchAssignment(frozenset({A0}), group="billing", reset=2)
+def test_marked_keeps_what_is_known_of_queues_that_no_other_member_has() -> None:
+    assignment = BatchAssignment(frozenset({A0}), group="billing", reset=2, others=frozenset({A1}))
     known = {A0: (0, 5), A1: (3, 5), B0: (2, 5)}
     before = StreamOffset({A0: 8, A1: 8, B0: 8}, group="billing", published=known)
     after, bounds = StreamOffset({A0: 9, B0: 8}), {A0: BOUNDS[A0], A1: BOUNDS[A1]}
     end = assignment.marked(before, after, {A0: 8, B0: 8}, bounds, {})
     assert end.published == {A0: (0, 8), B0: (2, 5)}, "another member has A1, and may set any offset"
+    waiting = replace(assignment, others=frozenset())
+    assert waiting.marked(before, after, {A0: 8, B0: 8}, bounds, {}).published == {A0: (0, 8), A1: (3, 5), B0: (2, 5)}
+    moved = replace(waiting, moves={A1: 2})
+    assert A1 not in moved.marked(before, after, {A0: 8, B0: 8}, bounds, {}).published
     end = assignment.marked(before, after, {A0: 7, B0: 8}, bounds, {})
     assert end.published[A0] == (7,), "a queue that was moved"
     end = assignment.marked(replace(before, group="another"), after, {A0: 8}, bounds, {})
@@ -110,7 +114,7 @@ def test_OwnOffsets_forgets_queues_of_other_members() -> None:
 def test_history_of_a_restarted_query_is_that_of_its_checkpoint() -> None:
     before = StreamOffset({A0: 10, A1: 10}, seeks={A1: 2}, published={A0: (4, 6)})
     history = QueryHistory(before, OwnOffsets(), [], is_first=True)
-    assert [history.is_own(A0, at) for at in (3, 4, 5, 9, 10, 11)] == [False, True, True, True, True, False]
+    assert [history.is_own(A0, at) for at in (3, 4, 5, 6, 9, 10, 11)] == [False, True, True, True, False, True, False]
     assert [history.is_own(A1, at) for at in (9, 10)] == [False, True]
     assert not history.is_own(B0, 0), "it never read this one"
     assert [history.has_applied(A1, at) for at in (2, 3)] == [True, False]
