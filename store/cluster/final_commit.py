@@ -16,8 +16,9 @@ from rmq_spark.store.errors import RmqError
 def commit_final_offsets(brokers: Brokers, namespace: str, final: FinalCommit) -> bool:
     """Commit the offsets of `final` where nobody else has set the group's offset. Return whether any is committed.
 
-    An offset never moves back. A queue without an offset of the group counts as one that nobody has set, if it is in
-    `expected`. Raises the first error of a broker, after all others were asked.
+    An offset moves back only if the reader publishes a later one in the same moment. A queue without an offset of the
+    group counts as one that nobody has set, if it is in `expected`. Raises the first error of a broker, after all
+    others were asked.
     """
     offsets = MemberOffsets(brokers, PullTerms(final.group, namespace))
     told = offsets.read([queue for queue in final.offsets if queue in final.expected])

@@ -18,15 +18,11 @@ from rmq_spark.store.model import QueueKey
 
 @dataclass(slots=True)
 class _Reset:
-    """A reset of a queue to `target`. `number` is None until the query was told of it.
-
-    It `is_apart` if the query could not read the queue when it was told of resets last.
-    """
+    """A reset of a queue to `target`. `number` is None until the query was told of it."""
 
     target: int
     number: int | None = None
     is_applied: bool = False
-    is_apart: bool = False
 
 
 class GroupResets:
@@ -69,10 +65,6 @@ class GroupResets:
         """Return the resets that the query has applied: they must be taken from the broker, and forgotten."""
         return {queue: reset.target for queue, reset in self._resets.items() if reset.is_applied}
 
-    def has_news(self) -> bool:
-        """Return whether a reset waits for the query, or for the broker. One in a queue that is away does not."""
-        return any(not reset.is_apart for reset in self._resets.values())
-
     def report(self, readable: Collection[QueueKey]) -> Mapping[QueueKey, int]:
         """Return the resets in the `readable` queues that the query has not applied. New ones get the next number.
 
@@ -82,13 +74,12 @@ class GroupResets:
         waiting: dict[QueueKey, _Reset] = {}
         known = frozenset(readable)
         for queue, reset in self._resets.items():
-            reset.is_apart = queue not in known
             if reset.is_applied:
                 continue
-            if reset.is_apart:
-                reset.number = None
-            else:
+            if queue in known:
                 waiting[queue] = reset
+            else:
+                reset.number = None
         new = [reset for reset in waiting.values() if reset.number is None]
         if new:
             self._last += 1

@@ -20,7 +20,8 @@ _PAUSE_S = 1.0  # between two questions to a broker that does not answer
 class MemberLocks:
     """The locks of the member `client_id` of the group in `terms`. For one thread.
 
-    All locks of the member are made and released here, so that none is renewed for a queue that nobody reads.
+    All locks that the member renews are made and released here, so that none is renewed for a queue that nobody reads.
+    Those that a repeated batch or a task takes for other queues (`renew_lock`) expire after 60 s.
     """
 
     def __init__(self, brokers: Brokers, terms: PullTerms, client_id: str, monotonic_s: Callable[[], float]) -> None:

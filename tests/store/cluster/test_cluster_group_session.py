@@ -967,7 +967,7 @@ def test_a_refused_commit_tells_of_a_reset(cluster: RunningCluster, start: Start
     reset_offset(cluster.brokers[A], GROUP, Q[0], 4)  # to the offset that it has
     query.pass_time(5.1)
     query.rebalance(dict.fromkeys(Q, 5), is_batch=True)
-    assert not query.session._progress.resets.has_news()
+    assert not query.session._progress.resets.queues
     query.session.publish(dict.fromkeys(Q, 5))
     assert query.session.has_changed(), "while a batch runs, nothing else looks for resets"
     assert query.rebalance(dict.fromkeys(Q, 5)).resets == {Q[0]: 4}
@@ -1015,7 +1015,7 @@ def test_a_look_for_resets_does_not_move_the_group_back(cluster: RunningCluster,
         assert offset_of(cluster, Q[3]) == 6, "a broker of 4.9 is not asked"
         return
     assert offset_of(cluster, Q[3]) == 8
-    assert not query.session._progress.resets.has_news()
+    assert not query.session._progress.resets.queues
 
 
 def test_a_gained_queue_is_not_moved_back(cluster: RunningCluster, start: Start) -> None:

@@ -9,10 +9,9 @@ ONE, TWO = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 1, "broker-a")
 def test_new_resets_get_the_next_number_once() -> None:
     resets = GroupResets()
     resets.note_applied(7)
-    assert (resets.report([ONE, TWO]), resets.number, resets.has_news()) == ({}, 7, False)
+    assert (resets.report([ONE, TWO]), resets.number) == ({}, 7)
     resets.note(ONE, 3)
     resets.note(TWO, 4)
-    assert resets.has_news()
     assert [(resets.report([ONE, TWO]), resets.number) for _ in range(2)] == [({ONE: 3, TWO: 4}, 8)] * 2
     resets.note(TWO, 5)
     assert (resets.report([ONE, TWO]), resets.number) == ({ONE: 3, TWO: 5}, 9)
@@ -46,9 +45,8 @@ def test_a_reset_is_applied_when_the_checkpoint_has_its_number() -> None:
     assert set(resets.queues) == {ONE, TWO}, "nobody commits there until it was taken"
     resets.forget([ONE])
     assert set(resets.queues) == {TWO}
-    assert resets.has_news()
     resets.forget([TWO, ONE])
-    assert not resets.has_news()
+    assert not resets.queues
     assert resets.number == 7
 
 
@@ -80,9 +78,7 @@ def test_a_reset_in_a_queue_that_cannot_be_read_waits_without_a_number() -> None
     resets.note_applied(1)
     assert resets.applied() == {ONE: 3}, "the query has not seen the other one"
     resets.forget([ONE])
-    assert not resets.has_news(), "nothing to do until the queue can be read"
     assert (resets.report([TWO]), resets.number) == ({TWO: 4}, 2)
-    assert resets.has_news()
     assert (resets.report([]), resets.number) == ({}, 2), "its broker went away before the batch was planned"
     resets.note_applied(2)
     assert resets.applied() == {}
