@@ -80,7 +80,7 @@ COMMITTED = Right("committed offsets of a group", _NOTHING_MORE, "topic Sub, gro
 MEMBER = Right(
     "be a member of a group",
     "group SUB, of that group",
-    "group Sub and Get, of that group, and topic Sub, of its %RETRY%group",
+    "group Sub and Get, of that group",
 )
 KEYS = Right("search by key or id", _NOTHING_MORE, _NOTHING_MORE)
 PATTERNS = Right("subscribePattern", _NOTHING_MORE, _NOTHING_MORE)

@@ -148,7 +148,7 @@ RESTARTS = {  # the group's offset in the queue of broker-a at a restart, and th
     "where the query has published": (2, 10),
     "where its driver has published": (3, 10),
     "where its last batch began": (4, 10),
-    "within its last batch": (7, 10),
+    "within its last batch": (7, 7),
     "where its last batch ended": (10, 10),
     "set back": (1, 1),
     "another member has advanced": (11, 11),

@@ -117,7 +117,10 @@ def test_a_fence_renews_the_lock_of_its_member(cluster: RunningCluster, backend:
     backend.check_fence(fence._replace(member_id="another"), ONE)
 
 
-def test_a_fence_whose_broker_is_away_is_unavailable(cluster: RunningCluster, backend: ClusterBackend) -> None:
+def test_a_fence_whose_broker_is_away_is_unavailable(
+    cluster: RunningCluster, backend: ClusterBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_spark.store.cluster.member_locks.LIFE_S", 1)
     backend.require_bounds([ONE])
     cluster.brokers[A].kill()
     with pytest.raises(BackendUnavailableError):
