@@ -20,6 +20,7 @@ from rmq_spark.store.cluster.group_requests import (
     GroupStatsRequest,
 )
 from rmq_spark.store.cluster.member_requests import (
+    CONSUME_FROM,
     HeartbeatRequest,
     LockRequest,
     UnlockRequest,
@@ -84,7 +85,7 @@ def heartbeat_of(body: Fields) -> HeartbeatRequest:
         consumer["groupName"],
         tuple(Subscription(one["topic"], one["subString"], one["expressionType"]) for one in subscriptions),
         max((one["subVersion"] for one in subscriptions), default=0),
-        consumer["consumeFromWhere"],
+        next((name for name, where in CONSUME_FROM.items() if where == consumer["consumeFromWhere"]), "latest"),
     )
 
 
