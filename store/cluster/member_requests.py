@@ -17,7 +17,7 @@ from typing import Any, Self
 from rmq_spark.store.cluster.answer_fields import Answer, Question
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.frame import Command
-from rmq_spark.store.cluster.requests import Request, write_json
+from rmq_spark.store.cluster.requests import Request, ResponseT, write_json
 from rmq_spark.store.cluster.responses import DoneResponse, Response, Subscription
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.filter.row_filter import TAG, parse_tag_expression
@@ -201,24 +201,32 @@ def _listed(queues: Sequence[QueueKey]) -> str:
     return f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues, such as {queues[0]},"
 
 
-def _describe_queues(client_id: str, group: str, queues: Sequence[QueueKey]) -> dict[str, Any]:
-    return {
-        "clientId": client_id,
-        "consumerGroup": group,
-        "mqSet": [{"brokerName": one.broker, "queueId": one.queue_id, "topic": one.topic} for one in queues],
-    }
+@dataclass(frozen=True, slots=True)
+class _LocksRequest(Request[ResponseT]):
+    """A request of a member for locks on queues of one broker. Their bodies have the same fields."""
+
+    client_id: str
+    group: str
+    queues: tuple[QueueKey, ...]
+
+    def fields(self) -> dict[str, str]:
+        return {"bname": self.queues[0].broker}
+
+    @property
+    def body(self) -> bytes:
+        queues = [{"brokerName": one.broker, "queueId": one.queue_id, "topic": one.topic} for one in self.queues]
+        return write_json(
+            {"clientId": self.client_id, "consumerGroup": self.group, "mqSet": queues, "onlyThisBroker": False}
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class LockRequest(Request[LockResponse]):
+class LockRequest(_LocksRequest[LockResponse]):
     """Lock queues of one broker for a member, or renew its locks (LockBatchRequestBody).
 
     A lock ends 60 s after it was renewed last. The broker keeps it in memory.
     """
 
-    client_id: str
-    group: str
-    queues: tuple[QueueKey, ...]
     code = RequestCode.LOCK_BATCH_MQ
     response = LockResponse
 
@@ -226,31 +234,14 @@ class LockRequest(Request[LockResponse]):
     def purpose(self) -> str:
         return f"lock {_listed(self.queues)} for {self.client_id} of group {self.group}"
 
-    def fields(self) -> dict[str, str]:
-        return {"bname": self.queues[0].broker}
-
-    @property
-    def body(self) -> bytes:
-        return write_json({**_describe_queues(self.client_id, self.group, self.queues), "onlyThisBroker": False})
-
 
 @dataclass(frozen=True, slots=True)
-class UnlockRequest(Request[DoneResponse]):
+class UnlockRequest(_LocksRequest[DoneResponse]):
     """Release the locks of a member on queues of one broker (UnlockBatchRequestBody). Locks of others stay."""
 
-    client_id: str
-    group: str
-    queues: tuple[QueueKey, ...]
     code = RequestCode.UNLOCK_BATCH_MQ
     response = DoneResponse
 
     @property
     def purpose(self) -> str:
         return f"unlock {_listed(self.queues)} of {self.client_id} of group {self.group}"
-
-    def fields(self) -> dict[str, str]:
-        return {"bname": self.queues[0].broker}
-
-    @property
-    def body(self) -> bytes:
-        return write_json({**_describe_queues(self.client_id, self.group, self.queues), "onlyThisBroker": False})
