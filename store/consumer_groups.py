@@ -4,18 +4,19 @@ Only `reset_offsets` changes anything. The modules of the engine are imported wh
 importing this module is cheap.
 """
 
-from contextlib import contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rmq_spark.store.argument_checks import check_place, refuse_cluster_options, refuse_store_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import PurePath
 
     import pyarrow as pa
 
     from rmq_spark.store.backend import Location
+    from rmq_spark.store.cluster.address import ClusterAddress
     from rmq_spark.store.cluster.backend import ClusterBackend
     from rmq_spark.store.model import QueueKey
     from rmq_spark.store.places import ClusterArguments
@@ -354,23 +355,17 @@ def reset_offsets(
         return _by_topic(reset_group(backend, group, to, topics))  # type: ignore[arg-type]  # checked there
 
 
-@contextmanager
-def _opened(name_server: str, cluster_options: "Mapping[str, Any]") -> "Iterator[ClusterBackend]":
+def _opened(name_server: str, cluster_options: "Mapping[str, Any]") -> "closing[ClusterBackend]":
     """Open the cluster that a program names, and close it afterwards. Raises OptionError for an invalid argument."""
     from rmq_spark.store.places import locate_cluster
 
-    with _backend_of(locate_cluster(name_server, cluster_options)) as backend:
-        yield backend
+    return _backend_of(locate_cluster(name_server, cluster_options))
 
 
-@contextmanager
-def _backend_of(location: Any) -> "Iterator[ClusterBackend]":
-    from contextlib import closing
-
+def _backend_of(location: "ClusterAddress") -> "closing[ClusterBackend]":
     from rmq_spark.store.cluster.backend import ClusterBackend
 
-    with closing(ClusterBackend(location)) as backend:
-        yield backend
+    return closing(ClusterBackend(location))
 
 
 def _by_topic(offsets: "Mapping[QueueKey, int]") -> dict[str, dict[str, int]]:

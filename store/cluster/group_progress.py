@@ -32,6 +32,7 @@ from rmq_spark.store.cluster.group_requests import (
 )
 from rmq_spark.store.cluster.namespace import is_in_namespace, is_shared_name, unwrap_name, wrap_name
 from rmq_spark.store.cluster.positions import describe_missing
+from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.cluster.requests import Request
 from rmq_spark.store.cluster.responses import GroupConnectionsResponse, GroupQueueStats, MemberConnection
 from rmq_spark.store.errors import BackendUnavailableError, NoPermissionError, NotFoundError, RmqError
@@ -75,16 +76,8 @@ class GroupProgress:
         Where a broker refuses to list them, or does not answer, the groups with a retry topic are added, and the log
         says so. A group gets a retry topic with its first member.
         """
-        found: set[str] = set()
-        refused: NoPermissionError | None = None
-        for _, (outcome,) in self._ask(lambda broker: [AllGroupOffsetsRequest(broker)]):
-            if isinstance(outcome, NoPermissionError):
-                refused = outcome
-                continue
-            for key in _require(outcome).offsets:
-                topic, _, group = key.partition("@")
-                if topic and group:
-                    found.add(group)
+        pairs, refused = self._topics_and_groups()
+        found = {group for _, group in pairs}
         if refused is not None or self._silent:
             found |= self._retrying_groups(refused)
         return sorted(unwrap_name(self._namespace, group) for group in found if self._is_ours(group))
@@ -95,15 +88,26 @@ class GroupProgress:
         Topics that were deleted may be among them. Where a broker refuses to list them, or does not answer, some may be
         missing.
         """
-        found: set[str] = set()
+        stored = wrap_name(self._namespace, group)
+        pairs, _ = self._topics_and_groups()
+        return {unwrap_name(self._namespace, topic) for topic, one in pairs if one == stored and self._is_ours(topic)}
+
+    def _topics_and_groups(self) -> tuple[set[tuple[str, str]], NoPermissionError | None]:
+        """Return topic and group of each committed offset, by the cluster's names, and the error of a broker's refusal.
+
+        A broker that refuses to list them is left out.
+        """
+        found: set[tuple[str, str]] = set()
+        refused: NoPermissionError | None = None
         for _, (outcome,) in self._ask(lambda broker: [AllGroupOffsetsRequest(broker)]):
             if isinstance(outcome, NoPermissionError):
+                refused = outcome
                 continue
             for key in _require(outcome).offsets:
-                topic, _, stored = key.partition("@")
-                if topic and stored == wrap_name(self._namespace, group) and self._is_ours(topic):
-                    found.add(unwrap_name(self._namespace, topic))
-        return found
+                topic, _, group = key.partition("@")
+                if topic and group:
+                    found.add((topic, group))
+        return found, refused
 
     def _retrying_groups(self, refused: NoPermissionError | None) -> set[str]:
         """Return the cluster's names of the groups that have a retry topic, and log why they are listed."""
@@ -145,10 +149,11 @@ class GroupProgress:
         """Ask for the offsets in the queues for which the brokers said 0. Without the right to ask there are none."""
         asked = [(group, queue) for group, one in found.items() for queue, at in one.offsets.items() if at is None]
         address = self._backend.catalog.book.address
+        names = {group: PullTerms(group, self._namespace) for group in found}
         calls = [
             (
                 address(queue.broker) or "",
-                CommittedOffsetRequest(wrap_name(self._namespace, group), self._stored(queue)),
+                CommittedOffsetRequest(names[group].stored_group, names[group].stored_queue(queue)),
             )
             for group, queue in asked
         ]
@@ -221,9 +226,6 @@ class GroupProgress:
             raise outcome from None  # it names the right that is worth asking for
         _LOG.warning("rmq: only the client ids of the members of group %s are known: %s", group, outcome)
         return GroupConnectionsResponse(tuple(MemberConnection(client_id, "", "", 0) for client_id in ids))
-
-    def _stored(self, queue: QueueKey) -> QueueKey:
-        return QueueKey(wrap_name(self._namespace, queue.topic), queue.queue_id, queue.broker)
 
     def _is_ours(self, stored: str) -> bool:
         """Return whether the cluster's name of a topic or a group is in the namespace, or in none."""

@@ -96,14 +96,15 @@ def find_targets(
 
 def _topics_of(backend: ClusterBackend, group: str) -> list[str]:
     """Return the topics in which a group has offsets, without its retry topic."""
-    progress = GroupProgress(backend).require(group)
+    asked = GroupProgress(backend)
+    progress = asked.require(group)
     if progress.silent:
         raise BackendUnavailableError(
             f"cannot reset consumer group {group}: {describe_silent(progress.silent)}, so its topics are not all "
             "known; expected all brokers. Nothing was changed. Name the topics to reset, or wait for the brokers."
         )
     names = [topic for topic in progress.topics if topic != retry_topic(group)]
-    others = sorted(GroupProgress(backend).topics(group) - {*progress.topics, retry_topic(group)})
+    others = sorted(asked.topics(group) - {*progress.topics, retry_topic(group)})
     left_out = [topic for topic, queues in backend.queues(others, missing_ok=others).items() if queues]
     if left_out:
         _LOG.warning(
