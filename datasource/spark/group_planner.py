@@ -4,7 +4,7 @@ The report is the metadata under "@" in the latest offset. The session's listene
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rmq_spark.datasource.options.group_options import GroupOptions
@@ -122,11 +122,12 @@ class GroupPlanner:
             step = self._rebalance(self._view.bounds, {}, after)
         return batch.leave_out()
 
-    def fence(self, queue: QueueKey) -> Fence | None:
-        """Return the fence of a task that reads the queue, or None if the query needs no fence."""
+    def fences(self, queues: Iterable[QueueKey]) -> dict[QueueKey, Fence]:
+        """Return the fences of the tasks that read these queues. There are none if the query needs none."""
         if not self._has_fences:
-            return None
-        return Fence(self._group.group, self._query.member_id, self._query.epochs.get(queue, 0))
+            return {}
+        group, member_id, epochs = self._group.group, self._query.member_id, self._query.epochs
+        return {queue: Fence(group, member_id, epochs.get(queue, 0)) for queue in queues}
 
     @property
     def _has_fences(self) -> bool:

@@ -3,7 +3,7 @@
 A partition is small and contains no open files.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -125,15 +125,15 @@ def plan_partitions(
     view: SourceView,
     ranges: Sequence[QueueRange],
     limits: TaskLimits,
-    fence_of: Callable[[QueueKey], Fence | None] = lambda _: None,
+    fences: Mapping[QueueKey, Fence] = _NO_FENCES,
     sought: KeyLookup | None = None,
     tags: tuple[str, ...] | None = None,
     records: Mapping[_Place, RecordProof] = _NO_RECORDS,
 ) -> list[InputPartition]:
     """Divide the ranges, which are sorted by queue and offset, into tasks. Return their partitions.
 
-    A partition contains the positions of the first and last message of each piece. `fence_of` returns the fence of a
-    queue; `sought` and `tags` are passed to `RmqPartition`, and those of `records` that a task needs.
+    A partition contains the positions of the first and last message of each piece. `fences` has the
+    fences of queues; `sought` and `tags` are passed to `RmqPartition`, and those of `records` that a task needs.
     """
     if not ranges:
         return []
@@ -157,8 +157,8 @@ def plan_partitions(
         )
         unproved = {(piece.queue.topic, piece.queue.broker) for piece in pieces if piece.last is None}
         needed = {place: record for place, record in records.items() if (place[0].topic, place[0].broker) in unproved}
-        fences = {queue: fence for queue in {piece.queue for piece in task} if (fence := fence_of(queue)) is not None}
-        partitions.append(RmqPartition(location, pieces, identity, fences, sought, tags, needed))
+        fenced = {piece.queue: fences[piece.queue] for piece in task if piece.queue in fences}
+        partitions.append(RmqPartition(location, pieces, identity, fenced, sought, tags, needed))
     return partitions
 
 

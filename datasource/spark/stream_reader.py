@@ -341,8 +341,8 @@ class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvaila
         )
         if self._group is not None:
             kept = self._group.claim(kept, after)
-        fence_of = (lambda _: None) if self._group is None else self._group.fence
-        planned = plan_partitions(view, kept, limits, fence_of, records=after.records)
+        fences = {} if self._group is None else self._group.fences(part.queue for part in kept)
+        planned = plan_partitions(view, kept, limits, fences, records=after.records)
         self._records.note_planned(planned)
         return planned
 

@@ -100,9 +100,7 @@ class ClusterGroupSession(Synchronized):
         self._topics: set[str] = set(terms.topics)
         self._retries = retry_topic(terms.group)
         self._brokers: dict[str, BrokerOfGroup] = {}
-        self._owned: set[QueueKey] = set()
-        self._epochs: dict[QueueKey, int] = {}  # of the same queues; each task of a batch asks for it
-        self._begun_ms: dict[QueueKey, int] = {}  # when the member got each owned queue
+        self._owned: dict[QueueKey, int] = {}  # and when the member got each queue, in ms
         self._shares = TopicShares(self._rule, self._names.stored_queue)
         self._unsettled: set[QueueKey] = set()  # gained since the last `settle`
         self._doubts = QueueDoubts()
@@ -120,8 +118,8 @@ class ClusterGroupSession(Synchronized):
 
     @property
     def epochs(self) -> Mapping[QueueKey, int]:
-        """0 for each owned queue, as of now: a cluster does not number owners. A fence tells them apart by the lock."""
-        return self._epochs
+        """0 for each owned queue: a cluster does not number owners. A fence tells them apart by the lock."""
+        return dict.fromkeys(self._owned, 0)
 
     @property
     def published(self) -> dict[QueueKey, int]:
@@ -243,7 +241,9 @@ class ClusterGroupSession(Synchronized):
 
     def _is_look_due(self, member: Membership) -> bool:
         """Return whether brokers that keep resets (5.x) must be asked for them."""
-        brokers = {queue.broker for queue in self._owned & self._readable} if self._progress.is_look_due() else set()
+        brokers = (
+            {queue.broker for queue in self._owned.keys() & self._readable} if self._progress.is_look_due() else set()
+        )
         return any(member.version_of(broker) >= V5_0_0 for broker in brokers)
 
     def rebalance(
@@ -286,8 +286,8 @@ class ClusterGroupSession(Synchronized):
         self._note_news(member)
         self._forget(self._unsettled - self._readable)  # no offset has them yet, so they are gained anew
         share = self._find_share(member, routed, self._answering)
-        unlocked = self._owned - self._locks.held if self.terms.is_orderly else set()
-        moves = compare_shares(self._owned - unlocked, share, self._readable)
+        unlocked = self._owned.keys() - self._locks.held if self.terms.is_orderly else set()
+        moves = compare_shares(self._owned.keys() - unlocked, share, self._readable)
         lost = tuple(sorted({*moves.lost, *unlocked}))
         self._give_up(member, lost, finished)
         gained = self._locks.lock(member, moves.gained) if self.terms.is_orderly else set(moves.gained)
@@ -295,10 +295,10 @@ class ClusterGroupSession(Synchronized):
             self._try_again()
         held = self._claim(member, gained, history)
         if progress.is_look_due():
-            progress.look_for_resets(member, (self._owned & self._readable) - self._doubts.queues)
+            progress.look_for_resets(member, (self._owned.keys() & self._readable) - self._doubts.queues)
         if applied_reset is None:
             progress.resets.note_applied(None)
-        if not progress.take_resets(member, self._owned & self._readable):
+        if not progress.take_resets(member, self._owned.keys() & self._readable):
             self._try_again()
         if lost or gained:
             self._tell(member)
@@ -331,12 +331,14 @@ class ClusterGroupSession(Synchronized):
             self._note(member, member.take_news())
 
     def _note(self, member: Membership, news: MemberNews) -> None:
-        plain = {self._names.stored_queue(queue): queue for queue in self._owned}
         if news.has_notice:  # others may have joined, read on, and left
             self._is_urgent = True
             self._doubts.note_members(self._owned)
         if news.lost_brokers:
             self._doubts.note_losses(self._owned, self._place.catalog.book.brokers, news.lost_brokers)
+        if not (news.lost_locks or news.resets):
+            return
+        plain = {self._names.stored_queue(queue): queue for queue in self._owned}
         self._locks.note_lost({plain[queue] for queue in news.lost_locks if queue in plain})
         resets = {plain[queue]: at for queue, at in news.resets.items() if queue in plain}
         self._progress.note_pushed_resets(member, resets)
@@ -377,13 +379,11 @@ class ClusterGroupSession(Synchronized):
 
     def _forget(self, queues: Collection[QueueKey]) -> None:
         """Forget queues that the query does not own any more."""
-        self._owned.difference_update(queues)
         self._unsettled.difference_update(queues)
         self._doubts.settle(queues)
         self._progress.forget(queues)
         for queue in queues:
-            self._begun_ms.pop(queue, None)
-            self._epochs.pop(queue, None)
+            self._owned.pop(queue, None)
 
     def _claim(
         self, member: Membership, gained: Collection[QueueKey], history: OffsetHistory | None
@@ -402,9 +402,7 @@ class ClusterGroupSession(Synchronized):
             self._try_again()
             self._forget(failed & self._unsettled)
         new = {queue for queue in gained if queue not in failed}
-        self._owned |= new
-        self._epochs |= dict.fromkeys(new, 0)
-        self._begun_ms |= dict.fromkeys(new, self._now_ms())
+        self._owned |= dict.fromkeys(new, self._now_ms())
         certain = told.keys() - failed
         advanced = {
             queue
@@ -489,9 +487,9 @@ class ClusterGroupSession(Synchronized):
         """Update what the member tells brokers of itself."""
         published, now_ms = self._progress.published.last(), self._now_ms()
         queues = {}
-        for queue in self._owned:
+        for queue, begun_ms in self._owned.items():
             stored = self._names.stored_queue(queue)
             age_s = member.lock_age_s(stored)
             locked_ms = 0 if age_s is None else now_ms - round(age_s * 1000)
-            queues[stored] = QueueStatus(published.get(queue, -1), self._begun_ms[queue], locked_ms)
+            queues[stored] = QueueStatus(published.get(queue, -1), begun_ms, locked_ms)
         member.tell(queues)

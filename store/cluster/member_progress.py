@@ -122,14 +122,7 @@ class MemberProgress:
         """Commit offsets, and note what came of it, and of the reads before it, which had `errors`."""
         if not offsets and not errors:
             return
-        with member.exclusive():
-            reset = member.news().resets  # the thread commits them, so nothing else must be committed
-            wanted = {queue: at for queue, at in offsets.items() if self._names.stored_queue(queue) not in reset}
-            outcomes = self._offsets.commit(wanted)
-        for queue, outcome in outcomes.items():
-            if outcome is Outcome.COMMITTED:
-                self.published.note_acknowledged(queue, offsets[queue])
-        self._note_resets({queue for queue, outcome in outcomes.items() if outcome is Outcome.IGNORED})
+        outcomes = self._commit(member, offsets)
         errors = [*errors, *(outcome for outcome in outcomes.values() if isinstance(outcome, RmqError))]
         if errors and self._terms.commit == "required":
             if not isinstance(errors[0], BackendUnavailableError):
@@ -145,6 +138,21 @@ class MemberProgress:
                 *(self._terms.group, errors[0]),
             )
         self._warned = bool(errors)
+
+    def _commit(self, member: Membership, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Outcome | RmqError]:
+        """Commit offsets, note those that a broker has accepted, and the resets because of which it has not.
+
+        A queue with a pushed reset (4.9) is left out: the thread commits the target, so nothing else must be committed.
+        """
+        with member.exclusive():
+            reset = member.news().resets
+            wanted = {queue: at for queue, at in offsets.items() if self._names.stored_queue(queue) not in reset}
+            outcomes = self._offsets.commit(wanted)
+        for queue, outcome in outcomes.items():
+            if outcome is Outcome.COMMITTED:
+                self.published.note_acknowledged(queue, offsets[queue])
+        self._note_resets({queue for queue, outcome in outcomes.items() if outcome is Outcome.IGNORED})
+        return outcomes
 
     # Resets, and offsets that others have set.
 
@@ -183,14 +191,13 @@ class MemberProgress:
 
         Those that an earlier run of the query has applied, by its `history`, only remain to be taken.
         """
-        self._test(
-            member,
-            {
-                queue: self._finished[queue] if self._keeps_position(queue, at, history) else at
-                for queue, at in told.items()
-                if _keeps_resets(member, queue)
-            },
-        )
+        positions = {
+            queue: self._finished[queue] if self._keeps_position(queue, at, history) else at
+            for queue, at in told.items()
+            if _keeps_resets(member, queue)
+        }
+        if positions:  # the answers to their commits show the resets
+            self._commit(member, positions)
         if history is not None:
             self.resets.note_applied_before(history.has_applied, told)
 
@@ -198,17 +205,6 @@ class MemberProgress:
         """Return whether the query stays at its position in a gained queue, and does not follow the group."""
         is_behind = self._publishes and told < self._finished.get(queue, told)
         return is_behind and history is not None and history.is_own(queue, told)
-
-    def _test(self, member: Membership, positions: Mapping[QueueKey, int]) -> None:
-        """Commit the positions of the query, and note the resets that the brokers' answers show."""
-        if not positions:
-            return
-        with member.exclusive():
-            outcomes = self._offsets.commit(positions)
-        for queue, outcome in outcomes.items():
-            if outcome is Outcome.COMMITTED:
-                self.published.note_acknowledged(queue, positions[queue])
-        self._note_resets({queue for queue, outcome in outcomes.items() if outcome is Outcome.IGNORED})
 
     def _note_resets(self, queues: Collection[QueueKey]) -> None:
         """Note the resets that wait at the brokers in `queues`. Their targets are the group's offsets."""
@@ -252,7 +248,9 @@ class MemberProgress:
         ahead = {queue for queue, at in strange.items() if at > positions[queue]}
         for queue in sorted(ahead):  # by a reset or by another member: the query continues there in both cases
             self.resets.note(queue, strange[queue])
-        self._test(member, {queue: positions[queue] for queue in strange if queue not in ahead})
+        tested = {queue: positions[queue] for queue in strange if queue not in ahead}
+        if tested:
+            self._commit(member, tested)
 
     def take_resets(self, member: Membership, owned: Collection[QueueKey]) -> bool:
         """Take the resets that the query has applied from their brokers, so that these accept offsets again.

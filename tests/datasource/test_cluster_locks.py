@@ -13,6 +13,7 @@ from group_queries import GROUP, OTHER, Query, add_other, commit, remove_other, 
 
 from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.codes import RequestCode
+from rmq_spark.store.cluster.group_session import ClusterGroupSession
 from rmq_spark.store.errors import BackendUnavailableError, GroupConflictError
 from rmq_spark.store.model import QueueKey
 
@@ -42,6 +43,21 @@ def test_orderly_query_plans_only_queues_that_it_has_locked(cluster: RunningClus
     with Query(cluster, orderly="true") as query:
         found = query.trigger()
         assert found == ({"a": (0, 10)} if is_locked else {"a": (0, 10), "b": (0, 10)})
+
+
+def test_fences_of_a_batch_ask_for_the_owned_queues_once(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Query(cluster, orderly="true") as query:
+        query.trigger()
+        asked, epochs = [], ClusterGroupSession.epochs
+        monkeypatch.setattr(
+            ClusterGroupSession, "epochs", property(lambda own: (asked.append(own), epochs.fget(own))[1])
+        )
+        queues = [QueueKey("orders", 0, broker) for broker in ("broker-a", "broker-b")]
+        fences = query.reader._group.fences(queues)
+        assert {queue: fence.epoch for queue, fence in fences.items()} == dict.fromkeys(queues, 0)
+        assert len(asked) == 1, "each look at the epochs of a member copies them all"
 
 
 def expire_locks(cluster: RunningCluster, query: Query) -> list[float]:
@@ -77,7 +93,7 @@ def test_task_of_an_orderly_query_waits_for_a_broker_as_long_as_a_lock_lives(
     with Query(cluster, orderly="true") as query:
         query.trigger()
         queue = QueueKey("orders", 0, "broker-b")
-        fence = query.reader._group.fence(queue)
+        fence = query.reader._group.fences([queue])[queue]
         cluster.brokers["broker-b"].fail(
             RequestCode.LOCK_BATCH_MQ, faults.with_code(14, "service not available"), times=3 if is_back else None
         )
