@@ -20,10 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from rmq_spark.store.backend import BROKER_NAME
 from rmq_spark.store.model import QueueBounds, QueueKey
 
 OK, NONE, EXPIRED, AHEAD, GONE, AWAY = "ok", "none", "expired", "ahead", "gone", "away"
-BROKER_NAME = "brokerName"
 
 _TIME = pa.timestamp("ms", tz="UTC")
 

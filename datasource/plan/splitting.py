@@ -54,11 +54,9 @@ def make_tasks(
     """
     sizes = sizes or {}
     most, least = limits.max_records, limits.min_partitions
+    pieces = split_ranges(ranges, most, None if limits.are_queues_whole else least)
     if limits.are_queues_whole:
         most, least = LEAST_SHARED_MESSAGES, max(least or 1, limits.cores)
-        pieces = [part for part in ranges if part.count > 0]
-    else:
-        pieces = split_ranges(ranges, most, least)
     if limits.are_queues_apart:
         return [[piece] for piece in pieces]
     if least is None:

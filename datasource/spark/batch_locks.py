@@ -18,6 +18,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from rmq_spark.datasource.plan.offsets import StreamOffset
+from rmq_spark.datasource.spark.call_counts import count_text
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.store.backend import Fence
 from rmq_spark.store.errors import BackendUnavailableError, GroupConflictError
@@ -111,7 +112,7 @@ class BatchLocks:
         others = len(self._locked) - _SHOWN_QUEUES
         return (
             f"the repeated batch leaves out {sum(self._parts[queue].count for queue in self._locked)} messages of "
-            f"{len(self._locked)} queue{'s' if len(self._locked) > 1 else ''} that other members of consumer group "
+            f"{count_text(len(self._locked), 'queue')} that other members of consumer group "
             f"{self._group} have locked: {shown}{f' and {others} more' if others > 0 else ''}. Nothing is lost: these "
             "members have read on from the begin of the batch, as the group's offset shows, and read the rest"
         )

@@ -233,10 +233,10 @@ class CallThreads:
 
     def _call_threads(self) -> None:
         """Wake or start threads for the calls that are ready."""
-        if self._is_closed:
-            return
         wanted = self._window.ready - self._coming
-        woken = max(min(wanted, self._idle), 0)
+        if self._is_closed or wanted <= 0:
+            return
+        woken = min(wanted, self._idle)
         self._has_call.notify(woken)
         self._idle -= woken
         self._coming += woken

@@ -32,14 +32,12 @@ MOST_BYTES = 64 << 20  # of rows that are held; as Spark's spark.sql.execution.a
 class Call:
     """A call of the listener with rows of one queue.
 
-    `queue` is None unless the calls of the queue must be in order. `is_repeated` is whether the rows are sent back as
-    an earlier attempt of the batch decided; then the listener is not called. `has_ended` is set by the thread of the
-    call when the listener has returned. The other fields belong to the window.
+    `queue` is None unless the calls of the queue must be in order. `has_ended` is set by the thread of the call when
+    the listener has returned. The other fields belong to the window.
     """
 
     messages: Sequence[Message]
     queue: QueueKey | None = None
-    is_repeated: bool = False
     has_ended: bool = False
     number: int = -1
     size_bytes: int = 0

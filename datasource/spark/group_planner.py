@@ -75,14 +75,14 @@ class GroupPlanner:
     def __init__(self, options: ReadOptions, group: GroupOptions, view: SourceView, lock_wait: LockWait) -> None:
         self._options, self._group, self._view, self._lock_wait = options, group, view, lock_wait
         self._query = view.backend.group(group_terms(options, group))
-        self._is_first, self._has_claimed = True, False
+        self._is_first = True
         self._owned: frozenset[QueueKey] = frozenset()
         self._had: set[QueueKey] = set()  # queues that this run has owned
         self._has_leases = Capability.LEASES in view.backend.location.capabilities
         self._own_offsets = OwnOffsets()
         self._others: set[QueueKey] = set()  # queues that other members had while this run could have read them
         self._begins: Mapping[QueueKey, int] = {}  # of the last plan
-        self._left_out: frozenset[QueueKey] = frozenset()  # of a repeated batch
+        self._left_out: frozenset[QueueKey] | None = None  # of a repeated batch; None until its queues are claimed
 
     @property
     def query(self) -> GroupSession:
@@ -105,18 +105,19 @@ class GroupPlanner:
         orderly query in a cluster then waits for the locks of the batch's queues, and leaves out queues that another
         member reads (`BatchLocks`). Raises GroupConflictError if nothing shows that the other member reads one.
         """
-        if ranges and self._is_first and self._has_fences and not self._has_claimed:
+        if not (ranges and self._is_first and self._has_fences):
+            return list(ranges)
+        if self._left_out is None:
             self._left_out = self._claim(ranges, after)
-            self._has_claimed = True
-        return [part for part in ranges if not self._is_first or part.queue not in self._left_out]
+        return [part for part in ranges if part.queue not in self._left_out]
 
     def _claim(self, ranges: Sequence[QueueRange], after: StreamOffset) -> frozenset[QueueKey]:
         """Claim the query's share for a repeated batch. Return the queues of the batch that other members read."""
-        if self._has_leases and self._query.epochs:
+        if self._has_leases:
+            if not self._query.epochs:
+                self._rebalance(self._view.bounds, {}, after)
             return frozenset()
         step = self._rebalance(self._view.bounds, {}, after)
-        if self._has_leases:
-            return frozenset()
         batch = BatchLocks(self._view, self._group.group, self._query.member_id, ranges, after)
         while (locked := batch.look(self._query.epochs, step.waiting)) and self._lock_wait.pause(locked):
             step = self._rebalance(self._view.bounds, {}, after)

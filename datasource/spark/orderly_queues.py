@@ -59,7 +59,7 @@ class OrderlyQueues:
                 if rows:
                     yield Call(rows, queue)
                     rows = []
-                yield Call([message], queue, is_repeated=True)
+                yield Call([message], queue)
             elif run.resume is None:
                 tried = run.history.attempts.get(offset, 0)
                 rows.append(_tried(message, tried, self._times_at) if tried else message)
@@ -72,7 +72,7 @@ class OrderlyQueues:
     def without_call(self, call: Call) -> Sequence[Failure] | None:
         """Return the dead letter of an earlier attempt of the batch, or nothing for a call of a suspended queue."""
         run = self._runs[call.messages[0].queue]
-        if call.is_repeated:
+        if call.messages[0].offset in run.history.pending:
             return [run.send_again(call.messages[0], self._terms.max_reconsume_times)]
         return None if run.resume is None else ()
 

@@ -16,8 +16,8 @@ from rmq_spark.command.parameters import TIMES, appending_options, begin_time, e
 from rmq_spark.command.place import PathFirstCommand, Place, spell_limits, takes_place
 from rmq_spark.command.queue_views import BROKER_NAME, look_at, open_view, report_problems
 from rmq_spark.command.tables import show
+from rmq_spark.store.names import DLQ_TOPIC_PREFIX, dlq_topic, retry_topic
 
-_PREFIX, _RETRIES = "%DLQ%", "%RETRY%"
 _COLUMNS = [
     "physicalTopic",
     "queueId",
@@ -86,7 +86,7 @@ def list_(place: Place, as_json: bool, group: str | None, limit: int) -> None:
         elif place.is_cluster:
             rows = _cluster_groups(store)
         else:
-            found = [store.topic(topic) for topic in store.topics() if topic.startswith(_PREFIX)]
+            found = [store.topic(topic) for topic in store.topics() if topic.startswith(DLQ_TOPIC_PREFIX)]
             rows = [_group_row(one) for one in found if one.messages]
     if group is None:
         names: tuple[str, ...] = ("group", "messages", "bytes", "firstTimestamp", "lastTimestamp")
@@ -104,7 +104,7 @@ def list_(place: Place, as_json: bool, group: str | None, limit: int) -> None:
 
 def _require_group(place: Place, store: Any, group: str) -> None:
     """Raise NotFoundError for a group that has neither dead letters nor offsets: its name is mistyped."""
-    own = (_PREFIX + group, _RETRIES + group)
+    own = (dlq_topic(group), retry_topic(group))
     is_known = bool(store.all_queues(own)) if place.is_cluster else own[0] in store.topics()
     if not is_known:
         rmq_spark.group_lag(**place.reading, group=group)
@@ -112,14 +112,14 @@ def _require_group(place: Place, store: Any, group: str) -> None:
 
 def _cluster_groups(reader: Any) -> list[dict[str, Any]]:
     """Return a row for each group of a cluster that has dead letters. Name on stderr what cannot be read."""
-    listed = look_at(reader, [topic for topic in reader.topics() if topic.startswith(_PREFIX)])
+    listed = look_at(reader, [topic for topic in reader.topics() if topic.startswith(DLQ_TOPIC_PREFIX)])
     for topic in listed:
         if topic.problem is not None:
             say(f"{topic.name}: {topic.problem}")
     report_problems({queue: text for topic in listed for queue, text in topic.problems.items()})
     return [
         {
-            "group": topic.name.removeprefix(_PREFIX),
+            "group": topic.name.removeprefix(DLQ_TOPIC_PREFIX),
             "topic": topic.name,
             "brokers": len({queue.broker for queue in topic.answers}),
             "messages": topic.messages,
@@ -133,7 +133,7 @@ def _group_row(topic: Any) -> dict[str, Any]:
     """Return the row of a dead-letter topic, summed over its queues. Brokers create one queue."""
     queues = rows_of(topic.to_arrow())
     return {
-        "group": topic.topic.removeprefix(_PREFIX),
+        "group": topic.topic.removeprefix(DLQ_TOPIC_PREFIX),
         "topic": topic.topic,
         "messages": topic.messages,
         "bytes": topic.bytes,
@@ -144,7 +144,7 @@ def _group_row(topic: Any) -> dict[str, Any]:
 
 def _dead_letters(place: Place, store: Any, group: str, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the last `limit` dead letters of a group, in stored order, and their number; ([], 0) if there are none."""
-    topic = _PREFIX + group
+    topic = dlq_topic(group)
     if place.is_cluster:
         queues = store.all_queues([topic]).get(topic, [])
     else:

@@ -169,7 +169,7 @@ def groups(place: Place, as_json: bool) -> None:
     with waiting("reading offsets"):
         names = rmq_spark.groups(**place.arguments)
         table = rows_of(rmq_spark.group_lag(**place.arguments)) if names else []
-        living = _members(place, names)
+        living = _members(place, names) if names else {}
     queues: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in table:
         queues[row["group"]].append(row)
