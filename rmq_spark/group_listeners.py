@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -80,6 +81,20 @@ class _Listener(StreamingQueryListener):
         """Do nothing."""
 
 
+@dataclass(slots=True)
+class _Run:
+    """What a listener knows of one run of a query: the ends of its last batch, and what it has committed of them.
+
+    `own` has what it has committed in a cluster, by member, and `committed_ms` is the time of its last commit there.
+    """
+
+    last: list[_GroupSource] = field(default_factory=list)
+    own: dict[str, OwnOffsets] = field(default_factory=dict)
+    committed_ms: float = -math.inf
+    is_warned: bool = False  # whether the commit of a batch has failed
+    is_refused: bool = False  # whether the account lacks the right to commit
+
+
 class GroupOffsetListener(_Listener):
     """Commits the offsets of a query's last finished batch to its consumer group when the query ends.
 
@@ -106,58 +121,46 @@ class GroupOffsetListener(_Listener):
     def __init__(self, monotonic_ms: Callable[[], float] = monotonic_ms) -> None:
         self._monotonic_ms = monotonic_ms
         self._lock = threading.Lock()
-        self._last: dict[str, list[_GroupSource]] = {}  # by run
-        self._own: dict[tuple[str, str], OwnOffsets] = {}  # what it has committed in a cluster, by run and member
-        self._committed_ms: dict[str, float] = {}  # of the last commit in a cluster, by run
-        self._warned: set[str] = set()  # runs with a failed commit of a batch
-        self._refused: set[str] = set()  # runs without the right to commit
+        self._runs: dict[str, _Run] = {}
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
         """Record the end of the batch. If the query shares its queues, commit it, in a cluster at most every 5 s."""
-        run = str(event.progress.runId)
         found = [source for source in _group_sources(event.progress) if source.is_published]
         if not found:
             return
         with self._lock:
-            if run in self._refused:
+            run = self._runs.setdefault(str(event.progress.runId), _Run())
+            if run.is_refused:
                 return
-            self._last[run] = found
+            run.last = found
             now_ms = self._monotonic_ms()
-            is_due = now_ms - self._committed_ms.get(run, -math.inf) >= _INTERVAL_MS
+            is_due = now_ms - run.committed_ms >= _INTERVAL_MS
             if is_due:
-                self._committed_ms[run] = now_ms
+                run.committed_ms = now_ms
         for source in found:
             if source.is_shared and (is_due or source.has_leases):
                 self._commit_batch(source, run)
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
         """Commit the end of the query's last batch."""
-        run = str(event.runId)
         with self._lock:
-            found = self._last.pop(run, [])
-            self._committed_ms.pop(run, None)
-            self._warned.discard(run)
-            self._refused.discard(run)
-        for source in found:
+            run = self._runs.pop(str(event.runId), _Run())
+        for source in run.last:
             try:
                 self._commit(source, run)
             except RmqError as error:
                 _LOG.warning("rmq: the last offsets of consumer group %s are not published: %s", source.group, error)
-        with self._lock:
-            self._own = {key: own for key, own in self._own.items() if key[0] != run}
 
-    def _commit_batch(self, source: _GroupSource, run: str) -> None:
+    def _commit_batch(self, source: _GroupSource, run: _Run) -> None:
         """Commit the end of a batch. Log only the first failure of a run, because the next trigger commits it too."""
         try:
             self._commit(source, run)
         except RmqError as error:
             with self._lock:
-                is_first = run not in self._warned
-                self._warned.add(run)
+                is_first, run.is_warned = not run.is_warned, True
                 is_refused = isinstance(error, NoPermissionError | OptionError) and not source.has_leases
                 if is_refused:
-                    self._refused.add(run)
-                    self._last.pop(run, None)
+                    run.is_refused, run.last = True, []
             if is_first or is_refused:
                 _LOG.warning(
                     "rmq: the end of a batch is not published before the next trigger of the query, in the consumer "
@@ -167,10 +170,10 @@ class GroupOffsetListener(_Listener):
                     _ACCOUNT_OF_LISTENER if is_refused else "",
                 )
 
-    def _commit(self, source: _GroupSource, run: str) -> None:
+    def _commit(self, source: _GroupSource, run: _Run) -> None:
         """Commit the offsets of a source. In a cluster remember them, because the checkpoint does not have them."""
         with self._lock:
-            own = OwnOffsets() if source.has_leases else self._own.setdefault((run, source.member_id), OwnOffsets())
+            own = run.own.setdefault(source.member_id, OwnOffsets())
             # What is below the offset that the reader knows as the group's is older. Only a reset returns to it.
             expected = {
                 queue: (*some, *(at for at in own.of(queue) or () if at > some[0]))
