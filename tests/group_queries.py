@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from brokers import RunningCluster
+from brokers.raw_client import RawClient
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.cluster import client
+from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.model import QueueKey
 
 SCHEMA = StructType().add("body", "binary")
@@ -20,19 +22,14 @@ OTHER = "zz@1#other"  # sorts after the ids of queries, so it gets the queue of 
 
 
 @contextmanager
-def two_brokers(
-    path: Path, release: str, monkeypatch: pytest.MonkeyPatch, *, is_light: bool = False
-) -> Iterator[RunningCluster]:
-    """Yield two brokers, each with a queue of the topic orders and ten messages in it. Light ones only count them."""
+def two_brokers(path: Path, release: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningCluster]:
+    """Yield two light brokers, each with a queue of the topic orders, in which ten messages have arrived."""
     for name in ("_ROUTES_MS", "_AWAY_ROUTES_MS", "_ROUTES_MIN_MS"):
         monkeypatch.setattr(f"rmq_spark.store.cluster.catalog.{name}", 50)
-    with RunningCluster(path / "cluster", release=release, brokers=2, is_light=is_light) as cluster:
+    with RunningCluster(path / "cluster", release=release, brokers=2, is_light=True) as cluster:
         cluster.create_topic("orders", queues=1)
         for broker in cluster.brokers:
-            if is_light:
-                cluster.advance("orders", 10, broker=broker)
-            else:
-                cluster.send("orders", *[b"x"] * 10, broker=broker)
+            cluster.advance("orders", 10, broker=broker)
         yield cluster
         client._idle.forget()
 
@@ -88,6 +85,13 @@ class Query:
     def metadata(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.committed)["@"]
         return found
+
+
+def reset(cluster: RunningCluster, broker: str) -> None:
+    """Reset the group to the first message, as mqadmin does: 5.3 keeps the reset, 4.9 tells the members."""
+    fields = {"topic": "orders", "group": GROUP, "isForce": True, "timestamp": 0}
+    with RawClient(cluster.brokers[broker].address) as admin:
+        assert admin.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == 0
 
 
 def commit(cluster: RunningCluster, broker: str, offset: int) -> None:

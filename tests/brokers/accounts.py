@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from brokers.relay_requests import INVOKE_BROKER_TO_GET_CONSUMER_STATUS
 from brokers.releases import LITE_PULL_MESSAGE
-from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from brokers.sent_message import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2
 from brokers.wire import Call, Refusal
 from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode
@@ -67,7 +66,7 @@ _NEEDED_BY_5: dict[int, tuple[tuple[str, str, str], ...]] = {
     _B.GET_CONSUMER_RUNNING_INFO: (_GROUP_GET,),
     _B.CONSUME_MESSAGE_DIRECTLY: (_TOPIC_SUB, _GROUP_SUB),
     INVOKE_BROKER_TO_GET_CONSUMER_STATUS: (_TOPIC_GET, ("group", GROUP, GET)),
-    INVOKE_BROKER_TO_RESET_OFFSET: (("topic", TOPIC, UPDATE), ("group", GROUP, UPDATE)),
+    _R.INVOKE_BROKER_TO_RESET_OFFSET: (("topic", TOPIC, UPDATE), ("group", GROUP, UPDATE)),
 }
 _ADMIN_OF_4 = (_R.UPDATE_AND_CREATE_TOPIC, _R.DELETE_TOPIC_IN_BROKER, _R.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
 

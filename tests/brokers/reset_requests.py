@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 from brokers.server import HandlerTable
 from brokers.topics import Topic
 from brokers.wire import Answer, Call, QueueId, Refusal, loose_json
-from rmq_spark.store.cluster.codes import BrokerRequestCode, ResponseCode
+from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode
 from rmq_spark.store.model import QueueKey
 
 if TYPE_CHECKING:
     from brokers.broker import Broker
 
 HANDLERS = HandlerTable()
-INVOKE_BROKER_TO_RESET_OFFSET = 222
 _NO_OFFSET = -1  # of the field `offset`, and of `queueId` for all queues
 
 
-@HANDLERS.on(INVOKE_BROKER_TO_RESET_OFFSET)
+@HANDLERS.on(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
 def reset_offsets(broker: "Broker", call: Call) -> Answer:
     """Reset the offsets of a group in a topic to a time, or to the ends of the queues if it is -1.
 

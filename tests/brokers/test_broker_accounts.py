@@ -10,7 +10,6 @@ import pytest
 from brokers import Account, AccountTable, Broker, ConsumerData, RunningCluster
 from brokers.raw_client import RawClient
 from brokers.relay_requests import INVOKE_BROKER_TO_GET_CONSUMER_STATUS
-from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from brokers.wire import text_of
 from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command, encode_command
@@ -169,7 +168,11 @@ def test_5_asks_for_rights_to_reset_and_to_look_at_members(ask: Callable[..., Co
     for code, fields, of_rich in (
         (BrokerRequestCode.GET_CONSUMER_RUNNING_INFO, running, ResponseCode.SYSTEM_ERROR),  # nobody is online
         (INVOKE_BROKER_TO_GET_CONSUMER_STATUS, group, ResponseCode.SYSTEM_ERROR),
-        (INVOKE_BROKER_TO_RESET_OFFSET, {**group, "timestamp": 0, "isForce": True}, ResponseCode.NO_PERMISSION),
+        (
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            {**group, "timestamp": 0, "isForce": True},
+            ResponseCode.NO_PERMISSION,
+        ),
     ):
         assert ask("5.3", READER, code, fields).code == ResponseCode.NO_PERMISSION
         assert ask("5.3", Account("rich", "a secret"), code, fields).code == of_rich

@@ -14,7 +14,6 @@ from brokers.broker import HANDLER_TABLES, Broker
 from brokers.name_server import HANDLERS as NAME_SERVER_HANDLERS
 from brokers.raw_client import RawClient
 from brokers.relay_requests import INVOKE_BROKER_TO_GET_CONSUMER_STATUS
-from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from brokers.send_back_requests import CONSUMER_SEND_MSG_BACK
 from brokers.server import Server
 from brokers.wire import encode_binary
@@ -139,7 +138,7 @@ def prepare_group(broker: Broker, pair: Pair) -> None:
         broker.offsets.commit(fields["consumerGroup"], QueueKey("GT", 0), 1)
     elif code in ABOUT_MEMBERS and pair.answer["code"] == ResponseCode.SUCCESS:
         broker.members.add(fields["consumerGroup"], ONE, {"GT": "*"})
-    elif code == INVOKE_BROKER_TO_RESET_OFFSET:
+    elif code == RequestCode.INVOKE_BROKER_TO_RESET_OFFSET:
         for number in range(broker.topics["GT"].write_queues):
             broker.offsets.commit(fields["group"], QueueKey("GT", number), 1)
         broker.members.add(fields["group"], ONE, {"GT": "*"})
@@ -293,7 +292,7 @@ def test_requests_to_members_have_the_recorded_form(name: str, codes: set[int], 
         with RawClient(broker.address) as member, RawClient(broker.address) as admin:
             member.heartbeat(ONE, ConsumerData.of("gc", {"GT": "*"}))
             topic = {"topic": "GT", "group": "gc"}
-            admin.call(INVOKE_BROKER_TO_RESET_OFFSET, {**topic, "timestamp": 0, "isForce": True})
+            admin.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**topic, "timestamp": 0, "isForce": True})
             admin.call(INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {**topic, "clientAddr": ""})
             running = {"clientId": ONE, "jstackEnable": "false", "consumerGroup": "gc"}
             admin.call(BrokerRequestCode.GET_CONSUMER_RUNNING_INFO, running)

@@ -8,7 +8,6 @@ import pytest
 
 from brokers import ConsumerData, RunningCluster
 from brokers.raw_client import RawClient
-from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
 from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.format import fastjson
@@ -41,7 +40,7 @@ def ask(cluster: RunningCluster, code: int, **fields: Any) -> Command:
 
 def reset(cluster: RunningCluster, timestamp: int, **fields: Any) -> Command:
     terms = {"topic": "orders", "group": "billing", "isForce": True, "timestamp": timestamp, **fields}
-    return ask(cluster, INVOKE_BROKER_TO_RESET_OFFSET, **terms)
+    return ask(cluster, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **terms)
 
 
 def table(command: Command) -> dict[int, int]:
@@ -144,7 +143,7 @@ def test_a_slave_resets_nothing(run_cluster: RunCluster) -> None:
     slave.groups.add("billing")
     with RawClient(slave.address) as client:
         fields = {"topic": "orders", "group": "billing", "isForce": True, "timestamp": 0}
-        assert client.call(INVOKE_BROKER_TO_RESET_OFFSET, fields).code == ResponseCode.SYSTEM_ERROR
+        assert client.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == ResponseCode.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize(("release", "settings"), [("4.9", {}), ("5.3", {"resets_at_broker": False})])

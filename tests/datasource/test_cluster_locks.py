@@ -188,7 +188,7 @@ def test_orderly_query_repeats_a_batch_without_the_queue_that_another_member_rea
         assert query.until("a") == {"a": (8, 10)}
         remove_other(cluster)
         unlock_all(cluster)
-        cluster.send("orders", b"new", broker="broker-b")
+        cluster.advance("orders", 1, broker="broker-b")
         assert query.until("b") == {"b": (offset, 11)}
 
 
@@ -284,7 +284,7 @@ def test_orderly_query_does_not_wait_for_locks_of_queues_that_it_need_not_read(
         assert pauses == []
     unlock_all(cluster)
     cluster.loop.run(retry.lock, GROUP, [QueueId(RETRY, "broker-a", 0)], "the earlier run")
-    cluster.send("orders", b"new", broker="broker-a")
+    cluster.advance("orders", 1, broker="broker-a")
     with Query(cluster, json.dumps(end), orderly="true") as query:
         query.reader.prepareForTriggerAvailableNow()
         pauses = count_pauses(query)

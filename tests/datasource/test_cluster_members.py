@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from brokers import Account, AccountTable, RunningCluster, faults
-from brokers.raw_client import RawClient
-from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
-from group_queries import GROUP, OTHER, SCHEMA, Query, add_other, commit, committed, remove_other, two_brokers
+from group_queries import GROUP, OTHER, SCHEMA, Query, add_other, commit, committed, remove_other, reset, two_brokers
 from support.cluster_fixtures import reset_offset
 
 import rmq_spark
@@ -28,7 +26,7 @@ from rmq_spark.store.testing.backend_groups import eventually
 def cluster(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RunningCluster]:
-    with two_brokers(tmp_path, request.param, monkeypatch, is_light=True) as cluster:
+    with two_brokers(tmp_path, request.param, monkeypatch) as cluster:
         yield cluster
 
 
@@ -186,13 +184,6 @@ def test_restarted_query_without_its_own_offsets_stays_at_its_checkpoint(
     with Query(cluster, checkpoint) as query:
         assert query.trigger() == {"a": (8, 10), "b": (8, 10)}
     assert len([line for line in caplog.messages if "it resumes at its checkpoint" in line]) == 1
-
-
-def reset(cluster: RunningCluster, broker: str) -> None:
-    """Reset the group to the first message, as mqadmin does: 5.3 keeps the reset, 4.9 tells the members."""
-    fields = {"topic": "orders", "group": GROUP, "isForce": True, "timestamp": 0}
-    with RawClient(cluster.brokers[broker].address) as admin:
-        assert admin.call(INVOKE_BROKER_TO_RESET_OFFSET, fields).code == 0
 
 
 def test_running_query_applies_a_reset_and_publishes_again(

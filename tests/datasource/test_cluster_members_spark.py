@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from brokers import RunningCluster
-from brokers.raw_client import RawClient
-from brokers.reset_requests import INVOKE_BROKER_TO_RESET_OFFSET
+from group_queries import reset
 
 from rmq_spark.store.model import QueueKey
 
@@ -126,9 +125,7 @@ def test_query_continues_at_its_checkpoint_and_follows_resets(group: Group) -> N
     assert sorted(sink.rows) == group.rows(0, 2 * COUNT)
     group.until(lambda: group.offsets() == {2 * COUNT})
 
-    with RawClient(group.cluster.brokers["broker-a"].address) as admin:
-        fields = {"topic": "orders", "group": GROUP, "isForce": True, "timestamp": 0}
-        assert admin.call(INVOKE_BROKER_TO_RESET_OFFSET, fields).code == 0
+    reset(group.cluster, "broker-a")
     group.until(lambda: len(sink.rows) >= 6 * COUNT)
     again = [("broker-a", offset) for offset in range(2 * COUNT)]
     assert sorted(sink.rows) == sorted([*group.rows(0, 2 * COUNT), *again])

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from compat_kit.rocketmq import Java, Line, Program
+from compat_kit.rocketmq import Java, Line, Program, option_text
 from compat_kit.sessions import kill_session, processes_of, signal_all
 
 _KIT = Path(__file__).parent
@@ -120,7 +120,7 @@ class JavaMember(Member):
         super().__init__(name, ledger)
         given = {"namesrv": address, "group": group, "topic": topic, "name": name, "ledger": ledger, **options}
         self._java, self._topic = java, topic
-        self._options = [part for key, value in given.items() for part in (f"--{key}", _text(value))]
+        self._options = [part for key, value in given.items() for part in (f"--{key}", option_text(value))]
         self._program: Program | None = None
         self.client_id = ""
 
@@ -394,7 +394,3 @@ class AdminTool:
         text = self("resetOffsetByTime", "-g", group, "-t", topic, "-s", str(time_ms))
         rows = [line.split() for line in text.splitlines() if line.split()[1:2] and line.split()[1].isdigit()]
         return {Place(row[0], int(row[1])): int(row[-1]) for row in rows}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

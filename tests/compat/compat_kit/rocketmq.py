@@ -160,7 +160,7 @@ class Broker:
         self._await_ready()
 
     def _launch(self, *options: str) -> None:
-        pairs = [part for name, value in self.conf.items() for part in ("--conf", f"{name}={_text(value)}")]
+        pairs = [part for name, value in self.conf.items() for part in ("--conf", f"{name}={option_text(value)}")]
         place = ["--store", str(self.store), "--port", str(self.port or free_port()), "--ip", self.ip]
         place += ["--alone", "true"] if self.is_alone else []
         self.program = self.java.start("broker", [*place, *pairs, *options])
@@ -288,7 +288,7 @@ class Verifier:
             self._program = self.java.start("verify", [])
         waiting = list(requests)
         for number, one in enumerate(waiting):
-            conf = {name: _text(value) for name, value in one.conf.items()}
+            conf = {name: option_text(value) for name, value in one.conf.items()}
             line = {"id": number, "store": str(one.store), "conf": conf, "times": one.times, "keys": one.keys}
             line["ranges"] = [list(times) for times in one.ranges]
             self._program.write(line)
@@ -299,7 +299,8 @@ class Verifier:
         return [found[number] for number in range(len(waiting))]
 
 
-def _text(value: object) -> str:
+def option_text(value: object) -> str:
+    """Return a value as the Java programs read it: true and false are in small letters."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -106,8 +106,8 @@ def start(cluster: RunningCluster) -> Iterator[Start]:
         yield start
 
 
-def offset_of(cluster: RunningCluster, queue: QueueKey, topic: str | None = None) -> int | None:
-    return cluster.brokers[queue.broker].offsets.find(GROUP, QueueKey(topic or queue.topic, queue.queue_id))
+def offset_of(cluster: RunningCluster, queue: QueueKey) -> int | None:
+    return cluster.brokers[queue.broker].offsets.find(GROUP, QueueKey(queue.topic, queue.queue_id))
 
 
 def commit(cluster: RunningCluster, queue: QueueKey, offset: int) -> None:
@@ -1264,16 +1264,15 @@ def test_a_locked_queue_whose_offset_cannot_be_read_is_unlocked(cluster: Running
     assert set(query.rebalance().owned) == locks_of(cluster, query) == set(Q)
 
 
-def test_locks_of_a_rebalance_that_fails_are_released(cluster: RunningCluster, start: Start) -> None:
-    cluster.brokers[A].fail(RequestCode.QUERY_CONSUMER_OFFSET, faults.with_code(16, "no"))
-    query = start(is_orderly=True)
-    with pytest.raises(NoPermissionError):
-        query.rebalance()
-    assert locks_of(cluster, query) == set()
-
-
-def test_locks_that_one_broker_gave_are_released_if_another_refuses(cluster: RunningCluster, start: Start) -> None:
-    cluster.brokers[B].fail(RequestCode.LOCK_BATCH_MQ, faults.with_code(16, "no"))
+@pytest.mark.parametrize(
+    ("broker", "code"),
+    [(A, RequestCode.QUERY_CONSUMER_OFFSET), (B, RequestCode.LOCK_BATCH_MQ)],
+    ids=["an offset is refused", "another broker refuses locks"],
+)
+def test_locks_of_a_rebalance_that_fails_are_released(
+    cluster: RunningCluster, start: Start, broker: str, code: RequestCode
+) -> None:
+    cluster.brokers[broker].fail(code, faults.with_code(16, "no"))
     query = start(is_orderly=True)
     with pytest.raises(NoPermissionError):
         query.rebalance()

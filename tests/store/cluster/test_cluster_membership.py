@@ -1,6 +1,5 @@
 """The thread of a member: heartbeats, notes of what brokers say, and answers to them."""
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from brokers import Broker, RunningCluster, faults
 from brokers.raw_client import RawClient
+from brokers.wire import QueueId, loose_json
 from support.cluster_fixtures import await_quiet
 from support.forked import run_forked
 
@@ -293,13 +293,10 @@ def test_a_demand_to_consume_a_message_is_refused(rig: Rig) -> None:
 
 def push_reset(rig: Rig, offsets: dict[QueueKey, int], body: bytes | None = None) -> None:
     """Let the broker push a reset as 4.9 does."""
-    parts = ",".join(
-        json.dumps({"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}) + f":{offset}"
-        for queue, offset in offsets.items()
-    )
+    table = {QueueId(queue.topic, queue.broker, queue.queue_id): offset for queue, offset in offsets.items()}
     connection = next(iter(rig.a.members.groups[GROUP].members))
     fields = {"topic": "orders", "group": GROUP, "timestamp": "0", "isForce": "false"}
-    sent = f'{{"offsetTable":{{{parts}}}}}'.encode() if body is None else body
+    sent = loose_json({"offsetTable": table}).encode() if body is None else body
     rig.cluster.loop.run(rig.a.calls.tell, connection, 220, fields, sent)
 
 
