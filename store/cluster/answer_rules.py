@@ -12,7 +12,7 @@ from typing import Any
 
 from rmq_spark.store.cluster.admin_answers import ADMIN_RIGHTS, ADMIN_RULES
 from rmq_spark.store.cluster.answer_fields import shorten_line
-from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT, AnswerRule, Retry
+from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT, AnswerRule, Retry, rules_of_rights
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.cluster.requests import Request
@@ -103,6 +103,7 @@ _ASK_FOR_MEMBERSHIP = (
     "Ask an administrator for the rights of a member: SUB of the group (4.9), or Sub and Get of the group and Sub of "
     "its topics (5.3)."
 )
+_MEMBER_RIGHTS = rules_of_rights({_OF_MEMBERS: _ASK_FOR_MEMBERSHIP})
 _ACCOUNTS = (
     AnswerRule(
         None,
@@ -112,15 +113,6 @@ _ACCOUNTS = (
         _EXPECTED_ACCOUNT,
         next_step=_CHECK_ACCOUNT,
         remark=r"(?s)AclException.*(No accessKey is configured|No acl config for|Check signature failed)",
-    ),
-    AnswerRule(
-        None,
-        MISSING_RIGHT,
-        NoPermissionError,
-        expected="an account with the right",
-        next_step=_ASK_FOR_MEMBERSHIP,
-        requests=_OF_MEMBERS,
-        remark=r"AclException",
     ),
     AnswerRule(
         None,
@@ -138,15 +130,6 @@ _ACCOUNTS = (
         _EXPECTED_ACCOUNT,
         next_step=_CHECK_ACCOUNT,
         remark=r"username cannot be null|User:.* is not found|check signature failed",
-    ),
-    AnswerRule(
-        ResponseCode.NO_PERMISSION,
-        MISSING_RIGHT,
-        NoPermissionError,
-        expected="an account with the right",
-        next_step=_ASK_FOR_MEMBERSHIP,
-        requests=_OF_MEMBERS,
-        remark=r"has no permission to access",
     ),
     AnswerRule(
         ResponseCode.NO_PERMISSION,
@@ -348,7 +331,17 @@ _REFUSALS = (
         next_step="Look for the answer in the log of the server.",
     ),
 )
-RULES = _ANSWERS + SEND_RIGHTS + ADMIN_RIGHTS + _ACCOUNTS + SEND_RULES + ADMIN_RULES + _AFTER_ACCOUNTS + _REFUSALS
+RULES = (
+    _ANSWERS
+    + SEND_RIGHTS
+    + ADMIN_RIGHTS
+    + _MEMBER_RIGHTS
+    + _ACCOUNTS
+    + SEND_RULES
+    + ADMIN_RULES
+    + _AFTER_ACCOUNTS
+    + _REFUSALS
+)
 
 _MAX_REMARK_CHARS = 300
 
