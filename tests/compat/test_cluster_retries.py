@@ -1,5 +1,6 @@
 """A listener in a group of a live cluster fails one message in ten: retries, dead letters, and deaths of its driver."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.compat
 
 MESSAGES, FAILING = 1000, 100  # half of those that fail become dead letters
 QUEUES = 4  # of each broker
+DEATHS = int(os.environ.get("RMQ_SPARK_DEATHS", "3"))  # ten take nine minutes
 LIMIT_S = 600.0
 DELAYS_S = range(1, 19)  # of the levels; a message that has failed n times waits for that of level 3 + n
 CONF: dict[str, object] = {"messageDelayLevel": " ".join(f"{delay}s" for delay in DELAYS_S)}
@@ -163,14 +165,14 @@ def test_one_message_in_ten_fails_and_comes_again_at_the_brokers_times_until_it_
     assert copies == Counter({body: FAILURES for body in one.failing})
 
 
-def test_no_message_is_lost_when_the_driver_of_a_listener_is_killed_ten_times(
+def test_no_message_is_lost_or_sent_back_twice_when_the_driver_of_a_listener_is_killed(
     brokers: TwoBrokers, tmp_path: Path
 ) -> None:
     random = Random(seed := Random().randrange(1_000_000))
     one = Retries(brokers, tmp_path, "killed", bodies(), maxOffsetsPerTrigger="40")
     with brokers.client() as client:
         one.send(client)
-    for _ in range(10):
+    for _ in range(DEATHS):
         one.query.start()
         one.await_calls(random.randint(1, 60))
         time.sleep(random.uniform(0, 1))
@@ -185,5 +187,5 @@ def test_no_message_is_lost_when_the_driver_of_a_listener_is_killed_ten_times(
     expected = MESSAGES + FAILURES * FAILING
     print(f"seed {seed}: {sum(calls)} calls, {expected} without deaths")
     print(f"{letters.total()} dead letters of {len(one.dead)}, {copies.total()} retries of {FAILURES * FAILING}")
-    assert letters.keys() == one.dead
-    assert copies.keys() == one.failing
+    assert letters == Counter(one.dead)
+    assert copies == Counter({body: FAILURES for body in one.failing})
