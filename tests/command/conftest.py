@@ -116,11 +116,16 @@ class Terminal:
             assert time.monotonic() < until, f"{text!r} is not in\n{self.text}"
             assert self._read(), f"{text!r} is not in\n{self.text}"
 
-    def end(self) -> int:
-        """Wait for the end of the process; return its exit status."""
+    def end(self, keys: str = "") -> int:
+        """Wait for the end of the process, and type these keys each second meanwhile. Return its exit status.
+
+        Python does not see a Ctrl-C that comes after a question was printed and before the answer is read.
+        """
         until = time.monotonic() + WITHIN_S
         while self._read():
             assert time.monotonic() < until, self.text
+            if keys and not select.select([self._ours], [], [], 1)[0]:
+                self.type(keys)
         return self._process.wait(WITHIN_S)
 
     def kill(self) -> None:

@@ -108,6 +108,6 @@ def test_ctrl_c_at_the_question_changes_nothing(terminal: Start, store: Path) ->
     started = terminal("repair", store)
     started.wait_for("[y/N]")
     started.type("\x03")
-    assert started.end() == 130
+    assert started.end("\x03") == 130
     assert file.read_bytes()[:20] == b"\x7f" * 20
     assert not (store / "rmq").exists()

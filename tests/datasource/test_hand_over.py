@@ -286,7 +286,7 @@ def test_offer_refuses_partitions_of_spark_and_with_a_fence(store: "GrowingStore
     query.plan()
     view, ranges = query.reader._view, [QueueRange(QueueKey("orders", 0), 0, 3)]
     (planned,) = plan_partitions(view, ranges, TaskLimits())
-    fenced = plan_partitions(view, ranges, TaskLimits(), lambda _: Fence("billing", "me", 1))
+    fenced = plan_partitions(view, ranges, TaskLimits(), {QueueKey("orders", 0): Fence("billing", "me", 1)})
     for refused in ([], [InputPartition(None)], fenced, [planned, planned]):
         query.hand_over.offer([planned])
         query.hand_over.offer(refused)
