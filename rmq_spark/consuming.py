@@ -102,6 +102,7 @@ def consume(
     resends = expired_original == _RESEND
     if not isinstance(checkpoint_location, str | PurePath) or not str(checkpoint_location).strip():
         raise OptionError(f"checkpoint_location={checkpoint_location!r} is not a folder. Give a folder of its own.")
+    _check_trigger(trigger)
     source = _find_source(df)
     location = _check_source(source, path, name_server, group, model)
     _check_columns(df, location, model, resends=resends)
@@ -329,11 +330,16 @@ def _check_source(
         found = "has no group" if member is None else f"is read by consumerGroup={member.group}"
         raise OptionError(f'group="{group}", but the stream {found}. Add .option("consumerGroup", "{group}") to it.')
     if member.is_orderly != (model == ORDERLY) and not (member.is_broadcasting and model == ORDERLY):
-        wanted = '.option("orderly", "true")' if model == ORDERLY else 'model="orderly"'
+        ordered = '.option("orderly", "true")'
+        if model == ORDERLY:
+            step = f"Add {ordered} to the source."
+        elif Capability.SUSPENSIONS in location.capabilities:
+            step = f'Add model="{ORDERLY}", or leave {ordered} out of the source.'
+        else:
+            step = f"Leave {ordered} out of the source."
         raise OptionError(
             f'model="{model}" and the source\'s orderly={str(member.is_orderly).lower()} do not go together: to '
-            f"consume queues in order, the source must read them in order. Add {wanted}"
-            + (" to the source." if model == ORDERLY else ', or leave .option("orderly", "true") out of the source.')
+            f"consume queues in order, the source must read them in order. {step}"
         )
     if model == CONCURRENTLY and not member.is_broadcasting and not member.subscribes_retry:
         retry = retry_topic(group)
@@ -343,6 +349,14 @@ def _check_source(
                 "subscribeRetry out of the source."
             )
     return location
+
+
+def _check_trigger(trigger: object) -> None:
+    if trigger is not None and not isinstance(trigger, str | Mapping):
+        raise OptionError(
+            f"trigger={trigger!r}: found {type(trigger).__name__}; expected a text such as '1 second', or a mapping "
+            "such as {'availableNow': True}."
+        )
 
 
 def _check_same_place(location: Location, path: "str | PurePath | None", name_server: str | None) -> None:
@@ -376,9 +390,10 @@ def _check_columns(df: "DataFrame", location: Location, model: str, *, resends: 
     if Capability.BROKERS in location.capabilities and BROKER_NAME not in names:
         missing.append(BROKER_NAME)
     if missing:
+        hint = '; physicalTopic needs .option("columns", "*")' if "physicalTopic" in missing else ""
         raise OptionError(
-            f"the rows lack {', '.join(missing)}, which identify a failed message. Keep these columns of the source; "
-            'physicalTopic needs .option("columns", "*").'
+            f"the rows lack {', '.join(missing)}; expected all columns that identify a failed message. Keep them in "
+            f"the query{hint}."
         )
     lost = [name for name in ("body", "msgId") if name not in names] if resends else []
     if lost:

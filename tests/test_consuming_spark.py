@@ -216,6 +216,7 @@ def test_broadcasting_drops_what_fails(orders: Orders) -> None:
         ({"subscribeRetry": "false"}, {}, "%RETRY%billing, and this query would never see it again"),
         ({}, {"checkpoint_location": None}, "checkpoint_location=None is not a folder"),
         ({}, {"checkpoint_location": ""}, "checkpoint_location='' is not a folder"),
+        ({}, {"trigger": 5}, "^trigger=5: found int; expected a text such as '1 second', or a mapping such as "),
         ({}, {"path": "hdfs://elsewhere/store"}, "found the scheme hdfs:"),
         ({"columns": "topic,body,queueId"}, {}, "lack commitLogOffset, queueOffset, reconsumeTimes"),
     ],

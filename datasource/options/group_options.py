@@ -188,19 +188,27 @@ def check_start(group: GroupOptions | None, start: Positions | None, *, has_time
         raise OptionError(_TIME_AND_FALLBACK)
 
 
-def check_stream_start(group: GroupOptions | None, start: Positions | None, *, has_time: bool) -> None:
+def check_stream_start(
+    group: GroupOptions | None, start: Positions | None, *, has_time: bool, in_cluster: bool
+) -> None:
     """Raise OptionError for a start that a stream which begins at its group's offsets cannot have.
 
-    `start` is startingOffsets, and `has_time` is whether startingTimestamp is given. Call `check_start` before.
+    `start` is startingOffsets, and `has_time` is whether startingTimestamp is given. `in_cluster` is whether the
+    members of a group share its queues in any case. Call `check_start` before.
     """
     if group is None or not group.begins_at_group:
         return
     if start is not None and start.default != option_parsers.GROUP:
-        cause = "assignment=shared" if group.is_shared else "commitOffsets=off in a cluster"
+        if not in_cluster:
+            cause = "with assignment=shared a query"
+        elif group.is_shared:
+            cause = f"a member of group {group.group} in a cluster"
+        else:
+            cause = "with commitOffsets=off in a cluster a query"
         raise OptionError(
-            f"startingOffsets: with {cause} a query begins in each queue at the group's offset. Leave startingOffsets "
-            "out; groupFallback is the start of queues without an offset, and rmq_spark.reset_offsets changes the "
-            f"group's offsets.{'' if group.is_shared else ' Or leave consumerGroup out.'}"
+            f"startingOffsets: {cause} begins in each queue at the group's offset. Leave startingOffsets out; "
+            "groupFallback is the start of queues without an offset, and rmq_spark.reset_offsets changes the group's "
+            f"offsets.{' Or leave consumerGroup out to read without a group.' if in_cluster else ''}"
         )
     if has_time != (group.fallback == "timestamp"):
         raise OptionError(_TIME_AND_FALLBACK)

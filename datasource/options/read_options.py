@@ -187,8 +187,10 @@ class ReadOptions:
                 )
         if self.group is not None and not self.names_group_as_start:
             require(self.location, Capability.GROUPS, "consumerGroup in a stream without startingOffsets=group")
-        check_stream_start(self.group, self.starting_offsets, has_time=self.starting_times is not None)
-        if self.is_member and self.location is not None and Capability.LEASES not in self.location.capabilities:
+        in_cluster = self.location is not None and Capability.LEASES not in self.location.capabilities
+        has_time = self.starting_times is not None
+        check_stream_start(self.group, self.starting_offsets, has_time=has_time, in_cluster=in_cluster)
+        if self.is_member and in_cluster:
             _check_whole_share(self)
 
 

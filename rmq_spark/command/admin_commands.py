@@ -95,8 +95,10 @@ def reset(place: Place, as_json: bool, group: str, to: str, topics: tuple[str, .
     """
     where = _parse_where(to)
     with waiting("resetting"):
-        before = _offsets_before(place, group)
+        before, problem = _offsets_before(place, group)
         found = rmq_spark.reset_offsets(**place.arguments, group=group, to=where, topics=list(topics) or None)
+    if problem is not None:
+        say(f"The previous offsets are not known: {printable(typed(problem))}")
     rows = [
         {
             "group": group,
@@ -113,15 +115,14 @@ def reset(place: Place, as_json: bool, group: str, to: str, topics: tuple[str, .
     show(rows, columns, as_json=as_json, nothing="Nothing was reset: the group has no queues.")
 
 
-def _offsets_before(place: Place, group: str) -> Any:
-    """Return the offsets of a group, {} where the brokers of a cluster do not tell them."""
+def _offsets_before(place: Place, group: str) -> tuple[Any, str | None]:
+    """Return the offsets of a group, and None; {} and the reason where the brokers of a cluster do not tell them."""
     try:
-        return rmq_spark.group_offsets(**place.reading, group=group)
+        return rmq_spark.group_offsets(**place.reading, group=group), None
     except (rmq_spark.NoPermissionError, rmq_spark.BackendUnavailableError) as error:
         if not place.is_cluster:
             raise
-        say(f"The previous offsets are not known: {printable(typed(str(error)))}")
-        return {}
+        return {}, str(error)
 
 
 def _queue_columns(place: Place, queue_id: Any) -> dict[str, Any]:

@@ -51,7 +51,22 @@ class _List(PathFirstCommand):
         return super().parse_args(ctx, args)
 
 
-@click.group(subcommand_metavar="list|republish (PATH | -n HOST:PORT) ...")
+class _DeadLetters(click.Group):
+    """The group of the commands. Options follow the command's name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.option_name}: found an option before the command; expected list or republish first. Options "
+                "follow it: rmq dlq list -n HOST:PORT.",
+                ctx,
+            ) from None
+
+
+@click.group(cls=_DeadLetters, subcommand_metavar="list|republish (PATH | -n HOST:PORT) ...")
 def dlq() -> None:
     """List or republish dead letters: messages that a consumer group failed to consume."""
 
@@ -67,7 +82,7 @@ def dlq() -> None:
     default=100,
     show_default=True,
     metavar="N",
-    help="Maximum number of messages; -n N is short for it.",
+    help="Maximum number of messages; -n N is short for it if N is a number.",
 )
 def list_(place: Place, as_json: bool, group: str | None, limit: int) -> None:
     """List the groups that have dead letters, or GROUP's dead letters, the newest last.

@@ -160,8 +160,8 @@ def _report_problems(path: str, topics: Iterable[Any]) -> None:
 def groups(place: Place, as_json: bool) -> None:
     """List the consumer groups: topics, queues, lag in messages, bytes and seconds, and members.
 
-    A group that has not committed an offset yet has no queues. Members are running queries, including those without a
-    queue. `rmq lag` shows the lag by queue.
+    A group that has not committed an offset yet has no queues, and its lag is not known. Members are running queries,
+    including those without a queue. `rmq lag` shows the lag by queue.
 
     In a cluster a group is listed after its first commit, the bytes are an estimate, and members are all clients that
     the brokers list. Groups and queues that cannot be read are named on stderr.
@@ -202,16 +202,16 @@ def _group_row(name: str, queues: list[dict[str, Any]], members: list[str] | Non
         "queues": len(queues),
         "lagMessages": _join(queues, "lagMessages", sum),
         "lagBytes": _join(queues, "lagBytes", sum),
-        "secondsBehind": _join(queues, "secondsBehind", max) if queues else None,
+        "secondsBehind": _join(queues, "secondsBehind", max),
         "members": members,
     }
 
 
 def _join(queues: list[dict[str, Any]], column: str, join: Callable[[list[Any]], Any]) -> Any:
-    """Return the sum or the maximum over queues, None if it is not known of any. A queue that is gone counts as 0."""
+    """Return the sum or the maximum over queues, None if it is not known of any. A gone queue counts as 0."""
     values = [0 if row["state"] == "gone" else row[column] for row in queues]
     known = [value for value in values if value is not None]
-    return join(known) if known or not queues else None
+    return join(known) if known else None
 
 
 @click.command(

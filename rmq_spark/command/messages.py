@@ -207,7 +207,7 @@ class _Cat(PlaceCommand):
     "--limit",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Maximum number of messages; -n N is short for it.  [default: unlimited]",
+    help="Maximum number of messages; -n N is short for it if N is a number.  [default: unlimited]",
 )
 @message_filters
 @click.option(

@@ -31,6 +31,10 @@ _TYPED = {
     "rmq_spark.reset_offsets": "`rmq reset`",
     "rmq_spark.close": "`rmq close`",
     "export_parquet": "`rmq export`",
+    "expected offsets by queue id: {0: 12}": (
+        'expected offsets by queue id, such as \'{"orders": {"0": 12}}\', '
+        'in a cluster \'{"orders": {"broker-a:0": 12}}\''
+    ),
     "Name the topics to reset": "Name the topics to reset with --topic",
     "startingOffsets and endingOffsets of the source": "`rmq cat --offset`; in Spark startingOffsets and endingOffsets",
     "user who runs Spark": "user who runs rmq",

@@ -40,6 +40,10 @@ _NOT_IN_A_TOPIC = re.compile(r"[^%|a-zA-Z0-9_-]")
 class PlaceCommand(click.Command):
     """A command that reads a store or a cluster."""
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words of the usage, which has both places."""
+        return [_BOTH_PLACES if piece == "PATH" else piece for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, and then those for a cluster."""
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
@@ -51,10 +55,6 @@ class PlaceCommand(click.Command):
 
 class PathFirstCommand(PlaceCommand):
     """A command whose other arguments follow PATH. With `--name-server` it has no argument PATH."""
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return the words of the usage, which has both places."""
-        return [_BOTH_PLACES if piece == "PATH" else piece for piece in super().collect_usage_pieces(ctx)]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters."""
@@ -68,7 +68,12 @@ class PathFirstCommand(PlaceCommand):
         name_server = given.get("name_server")
         if isinstance(name_server, str):
             is_full = len(words) == len(arguments)
-            if words and (_is_no_topic(words[0], is_full) if "topic" in arguments else is_full):
+            if words and "group" in arguments:
+                if _is_no_group(words[0], is_full):
+                    raise _both_given(words[0], name_server)
+                if is_full:
+                    raise _surplus(words, self.params)
+            elif words and (_is_no_topic(words[0], is_full) if "topic" in arguments else is_full):
                 raise _both_given(words[0], name_server)
             ctx.meta[_FOR_CLUSTER] = True
         elif not words and "--help" not in args and "-h" not in args and not ctx.resilient_parsing:
@@ -84,6 +89,11 @@ def spell_limits(args: list[str]) -> None:
             args[at] = "--limit"
         elif re.fullmatch(r"-n\d+", word):
             args[at] = f"--limit={word[2:]}"
+
+
+def _is_no_group(word: str, is_full: bool) -> bool:
+    """Return whether the first word is PATH, not a group. `is_full` says that there is a word for each argument."""
+    return "/" in word or ((is_full or _NOT_IN_A_TOPIC.search(word) is not None) and os.path.isdir(word))
 
 
 def _is_no_topic(word: str, is_full: bool) -> bool:
@@ -208,8 +218,7 @@ def reads_place(words: str | None = None, *, are_required: bool = False) -> Deco
                 word = parameters[words][0] if words is not None and place.is_cluster and parameters[words] else None
                 if word is None or not os.path.isdir(word):
                     raise
-                note = f"{word} is also a folder: PATH and --name-server cannot be combined."
-                raise rmq_spark.NotFoundError(f"{error} {note}") from None
+                raise rmq_spark.NotFoundError(f"{error} {_also_a_folder(word)}") from None
 
         path_argument = click.argument("path", metavar="PATH", required=False)
         return together(path_argument, commit_log_path, as_json, _NAME_SERVER, *CONNECTION_OPTIONS)(call)
@@ -231,13 +240,23 @@ def takes_place(shared: Decorator = reading_options, *, pulls: bool = True) -> D
             given = {name: value for name, value in given.items() if value not in (None, False)}
             place = _make_place(path, commit_log_path, given)
             writing = {name: parameters.pop(name) for name in _WRITING if name in parameters}
-            return function(_with_writing(place, writing), **parameters)
+            try:
+                return function(_with_writing(place, writing), **parameters)
+            except rmq_spark.NotFoundError as error:
+                group = parameters.get("group")
+                if group is None or not place.is_cluster or not os.path.isdir(group):
+                    raise
+                raise rmq_spark.NotFoundError(f"{error} {_also_a_folder(group)}") from None
 
         first = click.argument("path", metavar="PATH")
         connection = [one for one in CONNECTION_OPTIONS if pulls or one is not PULL_GROUP]
         return together(first, shared, _NAME_SERVER, *connection)(call)
 
     return decorate
+
+
+def _also_a_folder(word: str) -> str:
+    return f"{word} is also a folder: PATH and --name-server cannot be combined."
 
 
 # The parameters for a store that is written to, and their options.
@@ -285,6 +304,14 @@ def _no_place() -> click.UsageError:
     return click.UsageError(
         "Missing argument 'PATH' or option '--name-server'. Give PATH, the folder of a store, or --name-server "
         "HOST:PORT, a cluster."
+    )
+
+
+def _surplus(words: list[str], parameters: list[click.Parameter]) -> click.UsageError:
+    names = [one.human_readable_name for one in parameters if isinstance(one, click.Argument) and one.name != "path"]
+    return click.UsageError(
+        f"unexpected argument {words[-1]!r}: found {' and '.join(words)} beside --name-server; expected only "
+        f"{' and '.join(names)}. Leave the other out: with --name-server no PATH is given."
     )
 
 

@@ -41,10 +41,10 @@ def test_the_page_has_every_argument_and_option_of_a_command(name: str, command:
     assert listed(section) == [row_of(one) for one in options if one not in of_clusters]
     everywhere = listed(SECTIONS["Everywhere"]) if reads or writes else []
     assert [row_of(one) for one in of_clusters] == [row for row in everywhere if reads or row[0] != "--pull-group"]
-    arguments = [one for one in command.params if isinstance(one, click.Argument)]
     synopsis = re.search(r"^    rmq (.*)$", section, re.MULTILINE)
     assert synopsis is not None
-    assert synopsis[1].split()[len(name.split()) :] == [shown(one) for one in arguments]
+    pieces = command.collect_usage_pieces(click.Context(command))
+    assert synopsis[1] == " ".join([name, *(piece for piece in pieces if piece != "[OPTIONS]")])
 
 
 def listed(section: str) -> list[tuple[str, str]]:
@@ -55,11 +55,6 @@ def listed(section: str) -> list[tuple[str, str]]:
 def row_of(option: click.Option) -> tuple[str, str]:
     """Return the row of an option."""
     return ", ".join(option.opts), (option.help or "").replace("|", "&#124;")
-
-
-def shown(argument: click.Argument) -> str:
-    """Return how a synopsis has it."""
-    return argument.make_metavar(click.Context(click.Command("x")))
 
 
 def test_the_examples_print_what_the_page_says(

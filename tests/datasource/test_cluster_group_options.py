@@ -63,11 +63,12 @@ REFUSED = {
     "shared queues without offsets": (OBSERVER | {"assignment": "shared"}, r"^assignment=shared: found commitOffsets="),
     "another start": (
         MEMBER | {"startingOffsets": "earliest"},
-        r"^startingOffsets: with assignment=shared a query begins in each queue at the group's offset\. ",
+        r"^startingOffsets: a member of group billing in a cluster begins in each queue at the group's offset\. .* "
+        r"Or leave consumerGroup out to read without a group\.$",
     ),
     "another start without joining": (
         OBSERVER | {"startingOffsets": "earliest"},
-        r"^startingOffsets: with commitOffsets=off in a cluster a query begins .* Or leave consumerGroup out\.$",
+        r"^startingOffsets: with commitOffsets=off in a cluster a query begins .* Or leave consumerGroup out to ",
     ),
     "a time without a fallback": (MEMBER | {"startingTimestamp": "-10m"}, "^groupFallback=timestamp and startingTime"),
     "a time without a fallback or joining": (
