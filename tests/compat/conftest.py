@@ -1,6 +1,7 @@
 """A real RocketMQ for the tests marked `compat`: built, started in a network that it takes, or skipped with the reason.
 
 With RMQ_COMPAT=required in the environment a skipped test is a failed one: continuous integration may not do without.
+A long test that is marked with a release runs with this one only, unless RMQ_COMPAT_RELEASES=all.
 """
 
 import importlib.util
@@ -38,7 +39,21 @@ from compat_kit.network import Network  # noqa: E402
 from compat_kit.rocketmq import Java, Verifier  # noqa: E402
 
 IS_REQUIRED = os.environ.get("RMQ_COMPAT") == "required"
+RUNS_ALL = os.environ.get("RMQ_COMPAT_RELEASES") == "all"
 _known: dict[str, Java | str] = {}  # by version: how it is run, or why it is not
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests out at other releases than the one that they are marked with."""
+    left = [] if RUNS_ALL else [item for item in items if _is_for_other_release(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+def _is_for_other_release(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("release")
+    return marker is not None and isinstance(item, pytest.Function) and item.callspec.params["java"] != marker.args[0]
 
 
 @pytest.hookimpl(wrapper=True)

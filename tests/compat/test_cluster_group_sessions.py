@@ -17,6 +17,7 @@ _SUITE = Path(__file__).parent / "compat_kit" / "session_suite.py"
 _LEAST = {True: 30, False: 25}  # how many tests pass: brokers of 5.x, and of 4.9, where those with resets are skipped
 
 
+@pytest.mark.release("5.3.3")
 def test_queries_are_members_of_groups_as_the_contract_says(java: Java, tmp_path: Path) -> None:
     with TwoBrokers(java, tmp_path / "brokers", **CONF) as cluster:
         pytest_command = ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tmp_path]

@@ -144,6 +144,7 @@ def test_copies_of_messages_that_a_listener_fails_are_those_of_a_java_consumer(
         assert by_tries(ours, prefix) == copies
 
 
+@pytest.mark.release("4.9.7")
 def test_one_message_in_ten_fails_and_comes_again_at_the_brokers_times_until_it_is_a_dead_letter(
     brokers: TwoBrokers, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_one_message_in_ten_fails_and_comes_again_at_the_brokers_times_until_it_
     assert copies == Counter({body: FAILURES for body in one.failing})
 
 
+@pytest.mark.release("5.3.3")
 def test_no_message_is_lost_or_sent_back_twice_when_the_driver_of_a_listener_is_killed(
     brokers: TwoBrokers, tmp_path: Path
 ) -> None:

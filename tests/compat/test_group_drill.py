@@ -15,7 +15,13 @@ from compat_kit.rocketmq import Java
 pytestmark = pytest.mark.compat
 
 
-@pytest.mark.parametrize("is_orderly", [False, True], ids=["concurrent", "orderly"])
+@pytest.mark.parametrize(
+    "is_orderly",
+    [
+        pytest.param(False, marks=pytest.mark.release("5.3.3"), id="concurrent"),
+        pytest.param(True, marks=pytest.mark.release("4.9.7"), id="orderly"),
+    ],
+)
 def test_members_of_a_group_consume_each_message_whatever_happens_to_them(
     java: Java, tmp_path: Path, *, is_orderly: bool
 ) -> None:
