@@ -130,6 +130,7 @@ def sections(text: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.release("4.9.7")
 def test_query_and_java_consumer_share_the_queues_and_look_alike_in_mqadmin(cluster: Cluster) -> None:
     topic, group = "shared", "shared-group"
     cluster.create(topic, group)
@@ -225,6 +226,7 @@ def _from(targets: Mapping[Place, int], end: int) -> Counter[Key]:
     return Counter((*place, offset) for place, target in targets.items() for offset in range(target, end))
 
 
+@pytest.mark.release("5.3.3")
 def test_java_consumer_query_and_queries_of_the_directories_take_turns(
     spark: "SparkSession", java: Java, tmp_path: Path
 ) -> None:

@@ -38,7 +38,8 @@ THAW, FAIL, RESTART = "thaw", "failure", "restart"  # what follows from the othe
 SETTLE_S = 900.0  # within this time the group consumes what was stored, or the drill ends
 _SHARES = {STOP: 4, KILL: 5, FREEZE: 3}  # of the changes that take a member away
 _MOST_AWAY = 2
-_MOST_FAILURES = 5  # of a query, in a group that consumes in order
+_MOST_FAILURES = 5  # of a query
+_SPARK_IS_LATE = "Python worker failed to connect back"  # Spark gives a Python worker ten seconds to start
 _SHOWN_OVERLAPS = 20
 _CHANGE = re.compile(r"(\d\d:\d\d:\d\d) \d+: (.+) of (\S+); \d+ messages sent")
 
@@ -202,7 +203,7 @@ class GroupDrill:
         time.sleep(self.random.uniform(*self.plan.pause_s))
 
     def _check(self) -> None:
-        """Start a query again that has failed because another member has the lock of a queue.
+        """Start a query again that has failed because another member has the lock of a queue, or Spark was too slow.
 
         Raises RuntimeError for another failure, for a member that died unasked, and if a query fails again and again.
         """
@@ -214,7 +215,8 @@ class GroupDrill:
             self._note(FAIL, member)
             self._lives[member.name].ends_ms.append(wall_clock_ms())
             failures = sum(change.what == FAIL and change.member == member.name for change in self.changes)
-            if "GroupConflictError" not in error or not self.plan.is_orderly or failures > _MOST_FAILURES:
+            has_lost_lock = "GroupConflictError" in error and self.plan.is_orderly
+            if failures > _MOST_FAILURES or not (has_lost_lock or _SPARK_IS_LATE in error):
                 raise RuntimeError(f"query {member.name} failed: {error}")
             member.kill()
             self._note(RESTART, member)
