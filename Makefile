@@ -30,8 +30,10 @@ test: lint ## lint, then the default tests
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 0 $(TESTS)
 
-slow: setup ## the tests marked `slow`: many seeds, many processes (minutes)
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -m slow -n $(JOBS) --max-worker-restart 0 $(TESTS)
+# PART=2/4: the second of four parts.
+slow: setup ## the tests marked `slow`: many seeds, many processes (half an hour)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -m slow -n $(JOBS) --max-worker-restart 0 \
+		--durations 20 $(if $(PART),--part $(PART)) $(TESTS)
 
 lint: setup ## style, format, types: all three, also when the first finds something
 	@echo "Lint: ruff check, ruff format, mypy ..."
@@ -52,7 +54,7 @@ mutants: setup ## alter every field that is written or read, one at a time: does
 
 compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, both ways
 	@$(BIN)/python -P -m pytest -m compat -rsfE -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		--max-worker-restart 0 $(or $(TESTS),tests/compat)
+		--max-worker-restart 0 --durations 30 $(or $(TESTS),tests/compat)
 
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py

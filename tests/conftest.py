@@ -9,6 +9,7 @@ import mmap
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -51,6 +52,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--torture-seed", type=int, help="of the order of tests, and of `run_seed`; default: random")
     group.addoption("--torture-seconds", type=float, help="begin only tests that end in time")
     group.addoption("--torture-least", type=int, default=0, help="number of short tests to begin even without time")
+    parser.addoption("--part", metavar="K/N", type=_parse_part, help="run part K of N of the tests; K is from 1 to N")
+
+
+def _parse_part(text: str) -> tuple[int, int]:
+    """Return the number of a part, from 0, and how many parts there are."""
+    number, _, count = text.partition("/")
+    if not 1 <= int(number) <= int(count):
+        raise ValueError(text)
+    return int(number) - 1, int(count)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,8 +108,16 @@ def run_seed(request: pytest.FixtureRequest) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In parallel runs put files with Spark first: otherwise one worker may begin a long file when all others are done.
 
-    Where time is limited the seed shuffles the tests: each run tries others.
+    Where time is limited the seed shuffles the tests: each run tries others. A part of the tests is chosen by their
+    names.
     """
+    if (part := config.getoption("--part")) is not None:
+        number, count = part
+        parts: list[list[pytest.Item]] = [[] for _ in range(count)]
+        for item in items:
+            parts[zlib.crc32(item.nodeid.encode()) % count].append(item)
+        items[:] = parts.pop(number)
+        config.hook.pytest_deselected(items=list(itertools.chain(*parts)))
     if _ends_at in config.stash:
         Random(config.getoption("--torture-seed")).shuffle(items)
         _put_least_first(items, config.getoption("--torture-least"))
