@@ -1,6 +1,7 @@
 # Every target makes .venv ready by itself (.ci/setup), from a shell with no environment activated.
 # Another Python: make PYTHON=python3.12 test. Some tests: make test TESTS=tests/store
 # How many at a time: make test JOBS=4. Each has a Spark of its own; 0 is one after the other, in this process.
+# The second of four parts of the tests: make slow PART=2/4, make compat PART=2/4.
 
 TESTS ?=
 JOBS ?= 2
@@ -30,7 +31,6 @@ test: lint ## lint, then the default tests
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 0 $(TESTS)
 
-# PART=2/4: the second of four parts.
 slow: setup ## the tests marked `slow`: many seeds, many processes (half an hour)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -P -m pytest -m slow -n $(JOBS) --max-worker-restart 0 \
 		--durations 20 $(if $(PART),--part $(PART)) $(TESTS)
@@ -54,7 +54,7 @@ mutants: setup ## alter every field that is written or read, one at a time: does
 
 compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, both ways
 	@$(BIN)/python -P -m pytest -m compat -rsfE -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		--max-worker-restart 0 --durations 30 $(or $(TESTS),tests/compat)
+		--max-worker-restart 0 --durations 30 $(if $(PART),--part $(PART)) $(or $(TESTS),tests/compat)
 
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py

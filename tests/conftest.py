@@ -4,12 +4,12 @@ import builtins
 import contextlib
 import errno
 import fcntl
+import hashlib
 import itertools
 import mmap
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -109,13 +109,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In parallel runs put files with Spark first: otherwise one worker may begin a long file when all others are done.
 
     Where time is limited the seed shuffles the tests: each run tries others. A part of the tests is chosen by their
-    names.
+    names, and whole files of compat, because their tests share servers.
     """
     if (part := config.getoption("--part")) is not None:
         number, count = part
         parts: list[list[pytest.Item]] = [[] for _ in range(count)]
         for item in items:
-            parts[zlib.crc32(item.nodeid.encode()) % count].append(item)
+            name = item.path.name if item.get_closest_marker("compat") else item.nodeid
+            parts[int(hashlib.sha1(name.encode()).hexdigest(), 16) % count].append(item)
         items[:] = parts.pop(number)
         config.hook.pytest_deselected(items=list(itertools.chain(*parts)))
     if _ends_at in config.stash:
