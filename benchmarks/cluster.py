@@ -1,6 +1,6 @@
 """Measure reading from a cluster and sending to it: `python benchmarks/cluster.py`. See README.md beside this file.
 
-`read`, `send`, `latency` and `group` need a JDK and Maven, as tests/compat does; `queues` needs neither.
+`read`, `send`, `commit`, `latency` and `group` need a JDK and Maven, as tests/compat does; `queues` needs neither.
 """
 
 import argparse
@@ -19,6 +19,7 @@ SENDS = 1_000
 NAMES = {
     "read": "messages a second and processor time, over the Java client; a Spark scan",
     "send": "messages a second and processor time of send_many and sink, over the Java producer and Kafka's sink",
+    "commit": "a batch of one row in a stream, exactly once and at least once, and its parts",
     "latency": "from a Java send to our long poll's answer, over a Java push consumer; an idle long poll",
     "group": "what a trigger spends on its consumer group, over Spark's own commit",
     "queues": "triggers over many queues: requests, processor time, memory",
@@ -77,11 +78,12 @@ def _measure(names: list[str], folder: Path, asked: argparse.Namespace) -> Itera
         from cluster_latency import measure_cluster_latency
 
         yield from measure_cluster_latency(find_java(folder), folder, asked.sends)
-    if {"read", "send", "group"} & set(names):
+    if {"read", "send", "commit", "group"} & set(names):
         yield from _measure_with_spark(names, folder, asked)
 
 
 def _measure_with_spark(names: list[str], folder: Path, asked: argparse.Namespace) -> Iterator[Figure]:
+    from cluster_committing import measure_cluster_commits
     from cluster_grouping import measure_cluster_groups
     from cluster_reading import measure_cluster_reading
     from cluster_sending import measure_cluster_sending
@@ -93,6 +95,8 @@ def _measure_with_spark(names: list[str], folder: Path, asked: argparse.Namespac
     try:
         if "group" in names:
             yield from measure_cluster_groups(java, folder, spark, looks_file)
+        if "commit" in names:
+            yield from measure_cluster_commits(java, folder, spark, looks_file)
         if "read" in names:
             yield from measure_cluster_reading(java, folder, spark, asked.messages, asked.repeats)
         if "send" in names:

@@ -3,8 +3,8 @@
 All send messages with bodies of 200 bytes, alternately: to a topic with 8 queues on two real masters, or to a topic
 with 8 partitions on a Kafka node. The Java producer sends synchronous batches of 32 messages, from one thread and from
 four, batches as large as the broker takes, and single messages. Its bodies are ready, and so are the columns that
-`send_many` gets. Both sinks write the same rows, which the JVM generates. All servers flush as they do by default,
-after answering.
+`send_many` gets. Both sinks write the same rows, which the JVM generates; ours does with both deliveries. All servers
+flush as they do by default, after answering.
 
 The reference is one thread of the Java producer with batches of 32. The processor times are those of the client's
 processes (of Spark: the driver and its Python workers) and of the servers, from /proc.
@@ -44,7 +44,8 @@ _ROW = f"cast(lpad(cast(id as string), {BODY_BYTES}, 'message body of some lengt
 _THEIRS = {"java-32": (32, 1), "java-32-4": (32, 4), "java-largest": (0, 1)}
 _NAMES = {
     "send-many": "send_many",
-    "sink": "Spark sink",
+    "sink": "Spark sink, at least once",
+    "exact": "Spark sink, exactly once",
     "kafka": "Spark's Kafka sink",
     "java-32": "Java producer, batches of 32",
     "java-32-4": "Java producer, batches of 32, 4 threads",
@@ -58,6 +59,9 @@ _COMPARED: tuple[tuple[str, str, float | None], ...] = (
     ("sink", "java-32-4", None),
     ("sink", "java-largest", None),
     ("sink", "kafka", 1.0),
+    ("exact", "sink", None),
+    ("exact", "java-32", None),
+    ("exact", "kafka", 0.8),
 )
 
 
@@ -105,10 +109,10 @@ class _Case:
 
             return self._measure(self._singles, send, self._own_seconds)
 
-    def sink(self) -> Sent:
+    def sink(self, delivery: str) -> Sent:
         """Write rows with our sink."""
         writer = self._rows("body").write.format("rmq").mode("append")
-        writer = writer.options(nameServer=self._cluster.address, topic=_TOPIC, delivery="atLeastOnce")
+        writer = writer.options(nameServer=self._cluster.address, topic=_TOPIC, delivery=delivery)
         return self._measure(self._messages, writer.save, self._spark_seconds)
 
     def kafka(self, messages: int | None = None) -> Sent:
@@ -153,7 +157,7 @@ class _Case:
         return _measured(messages, send, client_seconds, self._broker_seconds, lambda: self._await_stored(expected))
 
     def _await_stored(self, expected: int) -> None:
-        """Wait until the queues have had so many messages. A broker answers before a message is in its queue."""
+        """Wait until the queues have had this many messages. A broker answers before a message is in its queue."""
         give_up = time.monotonic() + _DISPATCH_SECONDS
         while (stored := self._stored()) < expected:
             if time.monotonic() > give_up:
@@ -202,7 +206,9 @@ def measure_cluster_sending(
             admin("create-topic", topic=_TOPIC, queues=_QUEUES)
         client = stack.enter_context(JavaClient(java, cluster.address))
         case = _Case(cluster, client, kafka, spark, messages)
-        ways = {"send-many": case.send_many, "sink": case.sink, "kafka": case.kafka}
+        rmq_spark.prepare_sink(name_server=cluster.address, ledger_broker=next(iter(cluster.brokers)))
+        ways: dict[str, Callable[[], Sent]] = {"send-many": case.send_many, "kafka": case.kafka}
+        ways |= {"sink": partial(case.sink, "atLeastOnce"), "exact": partial(case.sink, "exactlyOnce")}
         ways |= {name: partial(case.theirs, *how) for name, how in _THEIRS.items()}
         case.kafka(_FEW)  # a large write to a node that has just started may time out
         yield from _table_figures(_run(ways, repeats))

@@ -285,6 +285,11 @@ def quantile(share: float, values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
+def wait_for_batches(query: StreamingQuery, batch_id: int) -> None:
+    """Wait until a batch has ended. Raises the error of the query if it fails, and RuntimeError after two minutes."""
+    _wait(query, lambda: _batch_id(query) >= batch_id)
+
+
 def _wait(query: StreamingQuery, done: Callable[[], bool]) -> None:
     give_up = time.perf_counter() + _LIMIT_SECONDS
     while not done():

@@ -1,4 +1,6 @@
-"""A cluster of simulated brokers (`tests/brokers`) in a process of its own, so that its work is not counted as ours.
+"""A cluster of simulated brokers (`rmq_spark.store.testing.brokers`) in a process of its own.
+
+So its work is not counted as ours.
 
 Run as a program: `simulated_cluster.py BROKERS TOPICS QUEUES`, with the number of queues of each topic at each broker.
 It prints its address, and then answers each line of JSON with one.
@@ -10,8 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Self
-
-TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
 class SimulatedCluster:
@@ -49,8 +49,7 @@ class SimulatedCluster:
 
 
 def _serve(broker_count: int, topic_count: int, queue_count: int) -> None:
-    sys.path.insert(0, str(TESTS))
-    from brokers import RunningCluster
+    from rmq_spark.store.testing.brokers import RunningCluster
 
     topics = [f"topic-{number}" for number in range(topic_count)]
     with (

@@ -7,6 +7,7 @@ from pathlib import Path
 from plain_sources import LOOKS_FILE, CountedRmq, Counting, Discard, Ready, WokenRmq
 from pyspark.sql import SparkSession
 from timed_group import TimedGroup
+from timed_sink import TimedSink
 
 import rmq_spark
 
@@ -33,6 +34,6 @@ def start_spark(looks_file: Path, jars: Sequence[str] = ()) -> SparkSession:
             **({"spark.jars": ",".join(jars)} if jars else {}),
         },
     )
-    for source in (Ready, Discard, Counting, CountedRmq, TimedGroup, WokenRmq):
+    for source in (Ready, Discard, Counting, CountedRmq, TimedGroup, TimedSink, WokenRmq):
         spark.dataSource.register(source)
     return spark
