@@ -14,6 +14,9 @@ backend_fixtures.py    their fixtures and messages
 backend_reading.py     the reading half
 backend_groups.py      members, offsets, fences and resets of consumer groups
 backend_sinks.py       the sinks, under task retries and zombie tasks
+pytest_plugin.py       the fixtures `rmq_store` and `rmq_cluster`, for the tests of programs that use RocketMQ
+embedded.py            what these fixtures return: a store and a cluster that last as long as a test
+brokers/               name servers and brokers in the test's process, which speak the remoting protocol
 
 Modules in this package may import the whole engine, hypothesis, pytest and random. No module of the engine imports
 them.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pytest
 
-from rmq_spark.store.backend import Backend, Capability, DecodeLimits, Location, ReadBatch
+from rmq_spark.store.backend import Backend, Capability, DecodeLimits, Guarantee, Location, ReadBatch
 from rmq_spark.store.filter.row_filter import SQL92, TAG, Expression, RowFilter, compile_filter
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey, QueueRange
 
@@ -80,12 +80,14 @@ class BackendFixtures:
     - `reset` is a function of (group, offsets by queue). It resets the group's offsets, as an administrator does.
     - `take_away` is a function of a queue. The server that has the queue stops to answer, and keeps its messages.
     - `bring_back` is a function of a queue. The server answers again.
-    - `grow_topic` is a function of a topic and a number. The topic has so many queues then, on each server.
+    - `grow_topic` is a function of a topic and a number. The topic has this many queues then, on each server.
 
-    `secrets` are the texts in the location that must not appear in errors, logs and checkpoints.
+    `GUARANTEE` is how often the sink for new messages stores each row. `secrets` are the texts in the location that
+    must not appear in errors, logs and checkpoints.
     """
 
     QUEUES: ClassVar[int] = 4
+    GUARANTEE: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     TELLS_ZERO_FROM_NONE: ClassVar[bool] = True  # a broker of 4.9 answers 0 for a group without an offset
     secrets: ClassVar[tuple[str, ...]] = ()
 

@@ -104,9 +104,9 @@ def _share_out(members: Sequence[Member], queues: Sequence[QueueKey]) -> dict[st
     return owned
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Wait until a condition holds, because news from servers take a moment. Return False after 10 s."""
-    for _ in range(1000):
+def eventually(condition: Callable[[], bool], within_s: float = 10) -> bool:
+    """Wait until a condition holds, because news from servers take a moment. Return False after that time."""
+    for _ in range(round(within_s * 100)):
         if condition():
             return True
         time.sleep(0.01)

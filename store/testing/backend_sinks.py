@@ -7,7 +7,7 @@ exactly once promises are skipped for others, and the reverse. Two messages with
 import itertools
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -55,14 +55,17 @@ def _stage(sink: BatchSink, key: CommitKey, rows: pa.RecordBatch, partition: int
     copy: BatchSink = pickle.loads(pickle.dumps(sink))
     token = pickle.loads(pickle.dumps(sink.prepare()))
     task = copy.open_task(token, key, f"{next(_attempts):05d}", partition)
-    if rows.num_rows:
-        task.write(rows)
-    return pickle.loads(pickle.dumps(task.finish()))
+    try:
+        if rows.num_rows:
+            task.write(rows)
+        return pickle.loads(pickle.dumps(task.finish()))
+    except BaseException:
+        task.discard()
+        raise
 
 
-def _run_attempt(location: Location, rows: pa.RecordBatch, key: CommitKey = FIRST, partition: int = 0) -> None:
+def _run_attempt(sink: BatchSink, rows: pa.RecordBatch, key: CommitKey = FIRST, partition: int = 0) -> None:
     """Run one attempt of a task of the only partition of a batch, and commit it."""
-    sink = location.sink(SinkTerms("out"), CommitTerms())
     sink.commit(key, [_stage(sink, key, rows, partition)])
 
 
@@ -76,9 +79,8 @@ def _require_exactly_once(sink: BatchSink) -> None:
         pytest.skip("the sink stores a repeated batch again")
 
 
-def _require_at_least_once(location: Location) -> None:
-    require(location, Capability.WRITES)
-    if location.sink(SinkTerms("out"), CommitTerms()).guarantee is not Guarantee.AT_LEAST_ONCE:
+def _require_at_least_once(sink: BatchSink) -> None:
+    if sink.guarantee is not Guarantee.AT_LEAST_ONCE:
         pytest.skip("the sink stores each batch once")
 
 
@@ -88,14 +90,18 @@ class BackendSinkTests(BackendFixtures):
     @pytest.fixture
     def sink(self, location: Location) -> BatchSink:
         """A sink for the topic out."""
+        return self.make_sink(location, CommitTerms(lock_timeout_ms=5_000), queue_count=self.QUEUES)
+
+    def make_sink(self, location: Location, commit: CommitTerms, topic: str | None = "out", **terms: Any) -> BatchSink:
+        """Return a sink with the guarantee of the tests. Skip the test if the place cannot be written."""
         require(location, Capability.WRITES)
-        return location.sink(SinkTerms("out", queue_count=self.QUEUES), CommitTerms(lock_timeout_ms=5_000))
+        return location.sink(SinkTerms(topic, guarantee=self.GUARANTEE, **terms), commit)
 
     def test_sink_is_the_same_after_pickling(self, location: Location, sink: BatchSink) -> None:
         copy = pickle.loads(pickle.dumps(sink))
-        assert copy.guarantee is sink.guarantee
-        expected = Capability.EXACTLY_ONCE in location.capabilities
-        assert (sink.guarantee is Guarantee.EXACTLY_ONCE) == expected
+        assert copy.guarantee is sink.guarantee is self.GUARANTEE
+        capability = Capability.EXACTLY_ONCE if self.GUARANTEE is Guarantee.EXACTLY_ONCE else Capability.AT_LEAST_ONCE
+        assert capability in location.capabilities
 
     def test_prepare_stores_nothing_and_returns_the_same_token(self, location: Location, sink: BatchSink) -> None:
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
@@ -190,8 +196,8 @@ class BackendSinkTests(BackendFixtures):
 
     @pytest.mark.parametrize("on_gap", ["fail", "continue"])
     def test_commit_after_a_gap(self, location: Location, on_gap: str) -> None:
-        require(location, Capability.EXACTLY_ONCE)
-        sink = location.sink(SinkTerms("out"), CommitTerms(on_gap=on_gap))
+        sink = self.make_sink(location, CommitTerms(on_gap=on_gap))
+        _require_exactly_once(sink)
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
         receipts = [_stage(sink, THIRD, _rows(b"c"))]
         if on_gap == "continue":
@@ -206,8 +212,8 @@ class BackendSinkTests(BackendFixtures):
     def test_commit_of_other_rows_for_a_stored_batch(
         self, location: Location, on_conflict: str, key: CommitKey
     ) -> None:
-        require(location, Capability.EXACTLY_ONCE)
-        sink = location.sink(SinkTerms("out"), CommitTerms(on_conflict=on_conflict))
+        sink = self.make_sink(location, CommitTerms(on_conflict=on_conflict))
+        _require_exactly_once(sink)
         for earlier in (FIRST, SECOND):
             sink.commit(earlier, [_stage(sink, earlier, _rows(b"a"))])
         receipts = [_stage(sink, key, _rows(b"other"))]
@@ -219,8 +225,8 @@ class BackendSinkTests(BackendFixtures):
         assert stored_bodies(location, "out") == [b"a", b"a"]
 
     def test_commit_of_an_earlier_version_of_a_transaction_is_skipped(self, location: Location) -> None:
-        require(location, Capability.EXACTLY_ONCE)
-        sink = location.sink(SinkTerms("out"), CommitTerms(is_transaction=True))
+        sink = self.make_sink(location, CommitTerms(is_transaction=True))
+        _require_exactly_once(sink)
         skipped = []
         for version in (4, 9, 4, 9):
             key = CommitKey("txn:copy", version)
@@ -294,18 +300,18 @@ class BackendSinkTests(BackendFixtures):
     # Rows that are written again by a sink that is at least once: they are twins.
 
     @pytest.mark.parametrize("key", [FIRST, CommitKey("write"), CommitKey("txn:name", 7)], ids=str)
-    def test_repeated_task_stores_twins_in_any_order(self, location: Location, key: CommitKey) -> None:
-        _require_at_least_once(location)
+    def test_repeated_task_stores_twins_in_any_order(self, location: Location, sink: BatchSink, key: CommitKey) -> None:
+        _require_at_least_once(sink)
         bodies = [b"a", b"b", b"a", b"a", b"c"]
         for order in (bodies, sorted(bodies), [b"c", *bodies[:4]]):
-            _run_attempt(location, _rows(*order), key)
+            _run_attempt(sink, _rows(*order), key)
         found = _ids(location)
         assert len(found) == 15
         assert found == sorted(3 * list(dict.fromkeys(found)))
         assert sorted(body for _, body in set(found)) == sorted(bodies)
 
     def test_repeated_task_in_other_pieces_stores_twins(self, location: Location, sink: BatchSink) -> None:
-        _require_at_least_once(location)
+        _require_at_least_once(sink)
         bodies = [b"a", b"b", b"a", b"c", b"a"]
         for sizes in ((5,), (1, 1, 1, 1, 1), (2, 3)):
             task, rest = sink.open_task(sink.prepare(), FIRST, "task", 0), list(bodies)
@@ -317,16 +323,18 @@ class BackendSinkTests(BackendFixtures):
         assert len(found) == 15
         assert sorted(body for _, body in set(found)) == sorted(bodies)
 
-    def test_task_that_lost_rows_and_got_others_stores_twins_of_the_rest(self, location: Location) -> None:
-        _require_at_least_once(location)
+    def test_task_that_lost_rows_and_got_others_stores_twins_of_the_rest(
+        self, location: Location, sink: BatchSink
+    ) -> None:
+        _require_at_least_once(sink)
         for bodies in ([b"a", b"b", b"b"], [b"b", b"b", b"c"]):
-            _run_attempt(location, _rows(*bodies))
+            _run_attempt(sink, _rows(*bodies))
         found = _ids(location)
         assert len(found) == 6
         assert sorted(body for _, body in set(found)) == [b"a", b"b", b"b", b"c"]
 
     def test_zombie_task_stores_twins(self, location: Location, sink: BatchSink) -> None:
-        _require_at_least_once(location)
+        _require_at_least_once(sink)
         zombie = sink.open_task(sink.prepare(), FIRST, "zombie", 0)
         zombie.write(_rows(b"a", b"b"))
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"b", b"a"))])
@@ -334,21 +342,21 @@ class BackendSinkTests(BackendFixtures):
         assert [body for _, body in sorted(set(_ids(location)), key=lambda one: one[1])] == [b"a", b"b"]
 
     def test_rows_of_an_aborted_batch_are_twins_of_the_repeated_one(self, location: Location, sink: BatchSink) -> None:
-        _require_at_least_once(location)
+        _require_at_least_once(sink)
         sink.abort(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
-        _run_attempt(location, _rows(b"a", b"b"))
+        _run_attempt(sink, _rows(b"a", b"b"))
         assert [body for _, body in sorted(set(_ids(location)), key=lambda one: one[1])] == [b"a", b"b"]
 
-    def test_ids_do_not_depend_on_the_queues(self, location: Location, grow_topic: GrowTopic) -> None:
-        _require_at_least_once(location)
+    def test_ids_do_not_depend_on_the_queues(self, location: Location, sink: BatchSink, grow_topic: GrowTopic) -> None:
+        _require_at_least_once(sink)
         rows = _rows(*(b"%d" % (number % 7) for number in range(40)))
         keyed = rows.append_column("shardingKey", pa.array([str(number % 5) for number in range(40)]))
         for one, partition in ((rows, 0), (keyed, 1)):
-            _run_attempt(location, one, FIRST, partition)
+            _run_attempt(sink, one, FIRST, partition)
         before = {(row["brokerName"], row["queueId"]) for row in stored_rows(location, "out", _PLACE)}
         grow_topic("out", 2 * self.QUEUES)
         for one, partition in ((rows, 0), (keyed, 1)):
-            _run_attempt(location, one, FIRST, partition)
+            _run_attempt(sink, one, FIRST, partition)
         after = {(row["brokerName"], row["queueId"]) for row in stored_rows(location, "out", _PLACE)}
         assert after > before, "rows went to new queues"
         found = _ids(location)
@@ -362,7 +370,7 @@ class BackendSinkTests(BackendFixtures):
     ) -> None:
         if Capability.NAME_SERVERS in location.capabilities:
             pytest.skip("tasks write to the servers that the token names")
-        token = other_location.sink(SinkTerms("out"), CommitTerms()).prepare()
+        token = self.make_sink(other_location, CommitTerms()).prepare()
         if token is None:
             pytest.skip("the place has no token")
         sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
@@ -380,9 +388,8 @@ class BackendSinkTests(BackendFixtures):
         assert stored_bodies(location, "out") == []
 
     def test_missing_topic_is_an_error_if_it_must_not_be_created(self, location: Location, append: Append) -> None:
-        require(location, Capability.WRITES)
+        sink = self.make_sink(location, CommitTerms(), None, creates_topics=False)
         append("orders", 0, [Message(b"a")])
-        sink = location.sink(SinkTerms(creates_topics=False), CommitTerms())
         with pytest.raises(NotFoundError):
             sink.commit(FIRST, [_stage(sink, FIRST, _rows(b"a"))])
         assert stored_bodies(location, "out") == []

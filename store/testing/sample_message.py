@@ -38,7 +38,7 @@ class SampleMessage:
       can write an invalid text. `tags` and `keys` are added to the properties.
     - `body` is stored unchanged. If you set compression bits in `sys_flag`, compress the body yourself.
     - `sys_flag` need not have the bits for IPv6 hosts. They are set according to the hosts.
-    - `message_count` above 0 makes the record an inner batch of so many messages, for a topic with batch consume
+    - `message_count` above 0 makes the record an inner batch of this many messages, for a topic with batch consume
       queues. `batch_body.encode_items` makes its body.
     - `store_timestamp` is in ms since the epoch. None means 1 ms after the previous message.
     - `version2` is whether the record has version 2. If it is None, the length of the topic decides, as in a broker.
