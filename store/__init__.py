@@ -16,8 +16,17 @@ if TYPE_CHECKING:
     from rmq_spark.store.client.create_store import create_store
     from rmq_spark.store.client.producer import Producer
     from rmq_spark.store.client.pull_consumer import PullConsumer
+    from rmq_spark.store.cluster.broker_statistics import BrokerState, RouteEntry, TopicRate
     from rmq_spark.store.cluster.dead_letters import ClusterRepublished
     from rmq_spark.store.cluster.diagnosis import ClusterFinding
+    from rmq_spark.store.cluster.topic_administration import ChangedTopic, DeletedTopic
+    from rmq_spark.store.cluster_administration import (
+        cluster_brokers,
+        cluster_rates,
+        cluster_routes,
+        create_cluster_topic,
+        delete_cluster_topic,
+    )
     from rmq_spark.store.consumer_groups import (
         group_lag,
         group_members,
@@ -29,7 +38,8 @@ if TYPE_CHECKING:
     from rmq_spark.store.delivery.dead_letters import Republished, pending_transactions
     from rmq_spark.store.delivery.scheduler import DeliveryScheduler
     from rmq_spark.store.delivery.send_back_sink import SendBackSettings, SendBackTask, commit_copies
-    from rmq_spark.store.delivery.serve import serve_store
+    from rmq_spark.store.delivery.serve import Served, serve_store
+    from rmq_spark.store.exact_sinks import finish_intent, open_intents, prepare_sink, skip_intent
     from rmq_spark.store.filter.row_filter import SQL92, TAG, Expression
     from rmq_spark.store.format.columns import COLUMNS
     from rmq_spark.store.format.config_json import TopicConfig
@@ -49,6 +59,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.transaction.intents import StagedFile
     from rmq_spark.store.transaction.sink import RecordBuilderSettings, SinkSettings, TaskStage, abort_sink, commit_sink
     from rmq_spark.store.view.explorer import StoreExplorer
+    from rmq_spark.store.view.record_fields import RecordField, record_fields
     from rmq_spark.store.view.series import segment_layout, stored_delays, stored_over_time, tag_counts
     from rmq_spark.store.view.summary import GroupLag, TopicSummary
     from rmq_spark.store.view.summary_text import bytes_text, count_text, span_text
@@ -59,10 +70,13 @@ __all__ = [
     "MESSAGE_COLUMNS",
     "SQL92",
     "TAG",
+    "BrokerState",
+    "ChangedTopic",
     "ClusterFinding",
     "ClusterRepublished",
     "CommitKey",
     "CommitOptions",
+    "DeletedTopic",
     "DeliveryScheduler",
     "Expression",
     "GroupLag",
@@ -71,32 +85,42 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "RecordBuilderSettings",
+    "RecordField",
     "Republished",
+    "RouteEntry",
     "SearchAnswer",
     "SendBackSettings",
     "SendBackTask",
     "SendBackTerms",
     "SendResult",
     "SendStatus",
+    "Served",
     "SinkSettings",
     "StagedFile",
     "StoreExplorer",
     "StoreReader",
     "TaskStage",
     "TopicConfig",
+    "TopicRate",
     "TopicSummary",
     "abort_sink",
     "bytes_text",
     "check",
     "close",
+    "cluster_brokers",
+    "cluster_rates",
+    "cluster_routes",
     "commit_copies",
     "commit_final_offsets",
     "commit_sink",
     "count_text",
+    "create_cluster_topic",
     "create_store",
+    "delete_cluster_topic",
     "dump",
     "examine_cluster",
     "export_parquet",
+    "finish_intent",
     "group_lag",
     "group_members",
     "group_offsets",
@@ -104,15 +128,19 @@ __all__ = [
     "import_parquet",
     "lag_at",
     "open_consumer",
+    "open_intents",
     "open_reader",
     "open_store",
     "pending_transactions",
     "plan_repair",
+    "prepare_sink",
+    "record_fields",
     "repair",
     "republish_dead_letters",
     "reset_offsets",
     "segment_layout",
     "serve_store",
+    "skip_intent",
     "span_text",
     "stored_delays",
     "stored_over_time",
@@ -130,12 +158,18 @@ _MODULES = {
     "client.pull_consumer": "PullConsumer",
     "cluster.diagnosis": "ClusterFinding",
     "cluster.dead_letters": "ClusterRepublished",
+    "cluster.broker_statistics": "BrokerState RouteEntry TopicRate",
+    "cluster.topic_administration": "ChangedTopic DeletedTopic",
+    "cluster_administration": (
+        "cluster_brokers cluster_rates cluster_routes create_cluster_topic delete_cluster_topic"
+    ),
     "consumer_groups": "group_lag group_members group_offsets groups lag_at reset_offsets",
+    "exact_sinks": "finish_intent open_intents prepare_sink skip_intent",
     "delivery.dead_letters": "pending_transactions Republished",
     "republishing": "republish_dead_letters",
     "delivery.scheduler": "DeliveryScheduler",
     "delivery.send_back_sink": "commit_copies SendBackSettings SendBackTask",
-    "delivery.serve": "serve_store",
+    "delivery.serve": "Served serve_store",
     "filter.row_filter": "Expression SQL92 TAG",
     "format.columns": "COLUMNS",
     "format.config_json": "TopicConfig",
@@ -152,6 +186,7 @@ _MODULES = {
     "transaction.intents": "StagedFile",
     "transaction.sink": "abort_sink commit_sink RecordBuilderSettings SinkSettings TaskStage",
     "view.explorer": "StoreExplorer",
+    "view.record_fields": "RecordField record_fields",
     "view.series": "segment_layout stored_delays stored_over_time tag_counts",
     "view.summary": "GroupLag TopicSummary",
     "view.summary_text": "bytes_text count_text span_text",

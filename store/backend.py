@@ -118,6 +118,7 @@ class Capability(StrEnum):
     SEND_BACK = "take messages back that a group failed to consume"
     SUSPENSIONS = "suspend queues for an orderly listener"
     EXACTLY_ONCE = "recognise a batch that it stored before"
+    AT_LEAST_ONCE = "store the rows of a task before the commit"
     BROKERS = "tell queues apart by the names of brokers"
     NAME_SERVERS = "be reached through a name server"
 

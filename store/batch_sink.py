@@ -13,7 +13,14 @@ import pyarrow as pa
 from rmq_spark.store.argument_checks import check_setting, check_word
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
-from rmq_spark.store.names import check_retrying_group
+from rmq_spark.store.names import LEDGER_TOPIC, STAGE_TOPIC, check_retrying_group
+
+
+class Guarantee(StrEnum):
+    """How often a sink stores each row of a batch that Spark repeats."""
+
+    EXACTLY_ONCE = "exactly once"
+    AT_LEAST_ONCE = "at least once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,10 @@ class CommitTerms:
     staging_retention_ms: int = 24 * 3_600_000
     lock_timeout_ms: int = 60_000
     allow_network_store: bool = False
+    stage_topic: str = STAGE_TOPIC
+    ledger_topic: str = LEDGER_TOPIC
+    settle_ms: int = 5_000
+    fence_timeout_ms: int = 150_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,8 @@ class SinkTerms:
 
     Every row has a column topic; `topic` is the topic of all rows, or None if they differ. If `creates_topics`, a
     missing topic gets `queue_count` queues. Bodies of at least `compress_over_bytes` are compressed with `compression`
-    (zlib, lz4, zstd; None for no compression). A stored body has at most `max_message_bytes`.
+    (zlib, lz4, zstd; None for no compression). A stored body has at most `max_message_bytes`. `guarantee` is how often
+    each row is stored, which the place must be able to promise.
     """
 
     topic: str | None = None
@@ -44,6 +56,7 @@ class SinkTerms:
     compression: str | None = None
     compress_over_bytes: int = 4096
     max_message_bytes: int = 4 << 20
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
 
 
 EXPIRED_ORIGINALS = ("error", "resend")
@@ -91,13 +104,6 @@ def check_send_back(
         check_setting("max_reconsume_times", max_reconsume_times, 0, 2**31 - 1)
     check_word("expired_original", expired_original, EXPIRED_ORIGINALS)
     return SendBackTerms(group, max_reconsume_times, str(expired_original))  # type: ignore[arg-type]
-
-
-class Guarantee(StrEnum):
-    """How often a sink stores each row of a batch that Spark repeats."""
-
-    EXACTLY_ONCE = "exactly once"
-    AT_LEAST_ONCE = "at least once"
 
 
 @dataclass(frozen=True, slots=True)

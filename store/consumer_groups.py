@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.model import QueueKey
     from rmq_spark.store.places import ClusterArguments
     from rmq_spark.store.reset_arguments import ResetTo
+    from rmq_spark.store.view.summary import GroupLag
 
 
 @overload
@@ -129,7 +130,7 @@ def group_lag(
     now_ms: int | None = None,
     commit_log_path: str | None = None,
     read_mode: str = "auto",
-) -> "pa.Table":
+) -> "GroupLag":
     """Measure the lag in a store directory."""
 
 
@@ -140,7 +141,7 @@ def group_lag(
     group: str | None = None,
     now_ms: int | None = None,
     **cluster_options: "Unpack[ClusterArguments]",
-) -> "pa.Table":
+) -> "GroupLag":
     """Measure the lag in a live cluster."""
 
 
@@ -153,12 +154,13 @@ def group_lag(
     read_mode: str = "auto",
     name_server: str | None = None,
     **cluster_options: "str | int | None",
-) -> "pa.Table":
-    """Return a table with the lag of one group, or of all groups if `group` is None.
+) -> "GroupLag":
+    """Return the lag of one group, or of all groups if `group` is None, as a table that a notebook displays.
 
-    The table has one row for each group and each queue of the topics in which the group has committed offsets. The
-    module `group_tables` describes the columns and the values of the column `state`. `secondsBehind` is the time from
-    the next unread message to `now_ms` (ms since the epoch), which is the current time by default. Changes nothing.
+    The result can be used like an Arrow table, and `to_arrow()` returns one. It has one row for each group and each
+    queue of the topics in which the group has committed offsets. The module `group_tables` describes the columns and
+    the values of the column `state`. `secondsBehind` is the time from the next unread message to `now_ms` (ms since
+    the epoch), which is the current time by default. Changes nothing.
 
     In a store, a group that has a query of ours but no committed offsets has no rows. Raises StorePathError if `path`
     is not a store, and DamageError if a file is damaged.
@@ -176,30 +178,34 @@ def group_lag(
     """
     given = dict(locals())
     check_place("group_lag", path, name_server, "measure the lag of", cluster_options, group_lag)
+    from rmq_spark.store.disk.clock import wall_clock_ms
+    from rmq_spark.store.view.summary import GroupLag
+
+    at_ms = wall_clock_ms() if now_ms is None else now_ms
     if name_server is None:
         from rmq_spark.store.group import admin
 
         refuse_cluster_options("group_lag", cluster_options)
         assert path is not None
-        return admin.group_lag(path, group, now_ms=now_ms, commit_log_path=commit_log_path, read_mode=read_mode)
+        table = admin.group_lag(path, group, now_ms=at_ms, commit_log_path=commit_log_path, read_mode=read_mode)
+        return GroupLag(str(path), group, at_ms, table)
     from rmq_spark.store.cluster.group_lag import measure_lag
-    from rmq_spark.store.disk.clock import wall_clock_ms
     from rmq_spark.store.names import check_group_name
 
     refuse_store_options("group_lag", group_lag, given, {"group", "now_ms"})
     if group is not None:
         check_group_name(group)
     with _opened(name_server, cluster_options) as backend:
-        return measure_lag(backend, group, wall_clock_ms() if now_ms is None else now_ms)
+        return GroupLag(backend.location.describe(), group, at_ms, measure_lag(backend, group, at_ms))
 
 
 def lag_at(location: "Location", group: str) -> "pa.Table":
-    """Return the lag of a group in the place of a query, as `group_lag` does."""
+    """Return the lag of a group in the place of a query, as the table of `group_lag`."""
     from rmq_spark.store.cluster.address import ClusterAddress
 
     if not isinstance(location, ClusterAddress):
         mark = location.mark()
-        return group_lag(mark["path"], group, commit_log_path=mark.get("commitLogPath"))
+        return group_lag(mark["path"], group, commit_log_path=mark.get("commitLogPath")).table
     from rmq_spark.store.cluster.group_lag import measure_lag
     from rmq_spark.store.disk.clock import wall_clock_ms
 

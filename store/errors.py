@@ -13,6 +13,7 @@
         ├── LockTimeoutError       another process holds the store: wait, or stop that process
         ├── DiskFullError          the disk is full, nothing was lost: free space and write again
         ├── BatchConflictError     a batch does not follow what its query wrote earlier: see onBatchConflict, onBatchGap
+        ├── IntentStuckError       a batch for a cluster was begun and cannot be finished: repair the cause, or skip it
         ├── GroupConflictError     two members of a consumer group conflict: stop one of them
         ├── BackendUnavailableError  no broker or name server answered: start it, or check the address, and repeat
         ├── UnknownOutcomeError    a request may have been executed or not: find out before you repeat it
@@ -166,6 +167,41 @@ class BatchConflictError(StoreError):
     the option `onBatchConflict`. Or the store lacks the batches before it, because the store was restored from a
     backup; see the option `onBatchGap`.
     """
+
+
+class IntentStuckError(StoreError):
+    """A batch for a cluster was begun, and cannot be finished. A part of its rows may be stored.
+
+    `batch` and `queue` name them, and `reason` says what prevents it. `queue` is None if no single queue does.
+    `written` and `missing` are how many rows of the batch are stored and how many are not; None if that is not known.
+    `batch_id` is the number of the batch, None for a plain batch write.
+    The batch stays begun: the query writes no later batch, and each further commit tries again to finish this one.
+    """
+
+    def __init__(
+        self,
+        batch: str,
+        queue: str | None,
+        reason: str,
+        written: int | None = None,
+        missing: int | None = None,
+        batch_id: int | None = None,
+    ) -> None:
+        super().__init__(batch, queue, reason, written, missing, batch_id)
+        self.batch, self.queue, self.reason = batch, queue, reason
+        self.written, self.missing, self.batch_id = written, missing, batch_id
+
+    def __str__(self) -> str:
+        counts = "" if self.missing is None else f" {self.written} of its rows are written, {self.missing} are missing."
+        reason = self.reason if self.reason.endswith(".") else f"{self.reason}."
+        where = "" if self.queue is None else f", because of queue {self.queue}"
+        again = "start the query again" if self.batch_id is not None else "call rmq intents finish"
+        remedy = f"Repair the cause and {again}, or give the missing rows up: rmq intents skip"
+        if self.missing is None and self.batch_id is None:
+            remedy = "If its intent is left, rmq intents finish ID stores the rest of it"
+        elif self.missing is None:
+            remedy = f"{remedy} ID --yes unknown"
+        return f"{self.batch} was begun and cannot be finished{where}: {reason}{counts} {remedy}."
 
 
 class GroupConflictError(StoreError):

@@ -16,6 +16,10 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # holds messages with a delay level unti
 TIMER_TOPIC = "rmq_sys_wheel_timer"  # holds messages with a delivery time until they are due (5.x)
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 AUTO_CREATE_TOPIC = "TBW102"
+# Topics of the sink that writes to a cluster exactly once.
+STAGE_TOPIC = "RMQ_SPARK_STAGE"  # rows that tasks have stored and no commit has published yet
+LEDGER_TOPIC = "RMQ_SPARK_LEDGER"  # what the commits of all queries have promised and done
+SINK_TOPICS = frozenset({STAGE_TOPIC, LEDGER_TOPIC})
 # A request has at most 16 MiB (NettyRemotingServer), with properties and names.
 MAX_SENT_BODY_BYTES = 15 << 20
 MAX_QUEUES = 1 << 16  # per topic: a damaged digit must not create billions of queues
@@ -125,12 +129,13 @@ def _shown(name: str) -> str:
 
 
 def is_system_topic(name: str) -> bool:
-    """Return whether a topic is an internal topic of brokers or consumer groups.
+    """Return whether a topic is an internal topic of brokers or consumer groups, or of the sink.
 
     A user's topic pattern must not match such topics by accident. Brokers also have internal topics that are named
     after the broker or its cluster. Those names have no common form, so the function cannot recognize them.
     """
-    return name in _SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES) or name.endswith(_SYSTEM_SUFFIX)
+    is_internal = name in _SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES) or name.endswith(_SYSTEM_SUFFIX)
+    return is_internal or name.rpartition("%")[2] in SINK_TOPICS  # in any namespace
 
 
 def retry_topic(group: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from rmq_spark.store.argument_checks import changed_arguments, check_place, refuse_cluster_options, refuse_store_options
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES
+from rmq_spark.store.names import LEDGER_TOPIC, STAGE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -355,20 +356,34 @@ def _open_cluster_consumer(
 
 
 def examine_cluster(
-    name_server: str, topics: "Sequence[str]" = (), group: str | None = None, **cluster_options: "str | int | None"
+    name_server: str,
+    topics: "Sequence[str]" = (),
+    group: str | None = None,
+    *,
+    sink_topics: "Sequence[str]" = (),
+    stage_topic: str = STAGE_TOPIC,
+    ledger_topic: str = LEDGER_TOPIC,
+    **cluster_options: "str | int | None",
 ) -> "list[ClusterFinding]":
     """Try what a query of a live cluster needs, and return a finding for each: what, its state, why, and the next step.
 
     The state is "ok", "warning" (a query runs, but slower or without a feature) or "missing" (a query fails or waits).
-    `topics` are to be read, and the committed offsets of the consumer group `group`. The other arguments are those of
-    `open_reader` for a cluster. Nothing there is changed. Raises OptionError for an invalid argument.
+    `topics` are to be read, and the committed offsets of the consumer group `group`. Nothing in the cluster is changed
+    for them.
+
+    To `sink_topics` a query is to write with exactly-once delivery. That is tried too: a row that has no effect is
+    stored in the ledger, a message without rows in the stage topic, and offsets in a consumer group RMQ_SPARK_…; the
+    sink topics get no message. The other arguments are those of `open_reader` for a cluster. Raises OptionError for an
+    invalid argument.
     """
     from rmq_spark.store.cluster.doctor import diagnose_cluster
+    from rmq_spark.store.cluster.exactly_once.target_topics import OwnTopics
     from rmq_spark.store.disk.clock import wall_clock_ms
     from rmq_spark.store.places import locate_cluster
 
     address = locate_cluster(name_server, cluster_options, group=group)
-    return diagnose_cluster(address, topics, group, now_ms=wall_clock_ms())
+    own = OwnTopics(stage_topic, ledger_topic)
+    return diagnose_cluster(address, topics, group, now_ms=wall_clock_ms(), sinks=sink_topics, own_topics=own)
 
 
 def close(

@@ -24,6 +24,7 @@ from rmq_spark.store.format.message_table import check_new_topic, check_topic, m
 from rmq_spark.store.format.properties import UNIQ_KEY, parse
 from rmq_spark.store.format.record import Record, decode_record
 from rmq_spark.store.format.single_message import SingleMessage, SingleRecord
+from rmq_spark.store.html_tables import MAX_ROWS, bar_column, box, number_column, table, text_column
 from rmq_spark.store.log.open_session import OpenSession
 from rmq_spark.store.log.retention import Expired
 from rmq_spark.store.log.store_lock import MAX_SESSION_BYTES
@@ -31,6 +32,7 @@ from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.log.store_writer import StoreWriter, WriterSettings
 from rmq_spark.store.log.write_session import Appended, WriteSession
 from rmq_spark.store.model import QueueBounds
+from rmq_spark.store.names import is_system_topic
 from rmq_spark.store.send_result import SendResult
 from rmq_spark.store.synchronized import Synchronized, synchronized
 from rmq_spark.store.transaction.encoded_slices import required_topics, split_records
@@ -72,7 +74,8 @@ class Producer(Synchronized):
     Several threads may share one producer: its methods run one at a time. Several processes may open producers for the
     same store, but no broker may run on it at the same time. When a call returns, readers see the message, and the
     message survives the death of any process. It survives a power cut after `settle` or `close`, or immediately with
-    `flush="sync"`. Use the producer in `with`, or call `close`. After that every other method raises StoreError.
+    `flush="sync"`. Use the producer in `with`, or call `close`. After that every other method raises StoreError. A
+    notebook displays a producer as a table of the store's topics.
     """
 
     def __init__(self, path: str, settings: WriterSettings, builder: RecordBuilderSettings, flush: str) -> None:
@@ -104,6 +107,28 @@ class Producer(Synchronized):
             if error is None:
                 raise
             error.add_note(f"closing the store at {self.path} after that failed too: {late}")
+
+    def __repr__(self) -> str:
+        # Without topics, because a debugger or a log line must not read from the disk.
+        return f"<Producer of the store at {self.path}: {'closed' if self._is_closed else 'open'}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"producer": "closed" if self._is_closed else "open", "flush": self._flush}
+        try:
+            topics, rows = [], []
+            with StoreReader(self.path, commit_log_path=self._builder_settings.commit_log_path) as reader:
+                reader.refresh()
+                topics = [topic for topic in reader.topics() if not is_system_topic(topic)]
+                for topic in topics[:MAX_ROWS]:
+                    held = [reader.bounds(queue) for queue in reader.queues(topic)]
+                    rows.append((topic, len(held), sum(one.max_offset - one.min_offset for one in held)))
+        except StoreError as error:  # an object must show itself, whatever became of its store
+            return box("RocketMQ store", self.path, {**facts, "problem": str(error)})
+        names, queues, messages = zip(*rows, strict=True) if rows else ((), (), ())
+        columns = [text_column("topic", names), number_column("queues", queues)]
+        columns += [number_column("messages", messages), bar_column(messages)]
+        more = f"… and {len(topics) - MAX_ROWS:,} more: topics() has all" if len(topics) > MAX_ROWS else ""
+        return box("RocketMQ store", self.path, facts, table(columns, more) if rows else "")
 
     @synchronized
     def send(

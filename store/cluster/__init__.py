@@ -3,6 +3,7 @@
 frame.py           bytes <-> commands, each with a header and a body
 codes.py           the numbers of requests and responses
 requests.py        the requests for routes, positions and messages; group_requests.py those about groups
+producer_requests.py  the requests about the producers of a group
 admin_requests.py  the request that resets a group; admin_answers.py what the codes mean to requests of administrators
 responses.py       what they return; answer_fields.py checks the contents
 answer_rules.py    which responses are answers, and which are errors; answer_rule.py one rule
@@ -26,6 +27,7 @@ write_routes.py    the queues to which messages of a topic are sent; new topics
 message_spool.py   encoded messages that wait to be sent
 sender.py          sends a spool: one request in flight for each queue
 sink.py            the sink of the contract: tasks that send, at least once
+exactly_once/      the sink of the contract that stores each batch once: stage, intent, publish, done
 broker_calls.py    many requests to brokers by name, repeated while a broker is away
 send_back.py       checks failed rows and sends them back; resent_messages.py sends those that have expired
 send_back_sink.py  the sink of failed rows: tasks check them, and the commit sends them back
@@ -33,4 +35,6 @@ dead_letters.py    republishes the dead letters of a group
 consumer.py        a pull consumer for programs; pull_answers.py the results of its pulls, offset_commits.py its offsets
 group_progress.py  what brokers tell about groups; group_lag.py the table of lag, group_listing.py that of members
 offset_resets.py   resets of groups by an administrator
+statistics_requests.py  the requests for what brokers have counted; broker_statistics.py brokers, routes and rates
+topic_administration.py  topics that an administrator creates, alters and deletes
 """

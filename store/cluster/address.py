@@ -18,6 +18,7 @@ from rmq_spark.store.backend import (
     BatchSink,
     Capability,
     CommitTerms,
+    Guarantee,
     SendBackSink,
     SendBackTerms,
     SinkTerms,
@@ -25,6 +26,7 @@ from rmq_spark.store.backend import (
 from rmq_spark.store.errors import OptionError
 
 NAME_SERVER_PORT = 9876  # the default of NamesrvStartup
+DEFAULT_PULL_GROUP = "rmq-spark-reader"  # the group of pulls if no other one was chosen
 # The variables of the environment that have the account's keys if no option gives them.
 ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE = "RMQ_ACCESS_KEY", "RMQ_SECRET_KEY"
 _NAME_SERVER, _BROKER_ADDRESSES, _NAMESPACE = "nameServer", "brokerAddresses", "namespace"
@@ -151,6 +153,8 @@ class ClusterAddress:
                 Capability.FENCES,
                 Capability.SIZE_ESTIMATES,
                 Capability.WRITES,
+                Capability.EXACTLY_ONCE,
+                Capability.AT_LEAST_ONCE,
                 Capability.SEND_BACK,
             }
         )
@@ -176,7 +180,7 @@ class ClusterAddress:
     def mark(self) -> dict[str, str]:
         """Return the cluster as JSON for a query's progress, without secrets. `of_mark` reads it.
 
-        Paths of files with keys are no secrets, but the password of a key is one.
+        Paths of files with keys are not secret, but the password of a key is one.
         """
         addresses = ";".join(f"{name}={address}" for name, address in self.broker_addresses)
         tls = self.tls
@@ -222,8 +226,12 @@ class ClusterAddress:
         return backend
 
     def sink(self, terms: SinkTerms, commit: CommitTerms) -> BatchSink:
-        """Return a sink for new messages, which stores each row at least once."""
-        sink: BatchSink = import_module("rmq_spark.store.cluster.sink").ClusterSink(self, terms, commit)
+        """Return a sink for new messages, with the guarantee of the terms."""
+        sink: BatchSink
+        if terms.guarantee is Guarantee.AT_LEAST_ONCE:
+            sink = import_module("rmq_spark.store.cluster.sink").ClusterSink(self, terms, commit)
+        else:
+            sink = import_module("rmq_spark.store.cluster.exactly_once.sink").ExactSink(self, terms, commit)
         return sink
 
     def send_back_sink(self, terms: SendBackTerms, commit: CommitTerms) -> SendBackSink:

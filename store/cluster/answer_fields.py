@@ -15,7 +15,7 @@ from rmq_spark.store.model import QueueKey
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _DIGITS = re.compile(r"-?[0-9]{1,19}")
-_SURE_DIGITS = 18  # so many digits are always a number of 64 bits
+_SURE_DIGITS = 18  # this many digits are always a number of 64 bits
 _TEXT = r'"([^"\\\x00-\x1f]*+)"'
 _QUEUE = rf'\{{"brokerName":{_TEXT},"queueId":([0-9]{{1,9}}+),"topic":{_TEXT}\}}'
 _QUEUE_KEY = re.compile(rf"(?<=[{{,]){_QUEUE}(?=:)")
@@ -154,6 +154,6 @@ def parse_json(text: str) -> Any:
 
 
 def shorten_line(text: str, max_chars: int = 150) -> str:
-    """Return a server's text for a message: printable, and at most so many characters."""
+    """Return a server's text for a message: printable, and at most this many characters."""
     line = "".join(character if character.isprintable() else "?" for character in text[:max_chars])
     return line if len(text) <= max_chars else f"{line}…"

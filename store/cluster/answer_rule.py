@@ -16,6 +16,10 @@ _LACKS_RIGHT = (
 )
 
 
+class UnknownGroupError(NoPermissionError):
+    """A broker does not know the consumer group of a request, and creates no groups."""
+
+
 class Retry(StrEnum):
     """Whether the same request may succeed if it is sent again, and where."""
 

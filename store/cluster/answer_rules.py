@@ -12,7 +12,7 @@ from typing import Any
 
 from rmq_spark.store.cluster.admin_answers import ADMIN_RIGHTS, ADMIN_RULES
 from rmq_spark.store.cluster.answer_fields import shorten_line
-from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT, AnswerRule, Retry, rules_of_rights
+from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT, AnswerRule, Retry, UnknownGroupError, rules_of_rights
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.cluster.requests import Request
@@ -26,7 +26,7 @@ from rmq_spark.store.errors import (
     RmqError,
 )
 
-__all__ = ["RULES", "AnswerRule", "Retry", "find_rule", "make_error", "name_code", "shorten_remark"]
+__all__ = ["RULES", "AnswerRule", "Retry", "find_rule", "make_error", "name_code", "rule_for", "shorten_remark"]
 
 _READS_QUEUE = frozenset(
     {
@@ -103,7 +103,18 @@ _ASK_FOR_MEMBERSHIP = (
     "Ask an administrator for the rights of a member: SUB of the group (4.9), or Sub and Get of the group and Sub of "
     "its topics (5.3)."
 )
-_MEMBER_RIGHTS = rules_of_rights({_OF_MEMBERS: _ASK_FOR_MEMBERSHIP})
+_OF_PRODUCERS = frozenset({RequestCode.GET_PRODUCER_CONNECTION_LIST})
+_ASK_FOR_CLUSTER = (
+    "Ask an administrator for the right: Get of the cluster (5.3); 4.9 asks for none. Or set delivery=atLeastOnce."
+)
+_ASK_FOR_SETTINGS = "Ask an administrator for the right: Get of the cluster (5.3); 4.9 asks for none."
+_MEMBER_RIGHTS = rules_of_rights(
+    {
+        _OF_MEMBERS: _ASK_FOR_MEMBERSHIP,
+        _OF_PRODUCERS: _ASK_FOR_CLUSTER,
+        frozenset({RequestCode.GET_BROKER_CONFIG}): _ASK_FOR_SETTINGS,
+    }
+)
 _ACCOUNTS = (
     AnswerRule(
         None,
@@ -146,6 +157,12 @@ _AFTER_ACCOUNTS = (
         "the group has no member",
         requests=frozenset({RequestCode.GET_CONSUMER_LIST_BY_GROUP}),
         remark=r"no consumer for this group",
+    ),
+    AnswerRule(
+        ResponseCode.SYSTEM_ERROR,
+        "the group has no producer",
+        requests=_OF_PRODUCERS,
+        remark=r"the producer group\[.*\] not exist",
     ),
     AnswerRule(
         ResponseCode.SYSTEM_ERROR,
@@ -219,6 +236,14 @@ _REFUSALS = (
     ),
     AnswerRule(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        "the server lists no producers, so it is a proxy",
+        BrokerError,
+        expected="a broker",
+        next_step="Connect to the name servers and brokers themselves instead, or set delivery=atLeastOnce.",
+        requests=_OF_PRODUCERS,
+    ),
+    AnswerRule(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         "the server does not know the request",
         BrokerError,
         expected="a broker or name server of RocketMQ 4.9.4 or later",
@@ -241,7 +266,7 @@ _REFUSALS = (
     AnswerRule(
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
         "the group does not exist, and the broker creates no groups (autoCreateSubscriptionGroup=false)",
-        NoPermissionError,
+        UnknownGroupError,
         expected="a group that exists",
         next_step="Create the group (mqadmin updateSubGroup), or set pullGroup to a group that exists.",
     ),
@@ -351,6 +376,15 @@ def find_rule(request: RequestCode, code: int, remark: str | None) -> AnswerRule
     return next(rule for rule in _rules_of(request, code) if rule.fits_remark(remark or ""))
 
 
+def rule_for(request: Request[Any], command: Command) -> AnswerRule:
+    """Return the rule for a response: one of the request's own, or that of `find_rule`."""
+    remark = command.remark or ""
+    for rule in request.rules:
+        if rule.fits(request.code, command.code) and rule.fits_remark(remark):
+            return rule
+    return find_rule(request.code, command.code, remark)
+
+
 @lru_cache(maxsize=256)
 def _rules_of(request: RequestCode, code: int) -> tuple[AnswerRule, ...]:
     return tuple(rule for rule in RULES if rule.fits(request, code))
@@ -361,7 +395,7 @@ def make_error(request: Request[Any], command: Command, to: str, hidden: Collect
 
     Texts in `hidden`, such as an access key, are replaced in the remark.
     """
-    rule = find_rule(request.code, command.code, command.remark)
+    rule = rule_for(request, command)
     assert rule.error is not None, command
     remark = shorten_remark(command.remark, hidden)
     text = (

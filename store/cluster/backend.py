@@ -21,7 +21,7 @@ from rmq_spark.store.backend import (
     GroupTerms,
     ReadBatch,
 )
-from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.address import DEFAULT_PULL_GROUP, ClusterAddress
 from rmq_spark.store.cluster.catalog import ClusterCatalog
 from rmq_spark.store.cluster.client import ClusterClient, borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.final_commit import commit_final_offsets
@@ -52,7 +52,6 @@ from rmq_spark.store.model import (
     RecordProof,
 )
 
-DEFAULT_PULL_GROUP = "rmq-spark-reader"
 _LOOK_MS = 5000  # the longest time between two looks at the cluster while the driver waits for messages
 _NO_NEWS_MS = 200.0  # pause after news that change nothing
 _NO_BARRIERS: Mapping[QueueKey, Barrier] = {}

@@ -15,8 +15,11 @@ What happens to a request, within its deadline:
 | the connection is lost, and the request is not repeatable | raises UnknownOutcomeError |
 | no connection: refused, unreachable, TLS, a name without address | raises BackendUnavailableError |
 | a new connection is closed before the first response | raises BackendUnavailableError |
-| bytes that are no frame | closes the connection, raises BackendUnavailableError |
+| bytes that are not a frame | closes the connection, raises BackendUnavailableError |
 | no response before the deadline | raises BackendUnavailableError, or UnknownOutcomeError if it is not repeatable |
+
+A client that connects once makes no second connection to an address. Where others repeat a request on a new connection,
+it raises BackendUnavailableError. Nor does it connect in a forked child.
 
 Source: NettyRemotingClient, NettyRemotingAbstract, MQClientAPIImpl (4.9, 5.3).
 """
@@ -59,7 +62,8 @@ class ClusterClient:
     `on_request` gets each request that a server sends, with the server's address, and returns the response, or None
     for the answer "not supported" (ResponseCode 3). The client sets its opaque and flag. One-way requests are not
     answered. The hook must not use the client. `wait` waits for connections, by default until one is ready
-    (`connection.wait_ready`).
+    (`connection.wait_ready`). With `connects_once` no address gets a second connection, and `find_end` says whether the
+    first one is lost.
 
     Raises OptionError if a file of TLS cannot be used.
     """
@@ -70,8 +74,11 @@ class ClusterClient:
         monotonic_s: Callable[[], float] = time.monotonic,
         on_request: RequestHook | None = None,
         wait: Callable[[Collection[Connection], float], list[Connection]] = wait_ready,
+        *,
+        connects_once: bool = False,
     ) -> None:
         self.address = address
+        self.connects_once = connects_once
         self._monotonic_s = monotonic_s
         self._wait_ready = wait
         self._context = ClientContext(address, monotonic_s, on_request)
@@ -169,9 +176,9 @@ class ClusterClient:
             tickets.append(Ticket(to, request, now_s + limit_ms / 1000, limit_ms, is_held=is_held, done=done))
         server = self._servers.get(to)
         if server is None:
-            # Brokers change their addresses.
-            self._servers = {at: one for at, one in self._servers.items() if one.is_used}
-            server = self._servers[to] = Server(to, self._context)
+            if not self.connects_once:  # brokers change their addresses
+                self._servers = {at: one for at, one in self._servers.items() if one.is_used}
+            server = self._servers[to] = Server(to, self._context, connects_once=self.connects_once)
         server.submit(tickets, now_s)
         return tickets
 
@@ -242,8 +249,8 @@ class ClusterClient:
     def ask_name_server(self, request: Request[ResponseT]) -> ResponseT:
         """Ask one name server, and return its response. The one that answered last is asked first.
 
-        If it cannot be reached, is silent, or answers bytes that are no frame, all others are asked at the same time,
-        and the first that answers is kept. So are they if it answers that it does not know the topic, because each name
+        If it cannot be reached, is silent, or answers bytes that are not a frame, all others are asked together, and
+        the first that answers is kept. So are they if it answers that it does not know the topic, because each name
         server knows only the brokers that have registered there. Other error codes are raised at once. Raises
         BackendUnavailableError, which names every name server and what was found.
         """
@@ -294,6 +301,14 @@ class ClusterClient:
     def is_connected(self, to: str) -> bool:
         """Return whether there is a connection to the address `to` that was not lost, as far as is known."""
         return to in self._servers and any(connection.is_open for connection in self._servers[to].connections)
+
+    def find_end(self, to: str) -> str | None:
+        """Return why the connection to the address `to` is not used any more. None if it is, or there was none.
+
+        Only for a client that connects once. `work` finds out what has happened.
+        """
+        assert self.connects_once, to
+        return self._servers[to].end if to in self._servers else None
 
     def close(self) -> None:
         """Close all connections. Requests without an outcome fail. A second call does nothing."""
@@ -348,7 +363,10 @@ class _IdleClients:
 def _forget_connections() -> None:
     """Close the copies of connections that a forked child has. Those of the parent stay open."""
     for client in list(_clients):
-        client._close_connections()
+        if client.connects_once:
+            client.close()
+        else:
+            client._close_connections()
 
 
 _clients: "weakref.WeakSet[ClusterClient]" = weakref.WeakSet()

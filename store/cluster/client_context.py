@@ -5,7 +5,7 @@ from typing import Any
 
 from rmq_spark.store.cluster.address import ClusterAddress, split_address
 from rmq_spark.store.cluster.answer_fields import AnswerError
-from rmq_spark.store.cluster.answer_rules import Retry, find_rule, make_error
+from rmq_spark.store.cluster.answer_rules import Retry, make_error, rule_for
 from rmq_spark.store.cluster.connection import Connection, ConnectionFailure, find_machines, make_tls_context
 from rmq_spark.store.cluster.credentials import CredentialsReader
 from rmq_spark.store.cluster.failures import ServerKind, ServerName, explain_answer, explain_failure
@@ -54,7 +54,7 @@ class ClientContext:
 
     def has_new_keys(self, ticket: Ticket[Any], command: Command) -> bool:
         """Return whether a response refuses the account of a request, and the account's file has other keys by now."""
-        rule = find_rule(ticket.request.code, command.code, command.remark)
+        rule = rule_for(ticket.request, command)
         return rule.retry is Retry.NEW_KEYS and self._credentials.read_again() != ticket.keys
 
     def next_opaque(self) -> int:
@@ -66,7 +66,7 @@ class ClientContext:
         """Set the outcome of a request to a response, or to the error that its code stands for."""
         request = ticket.request
         ticket.is_answered = True
-        rule = find_rule(request.code, command.code, command.remark)
+        rule = rule_for(request, command)
         if not rule.is_answer:
             ticket.is_for_others = rule.retry is Retry.ELSEWHERE
             ticket.fail(make_error(request, command, str(self.name_of(ticket.to)), self._hidden))
@@ -78,7 +78,7 @@ class ClientContext:
 
     def is_for_later(self, ticket: Ticket[Any], command: Command) -> bool:
         """Return whether a response that refuses a request asks to repeat it at the same server."""
-        return find_rule(ticket.request.code, command.code, command.remark).retry is Retry.LATER
+        return rule_for(ticket.request, command).retry is Retry.LATER
 
     def answer(self, address: str, command: Command) -> Command | None:
         """Return the response to a request of a server. None: it is not supported."""

@@ -40,7 +40,7 @@ class FailureKind(Enum):
     CERTIFICATE = auto()  # the server's certificate was not accepted
     TLS = auto()  # the peers do not agree on TLS, or the server demands a certificate
     LOST = auto()  # closed by the server or the network
-    GARBAGE = auto()  # bytes that are no frame
+    GARBAGE = auto()  # bytes that are not a frame
 
 
 class ConnectionFailure(Exception):

@@ -20,8 +20,8 @@ import pyarrow as pa
 from rmq_spark.store.argument_checks import check_integer, check_offset, check_time
 from rmq_spark.store.backend import BROKER_NAME, COLUMNS
 from rmq_spark.store.batch_sink import check_send_back
-from rmq_spark.store.cluster.address import ClusterAddress
-from rmq_spark.store.cluster.backend import DEFAULT_PULL_GROUP, ClusterBackend
+from rmq_spark.store.cluster.address import DEFAULT_PULL_GROUP, ClusterAddress
+from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.broker_calls import BrokerCalls
 from rmq_spark.store.cluster.client import ask_master, borrowed_client, monotonic_ms, now_ms
 from rmq_spark.store.cluster.offset_commits import OffsetCommits, Outcome
@@ -146,7 +146,7 @@ class ClusterConsumer(Synchronized):
     def min_offset(self, queue: QueueKey) -> int:
         """Return the offset of the first message that has not expired. Raises NotFoundError for a missing queue.
 
-        For a while after retention a broker may name one that has; the pull from there says where to go on.
+        For a while after retention a broker may name one that has; the pull from there says where to continue.
         """
         return self._bounds(queue).min_offset
 

@@ -1,5 +1,7 @@
 """Asks a cluster everything that a query would, and returns what is missing. It changes nothing in the cluster.
 
+Only the examination of an exactly-once sink leaves traces (`exactly_once.sink_doctor`).
+
 A pull adds its group to the broker's list of groups, if the group is new. So the doctor pulls in the name of a group
 that every broker has, and only where a message exists: a broker of 4.9 stores a message for each pull outside of a
 queue. The rights on the topic and on the group of the query are tried by other requests that need the same rights. A
@@ -13,9 +15,8 @@ DefaultAuthorizationContextBuilder#build (5.3).
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.address import DEFAULT_PULL_GROUP, ClusterAddress
 from rmq_spark.store.cluster.answer_rule import MISSING_RIGHT
-from rmq_spark.store.cluster.backend import DEFAULT_PULL_GROUP
 from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.diagnosis import (
     BrokerAnswers,
@@ -29,6 +30,8 @@ from rmq_spark.store.cluster.diagnosis import (
     list_names,
     of_error,
 )
+from rmq_spark.store.cluster.exactly_once.sink_doctor import examine_sink
+from rmq_spark.store.cluster.exactly_once.target_topics import OwnTopics
 from rmq_spark.store.cluster.group_requests import CommittedOffsetRequest, GroupConnectionsRequest, GroupMembersRequest
 from rmq_spark.store.cluster.namespace import wrap_name
 from rmq_spark.store.cluster.requests import (
@@ -54,16 +57,26 @@ _EXPRESSION, _KEY = "a IS NOT NULL", "rmq-spark-doctor"
 
 
 def diagnose_cluster(
-    address: ClusterAddress, topics: Sequence[str] = (), group: str | None = None, *, now_ms: int
+    address: ClusterAddress,
+    topics: Sequence[str] = (),
+    group: str | None = None,
+    *,
+    now_ms: int,
+    sinks: Sequence[str] = (),
+    own_topics: OwnTopics | None = None,
 ) -> list[ClusterFinding]:
-    """Return the findings about name servers, brokers, and the reading of `topics`.
+    """Return the findings about name servers, brokers, the reading of `topics`, and exactly-once writes to `sinks`.
 
     All servers are asked in parallel, each for at most the deadline of a request. `group` is the consumer group whose
-    committed offsets the query uses. Raises OptionError if the account or the files of TLS cannot be used.
+    committed offsets the query uses. `own_topics` are the sink's stage and ledger. Raises OptionError if the account or
+    the files of TLS cannot be used.
     """
     client = ClusterClient(address)
     try:
-        return list(_Examination(client, address, topics, group, now_ms).findings())
+        findings = list(_Examination(client, address, topics, group, now_ms).findings())
+        for topic in dict.fromkeys(sinks):
+            findings += examine_sink(client, topic, own_topics or OwnTopics())
+        return list(dict.fromkeys(findings))
     finally:
         client.close()
 

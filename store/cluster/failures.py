@@ -94,6 +94,14 @@ def explain_silence(server: ServerName, purpose: str, timeout_ms: int, *, is_con
     )
 
 
+def explain_end(server: ServerName, why: str) -> str:
+    """Return the text of the error for a request that had to go on a connection that is not used any more."""
+    return (
+        f"the only connection to {server} has ended: {why}; expected that it lasts, because requests must not go on "
+        f"another one. Begin again with a new client. {server.advice}"
+    )
+
+
 def explain_answer(server: ServerName, purpose: str, detail: str) -> str:
     """Return the text of the error for a response whose contents are invalid."""
     return (

@@ -183,7 +183,7 @@ class Membership(Synchronized):
     def lapsed(self, brokers: Collection[str]) -> list[str]:
         """Return those of `brokers` that do not have the member registered, and probably answer a heartbeat at once.
 
-        A broker that has not acknowledged the last one is left out. The thread goes on trying there.
+        A broker that has not acknowledged the last one is left out. The thread keeps trying there.
         """
         with self._changed:
             return [broker for broker in brokers if self._schedule.has_lapsed(broker)]

@@ -180,7 +180,7 @@ def has_word(record: Record, word: str, properties: Collection[str]) -> bool:
 
 
 def split_records(records: bytes | memoryview, broker: str) -> Iterator[Record]:
-    """Yield the records in an answer of a broker. Raises DamageError for bytes that are no record."""
+    """Yield the records in an answer of a broker. Raises DamageError for bytes that are not a record."""
     rest = memoryview(records)
     while len(rest):
         record = decode_record(rest)

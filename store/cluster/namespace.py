@@ -6,7 +6,13 @@ internal topics and groups are in no namespace. With the namespace "" every name
 Source: NamespaceUtil (4.9, 5.3).
 """
 
-from rmq_spark.store.names import BROKER_GROUP_PREFIX, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
+from rmq_spark.store.names import (
+    BROKER_GROUP_PREFIX,
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    SINK_TOPICS,
+    is_system_topic,
+)
 
 SEPARATOR = "%"
 _DERIVED_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
@@ -42,7 +48,8 @@ def is_shared_name(name: str) -> bool:
     """Return whether a topic or group is RocketMQ's own, and in no namespace (NamespaceUtil#isSystemResource)."""
     if name.startswith(BROKER_GROUP_PREFIX):
         return True
-    return is_system_topic(name) and SEPARATOR not in name and not name.endswith("_REPLY_TOPIC")
+    is_system = is_system_topic(name) and name not in SINK_TOPICS
+    return is_system and SEPARATOR not in name and not name.endswith("_REPLY_TOPIC")
 
 
 def _split_derived(name: str) -> tuple[str, str]:

@@ -51,6 +51,7 @@ from rmq_spark.store.format.message_ids import UniqueIds
 from rmq_spark.store.format.message_table import check_new_topic, check_topic, message_of, messages_of
 from rmq_spark.store.format.properties import UNIQ_KEY
 from rmq_spark.store.format.single_message import PlainMessage, SingleMessage
+from rmq_spark.store.html_tables import box
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.names import RETRY_TOPIC_PREFIX
 from rmq_spark.store.send_result import SendResult, SendStatus
@@ -133,6 +134,10 @@ class ClusterProducer(Synchronized):
 
     def __repr__(self) -> str:
         return f"<ClusterProducer of {self._address.describe()}>"
+
+    def _repr_html_(self) -> str:
+        # Without topics: a producer may have rights to send only, and connects at its first call.
+        return box("RocketMQ cluster", self._address.describe(), {"producer": "closed" if self._is_closed else "open"})
 
     @synchronized
     def send(

@@ -29,7 +29,7 @@ from rmq_spark.store.errors import DamageError, OffsetRangeError, StoreError
 from rmq_spark.store.format.record import INNER_BATCH, MIN_RECORD_BYTES, RECORD_HEAD
 from rmq_spark.store.model import QueueKey, QueueRange
 
-JOINED_BYTES = 8 << 20  # so much is taken at once, unless the range ends
+JOINED_BYTES = 8 << 20  # this much is taken at once, unless the range ends
 MAX_BYTES = 32 << 20  # of answers that are in flight or wait for earlier ones
 _JOINED_OFFSETS = 32_768
 _JOINED_FILTERED_OFFSETS = 1 << 20
@@ -161,7 +161,7 @@ class PullPipeline:
 
     @property
     def short_queue(self) -> ShortQueue | None:
-        """The queue that the pipeline waits for, if it can go on only when that queue has grown."""
+        """The queue that the pipeline waits for, if it can continue only when that queue has grown."""
         if self.is_done or self._in_flight:
             return None
         part = self._parts[self._current]

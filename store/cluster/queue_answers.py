@@ -38,7 +38,7 @@ class QueueStats(NamedTuple):
     """The bounds of a queue in a broker's reply.
 
     `is_expired` says that the broker has no time for the last message. Then no message is left, but a broker of version
-    4.9 goes on replying with the old min offset until it restarts.
+    4.9 keeps replying with the old min offset until it restarts.
     """
 
     min_offset: int

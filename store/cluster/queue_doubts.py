@@ -7,7 +7,7 @@ been otherwise, for two reasons:
 - A broker did not know the member: the connection was lost, or the process could not send heartbeats. The others then
   share its queues. Meanwhile the member also gets no messages of brokers, such as resets of 4.9.
 
-So the group's offset in such a queue must be read before the query goes on there.
+So the group's offset in such a queue must be read before the query continues there.
 
 Source: RebalanceImpl#rebalanceByTopic, ConsumerManager#doChannelCloseEvent (4.9, 5.3).
 """

@@ -115,7 +115,7 @@ class ClusterReader:
         """
         brokers = _brokers_of(self._opened.queues(topics, missing_ok=topics))
         lookup = self._opened.message_lookup()
-        # An offsetMsgId begins with the address of a broker, so it is no UNIQ_KEY if a broker has its message.
+        # An offsetMsgId begins with the address of a broker, so it is not a UNIQ_KEY if a broker has its message.
         found = lookup.by_offset_id(brokers, message_id)
         if not found:
             found, hidden = lookup.by_word(brokers, message_id, (UNIQ_KEY,))

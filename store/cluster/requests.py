@@ -12,6 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+from rmq_spark.store.cluster.answer_rule import AnswerRule
 from rmq_spark.store.cluster.codes import RequestCode, SystemFlag
 from rmq_spark.store.cluster.frame import MAX_FRAME_BYTES, Command, encode_command, frame_words
 from rmq_spark.store.cluster.responses import (
@@ -46,13 +47,15 @@ class Deadline(Enum):
 class Request(Generic[ResponseT]):
     """A request to a broker or a name server, and the way to read its response.
 
-    `is_repeatable` says that the request has the same effect if it is executed twice.
+    `is_repeatable` says that the request has the same effect if it is executed twice. `rules` are rules for its
+    responses that come before those for all requests (`answer_rules`).
     """
 
     __slots__ = ()
     code: ClassVar[RequestCode]
     response: ClassVar[type[Response]]
     is_repeatable: ClassVar[bool] = True
+    rules: ClassVar[tuple[AnswerRule, ...]] = ()
 
     @property
     def purpose(self) -> str:

@@ -17,7 +17,7 @@ from rmq_spark.store.format.config_json import PERM_READ, PERM_WRITE, TopicConfi
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import LIGHT_QUEUE_PREFIX
 
-_MASTER_ID = 0  # MixAll.MASTER_ID
+MASTER_ID = 0  # MixAll.MASTER_ID
 _ORDINARY = "expected an ordinary topic. Leave the topic out, or copy its messages to an ordinary one."
 
 
@@ -55,7 +55,7 @@ class Listing:
     `address` is where the broker is asked: its master's address, the last one that was known, or None if none ever was.
     `has_broker` says that a name server lists the broker now, and `has_topic` that it lists the topic there.
     `has_master` is false while only slaves are listed. An acting master is a slave that answers for a missing master.
-    `read_count` is the number of queues that can be read, as it was listed last.
+    `read_count` and `write_count` are the numbers of queues that can be read and written, as they were listed last.
     """
 
     broker: str
@@ -66,6 +66,7 @@ class Listing:
     is_acting: bool = False
     is_readable: bool = True
     read_count: int = 0
+    write_count: int = 0
 
 
 class RouteBook:
@@ -98,13 +99,10 @@ class RouteBook:
 
         Routes of several name servers are joined. Returns whether anything has changed.
         """
-        listed: dict[str, QueueData] = {}
-        for route in routes:
-            for one in route.queues:
-                listed[one.broker] = _join(listed[one.broker], one) if one.broker in listed else one
+        listed = join_queues(routes)
         known = self._queues.get(topic, {})
         before = known, self._listed.get(topic), dict(self._masters), self._slaves_only
-        brokers = self._note_brokers([{data.broker: data for data in route.brokers} for route in routes])
+        brokers = self._note_brokers(route.brokers for route in routes)
         self._queues[topic] = known | listed
         if listed:
             self._shared[topic] = [
@@ -126,7 +124,7 @@ class RouteBook:
 
     def note_brokers(self, lists: Sequence[Mapping[str, BrokerData]]) -> None:
         """Note the brokers that name servers list now, by broker name, whatever their topics."""
-        self._registered = frozenset(self._note_brokers(lists))
+        self._registered = frozenset(self._note_brokers(one.values() for one in lists))
 
     def expect(self, topic: str, broker: str) -> None:
         """Remember that a broker has had queues of a topic, as the caller knows, even if no name server lists it."""
@@ -185,21 +183,43 @@ class RouteBook:
             is_acting=broker in self._acting.get(topic, frozenset()),
             is_readable=one is None or bool(one.perm & PERM_READ),
             read_count=self._counts.get(topic, {}).get(broker, 0) if one is None else one.read_queue_count,
+            write_count=0 if one is None or not one.perm & PERM_WRITE else one.write_queue_count,
         )
 
-    def _note_brokers(self, lists: Sequence[Mapping[str, BrokerData]]) -> dict[str, BrokerData]:
-        """Note the addresses in several lists. Return one entry for each broker, one with a master if there is one."""
-        brokers: dict[str, BrokerData] = {}
-        for one in lists:
-            for name, data in one.items():
-                if name not in brokers or _MASTER_ID not in brokers[name].addresses:
-                    brokers[name] = data
+    def _note_brokers(self, lists: Iterable[Iterable[BrokerData]]) -> dict[str, BrokerData]:
+        """Note the addresses in several lists. Return one entry for each broker."""
+        brokers = join_brokers(lists)
         for name, data in brokers.items():
-            if address := _normal(data.addresses.get(_MASTER_ID, "")):
+            if address := _normal(data.addresses.get(MASTER_ID, "")):
                 self._masters[name] = address
-        with_master = {name for name, data in brokers.items() if _MASTER_ID in data.addresses}
+        with_master = {name for name, data in brokers.items() if MASTER_ID in data.addresses}
         self._slaves_only = (self._slaves_only | brokers.keys()) - with_master
         return brokers
+
+
+def join_queues(routes: Iterable[RouteResponse]) -> dict[str, QueueData]:
+    """Return the queues of a topic by broker, from its routes at several name servers: the more of each number."""
+    found: dict[str, QueueData] = {}
+    for route in routes:
+        for one in route.queues:
+            found[one.broker] = _join(found[one.broker], one) if one.broker in found else one
+    return found
+
+
+def join_brokers(lists: Iterable[Iterable[BrokerData]]) -> dict[str, BrokerData]:
+    """Return the brokers that several name servers list, by name, each with all of its addresses.
+
+    If the name servers do not agree, the first one that lists a master of the broker counts.
+    """
+    found: dict[str, BrokerData] = {}
+    for listed in lists:
+        for data in listed:
+            first, second = data, found.get(data.broker, data)
+            if MASTER_ID in second.addresses:
+                first, second = second, first
+            addresses = {**second.addresses, **first.addresses}
+            found[data.broker] = replace(first, addresses=dict(sorted(addresses.items())))
+    return found
 
 
 def _join(one: QueueData, other: QueueData) -> QueueData:
@@ -213,7 +233,7 @@ def _join(one: QueueData, other: QueueData) -> QueueData:
 
 
 def _normal(address: str) -> str | None:
-    """Return "host:port", with brackets around an IPv6 address. Return None if the text is no address."""
+    """Return "host:port", with brackets around an IPv6 address. Return None if the text is not an address."""
     try:
         return join_address(*split_address(address))
     except ValueError:

@@ -29,7 +29,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmq_spark.store.batch_sink import SendBackTerms
-from rmq_spark.store.cluster.backend import DEFAULT_PULL_GROUP
+from rmq_spark.store.cluster.address import DEFAULT_PULL_GROUP
 from rmq_spark.store.cluster.broker_calls import BrokerCalls, Call
 from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.namespace import unwrap_name, wrap_name

@@ -4,6 +4,12 @@ None of them is repeatable: a broker stores a message again that is sent again, 
 is sent back. A response with the code SUCCESS is read without errors, even if its fields are invalid, because the
 message is stored.
 
+A send must not create its topic: a broker that has taken over the address of another one would get a topic of its own,
+with its own number of queues. Missing topics are created by a request of their own (`CreateTopicRequest`). A broker
+that creates topics at their first message inherits from the topic in the field `c`, which is TBW102 in Java. Here it is
+the topic itself: a broker that does not have it has nothing to inherit, and refuses the message
+(TopicConfigManager#createTopicInSendMessageMethod). Only the retry topic of a group is created nevertheless.
+
 Source: SendMessageRequestHeaderV2, SendMessageResponseHeader, ConsumerSendMsgBackRequestHeader, MQClientAPIImpl
 (4.9, 5.3).
 """
@@ -19,11 +25,10 @@ from rmq_spark.store.cluster.frame import MAX_FRAME_BYTES, Command, encode_comma
 from rmq_spark.store.cluster.requests import Request
 from rmq_spark.store.cluster.responses import DoneResponse, Response
 from rmq_spark.store.model import QueueKey
-from rmq_spark.store.names import AUTO_CREATE_TOPIC
 
 PRODUCER_GROUP = "rmq-spark"  # brokers check nothing of it
 _DEFAULT_QUEUES = "4"
-_MAX_DIGITS = 18  # so many digits are always a number of 64 bits
+_MAX_DIGITS = 18  # this many digits are always a number of 64 bits
 STORED_LATE = (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE)
 
 
@@ -141,7 +146,7 @@ def _send_fields(
     return {
         "a": PRODUCER_GROUP,
         "b": queue.topic,
-        "c": AUTO_CREATE_TOPIC,
+        "c": queue.topic,
         "d": _DEFAULT_QUEUES,
         "e": str(queue.queue_id),
         "f": str(sys_flag),

@@ -5,7 +5,7 @@ sent when the one before it has its outcome, and the messages of a queue stay in
 
 | outcome of a request | the sender |
 | --- | --- |
-| stored | goes on with the queue |
+| stored | continues with the queue |
 | nothing was stored, and the broker is away or busy | repeats the request after growing pauses, by new routes |
 | the same for a while, and any queue will do for the messages | moves them to a queue of another broker |
 | not known, if `repeats_unknown` | the same: messages that are sent again have the same ids |
@@ -376,7 +376,7 @@ def _cause(error: RmqError) -> str:
 
 
 def _count_fitting(run: ItemRun, room_bytes: int, room_count: int, *, is_first: bool) -> int:
-    """Return how many items of a run are added to a request with so much room. The first one is always added."""
+    """Return how many items of a run are added to a request with this much room. The first one is always added."""
     if run.solo is not None:
         if run.solo[0] != NOT_SOLO:
             return int(is_first)

@@ -12,7 +12,7 @@ from typing import Any
 from rmq_spark.store.cluster.client_context import ClientContext
 from rmq_spark.store.cluster.codes import ResponseCode
 from rmq_spark.store.cluster.connection import Connection, ConnectionFailure, FailureKind
-from rmq_spark.store.cluster.failures import explain_silence, explain_unknown
+from rmq_spark.store.cluster.failures import explain_end, explain_silence, explain_unknown
 from rmq_spark.store.cluster.frame import Command, encode_command
 from rmq_spark.store.cluster.ticket import Ticket
 from rmq_spark.store.errors import BackendUnavailableError, RmqError, UnknownOutcomeError
@@ -23,7 +23,7 @@ MAX_IN_FLIGHT = 128  # requests on a connection, without held pulls
 MAX_IDLE_S = 100.0
 MAX_UNSENT = 2000  # frames on a connection; more means that the server sends requests and does not read
 _RESPONSE = 1
-_OWN = 0  # the number of frames that are no requests of ours
+_OWN = 0  # the number of frames that are not our requests
 
 
 class _Line:
@@ -51,12 +51,17 @@ class Server:
     There is one connection for new requests. Another one is made if it is lost, idle for too long, or silent while a
     request's deadline passes; older connections are kept while requests are in flight on them. `next_time_s` is when
     `check_time` must be called at the latest.
+
+    If it `connects_once`, there is no other connection, and requests fail instead. `end` is then why the connection is
+    not used for new requests any more, None as long as it is.
     """
 
-    def __init__(self, address: str, context: ClientContext) -> None:
+    def __init__(self, address: str, context: ClientContext, *, connects_once: bool = False) -> None:
         self.address = address
         self.next_time_s = inf
         self.connection_number = 0  # of the newest connection
+        self.end: str | None = None
+        self._connects_once = connects_once
         self._context = context
         self._line: _Line | None = None
         self._old: list[_Line] = []
@@ -173,10 +178,13 @@ class Server:
             self._advance_line(line, now_s)  # the server may have closed it meanwhile
             line = self._line
         if line is not None and now_s - line.connection.moved_s > MAX_IDLE_S:
-            self._retire(line)
+            self._retire(line, f"nothing was sent or received for {MAX_IDLE_S:.0f} s")
             line = None
         if line is not None:
             return line
+        if self.end is not None:
+            self._fail_waiting(self._make_end_error(self.end))
+            return None
         try:
             connection = self._context.connect(self.address)
         except RmqError as error:
@@ -215,7 +223,7 @@ class Server:
             self._waiting.append(ticket)
             return
         if command.code == ResponseCode.GO_AWAY:
-            self._retire(line)
+            self._retire(line, "the server is shutting down")
         if command.code and self._context.is_for_later(ticket, command):
             self._pause(ticket, command, now_s)
         else:
@@ -244,12 +252,20 @@ class Server:
 
     # Ends of connections and of requests.
 
-    def _retire(self, line: _Line) -> None:
+    def _retire(self, line: _Line, why: str) -> None:
         """Do not use a connection for new requests. It is closed when nothing is in flight on it."""
         if line is self._line:
             self._line = None
             self._old.append(line)
+            self._note_end(why)
         self._close_old()
+
+    def _note_end(self, why: str) -> None:
+        if self._connects_once and self.end is None:
+            self.end = why
+
+    def _make_end_error(self, why: str) -> BackendUnavailableError:
+        return BackendUnavailableError(explain_end(self._context.name_of(self.address), why))
 
     def _close_old(self) -> None:
         if not self._old:
@@ -271,6 +287,7 @@ class Server:
         has_worked = failure.kind is FailureKind.LOST and connection.commands > 0
         server = self._context.name_of(self.address)
         text = self._context.explain(connection)
+        self._note_end(failure.detail)
         for opaque, ticket in line.tickets.items():
             if opaque not in unsent and not ticket.request.is_repeatable:
                 ticket.fail(UnknownOutcomeError(explain_unknown(server, ticket.request.purpose, failure.detail)))
@@ -302,7 +319,7 @@ class Server:
             self._expire(ticket, is_connected=connection.was_open, is_sent=opaque not in unsent)
         # The connection may be dead although it is open: nothing came for as long as a request may take.
         if is_silent:
-            self._retire(line)
+            self._retire(line, "a request had no response in its time, and nothing else was received meanwhile")
 
     def _expire(self, ticket: Ticket[Any], *, is_connected: bool, is_sent: bool = False) -> None:
         server = self._context.name_of(self.address)

@@ -126,6 +126,11 @@ class ClusterSink:
         return TaskRoutes(client, routes)
 
 
+def brokers_of(token: str) -> set[str]:
+    """Return the names of the brokers in a token of `ClusterSink.prepare`."""
+    return {broker for broker, _ in json.loads(token)["queues"]}
+
+
 class ClusterTask:
     """Encodes the rows of one task, and sends them in `finish`."""
 

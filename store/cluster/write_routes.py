@@ -104,19 +104,31 @@ class WriteRoutes:
         except RmqError:  # also a refusal: requests in flight must get their outcomes
             return  # the brokers are asked at their last addresses
 
+    def join(self, topic: str) -> None:
+        """Ask all name servers for the addresses of a topic's brokers, and join their answers.
+
+        A name server lists only the brokers that reach it. Errors are ignored, as by `renew`.
+        """
+        request = RouteRequest(self.topic_of(topic))
+        outcomes = self._client.call_all([(server, request) for server in self._client.name_servers()])
+        self._note(topic, *(one for one in outcomes if isinstance(one, RouteResponse)))
+
     def is_listed(self, topic: str, broker: str) -> bool:
-        """Return whether name servers list the topic on a broker with a master, as of the last route."""
+        """Return whether name servers list the topic on a broker with a master of its own, as of the last route."""
         listing = self.book.listing(topic, broker)
-        return listing.has_topic and listing.has_master
+        return listing.has_topic and listing.has_master and not listing.is_acting
 
-    def create(self, config: TopicConfig) -> list[str]:
-        """Create a topic on every master that does not have it. `config` has its name without the namespace.
+    def create(self, config: TopicConfig, brokers: Collection[str] | None = None) -> list[str]:
+        """Create a topic on every master that does not have it, or only on those of `brokers`.
 
-        Return the names of the brokers of all masters. Raises BackendUnavailableError if a name server does not answer
-        or none lists a master, and the error of a master that refuses.
+        `config` has its name without the namespace. Return the names of the brokers that have it then. Raises
+        BackendUnavailableError if a name server does not answer or none lists a master, and the error of a master that
+        refuses.
         """
         stored = self.topic_of(config.name)
         masters = self.find_masters(config.name)
+        if brokers is not None:
+            masters = {name: to for name, to in masters.items() if name in brokers}
         checks = self._client.call_all([(to, TopicStatsRequest(stored, name)) for name, to in masters.items()])
         missing = {}
         for (name, to), found in zip(masters.items(), checks, strict=True):
@@ -153,8 +165,8 @@ class WriteRoutes:
         masters = {name: self.address(name) for name in sorted(names)}
         if not masters:
             raise BackendUnavailableError(
-                f"cannot create topic {topic}: the name servers list no master; expected at least one. Wait 30 s after "
-                "a restart of the name servers, and check whether the brokers run."
+                f"cannot create topic {topic}: the name servers list no master; expected at least one. Check whether "
+                "the brokers run, and wait 30 s after a restart of the name servers."
             )
         return masters
 
@@ -218,7 +230,7 @@ class WriteRoutes:
         if self.topic_of(topic) in self._client.routed_topics:
             raise BackendUnavailableError(
                 f"no name server lists topic {topic} any more: its brokers are away, or it was deleted; expected its "
-                f"route. Start its brokers. If it was deleted, create it: {_how_to_create(topic)}"
+                f"route. Start its brokers. If it was deleted, create it: {_creation(topic)}"
             )
 
     def _ask(self, topic: str) -> tuple[QueueKey, ...]:
@@ -230,10 +242,12 @@ class WriteRoutes:
         queues = list_write_queues(topic, route)
         if not queues:
             masters = {data.broker for data in route.brokers if 0 in data.addresses}
-            if any(one.perm & PERM_WRITE and one.broker not in masters for one in route.queues):
+            acting = {one.broker for one in route.queues if self.book.listing(topic, one.broker).is_acting}
+            if acting or any(one.perm & PERM_WRITE and one.broker not in masters for one in route.queues):
                 raise BackendUnavailableError(
                     f"topic {topic} has no master now ({_describe(route)}); expected one with write permission. Check "
-                    "whether the masters of these brokers run."
+                    "whether the masters of these brokers run, and the permission of the topic (mqadmin "
+                    "updateTopicPerm)."
                 )
             raise NoPermissionError(
                 f"topic {topic} accepts no messages: no broker that has it is a master and allows writing "
@@ -242,8 +256,8 @@ class WriteRoutes:
             )
         return queues
 
-    def _note(self, topic: str, route: RouteResponse) -> None:
-        self.book.note_routes(topic, [route])
+    def _note(self, topic: str, *routes: RouteResponse) -> None:
+        self.book.note_routes(topic, routes)
         self._client.name_brokers(self.book.names())
 
 
@@ -289,7 +303,11 @@ def _describe(route: RouteResponse) -> str:
 
 
 def _how_to_create(topic: str) -> str:
-    return f"Create it: mqadmin updateTopic -n NAMESERVER -c CLUSTER -t {topic} -r 4 -w 4."
+    return f"Create it: {_creation(topic)}"
+
+
+def _creation(topic: str) -> str:
+    return f"mqadmin updateTopic -n NAMESERVER -c CLUSTER -t {topic} -r 4 -w 4."
 
 
 def _not_created(topic: str, error: Any) -> RmqError:

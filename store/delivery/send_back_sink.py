@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmq_spark.store.backend import CommitTotals, SendBackTerms
+from rmq_spark.store.batch_order import BatchRules, judge_batch
 from rmq_spark.store.delivery.retry_policy import read_retry_topics
 from rmq_spark.store.delivery.send_back import SendBacks
 from rmq_spark.store.delivery.send_back_ledger import (
@@ -43,7 +44,7 @@ from rmq_spark.store.model import CommitKey
 from rmq_spark.store.transaction.commit import CommitOptions, commit_staged
 from rmq_spark.store.transaction.encoded_slices import merge_records, slice_records
 from rmq_spark.store.transaction.intents import StagedFile
-from rmq_spark.store.transaction.ledger import LedgerRow, LedgerRules, folder_of, judge_batch, make_folders
+from rmq_spark.store.transaction.ledger import LedgerRow, folder_of, make_folders
 from rmq_spark.store.transaction.roll_forward import IntentRollForward
 from rmq_spark.store.transaction.staging import StageWriter, read_chunks, total_digest
 from rmq_spark.store.transaction.staging_cleanup import abort_staged
@@ -318,7 +319,7 @@ def _is_next_batch(options: CommitOptions, key: CommitKey, sent: Sent, staged: S
     """
     assert sent.row is not None
     last = LedgerRow(key.query_id, sent.batch_id, sent.row.rows, sent.row.bytes, sent.row.digest, sent.row.time_ms)
-    rules = LedgerRules(options.on_conflict, options.on_gap, options.is_transaction)
+    rules = BatchRules(options.on_conflict, options.on_gap, options.is_transaction)
     return judge_batch(last, key, sum(one.rows for one in staged), total_digest(staged), rules).name == "APPEND"
 
 

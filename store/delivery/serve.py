@@ -45,8 +45,8 @@ class Served:
     """The totals of a run of the loop."""
 
     messages: int = 0  # that were delivered
-    ticks: int = 0  # rounds that delivered at least one message
-    problems: int = 0  # rounds that ended with a problem
+    rounds: int = 0  # rounds that delivered at least one message
+    failures: int = 0  # rounds that ended with a problem
     latest_ms: int = 0  # the longest time between a message being due and the end of the round that delivered it
 
 
@@ -55,12 +55,15 @@ def serve(
     now_ms: Callable[[], int],
     sleep: Callable[[float], None],
     is_stopped: Callable[[], bool],
+    served: Served | None = None,
 ) -> Served:
     """Deliver messages when they are due, until `is_stopped` returns True. Return the totals.
 
-    `now_ms` returns the time in ms since the epoch. `sleep` takes seconds.
+    `now_ms` returns the time in ms since the epoch. `sleep` takes seconds. If `served` is given, the totals are in it
+    after each round, so that another thread can read them.
     """
-    served, report = Served(), _Report(now_ms())
+    served = Served() if served is None else served
+    report = _Report(now_ms())
     due_ms: int | None = None
     first_ms: int | None = None  # when the first of the waiting messages is due; None if unknown
     while not is_stopped():
@@ -69,7 +72,7 @@ def serve(
         if result.delivered:
             late_ms = 0 if due_ms is None else max(end_ms - due_ms, 0)
             served.messages += result.delivered
-            served.ticks += 1
+            served.rounds += 1
             served.latest_ms = max(served.latest_ms, late_ms)
             report.add(result.delivered, None if first_ms is None else max(end_ms - first_ms, 0))
         report.write(end_ms)
@@ -79,7 +82,7 @@ def serve(
         elif result.delivered:
             first_ms = None  # more messages are due, but it is unknown since when
         if result.problem is not None:
-            served.problems += 1
+            served.failures += 1
             # If a source without a problem has a message that is due before the retry, run the next round then.
             next_ms = end_ms if due_ms is None else due_ms
             _pause(min(RETRY_MS, next_ms - end_ms) if next_ms > end_ms else RETRY_MS, sleep, is_stopped)
@@ -97,10 +100,12 @@ def serve_store(
     *,
     commit_log_path: str | None = None,
     allow_network_store: bool = False,
+    served: Served | None = None,
 ) -> Served:
     """Deliver the messages of the store at `path` when they are due, until `is_stopped` returns True. See `serve`.
 
-    Returns the totals. Raises StorePathError if there is no store at `path`, or if it must not be written to.
+    Returns the totals, which are also in `served` after each round, if it is given. Raises StorePathError if there is
+    no store at `path`, or if it must not be written to.
     """
     root = files.store_folder(path)
     commit_log_folders(root, commit_log_path)
@@ -108,7 +113,7 @@ def serve_store(
     settings = WriterSettings("rmq serve", LOCK_TIMEOUT_MS, allow_network_store, commit_log_path)
     _LOG.info("rmq: delivering what is due in %s", root)
     with DeliveryScheduler(root, settings) as scheduler:
-        return serve(scheduler, wall_clock_ms, time.sleep, is_stopped)
+        return serve(scheduler, wall_clock_ms, time.sleep, is_stopped, served)
 
 
 def _pause(pause_ms: int, sleep: Callable[[float], None], is_stopped: Callable[[], bool]) -> None:

@@ -67,7 +67,7 @@ _ARGUMENTS = {
 }
 
 IdMaker = Callable[[int, Callable[[], Digests]], Bytes]
-"""Makes the ids of so many rows, as bytes with one row per id; the function returns the digests of their contents."""
+"""Makes the ids of this many rows, as bytes with one row per id; the function returns the digests of their contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,7 @@ class ItemEncoder:
         try:
             return self._encode(columns, router, make_ids, born_ms)
         except RowFault as fault:
-            topic = columns["topic"][fault.row].cast(pa.binary()).as_py()
-            row = [] if first_row is None else [f"row {first_row + fault.row}"]
-            what = _as_arguments(fault.what) if first_row is None else fault.what
-            of_topic = [] if topic is None else [f"topic {topic.decode('utf-8', 'replace')!r}"]
-            raise OptionError(": ".join(filter(None, [", ".join(row + of_topic), what]))) from None
+            raise describe_fault(messages, fault, first_row) from None
 
     def _encode(
         self, columns: dict[str, pa.Array], router: BrokerRouter, make_ids: IdMaker, born_ms: int
@@ -203,6 +199,15 @@ class _Delays:
         return cls((levels > 0) | asked.is_timed, texts, sizes, asked.digests)
 
 
+def describe_fault(messages: pa.RecordBatch, fault: RowFault, first_row: int | None) -> OptionError:
+    """Return the error for a row that is refused, with its topic and number as `ItemEncoder.encode` has them."""
+    topic = messages.column("topic")[fault.row].cast(pa.binary()).as_py()
+    row = [] if first_row is None else [f"row {first_row + fault.row}"]
+    what = _as_arguments(fault.what) if first_row is None else fault.what
+    of_topic = [] if topic is None else [f"topic {topic.decode('utf-8', 'replace')!r}"]
+    return OptionError(": ".join(filter(None, [", ".join(row + of_topic), what])))
+
+
 def _as_arguments(text: str) -> str:
     for name, argument in _ARGUMENTS.items():
         text = text.replace(name, argument)
@@ -286,9 +291,21 @@ def _digests(
 
 def encode_item(flag: int, body: bytes, properties: bytes) -> bytes:
     """Return the item of one message. The caller has checked the sizes."""
-    size = ITEM_BYTES + len(body) + len(properties)
-    head = _HEAD.pack(size, 0, 0, flag, len(body))
-    return b"".join((head, body, len(properties).to_bytes(ITEM_TAIL.itemsize, "big"), properties))
+    return join_item(flag, (body,), properties)
+
+
+def join_item(flag: int, body: Sequence[bytes | memoryview], properties: bytes) -> bytes:
+    """Return the item of one message, whose body has several parts. The caller has checked the sizes."""
+    body_bytes = sum(map(len, body))
+    head = _HEAD.pack(ITEM_BYTES + body_bytes + len(properties), 0, 0, flag, body_bytes)
+    return b"".join((head, *body, len(properties).to_bytes(ITEM_TAIL.itemsize, "big"), properties))
+
+
+def find_first_id(items: bytes | memoryview) -> str:
+    """Return the id of the first of some items, which `ItemEncoder` has made: it is their first property."""
+    _, _, _, _, body_bytes = _HEAD.unpack_from(items)
+    begin = _HEAD.size + body_bytes + ITEM_TAIL.itemsize + len(_UNIQUE_BEFORE)
+    return bytes(items[begin : begin + ID_CHARS]).decode()
 
 
 def split_item(item: bytes | memoryview) -> tuple[int, bytes, str]:

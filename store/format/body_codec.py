@@ -18,7 +18,7 @@ Source: CompressionType, ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageS
 
 import enum
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -152,15 +152,19 @@ _COPIED_ROWS = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class BodyRules:
-    """How bodies are compressed (None: not at all), and the maximum size of a stored body (bytes)."""
+    """How bodies are compressed (None: not at all), and the maximum size of a stored body (bytes).
+
+    `is_allowed` says whether the place stores compressed bodies.
+    """
 
     compression: Compression | None = None
     compress_over: int = 4096  # the smallest size to compress (bytes; DefaultMQProducer#compressMsgBodyOverHowmuch)
     max_bytes: int = 4 << 20  # of a stored body (MessageStoreConfig#maxMessageSize)
+    is_allowed: bool = field(default=True, kw_only=True)
 
     @classmethod
     def named(cls, compression: str | None, *sizes: int) -> "BodyRules":
-        """Return rules from the name of a compression, which may be "none"; `sizes` are the other fields in order."""
+        """Return rules from the name of a compression, which may be "none"; `sizes` are the next two fields."""
         return cls(None if compression in (None, "none") else Compression[compression.upper()], *sizes)
 
 
@@ -182,10 +186,11 @@ class EncodedBodies:
         size = int(self.stored.sizes[largest])
         if size > rules.max_bytes:
             packed = self.sys_flags is not None and self.sys_flags[largest]
+            advice = "" if packed or not rules.is_allowed else " or set compression"
             raise RowFault(
                 largest,
                 f"its body has {size} bytes{' after compression' if packed else ''}; expected at most "
-                f"{rules.max_bytes} (maxMessageSize). Split the message{'' if packed else ' or set compression'}",
+                f"{rules.max_bytes} (maxMessageSize). Split the message{advice}",
             )
 
     def _compress(self, kind: Compression, over: int) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rmq_spark.store.group.group_session import GroupSession
     from rmq_spark.store.group.read_rights import GroupRights
 
-_FEW = 2  # so many positions or ranges are read faster one by one
+_FEW = 2  # this many positions or ranges are read faster one by one
 
 
 class LocalBackend:

@@ -17,8 +17,12 @@ class StoreDirectory(StorePaths):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """All capabilities but two: a directory belongs to one broker, whose name is not stored, and has no server."""
-        return frozenset(Capability) - {Capability.BROKERS, Capability.NAME_SERVERS}
+        """All capabilities but three.
+
+        A directory belongs to one broker, whose name is not stored, and has no server. Rows are never stored before the
+        commit.
+        """
+        return frozenset(Capability) - {Capability.AT_LEAST_ONCE, Capability.BROKERS, Capability.NAME_SERVERS}
 
     def open(self) -> "LocalBackend":
         """Return a backend, which opens the store at its first call."""

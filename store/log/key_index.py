@@ -290,7 +290,7 @@ class KeyIndex:
         return count
 
     def has_room(self, key_count: int) -> bool:
-        """Say whether `put_one` can add so many keys: a file is open, is not empty, and has room for them."""
+        """Say whether `put_one` can add this many keys: a file is open, is not empty, and has room for them."""
         file = self._open_file
         is_usable = file is not None and self._opened is not None and self._unfinished is None
         return is_usable and file is not None and not file.header.is_empty and file.room >= key_count

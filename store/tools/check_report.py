@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from rmq_spark.store.html_tables import MAX_ROWS, box, number_column, table, text_column
 from rmq_spark.store.tools.finding import Finding, Severity
 
 FINDINGS = pa.schema(
@@ -26,9 +27,11 @@ FINDINGS = pa.schema(
 _SHOWN_FINDINGS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CheckReport:
-    """The result of a check of the store at `path`. Use `str(report)` to print it, and `to_arrow()` to process it.
+    """The result of a check of the store at `path`. Print it, or use `to_arrow()` to process it.
+
+    A notebook displays it as a table of its findings.
 
     `state` is one of:
 
@@ -84,3 +87,31 @@ class CheckReport:
         if len(self.findings) > _SHOWN_FINDINGS:
             lines.append(f"… and {len(self.findings) - _SHOWN_FINDINGS} more")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "result": "healthy" if self.is_healthy else "not healthy",
+            "findings": ", ".join(f"{self.count(severity)} {severity}" for severity in Severity),
+            "state": self.state,
+            "checked": f"{self.files:,} files, {self.bytes:,} bytes, {self.records:,} records, "
+            f"{self.units:,} consume-queue entries, {self.index_entries:,} index entries",
+            "commit log": f"physical offsets [{self.log_begin:,}, {self.log_end:,})",
+        }
+        shown = self.findings[:MAX_ROWS]
+        columns = [
+            text_column("severity", [one.severity for one in shown]),
+            text_column("what", [one.what for one in shown], is_long=True),
+            text_column("file", [one.path for one in shown]),
+            number_column("position", [one.position for one in shown]),
+            text_column("expected", [one.expected or None for one in shown], is_long=True),
+            text_column("found", [one.found or None for one in shown], is_long=True),
+            text_column("queue", [None if one.topic is None else f"{one.topic}/{one.queue_id}" for one in shown]),
+            number_column("messages", [one.messages or None for one in shown]),
+            text_column("next step", [one.next_step or None for one in shown], is_long=True),
+        ]
+        left_out = len(self.findings) - len(shown)
+        more = f"… and {left_out:,} more: to_arrow() has all" if left_out else ""
+        return box("check of", self.path, facts, table(columns, more) if shown else "")

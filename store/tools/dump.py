@@ -8,6 +8,7 @@ rows are names and values: numbers of a page, values of a JSON file, slots of th
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import PurePath
 from typing import Any
 
@@ -29,6 +30,7 @@ from rmq_spark.store.format.properties import KEYS, TAGS
 from rmq_spark.store.format.record import BORN_HOST_V6, RECORD_HEAD, STORE_HOST_V6, Blank, body_crc
 from rmq_spark.store.format.record_batch import WholeRecords, field_shift
 from rmq_spark.store.format.timer import TIMER_CHECK
+from rmq_spark.store.html_tables import MAX_ROWS, box, number_column, table, text_column
 from rmq_spark.store.log.segments import Segment, SegmentRun
 from rmq_spark.store.tools import dump_entries
 from rmq_spark.store.tools.finding import field_position
@@ -177,6 +179,7 @@ def _hosts(whole: WholeRecords, name: str) -> pa.StringArray:
 TEXT_SCHEMA = pa.schema([("position", pa.int64()), ("entry", pa.string()), ("value", pa.string())])
 _PAGES = {"checkpoint": CHECKPOINT_FIELDS, "timercheck": TIMER_CHECK}
 _SHOWN_BYTES = 4096
+_PRINTED_ROWS, _PRINTED_CHARS = 20, 240  # of a dump that is printed
 _CRC_DIGITS = 8
 
 
@@ -333,9 +336,11 @@ _NAMED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Dump:
     """The entries of one file. Each iteration opens the file and yields Arrow batches, so memory is bounded.
+
+    Printing it shows the first entries, and a notebook displays them as a table; both read the file.
 
     The first two columns are `position` (bytes from the begin of the file) and `entry` (the kind of the entry, or its
     name). The fields of the entry follow.
@@ -369,6 +374,47 @@ class Dump:
     def to_arrow(self) -> pa.Table:
         """Return all entries as one table."""
         return pa.Table.from_batches(list(self), self.schema)
+
+    def __repr__(self) -> str:
+        # Without entries, because a debugger or a log line must not read from the disk.
+        return f"<dump of {self.path} ({self.kind}) from position {self.position}: print it, or call to_arrow()>"
+
+    def __str__(self) -> str:
+        rows, has_more = self._first_rows(_PRINTED_ROWS)
+        lines = [f"{self.path} ({self.kind}), from position {self.position}"]
+        for row in rows:
+            values = [f"{name}={_in_a_line(value)}" for name, value in row.items() if name not in ("position", "entry")]
+            line = f"{row['position']:>10} {row['entry']}  {', '.join(values)}"
+            lines.append(line if len(line) <= _PRINTED_CHARS else f"{line[: _PRINTED_CHARS - 1]}…")
+        return "\n".join([*lines, *(["… and more: to_arrow() has all"] if has_more else [])])
+
+    def _repr_html_(self) -> str:
+        rows, has_more = self._first_rows(MAX_ROWS)
+        facts = {"kind": self.kind, "from position": f"{self.position:,}"}
+        columns = []
+        for field in self.schema:
+            values = [row.get(field.name) for row in rows]
+            if pa.types.is_integer(field.type):
+                columns.append(number_column(field.name, values))
+            elif any(value is not None for value in values):
+                columns.append(text_column(field.name, [None if one is None else _in_a_line(one) for one in values]))
+        more = "… and more: to_arrow() has all" if has_more else ""
+        return box("dump of", self.path, facts, table(columns, more) if rows else "no entries")
+
+    def _first_rows(self, count: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return the first `count` entries without null values, and whether there are more."""
+        rows: list[dict[str, Any]] = []
+        for batch in Dump(self.path, self.kind, self.position, count + 1 if self.limit is None else self.limit):
+            rows += batch.slice(0, count + 1 - len(rows)).to_pylist(maps_as_pydicts="lossy")
+            if len(rows) > count:
+                break
+        return [{k: v for k, v in row.items() if v is not None} for row in rows[:count]], len(rows) > count
+
+
+def _in_a_line(value: object) -> str:
+    """Return a value as one printable line. Times are in UTC."""
+    text = value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(value, datetime) else str(value)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def dump(file: str | PurePath, *, kind: str | None = None, position: int = 0, limit: int | None = None) -> Dump:

@@ -148,7 +148,9 @@ def _check(terms: ExportTerms, known: Mapping[str, pa.DataType]) -> None:
 
 def _require_free(file: str, terms: ExportTerms) -> None:
     """Raise OptionError if the file exists and must not be replaced, or if its folder does not exist."""
-    if files.is_folder(file) or (files.file_size(file) >= 0 and not terms.overwrite):
+    if files.is_folder(file):
+        raise OptionError(f"{file} is a folder; expected the name of a file. Give a file in it. Nothing was written.")
+    if files.file_size(file) >= 0 and not terms.overwrite:
         raise OptionError(f"{file} exists. Give another file, or overwrite=True. Nothing was written.")
     if not files.is_folder(files.parent(file)):
         raise OptionError(f"the folder {files.parent(file)} does not exist. Create it, or give another file.")

@@ -10,7 +10,7 @@ entries, and works even if a record is corrupt. For each queue, the larger numbe
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -26,6 +26,7 @@ from rmq_spark.store.format.consume_queue_entry import is_blank_fill
 from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from rmq_spark.store.format.record import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmq_spark.store.format.record_batch import RecordColumns
+from rmq_spark.store.html_tables import MAX_ROWS, box, number_column, table, text_column
 from rmq_spark.store.log.consume_queue import ConsumeQueue
 from rmq_spark.store.log.group_offsets import OFFSET_FILES, set_back
 from rmq_spark.store.log.store_state import SIDE_FOLDER, check_settings, commit_log_folders
@@ -79,11 +80,11 @@ class RepairStep:
         return self.action != Action.LEAVE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepairPlan:
     """The steps that repair the store at `path`. They follow from the findings of the check in `report`.
 
-    To make a plan changes nothing on disk. To run it, call `repair(plan)`.
+    To make a plan changes nothing on disk. To run it, call `repair(plan)`. A notebook displays it as a table of steps.
     """
 
     path: str
@@ -122,9 +123,33 @@ class RepairPlan:
         return pa.Table.from_pylist(rows, _STEPS)
 
     def __str__(self) -> str:
+        return self._text(self.steps)
+
+    def __repr__(self) -> str:
+        more = len(self.steps) - MAX_ROWS
+        shown = self._text(self.steps[:MAX_ROWS])
+        return f"{shown}\n… and {more:,} more: to_arrow() has all" if more > 0 else shown
+
+    def _text(self, steps: Sequence[RepairStep]) -> str:
         lost = f"{self.messages_lost} messages would be lost" if self.messages_lost else "no message is lost"
         lines = [f"{self.path}: {len(self.steps)} steps, {lost}"]
-        return "\n".join([*lines, *(f"{step.action}: {step.what} ({step.path})" for step in self.steps)])
+        return "\n".join([*lines, *(f"{step.action}: {step.what} ({step.path})" for step in steps)])
+
+    def _repr_html_(self) -> str:
+        shown = self.steps[:MAX_ROWS]
+        facts = {
+            "steps": f"{len(self.steps):,}, {sum(step.is_done_by_repair for step in self.steps):,} of them by repair",
+            "messages lost": f"{self.messages_lost:,}",
+        }
+        columns = [
+            text_column("action", [step.action for step in shown]),
+            text_column("what", [step.what for step in shown], is_long=True),
+            text_column("file", [step.path for step in shown]),
+            number_column("messages lost", [step.messages_lost for step in shown]),
+        ]
+        left_out = len(self.steps) - len(shown)
+        more = f"… and {left_out:,} more: to_arrow() has all" if left_out else ""
+        return box("repair plan for", self.path, facts, table(columns, more) if shown else "")
 
 
 def plan_repair(

@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from rmq_spark.store.backend import CommitTotals
+from rmq_spark.store.batch_order import BatchRules, Verdict, judge_batch
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.locks import FileLock
 from rmq_spark.store.errors import LockTimeoutError, RmqError, StoreError
@@ -30,7 +31,7 @@ from rmq_spark.store.log.store_writer import StoreWriter
 from rmq_spark.store.log.write_session import WriteSession
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.transaction.intents import Intent, StagedFile
-from rmq_spark.store.transaction.ledger import LedgerRow, LedgerRules, Verdict, folder_of, judge_batch, make_folders
+from rmq_spark.store.transaction.ledger import LedgerRow, folder_of, make_folders
 from rmq_spark.store.transaction.roll_forward import BatchRollForward
 from rmq_spark.store.transaction.staging import CHUNK_BYTES, check_staged, read_chunks, total_digest
 from rmq_spark.store.transaction.staging_cleanup import abort_staged, find_orphans, sweep_staging
@@ -190,7 +191,7 @@ class _Commit:
 
     def _judge(self, row: LedgerRow | None) -> Verdict:
         options = self._options
-        rules = LedgerRules(options.on_conflict, options.on_gap, options.is_transaction)
+        rules = BatchRules(options.on_conflict, options.on_gap, options.is_transaction)
         return judge_batch(row, self._key, self._rows, self._digest, rules)
 
     def _ledger_row(self) -> LedgerRow | None:

@@ -18,12 +18,11 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from rmq_spark.store.disk import files
 from rmq_spark.store.disk.write import Disk
-from rmq_spark.store.errors import BatchConflictError, DamageError
+from rmq_spark.store.errors import DamageError
 from rmq_spark.store.format.side_file import (
     digest_of,
     digest_text,
@@ -103,78 +102,6 @@ class LedgerRow:
     digest: int
     time_ms: int
     note: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerRules:
-    """The user's choice for a batch that is not the next one of its query: `onBatchConflict` and `onBatchGap`.
-
-    If `is_transaction` is True, batch ids are versions. They may have gaps, and a version below the last one is treated
-    as stored already.
-    """
-
-    on_conflict: str = "fail"  # or "skip"
-    on_gap: str = "fail"  # or "continue"
-    is_transaction: bool = False
-
-
-class Verdict(Enum):
-    """The decision about a batch: APPEND it, or skip it for one of the other reasons. Values are texts for the log."""
-
-    APPEND = "append"
-    REPEATED = "it is in the store already"
-    PASSED = (
-        "a later version of this txnAppId is in the store. If these rows are new, another writer or an earlier "
-        "checkpoint has used the name: give every one its own txnAppId"
-    )
-    OVERRULED = "the store has another batch of that number, and onBatchConflict=skip"
-
-
-def judge_batch(row: LedgerRow | None, key: CommitKey, rows: int, digest: int, rules: LedgerRules) -> Verdict:
-    """Decide whether a batch of `rows` rows with this `digest` is appended or skipped, and for which reason.
-
-    `row` is the query's ledger row, None if it has none. The function has no side effects. Raises BatchConflictError
-    if, by the `rules`, the batch conflicts with the last one or would leave a gap after it.
-    """
-    if row is None or key.batch_id is None:
-        return Verdict.APPEND
-    if key.batch_id == row.batch_id:
-        if (rows, digest) == (row.rows, row.digest):
-            return Verdict.REPEATED
-        return _conflict(row, key, f"the batch to write has {rows} rows with the digest {digest_text(digest)}", rules)
-    if key.batch_id < row.batch_id:
-        if rules.is_transaction:
-            return Verdict.PASSED
-        return _conflict(row, key, "batches are written once and in order", rules)
-    if key.batch_id > row.batch_id + 1 and not rules.is_transaction and rules.on_gap != "continue":
-        missing = f"{row.batch_id + 1}"
-        if key.batch_id > row.batch_id + 2:
-            missing = f"{row.batch_id + 1} to {key.batch_id - 1}"
-        raise BatchConflictError(
-            f"{key} cannot be written: the last one in the store is {row.batch_id}, so {missing} would be missing. "
-            "Either the store was restored from a copy older than the query's checkpoint, or another store is at this "
-            "path, or a power cut lost batches that were written with flush=async. Restore a newer copy; or set "
-            "onBatchGap=continue to skip the missing batches; or start the query with a new checkpoint. Nothing was "
-            "written."
-        )
-    return Verdict.APPEND
-
-
-def _conflict(row: LedgerRow, key: CommitKey, why: str, rules: LedgerRules) -> Verdict:
-    if rules.on_conflict == "skip":
-        return Verdict.OVERRULED
-    what = "version" if rules.is_transaction else "batch"
-    remedy = (
-        "Give every write of an application a txnVersion of its own, larger than the one before"
-        if rules.is_transaction
-        else "Either the query's checkpoint was copied, deleted in part or rolled back, or its source returned other "
-        "rows for the same batch. Start the query with a new checkpoint"
-    )
-    raise BatchConflictError(
-        f"{key} cannot be written: the last {what} in the store is {row.batch_id} with {row.rows} rows and the digest "
-        f"{digest_text(row.digest)}; {why}. {remedy}; or set onBatchConflict=skip to skip such batches. Nothing was "
-        "written."
-    )
 
 
 class Ledger:

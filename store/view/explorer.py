@@ -15,10 +15,12 @@ from rmq_spark.store.disk.clock import wall_clock_ms
 from rmq_spark.store.disk.kernel_errors import is_unreadable
 from rmq_spark.store.errors import DamageError, OptionError, StoreError, StorePathError
 from rmq_spark.store.format.columns import COLUMNS
+from rmq_spark.store.format.delay_levels import DEFAULT_DELAY_LEVELS
+from rmq_spark.store.format.own_files import StoreSettings
 from rmq_spark.store.log.commit_log import CommitLog
 from rmq_spark.store.log.consume_queue import Entries
 from rmq_spark.store.log.store_reader import StoreReader
-from rmq_spark.store.log.store_state import read_store_state
+from rmq_spark.store.log.store_state import read_settings, read_store_state
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.view import summary_html
 from rmq_spark.store.view.message import (
@@ -63,6 +65,12 @@ class StoreExplorer(StoreReader):
         from rmq_spark.store.tools.parquet_file import require_outside_store
 
         require_outside_store(target, self.path, self._opened_with[0])
+
+    def delay_level_count(self) -> int:
+        """Return how many delay levels the store has. Settings of our writers may differ from RocketMQ's 18."""
+        self._refuse_if_closed()
+        settings = read_settings(self.path)
+        return len(settings.levels if isinstance(settings, StoreSettings) else DEFAULT_DELAY_LEVELS)
 
     def summary(self) -> StoreSummary:
         """Return a summary of the store's current content, topic by topic.

@@ -257,7 +257,12 @@ class GroupLag:
     """The lag of a consumer group, or of all groups, at one time.
 
     `path` is the path of the store, or the name of the cluster. `group` is None if the lag of all groups was requested.
-    `table` is the table of `rmq_spark.group_lag`, and `at_ms` is the time at which it was made (ms since the epoch).
+    `table` has a row for each group and queue, and `at_ms` is the time at which it was made (ms since the epoch). A
+    notebook displays the lag as a table.
+
+    It can be used like its Arrow table: it has the table's methods and attributes, such as `to_pylist` and `select`,
+    and `lag["queueId"]` is a column. `pyarrow.table(lag)` and libraries that read Arrow accept it; for a function that
+    accepts only a `pyarrow.Table`, use `to_arrow()`.
     """
 
     path: str
@@ -276,12 +281,30 @@ class GroupLag:
         return sum(self.table["lagMessages"].drop_null().to_pylist())
 
     def to_arrow(self) -> pa.Table:
-        """Return the table of `rmq_spark.group_lag`, which has a row for each group and queue."""
+        """Return the table as a `pyarrow.Table`. It has a row for each group and queue."""
         return self.table
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame. Raises ModuleNotFoundError if pandas is not installed."""
         return as_pandas(self.table)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute or a method of the table."""
+        if name.startswith("_") or name == "table":  # not set yet while it is copied or unpickled
+            raise AttributeError(f"'GroupLag' object has no attribute {name!r}")
+        return getattr(self.table, name)
+
+    def __getitem__(self, key: str | int) -> pa.ChunkedArray:
+        """Return a column of the table, by name or position."""
+        return self.table[key]
+
+    def __len__(self) -> int:
+        """Return the number of rows of the table."""
+        return int(self.table.num_rows)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the table as a stream of Arrow's C interface (Arrow PyCapsule)."""
+        return self.table.__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         lines = [f"lag of {self.group or 'all groups'} at {time_text(self.at_ms)} UTC"]

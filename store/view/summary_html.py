@@ -1,39 +1,24 @@
-"""HTML that notebooks show for a store, a topic, a group's lag and a message.
+"""HTML that notebooks show for a store, a topic, a group's lag and a message. `html_tables` makes the tables."""
 
-The HTML does not need scripts, style sheets or images. It inherits colours from the page, so that it is legible on
-light and dark pages. All text from a store is escaped, because a topic, a key or a body may contain markup.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 from rmq_spark.store.group_tables import queue_of
+from rmq_spark.store.html_tables import (
+    MAX_ROWS,
+    Column,
+    bar_column,
+    box,
+    folded,
+    number_column,
+    table,
+    text_block,
+    text_column,
+)
 from rmq_spark.store.view.summary_text import NOTHING, bytes_text, count_text, span_text, time_text
-
-MAX_ROWS = 50  # rows of a table that are shown; about one page
-MAX_VALUE_CHARS = 400  # characters of a property's value that are shown
-
-_BOX = "font-size:13px;line-height:1.45;overflow-x:auto"
-_TABLE = "border-collapse:collapse;font-size:inherit;color:inherit;margin:6px 0"
-_MONO = "font-family:monospace"
-_HEAD = "text-align:{};padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.6);font-weight:600;white-space:nowrap"
-_CELL = (
-    "text-align:{};padding:1px 10px;border-bottom:1px solid rgba(128,128,128,.2);vertical-align:top;white-space:nowrap"
-)
-_LONG = "white-space:pre-wrap;overflow-wrap:anywhere;display:inline-block;max-width:60em"
-_BAR = "display:inline-block;height:.7em;width:{:.1f}px;background:rgba(0,114,178,.7);vertical-align:baseline"
-_BAR_PIXELS = 90
-_PRE = (
-    "margin:4px 0;padding:6px 10px;border:1px solid rgba(128,128,128,.35);max-height:24em;overflow:auto;"
-    "white-space:pre-wrap;overflow-wrap:anywhere;text-align:left;max-width:80em"
-)
 
 # A StoreSummary, TopicSummary, GroupLag or Message. Their modules import this one, so it cannot import them.
 _Shown = Any
-
-# A column of a table: its header, whether it contains numbers, and its cells as HTML.
-_Column = tuple[str, bool, Sequence[str]]
 
 
 def store_html(store: _Shown) -> str:
@@ -54,20 +39,20 @@ def store_html(store: _Shown) -> str:
         ),
     }
     count = count_text(sum(topic.messages for topic in system), "message")
-    hidden = _folded(f"{count_text(len(system), 'topic')} of RocketMQ's own, {count}", system)
-    return _box(
+    hidden = _folded_topics(f"{count_text(len(system), 'topic')} of RocketMQ's own, {count}", system)
+    return box(
         "RocketMQ store",
         store.path,
         facts,
         (_topics_table(own) if own else "")
-        + _folded(f"{count_text(len(empty), 'topic')} without a message", empty)
+        + _folded_topics(f"{count_text(len(empty), 'topic')} without a message", empty)
         + hidden,
     )
 
 
 def closed_html(path: str) -> str:
     """Return the HTML of a store explorer that was closed."""
-    return _box("RocketMQ store", path, {"reader": "closed"}, "")
+    return box("RocketMQ store", path, {"reader": "closed"}, "")
 
 
 def topic_html(topic: _Shown) -> str:
@@ -78,46 +63,44 @@ def topic_html(topic: _Shown) -> str:
         "stored": _range_text(topic.first_ms, topic.last_ms),
     }
     queues = topic.queues[:MAX_ROWS]
-    columns: list[_Column] = [
-        ("queue", True, [str(queue.queue_id) for queue in queues]),
-        ("min offset", True, [f"{queue.min_offset:,}" for queue in queues]),
-        ("max offset", True, [f"{queue.max_offset:,}" for queue in queues]),
-        ("messages", True, [f"{queue.messages:,}" for queue in queues]),
-        ("", False, _bars([queue.messages for queue in queues])),
-        ("records", True, [bytes_text(queue.bytes, topic.is_exact) for queue in queues]),
-        ("first stored, UTC", False, [time_text(queue.first_ms) for queue in queues]),
-        ("last stored, UTC", False, [time_text(queue.last_ms) for queue in queues]),
+    columns = [
+        number_column("queue", [str(queue.queue_id) for queue in queues]),
+        number_column("min offset", [queue.min_offset for queue in queues]),
+        number_column("max offset", [queue.max_offset for queue in queues]),
+        number_column("messages", [queue.messages for queue in queues]),
+        bar_column([queue.messages for queue in queues]),
+        number_column("records", [bytes_text(queue.bytes, topic.is_exact) for queue in queues]),
+        text_column("first stored, UTC", [time_text(queue.first_ms) for queue in queues]),
+        text_column("last stored, UTC", [time_text(queue.last_ms) for queue in queues]),
     ]
     if any(queue.problem for queue in queues):
-        columns.append(("problem", False, [escape(queue.problem or "") for queue in queues]))
-    return _box("topic", topic.topic, facts, _table(columns, len(topic.queues), "queue"))
+        columns.append(text_column("problem", [queue.problem or "" for queue in queues], is_long=True))
+    return box("topic", topic.topic, facts, _rows(columns, len(topic.queues), "queue"))
 
 
 def lag_html(lag: _Shown) -> str:
     """Return the HTML of a GroupLag: totals, and a table with a row for each group and queue."""
     rows = lag.table.slice(0, MAX_ROWS).to_pylist()
     facts = {"unread": count_text(lag.messages, "message"), "as of": f"{time_text(lag.at_ms)} UTC"}
-    columns: list[_Column] = [
-        ("group", False, [escape(row["group"]) for row in rows]),
-        ("topic", False, [escape(row["topic"]) for row in rows]),
-        ("queue", True, [escape(queue_of(row).id_text) for row in rows]),
-        ("state", False, [row["state"] for row in rows]),
-        ("group offset", True, [_number(row["groupOffset"]) for row in rows]),
-        ("max offset", True, [_number(row["maxOffset"]) for row in rows]),
-        ("lag, messages", True, [_number(row["lagMessages"]) for row in rows]),
-        ("", False, _bars([row["lagMessages"] or 0 for row in rows])),
-        ("lag", True, [NOTHING if row["lagBytes"] is None else bytes_text(row["lagBytes"]) for row in rows]),
-        (
-            "behind",
-            True,
-            [NOTHING if row["secondsBehind"] is None else span_text(row["secondsBehind"]) for row in rows],
+    columns = [
+        text_column("group", [row["group"] for row in rows]),
+        text_column("topic", [row["topic"] for row in rows]),
+        number_column("queue", [queue_of(row).id_text for row in rows]),
+        text_column("state", [row["state"] for row in rows]),
+        number_column("group offset", [row["groupOffset"] for row in rows]),
+        number_column("max offset", [row["maxOffset"] for row in rows]),
+        number_column("lag, messages", [row["lagMessages"] for row in rows]),
+        bar_column([row["lagMessages"] for row in rows]),
+        number_column("lag", [NOTHING if row["lagBytes"] is None else bytes_text(row["lagBytes"]) for row in rows]),
+        number_column(
+            "behind", [NOTHING if row["secondsBehind"] is None else span_text(row["secondsBehind"]) for row in rows]
         ),
-        ("member", False, [escape((row["member"] or NOTHING)[:24]) for row in rows]),
+        text_column("member", [(row["member"] or NOTHING)[:24] for row in rows]),
     ]
     if lag.group is not None:
         del columns[0]
     what = "lag of group" if lag.group is not None else "lag of all groups of"
-    return _box(what, lag.group or lag.path, facts, _table(columns, lag.table.num_rows, "queue"))
+    return box(what, lag.group or lag.path, facts, _rows(columns, lag.table.num_rows, "queue"))
 
 
 def message_html(message: _Shown) -> str:
@@ -133,89 +116,46 @@ def message_html(message: _Shown) -> str:
     if message.reconsume_times:
         facts["sent back"] = count_text(message.reconsume_times, "time")
     names = list(message.properties)
-    values = [
-        text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}… ({len(text):,} characters)"
-        for text in message.properties.values()
-    ]
-    columns: list[_Column] = [
-        ("property", False, [escape(name) for name in names]),
-        ("value", False, [f'<span style="{_LONG}">{escape(value)}</span>' for value in values]),
+    columns = [
+        text_column("property", names),
+        text_column("value", message.properties.values(), is_long=True),
     ]
     kind, text, left = message.readable_body()
     title = f"body, {bytes_text(len(message.body))} of {kind}"
-    more = f"<div>… and {count_text(left, 'byte' if kind == 'bytes' else 'character')} more</div>" if left else ""
-    shown = f'<pre style="{_PRE}">{escape(text)}</pre>{more}' if text else ""
-    properties = _table(columns, len(names), "property", limit=None) if names else ""
-    return _box("message of", message.topic, facts, f"{properties}<div><b>{escape(title)}</b></div>{shown}")
+    more = f"… and {count_text(left, 'byte' if kind == 'bytes' else 'character')} more" if left else ""
+    properties = table(columns) if names else ""
+    return box("message of", message.topic, facts, f"{properties}{text_block(title, text, more)}")
 
 
 def _topics_table(topics: Sequence[_Shown]) -> str:
     shown = topics[:MAX_ROWS]
-    columns: list[_Column] = [
-        ("topic", False, [escape(topic.topic) for topic in shown]),
-        ("queues", True, [f"{len(topic.queues):,}" for topic in shown]),
-        ("messages", True, [f"{topic.messages:,}" for topic in shown]),
-        ("", False, _bars([topic.messages for topic in shown])),
-        ("records", True, [bytes_text(topic.bytes, topic.is_exact) for topic in shown]),
-        ("first stored, UTC", False, [time_text(topic.first_ms) for topic in shown]),
-        ("last stored, UTC", False, [time_text(topic.last_ms) for topic in shown]),
+    columns = [
+        text_column("topic", [topic.topic for topic in shown]),
+        number_column("queues", [len(topic.queues) for topic in shown]),
+        number_column("messages", [topic.messages for topic in shown]),
+        bar_column([topic.messages for topic in shown]),
+        number_column("records", [bytes_text(topic.bytes, topic.is_exact) for topic in shown]),
+        text_column("first stored, UTC", [time_text(topic.first_ms) for topic in shown]),
+        text_column("last stored, UTC", [time_text(topic.last_ms) for topic in shown]),
     ]
     problems = [sum(queue.problem is not None for queue in topic.queues) for topic in shown]
     if any(problems):
-        columns.append(("damaged", False, [count_text(count, "queue") if count else "" for count in problems]))
-    return _table(columns, len(topics), "topic")
+        columns.append(text_column("damaged", [count_text(count, "queue") if count else "" for count in problems]))
+    return _rows(columns, len(topics), "topic")
 
 
-def _folded(title: str, topics: Sequence[_Shown]) -> str:
+def _folded_topics(title: str, topics: Sequence[_Shown]) -> str:
     """Return a table of topics that is folded under a title, or "" if `topics` is empty."""
-    return f"<details><summary>{escape(title)}</summary>{_topics_table(topics)}</details>" if topics else ""
+    return folded(title, _topics_table(topics)) if topics else ""
 
 
-def _box(what: str, name: str, facts: Mapping[str, str], rest: str) -> str:
-    """Return a heading with `what` and `name`, a table of facts, and `rest`, which is HTML."""
-    lines = "".join(
-        f'<tr><td style="{_CELL.format("left")};opacity:.75">{escape(label)}</td>'
-        f'<td style="{_CELL.format("left")}">{escape(value)}</td></tr>'
-        for label, value in facts.items()
-    )
-    title = f'<div style="margin-bottom:4px">{escape(what)} <b style="{_MONO}">{escape(name)}</b></div>'
-    return f'<div style="{_BOX}">{title}<table style="{_TABLE}">{lines}</table>{rest}</div>'
-
-
-def _table(columns: Sequence[_Column], row_count: int, noun: str, limit: int | None = MAX_ROWS) -> str:
-    """Return the HTML of a table, followed by a line with the number of rows that were left out, if any.
-
-    `row_count` is the number of all rows, and `noun` is what a row describes.
-    """
-    sides = ["right" if is_number else "left" for _, is_number, _ in columns]
-    head = "".join(
-        f'<th style="{_HEAD.format(side)}">{escape(name)}</th>'
-        for side, (name, _, _) in zip(sides, columns, strict=True)
-    )
-    rows = "".join(
-        "<tr>"
-        + "".join(f'<td style="{_CELL.format(side)}">{cell}</td>' for side, cell in zip(sides, cells, strict=True))
-        + "</tr>"
-        for cells in zip(*(cells for _, _, cells in columns), strict=True)
-    )
-    more = ""
-    if limit is not None and row_count > limit:
-        more = f"<div>… and {count_text(row_count - limit, noun)} more: to_pandas() has all</div>"
-    return f'<table style="{_TABLE};{_MONO}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}'
-
-
-def _bars(numbers: Iterable[int]) -> list[str]:
-    """Return the HTML of a bar for each number. The largest number has the longest bar, and 0 has none."""
-    numbers = list(numbers)
-    most = max(numbers, default=0)
-    return [f'<span style="{_BAR.format(_BAR_PIXELS * n / most)}"></span>' if n else "" for n in numbers]
+def _rows(columns: Sequence[Column], row_count: int, noun: str) -> str:
+    """Return a table, with the number of rows that it leaves out of `row_count`. `noun` is what a row describes."""
+    left_out = row_count - MAX_ROWS
+    return table(columns, f"… and {count_text(left_out, noun)} more: to_pandas() has all" if left_out > 0 else "")
 
 
 def _range_text(first_ms: int | None, last_ms: int | None) -> str:
     if first_ms is None or last_ms is None:
         return "nothing yet"
     return f"{time_text(first_ms)} to {time_text(last_ms)} UTC, {span_text((last_ms - first_ms) / 1000)}"
-
-
-def _number(value: Any) -> str:
-    return NOTHING if value is None else f"{value:,}"

@@ -32,9 +32,10 @@ def test_check_group_name_leaves_room_for_the_retry_topic() -> None:
     "topic",
     ["SCHEDULE_TOPIC_XXXX", "TBW102", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC", "rmq_sys_wheel_timer",
      "rmq_sys_REVIVE_LOG_c", "%RETRY%g", "%DLQ%g", "%LMQ%q", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC",
-     "OFFSET_MOVED_EVENT", "BenchmarkTest", "DefaultCluster_REPLY_TOPIC", "CHECKPOINT_TOPIC"],
+     "OFFSET_MOVED_EVENT", "BenchmarkTest", "DefaultCluster_REPLY_TOPIC", "CHECKPOINT_TOPIC",
+     "RMQ_SPARK_STAGE", "RMQ_SPARK_LEDGER", "ns%RMQ_SPARK_STAGE"],
 )  # fmt: skip
-def test_is_system_topic_is_true_for_topics_of_brokers_and_groups(topic: str) -> None:
+def test_is_system_topic_is_true_for_topics_of_brokers_groups_and_sinks(topic: str) -> None:
     assert names.is_system_topic(topic)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from brokers import RELEASES, Account, AccountTable, RunningCluster, ServerTls, faults
 
 import rmq_spark
 from rmq_spark import OptionError, export_parquet, import_parquet
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RELEASES, Account, AccountTable, RunningCluster, ServerTls, faults
 from rmq_spark.store.tools import import_source
 
 COUNT = 240
@@ -153,6 +153,8 @@ def test_export_parquet_of_a_cluster_is_atomic_and_outside_of_stores(
 
     with pytest.raises(OptionError, match="overwrite=True"):
         export_parquet(target=target, name_server=lone.address)
+    with pytest.raises(OptionError, match=r"is a folder; expected the name of a file\. Give a file in it\."):
+        export_parquet(target=tmp_path, name_server=lone.address, overwrite=True)
     with pytest.raises(KeyboardInterrupt):
         export_parquet(target=target, name_server=lone.address, row_group_rows=100, overwrite=True, progress=die)
     assert target.read_bytes() == b"before"

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
-from brokers import RunningCluster
 
 import rmq_spark
 from rmq_spark.store.client.pull_consumer import PullConsumer
@@ -18,6 +17,7 @@ from rmq_spark.store.errors import NotFoundError, OptionError, StoreError
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.pull_result import Accept, GetMessageStatus, PullStatus
+from rmq_spark.store.testing.brokers import RunningCluster
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 

@@ -79,9 +79,10 @@ def test_mark_is_read_again() -> None:
     assert ClusterAddress.of_mark(pulls.mark()) == pulls
 
 
-def test_capabilities_have_writing_at_least_once() -> None:
+def test_capabilities_have_writing_with_both_guarantees() -> None:
     assert {Capability.BROKERS, Capability.WRITES, Capability.SEND_BACK} <= FULL.capabilities
-    assert not FULL.capabilities & {Capability.SUSPENSIONS, Capability.EXACTLY_ONCE, Capability.FILES}
+    assert {Capability.EXACTLY_ONCE, Capability.AT_LEAST_ONCE} <= FULL.capabilities
+    assert not FULL.capabilities & {Capability.SUSPENSIONS, Capability.FILES}
 
 
 @pytest.mark.parametrize(

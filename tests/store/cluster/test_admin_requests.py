@@ -7,6 +7,7 @@ from support.remoting_frames import SAMPLE_OF, RecordedFrame, read_frames
 
 from rmq_spark.store.cluster.admin_requests import ResetOffsetRequest, ResetResponse
 from rmq_spark.store.cluster.answer_fields import AnswerError
+from rmq_spark.store.cluster.answer_rule import UnknownGroupError
 from rmq_spark.store.cluster.answer_rules import find_rule, make_error
 from rmq_spark.store.cluster.codes import RequestCode as Code
 from rmq_spark.store.cluster.frame import Command
@@ -66,7 +67,7 @@ def test_a_broker_that_sent_nothing_says_why(code: int, remark: str, expected: R
     [
         (1, "[reset-offset] reset offset failed, no topic in this broker. topic=t", NotFoundError, "have the topic"),
         (17, "Topic t does not exist", NotFoundError, "does not have the topic"),
-        (26, "Group billing does not exist", NoPermissionError, "the group does not exist"),
+        (26, "Group billing does not exist", UnknownGroupError, "the group does not exist"),
         (1, "Target offset 41 not in consume queue range [0-6]", BrokerError, "Target offset 41"),
         (1, "Can not reset offset in slave broker", BrokerError, "slave broker"),
         (

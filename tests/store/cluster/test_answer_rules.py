@@ -5,6 +5,7 @@ import pickle
 import pytest
 from support.remoting_frames import SAMPLE_OF, read_frames
 
+from rmq_spark.store.cluster.answer_rule import UnknownGroupError
 from rmq_spark.store.cluster.answer_rules import Retry, find_rule, make_error, shorten_remark
 from rmq_spark.store.cluster.codes import RequestCode as Code
 from rmq_spark.store.cluster.frame import Command
@@ -29,6 +30,9 @@ CASES = [
     (11, 14, "service not available now", BackendUnavailableError, Retry.NEW_ROUTE),
     (351, 3, " request type 351 not supported", BrokerError, Retry.NEVER),
     (206, 3, " request type 206 not supported", BrokerError, Retry.NEVER),
+    (204, 3, " request type 204 not supported", BrokerError, Retry.NEVER),
+    (204, 1, "java.lang.NullPointerException", BrokerError, Retry.NEVER),
+    (204, 16, "User:a has no permission to access Cluster:c from 1.2.3.4", NoPermissionError, Retry.NEVER),
     (11, 16, "the topic[GT] pulling message is forbidden", NoPermissionError, Retry.NEVER),
     (
         11,
@@ -45,7 +49,7 @@ CASES = [
     (38, 1, ACL_4.format("Check signature failed for accessKey=reader"), OptionError, Retry.NEW_KEYS),
     (11, 1, ACL_4.format("No default permission for topic:GT"), NoPermissionError, Retry.NEVER),
     (17, 1, ACL_4.format("Need admin permission for request code=17"), NoPermissionError, Retry.NEVER),
-    (11, 26, "subscription group [g] does not exist", NoPermissionError, Retry.NEVER),
+    (11, 26, "subscription group [g] does not exist", UnknownGroupError, Retry.NEVER),
     (105, 17, "No topic route info in name server for the topic: T", NotFoundError, Retry.ELSEWHERE),
     (202, 17, "topic[Nope] not exist", NotFoundError, Retry.NEW_ROUTE),
     (11, 29, ILLEGAL_QUEUE, NotFoundError, Retry.NEW_ROUTE),
@@ -108,6 +112,7 @@ def test_find_rule_knows_every_refusal(
         (12, 22, "can not find message"),
         (203, 206, "the consumer group[g] not online"),
         (38, 1, "no consumer for this group, g"),
+        (204, 1, "the producer group[g] not exist"),
         (33, 1, "can not find message by the offset, 7"),
         (43, 1, "No consumer offset in this broker"),
         (46, 1, "The broker does not support consumer to filter message by SQL92"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Answer, RunningCluster, faults
 
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.cluster.backend import ClusterBackend
@@ -19,6 +18,7 @@ from rmq_spark.store.cluster.requests import ClusterInfoRequest, Request, RouteR
 from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import Away, Forbidden, Gone, QueueAnswer, QueueBounds, QueueKey, QueueRange
+from rmq_spark.store.testing.brokers import Answer, RunningCluster, faults
 
 A, B = "broker-a", "broker-b"
 releases = pytest.mark.parametrize("release", ["5.3", "4.9"])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
+from support.forked import run_forked
 from support.loopback_server import PATIENCE_S, LoopbackServer, Peer, answer_to, unused_address
 
 from rmq_spark.store.cluster import server as server_module
@@ -881,3 +882,134 @@ def test_a_client_that_only_works_answers_and_notices_the_end(
     go.set()
     while client.is_connected(server.address):
         client.work(10)
+
+
+# A client that connects once.
+
+
+@pytest.fixture
+def once(clock: Clock) -> Iterator[ClusterClient]:
+    client = ClusterClient(ClusterAddress(("127.0.0.1:1",), request_timeout_ms=LONG_MS), clock, connects_once=True)
+    yield client
+    client.close()
+
+
+def check_end(once: ClusterClient, server: LoopbackServer, serve: Serve, why: str) -> None:
+    """Check that nothing is sent to the server any more, and that the error says why."""
+    other = serve()
+    assert once.call(other.address, ask(1)).offset == 1
+    assert once.find_end(other.address) is None
+    for request in (ask(1), OnceRequest()):
+        with pytest.raises(BackendUnavailableError, match=r"the only connection to .* has ended: ") as caught:
+            once.call(server.address, request)
+        assert why in str(caught.value)
+    assert why in (once.find_end(server.address) or "")
+    assert server.count == 1
+
+
+@pytest.mark.parametrize("end", [reset, close_half])
+def test_client_that_connects_once_repeats_nothing_that_a_connection_has_lost(
+    once: ClusterClient, serve: Serve, end: Callable[[Peer], None]
+) -> None:
+    def behave(peer: Peer) -> None:
+        echo(peer, peer.receive())
+        for _ in range(2):
+            peer.receive()
+        end(peer)
+
+    server = serve(behave)
+    assert once.find_end(server.address) is None
+    once.call(server.address, ask())
+    tickets = [once.submit(server.address, request) for request in (ask(1), OnceRequest())]
+    first, second = wait_for_errors(once, tickets)
+    assert type(first) is BackendUnavailableError
+    assert type(second) is UnknownOutcomeError
+    check_end(once, server, serve, "")
+
+
+def test_client_that_connects_once_fails_at_once_what_waits_for_a_lost_connection(
+    once: ClusterClient, serve: Serve
+) -> None:
+    def behave(peer: Peer) -> None:
+        for _ in range(MAX_IN_FLIGHT):
+            peer.receive()
+
+    server = serve(behave)
+    tickets = [once.submit(server.address, ask(number)) for number in range(MAX_IN_FLIGHT + 5)]
+    assert {type(error) for error in wait_for_errors(once, tickets)} == {BackendUnavailableError}
+    check_end(once, server, serve, "closed the connection")
+
+
+def test_client_that_connects_once_notices_a_close_while_nothing_is_in_flight(
+    once: ClusterClient, serve: Serve
+) -> None:
+    server = serve(lambda peer: echo(peer, peer.receive()))
+    once.call(server.address, ask())
+    for _ in range(5):
+        once.work(SHORT_MS if once.find_end(server.address) else LONG_MS)
+    check_end(once, server, serve, "the server closed the connection")
+
+
+def test_client_that_connects_once_does_not_replace_an_idle_connection(
+    once: ClusterClient, serve: Serve, clock: Clock
+) -> None:
+    server = serve()
+    once.call(server.address, ask())
+    clock.ahead_s += MAX_IDLE_S + 1
+    with pytest.raises(BackendUnavailableError, match="nothing was sent or received for 100 s"):
+        once.call(server.address, ask())
+    check_end(once, server, serve, "for 100 s")
+
+
+def test_client_that_connects_once_does_not_replace_a_silent_connection(once: ClusterClient, serve: Serve) -> None:
+    server = serve(Peer.wait_for_end)
+    with pytest.raises(BackendUnavailableError, match="requestTimeout"):
+        once.call(server.address, ask(), SHORT_MS)
+    check_end(once, server, serve, "no response in its time")
+
+
+def test_client_that_connects_once_repeats_nothing_elsewhere_for_a_server_that_goes_away(
+    once: ClusterClient, serve: Serve
+) -> None:
+    def behave(peer: Peer) -> None:
+        peer.answer(peer.receive(), 1500)
+        echo_all(peer)
+
+    server = serve(behave)
+    with pytest.raises(BackendUnavailableError, match="shutting down"):
+        once.call(server.address, OnceRequest())
+    check_end(once, server, serve, "shutting down")
+
+
+def test_client_that_connects_once_repeats_a_busy_request_on_its_connection(once: ClusterClient, serve: Serve) -> None:
+    def behave(peer: Peer) -> None:
+        peer.answer(peer.receive(), 2, remark="busy")
+        echo_all(peer)
+
+    server = serve(behave)
+    assert once.call(server.address, ask(3)).offset == 3
+    assert (server.count, once.find_end(server.address)) == (1, None)
+
+
+def test_client_that_connects_once_does_not_connect_again_after_a_refusal(once: ClusterClient) -> None:
+    gone = unused_address()
+    for words in ("connection refused", "the only connection to .* has ended: connection refused"):
+        with pytest.raises(BackendUnavailableError, match=words):
+            once.call(gone, ask())
+    assert once.connection_number(gone) == 1
+
+
+def test_client_that_connects_once_is_closed_in_a_forked_child(once: ClusterClient, serve: Serve) -> None:
+    server = serve()
+    once.call(server.address, ask())
+
+    def work() -> str:
+        try:
+            once.call(server.address, ask())
+        except AssertionError as error:
+            return str(error)
+        return "it was asked"
+
+    assert str(run_forked(work, 10).value).startswith("the client is closed")
+    assert once.call(server.address, ask(5)).offset == 5
+    assert server.count == 1

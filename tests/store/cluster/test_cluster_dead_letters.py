@@ -5,7 +5,6 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from brokers import RunningCluster, faults
 from support.failed_messages import DEAD, GROUP, batch_of, rows_of
 
 from rmq_spark.store import ClusterRepublished, open_store, republish_dead_letters
@@ -14,6 +13,7 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.sender import Sender
 from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OptionError, StoreChangedError
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 RunCluster = Callable[..., RunningCluster]
 A, B = QueueKey(DEAD, 0, "broker-a"), QueueKey(DEAD, 0, "broker-b")

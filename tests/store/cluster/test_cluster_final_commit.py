@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import RunningCluster, faults
-from brokers.wire import QueueId
 
 from rmq_spark.store.backend import Fence, FinalCommit
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
@@ -13,6 +11,8 @@ from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import BackendUnavailableError, BrokerError, GroupConflictError
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster, faults
+from rmq_spark.store.testing.brokers.wire import QueueId
 
 A, B, GROUP = "broker-a", "broker-b", "billing"
 ONE, TWO = QueueKey("orders", 0, A), QueueKey("orders", 0, B)

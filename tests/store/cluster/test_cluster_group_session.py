@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, Answer, Broker, RunningCluster, faults
-from brokers.wire import Call, QueueId
 from support.cluster_fixtures import await_quiet, reset_offset
 
 from rmq_spark.store.backend import GroupAssignment, GroupTerms
@@ -29,6 +27,8 @@ from rmq_spark.store.errors import (
 from rmq_spark.store.filter.row_filter import Expression
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.backend_groups import eventually
+from rmq_spark.store.testing.brokers import Account, AccountTable, Answer, Broker, RunningCluster, faults
+from rmq_spark.store.testing.brokers.wire import Call, QueueId
 
 A, B, GROUP = "broker-a", "broker-b", "billing"
 Q = [QueueKey("orders", number, broker) for broker in (A, B) for number in range(2)]

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import RunningCluster, faults
 
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
@@ -13,6 +12,7 @@ from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.group_starts import place_new_group
 from rmq_spark.store.errors import BackendUnavailableError, NoPermissionError
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 A, B = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "broker-b")
 RETRY = QueueKey("%RETRY%billing", 0, "broker-a")

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster, faults
 
 import rmq_spark
 from rmq_spark.store.cluster import client
@@ -14,6 +13,7 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import BackendUnavailableError, NoPermissionError, NotFoundError, OptionError
 from rmq_spark.store.group_tables import CLUSTER_LAG
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster, faults
 
 RunCluster = Callable[..., RunningCluster]
 GROUP = "billing"

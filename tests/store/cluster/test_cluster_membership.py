@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, RunningCluster, faults
-from brokers.raw_client import RawClient
-from brokers.wire import QueueId, loose_json
 from support.cluster_fixtures import await_quiet
 from support.forked import run_forked
 
@@ -25,6 +22,9 @@ from rmq_spark.store.errors import BackendUnavailableError, StoreError
 from rmq_spark.store.format import fastjson
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.backend_groups import eventually
+from rmq_spark.store.testing.brokers import Broker, RunningCluster, faults
+from rmq_spark.store.testing.brokers.raw_client import RawClient
+from rmq_spark.store.testing.brokers.wire import QueueId, loose_json
 
 A, B = "broker-a", "broker-b"
 GROUP, ID = "billing", "192.0.2.1@7#rmq-spark#-#01234567"

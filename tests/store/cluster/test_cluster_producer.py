@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers import Account, AccountTable, RunningCluster
 from support.sent_messages import read_bodies, read_rows
 
 from rmq_spark.store import SendResult, open_store
@@ -26,6 +25,7 @@ from rmq_spark.store.errors import (
 from rmq_spark.store.format.java import string_hash
 from rmq_spark.store.model import QueueBounds, QueueKey
 from rmq_spark.store.send_result import SendStatus
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster
 
 BATCH, SINGLE, ROUTE = (
     RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.GET_ROUTEINFO_BY_TOPIC

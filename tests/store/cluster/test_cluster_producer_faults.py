@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers import RunningCluster, faults
 from support.forked import run_forked
 from support.interrupts import interrupted
 from support.sent_messages import count_ids, read_bodies, read_rows
@@ -29,6 +28,7 @@ from rmq_spark.store.errors import (
 )
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.send_result import SendStatus
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 BATCH, SINGLE, ROUTE = (
     RequestCode.SEND_BATCH_MESSAGE,

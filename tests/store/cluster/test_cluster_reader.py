@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RunningCluster
 
 import rmq_spark
 from rmq_spark.store.cluster.address import ClusterAddress, Credentials, parse_name_servers
 from rmq_spark.store.cluster.reader import ClusterReader
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.model import QueueBounds, QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
 
 QUEUE = QueueKey("orders", 0, "broker-a")
 MISSING = QueueKey("orders", 9, "broker-a")

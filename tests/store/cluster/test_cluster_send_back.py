@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, Answer, RunningCluster, faults
-from brokers.broker import Broker
 from support.failed_messages import DEAD, GROUP, RETRY, Row, address_of, batch_of, rows_of
 
 from rmq_spark.store import open_consumer, open_store
@@ -32,6 +30,8 @@ from rmq_spark.store.errors import (
 )
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import SCHEDULE_TOPIC
+from rmq_spark.store.testing.brokers import Account, AccountTable, Answer, RunningCluster, faults
+from rmq_spark.store.testing.brokers.broker import Broker
 
 RunCluster = Callable[..., RunningCluster]
 KEY = CommitKey("query", 0)

@@ -11,8 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from brokers import Account, AccountTable, Answer, RunningCluster, faults
-from brokers.wire import Call
 
 import rmq_spark
 from rmq_spark.store.cluster.address import ClusterAddress, Credentials
@@ -29,6 +27,9 @@ from rmq_spark.store.errors import (
 )
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.pull_result import GetMessageStatus, PullStatus
+from rmq_spark.store.testing.backend_groups import eventually
+from rmq_spark.store.testing.brokers import Account, AccountTable, Answer, RunningCluster, faults
+from rmq_spark.store.testing.brokers.wire import Call
 
 RunCluster = Callable[..., RunningCluster]
 A, B = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "broker-b")
@@ -571,7 +572,7 @@ def test_interrupt_leaves_the_consumer_usable(start: Start, open_at: OpenAt) -> 
         with mock.patch.object(ClusterClient, "_work", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             ask(A, 1)
         assert bodies(consumer.pull(A, 9)) == [b"9"]
-    assert cluster.broker.open_connections == 1, "those of the interrupted calls were closed"
+    assert eventually(lambda: cluster.broker.open_connections == 1), "those of the interrupted calls were closed"
 
 
 def test_repr_has_no_secret() -> None:

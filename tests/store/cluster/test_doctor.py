@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster, faults
 
 from rmq_spark.store.cluster.address import ClusterAddress, Credentials, parse_broker_addresses, parse_name_servers
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.diagnosis import RIGHTS, ClusterFinding, State
 from rmq_spark.store.cluster.doctor import diagnose_cluster
 from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster, faults
 
 READ_ONLY = {11, 12, 14, 29, 38, 46, 105, 106, 202, 203, 206, 351}
 _UNUSED_PORT = "127.0.0.1:1"

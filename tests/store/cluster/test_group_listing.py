@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, Answer, Broker, RunningCluster, faults
-from brokers.wire import loose_json
 
 import rmq_spark
 from rmq_spark.store.cluster import client
@@ -13,6 +11,8 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import BackendUnavailableError, NoPermissionError, OptionError
 from rmq_spark.store.group_tables import CLUSTER_MEMBERS
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import Account, AccountTable, Answer, Broker, RunningCluster, faults
+from rmq_spark.store.testing.brokers.wire import loose_json
 
 RunCluster = Callable[..., RunningCluster]
 GROUP, TERMS = "billing", {"request_timeout_ms": 20_000}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from brokers import Answer, RunningCluster, faults
 
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.client import ClusterClient
@@ -15,6 +14,7 @@ from rmq_spark.store.cluster.puller import PullTerms
 from rmq_spark.store.errors import BackendUnavailableError
 from rmq_spark.store.filter.row_filter import TAG, Expression
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import Answer, RunningCluster, faults
 
 RunCluster = Callable[..., RunningCluster]
 PULL = RequestCode.PULL_MESSAGE

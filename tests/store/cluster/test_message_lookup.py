@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from brokers import RunningCluster
-from brokers.broker import Broker
 
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
@@ -21,6 +19,8 @@ from rmq_spark.store.format.message_ids import OffsetMessageId
 from rmq_spark.store.format.record import Record, decode_record, encode_record
 from rmq_spark.store.log.store_reader import StoreReader
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
+from rmq_spark.store.testing.brokers.broker import Broker
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 A, B = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "broker-b")
@@ -46,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a broker return at most 8 messages, instead of 64."""
-    monkeypatch.setattr("brokers.message_requests._MAX_MESSAGES", 8)
+    monkeypatch.setattr("rmq_spark.store.testing.brokers.message_requests._MAX_MESSAGES", 8)
     monkeypatch.setattr("rmq_spark.store.cluster.message_lookup._ANSWER_MAX", 8)
 
 

@@ -174,7 +174,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def fill(size: int, *pieces: EncodedItems) -> None:
-    """Add items to a spool whose file can have so many bytes."""
+    """Add items to a spool whose file can have this many bytes."""
     with files_up_to(size), MessageSpool(memory_bytes=0) as spool:
         for items in pieces:
             spool.add(items)

@@ -14,6 +14,7 @@ from rmq_spark.store.cluster.namespace import is_in_namespace, is_shared_name, u
         ("orders_REPLY_TOPIC", "ns%orders_REPLY_TOPIC"),
         ("other%orders", "ns%other%orders"),
         ("nsorders", "ns%nsorders"),
+        ("RMQ_SPARK_STAGE", "ns%RMQ_SPARK_STAGE"),
     ],
 )
 def test_wrap_name_and_unwrap_name_undo_each_other(name: str, wrapped: str) -> None:

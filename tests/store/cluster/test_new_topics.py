@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import RunningCluster, faults
 from support.sent_messages import address_of
 
 import rmq_spark
-from rmq_spark.store.backend import CommitTerms, SinkTerms
+from rmq_spark.store.backend import CommitTerms, Guarantee, SinkTerms
 from rmq_spark.store.cluster.client import ClusterClient, monotonic_ms
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.sink import refuse_timers
 from rmq_spark.store.cluster.write_routes import NewTopics, WriteRoutes
 from rmq_spark.store.errors import BackendUnavailableError, OptionError
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def test_send_creates_nothing_while_the_only_broker_of_a_topic_is_away(cluster: 
 
 def test_prepare_creates_nothing_while_the_only_broker_of_a_topic_is_away(cluster: RunningCluster) -> None:
     cluster.create_topic("orders", queues=2, brokers=["broker-a"])
-    sink = address_of(cluster).sink(SinkTerms("orders"), CommitTerms())
+    sink = address_of(cluster).sink(SinkTerms("orders", guarantee=Guarantee.AT_LEAST_ONCE), CommitTerms())
     sink.prepare()
     cluster.brokers["broker-a"].kill()
-    with pytest.raises(BackendUnavailableError, match="its brokers are away, or it was deleted"):
+    with pytest.raises(BackendUnavailableError, match=r"or it was deleted; .* create it: mqadmin"):
         sink.prepare()
     assert "orders" not in cluster.brokers["broker-b"].topics
 

@@ -5,9 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, Broker, ConsumerData, RunningCluster, faults
-from brokers.raw_client import RawClient
-from brokers.wire import Call
 
 import rmq_spark
 from rmq_spark.store.cluster import client
@@ -26,6 +23,9 @@ from rmq_spark.store.errors import (
 )
 from rmq_spark.store.format import fastjson
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import Account, AccountTable, Broker, ConsumerData, RunningCluster, faults
+from rmq_spark.store.testing.brokers.raw_client import RawClient
+from rmq_spark.store.testing.brokers.wire import Call
 
 RunCluster = Callable[..., RunningCluster]
 GROUP = "billing"

@@ -59,7 +59,7 @@ def records_of(samples: Sequence[SampleMessage], first: int = 0) -> list[tuple[i
 
 
 def answers(records: Sequence[tuple[int, bytes]], end: int, sizes: Sequence[int]) -> list[Pulled]:
-    """Return the records as answers of so many records each; the last size is used for the rest."""
+    """Return the records as answers of this many records each; the last size is used for the rest."""
     found, at, number = [], 0, 0
     while at < len(records):
         size = sizes[min(number, len(sizes) - 1)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers import Answer, Broker, RunningCluster, faults
 
 from rmq_spark.store.cluster.address import ClusterAddress
 from rmq_spark.store.cluster.client import ClusterClient
@@ -25,6 +24,7 @@ from rmq_spark.store.format.columns import COLUMNS
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.local.directory import StoreDirectory
 from rmq_spark.store.model import QueueKey, QueueRange
+from rmq_spark.store.testing.brokers import Answer, Broker, RunningCluster, faults
 
 RunCluster = Callable[..., RunningCluster]
 PULL = RequestCode.PULL_MESSAGE

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from brokers import RunningCluster
-from brokers.wire import Call
 
 from rmq_spark.store.backend import COLUMNS
 from rmq_spark.store.cluster import range_reader
@@ -15,6 +13,8 @@ from rmq_spark.store.errors import OffsetRangeError
 from rmq_spark.store.filter.row_filter import RowFilter, compile_filter, make_expression
 from rmq_spark.store.format.rows import DecodeLimits
 from rmq_spark.store.model import QueueKey, QueueRange
+from rmq_spark.store.testing.brokers import RunningCluster
+from rmq_spark.store.testing.brokers.wire import Call
 
 PULL = RequestCode.PULL_MESSAGE
 QUEUES = 8

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import RunningCluster, faults
 
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
@@ -13,6 +12,7 @@ from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.cluster.record_sizes import MovingAverage, count_records
 from rmq_spark.store.errors import NoPermissionError
 from rmq_spark.store.model import QueueKey, QueueRange
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 SMALL = QueueKey("small", 0, "broker-a")
 LARGE = QueueKey("large", 0, "broker-a")

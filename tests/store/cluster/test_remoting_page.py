@@ -52,7 +52,9 @@ def rewrite_tables() -> str:
 
 def test_the_page_has_every_request_and_every_answer() -> None:
     assert PAGE.read_text() == rewrite_tables(), f"run .venv/bin/python {__file__}"
-    assert [request.code for request in SAMPLES] == sorted(RequestCode)
+    codes = [request.code for request in SAMPLES]
+    assert codes == sorted(codes)
+    assert set(codes) == set(RequestCode)
 
 
 def test_every_error_says_what_is_expected_and_what_to_do_next() -> None:

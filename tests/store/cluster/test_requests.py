@@ -26,6 +26,7 @@ from rmq_spark.store.cluster.member_requests import (
     UnlockRequest,
     UnregisterRequest,
 )
+from rmq_spark.store.cluster.producer_requests import ProducerHeartbeatRequest, ProducersRequest
 from rmq_spark.store.cluster.requests import (
     CheckFilterRequest,
     ClusterInfoRequest,
@@ -133,13 +134,14 @@ MAKERS: dict[int, Callable[[Fields, Any], Request[Any]]] = {
     106: lambda _, __: ClusterInfoRequest(),
     202: lambda f, _: TopicStatsRequest(f["topic"], "b"),
     203: lambda f, _: GroupConnectionsRequest(f["consumerGroup"], "b"),
+    204: lambda f, _: ProducersRequest(f["producerGroup"], "b"),
     206: lambda _, __: TopicListRequest(),
     208: lambda f, _: GroupStatsRequest(f["consumerGroup"], "b", f.get("topic")),
     351: lambda f, _: TopicConfigRequest(f["topic"], "b"),
 }
 # Fields of the official client that have no effect on what we read, and those that we add.
 LEFT_OUT = {"ReqT", "maxMsgBytes", "_UNIQUE_KEY_QUERY", "AccessKey", "Signature"}
-ADDED = {code: {"bname"} for code in (11, 12, 15, 31, 32, 38, 41, 42, 202, 203, 208, 351)}  # 4.9 sends none
+ADDED = {code: {"bname"} for code in (11, 12, 15, 31, 32, 38, 41, 42, 202, 203, 204, 208, 351)}  # 4.9 sends none
 ADDED |= {
     14: {"bname", "setZeroIfNotFound"},
     17: {"attributes", "force"},
@@ -238,6 +240,19 @@ def test_the_body_of_a_heartbeat_is_that_of_a_push_consumer() -> None:
     assert checked >= 10
 
 
+def test_the_body_of_a_producer_s_heartbeat_is_the_official_client_s() -> None:
+    checked = 0
+    for frame in (one for one in OFFICIAL if one.line["code"] == Code.HEART_BEAT):
+        theirs = normalize(fastjson.parse(str(frame.command().body, "utf-8")))
+        if theirs["consumerDataSet"]:
+            continue
+        for group in theirs["producerDataSet"]:
+            ours = fastjson.parse(ProducerHeartbeatRequest(theirs["clientID"], group["groupName"]).body.decode())
+            assert ours == theirs | {"producerDataSet": [group]}, frame
+            checked += 1
+    assert checked >= 20
+
+
 @pytest.mark.parametrize("code", [Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ])
 def test_the_body_about_locks_is_the_official_client_s(code: int) -> None:
     for frame in (one for one in OFFICIAL if one.line["code"] == code):
@@ -283,7 +298,7 @@ def test_every_request_survives_its_frame() -> None:
 def test_requests_about_queues_and_brokers_carry_the_name_of_the_broker() -> None:
     named = {"bname", "n"}  # sends have short names
     without = {request.code for request in SAMPLES if not named & request.fields().keys()}
-    assert without == {17, 34, 35, 43, 46, 105, 106, 200, 206, 215, 216}
+    assert without == {17, 26, 28, 34, 35, 43, 46, 105, 106, 200, 206, 215, 216}
     assert {request.fields().get("n", "broker-a") for request in SAMPLES} == {"broker-a"}
     assert {request.fields().get("bname", "broker-a") for request in SAMPLES} == {"broker-a"}
 

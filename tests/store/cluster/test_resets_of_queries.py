@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from brokers import RELEASES, RunningCluster
 from support.cluster_fixtures import reset_offset
 
 import rmq_spark
@@ -15,6 +14,7 @@ from rmq_spark.store.cluster.group_session import ClusterGroupSession
 from rmq_spark.store.filter.row_filter import Expression
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.backend_groups import eventually
+from rmq_spark.store.testing.brokers import RELEASES, RunningCluster
 
 GROUP = "billing"
 QUEUES = [QueueKey("orders", number, broker) for broker in ("broker-a", "broker-b") for number in range(2)]

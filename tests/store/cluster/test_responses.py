@@ -59,7 +59,7 @@ def test_every_golden_answer_is_read_as_recorded() -> None:
                 )
                 for queue, one in table
             }
-    assert read_answers == 280
+    assert read_answers == 284
 
 
 def check_pull(response: PullResponse, command: Command, fields: dict[str, str]) -> None:
@@ -127,6 +127,12 @@ def test_the_answers_to_a_member() -> None:
     assert golden(34, "4.9.7").server_version == 407
     assert golden(41).locked == {QueueKey("GT", 1, "broker-a")}
     assert read(41, body={"lockOKMQSet": []}).locked == read(41, body={}).locked == frozenset()
+
+
+def test_the_producers_of_a_group_are_read() -> None:
+    assert golden(204).addresses == {"192.0.2.2@i7033679776211": "127.0.0.1:38706"}
+    assert golden(204, "4.9.7").addresses == {"192.0.2.2@i7122181832519": "127.0.0.1:46976"}
+    assert read(204, body={"connectionSet": []}).addresses == read(204, answer=1).addresses == {}
 
 
 def test_the_mode_of_a_group_is_read() -> None:

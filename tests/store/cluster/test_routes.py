@@ -3,7 +3,14 @@
 import pytest
 
 from rmq_spark.store.cluster.responses import BrokerData, QueueData, RouteResponse
-from rmq_spark.store.cluster.routes import RouteBook, refuse_config, refuse_light_queue, refuse_route
+from rmq_spark.store.cluster.routes import (
+    RouteBook,
+    join_brokers,
+    join_queues,
+    refuse_config,
+    refuse_light_queue,
+    refuse_route,
+)
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.format.config_json import TopicConfig
 from rmq_spark.store.model import QueueKey
@@ -56,6 +63,18 @@ def test_refuse_names_what_cannot_be_read() -> None:
         refuse_config("orders", TopicConfig("orders", attributes={"cleanup.policy": "COMPACTION"}))
     with pytest.raises(OptionError, match=r"topic orders has queue\.type=BatchCQ"):
         refuse_config("orders", TopicConfig("orders", attributes={"queue.type": "BatchCQ"}))
+
+
+def test_name_servers_together_know_the_more_of_each() -> None:
+    one = route(queue_data(A, 2, perm=4), broker_data(A, {1: "h:9"}), broker_data(B, {0: "h:2"}))
+    other = route(
+        queue_data(A, 3, perm=2), broker_data(A, {0: "h:1", 2: "h:8"}, acting=True), broker_data(B, {0: "h:3"})
+    )
+    assert join_queues([one, other]) == {A: queue_data(A, 3, perm=6)}
+    assert join_brokers([one.brokers, other.brokers]) == {
+        A: broker_data(A, {0: "h:1", 1: "h:9", 2: "h:8"}, acting=True),
+        B: broker_data(B, {0: "h:2"}),
+    }
 
 
 def test_book_lists_the_queues_of_all_brokers_sorted() -> None:

@@ -1,13 +1,20 @@
 """Frames and answers of sends: a fast frame equals the usual one, and any answer of a stored message can be read."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sent_messages import address_of
+from support.staged_runs import make_item
 
+from rmq_spark.store.cluster.client import ClusterClient
 from rmq_spark.store.cluster.frame import Command, encode_command
 from rmq_spark.store.cluster.send_requests import SendBatchRequest, SendRequest, SendResponse
-from rmq_spark.store.errors import OptionError
+from rmq_spark.store.errors import NotFoundError, OptionError
+from rmq_spark.store.format.consume_queue_entry import encode_items
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
 
 QUEUE = QueueKey("orders", 1, "broker-a")
 odd_texts = st.one_of(
@@ -63,3 +70,22 @@ def test_of_reads_any_answer(offset: str, expected: int | None) -> None:
     assert (found.queue_offset, found.ids, found.status) == (expected, "id", 0)
     empty = SendResponse.of(Command(10, 1, {}, b""), SendRequest(QUEUE, b"x", "", 7))
     assert (empty.queue_offset, empty.ids, empty.status) == (None, "", 10)
+
+
+@pytest.mark.parametrize("release", ["4.9", "5.3"])
+def test_no_send_creates_its_topic(run_cluster: Callable[..., RunningCluster], release: str) -> None:
+    """A broker that has taken over an address would get a topic of its own."""
+    cluster = run_cluster(release=release)
+    cluster.broker.settings.creates_topics = True
+    client = ClusterClient(address_of(cluster, request_timeout_ms=10_000))
+    try:
+        for request in (
+            SendRequest(QUEUE, b"x", "", 7),
+            SendRequest(QUEUE, b"x", "", 7, reconsume_times=1),
+            SendBatchRequest(QUEUE, encode_items([make_item(0, b"x")]), 1, 7),
+        ):
+            with pytest.raises(NotFoundError):
+                client.call(cluster.broker.address, request)
+    finally:
+        client.close()
+    assert QUEUE.topic not in cluster.broker.topics

@@ -10,7 +10,6 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from brokers import RunningCluster, faults
 from support.sent_messages import address_of, count_ids, read_bodies
 
 from rmq_spark.store.cluster.client import ClusterClient, monotonic_ms, now_ms
@@ -31,6 +30,7 @@ from rmq_spark.store.format.body_codec import BodyRules
 from rmq_spark.store.format.broker_router import BrokerRouter
 from rmq_spark.store.format.content_ids import ContentIds
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 BATCH, SINGLE = RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2
 REPEATS = SendTerms(20_000, repeats_unknown=True, moved_after_ms=10_000, batch_messages=16)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster, faults
 from support.failed_messages import DEAD, GROUP, RETRY, Row, address_of, batch_of, rows_of
 
 from rmq_spark.store.backend import CommitTerms, RepeatedBatch, SendBackTerms
@@ -22,6 +21,7 @@ from rmq_spark.store.format.properties import encode
 from rmq_spark.store.format.record import Record
 from rmq_spark.store.model import CommitKey, QueueKey
 from rmq_spark.store.names import SCHEDULE_TOPIC
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster, faults
 from rmq_spark.store.testing.sample_message import SampleMessage
 
 RunCluster = Callable[..., RunningCluster]

@@ -54,7 +54,7 @@ def test_serve_sleeps_until_the_next_message_is_due() -> None:
     )
     served = bench.run()
     assert bench.ticked == [1_000, 1_030, 1_130, 1_200, 1_300]
-    assert served == Served(messages=2, ticks=2)
+    assert served == Served(messages=2, rounds=2)
 
 
 def test_serve_does_not_sleep_while_more_is_due() -> None:
@@ -102,7 +102,7 @@ def test_serve_finishes_the_round_and_begins_no_other_after_stop() -> None:
 
 def test_serve_retries_a_problem_after_a_second() -> None:
     bench = Bench([Round(2, 1_000, DiskFullError("no room")), Round(1, None), Round()], stops_at_ms=2_200)
-    assert bench.run() == Served(messages=3, ticks=2, problems=1, latest_ms=1_000)
+    assert bench.run() == Served(messages=3, rounds=2, failures=1, latest_ms=1_000)
     assert bench.ticked == [1_000, 2_000, 2_100]
 
 

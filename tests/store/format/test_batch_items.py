@@ -5,7 +5,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers.sent_message import read_items
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sent_rows import (
@@ -39,6 +38,7 @@ from rmq_spark.store.format.message_ids import UniqueIds
 from rmq_spark.store.format.properties import parse
 from rmq_spark.store.format.queue_router import QueueRouter
 from rmq_spark.store.format.record import Record, decode_record
+from rmq_spark.store.testing.brokers.sent_message import read_items
 
 PLAIN, ZLIB = BodyRules(), BodyRules(Compression.ZLIB, COMPRESS_OVER)
 ROW: dict[str, Any] = {"topic": "orders", "body": b"x"}

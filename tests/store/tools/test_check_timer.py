@@ -1,5 +1,6 @@
 """`check` of the timer's files beside a writer that sends and delivers messages while they are read."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,14 @@ def writer(tmp_path: Path) -> Iterator[TimerWriter]:
 
 
 def after(call: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:
-    """Return `call`, followed by `act`."""
+    """Return `call`, followed by `act` in this thread. The writer has a thread of its own, which calls too."""
+    checker = threading.get_ident()
 
     def called(*values: Any, **named: Any) -> Any:
         answer = call(*values, **named)
         answer = iter(list(answer)) if isinstance(answer, Iterator) else answer
-        act()
+        if threading.get_ident() == checker:
+            act()
         return answer
 
     return called

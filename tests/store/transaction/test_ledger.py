@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from rmq_spark.store.batch_order import BatchRules, Verdict, judge_batch
 from rmq_spark.store.disk.write import Disk
 from rmq_spark.store.errors import BatchConflictError, DamageError, StoreError
 from rmq_spark.store.model import CommitKey
-from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, LedgerRules, Verdict, judge_batch, make_folders
+from rmq_spark.store.transaction.ledger import Ledger, LedgerRow, make_folders
 
 LAST = LedgerRow("q", 7, 10, 999, 0xABC, 5)
 SAME = (10, 0xABC)
 OTHER = (10, 0xABD)
-FAIL, SKIP, GO_ON = LedgerRules(), LedgerRules(on_conflict="skip"), LedgerRules(on_gap="continue")
-TXN, TXN_SKIP = LedgerRules(is_transaction=True), LedgerRules(on_conflict="skip", is_transaction=True)
+FAIL, SKIP, GO_ON = BatchRules(), BatchRules(on_conflict="skip"), BatchRules(on_gap="continue")
+TXN, TXN_SKIP = BatchRules(is_transaction=True), BatchRules(on_conflict="skip", is_transaction=True)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ TXN, TXN_SKIP = LedgerRules(is_transaction=True), LedgerRules(on_conflict="skip"
     ],
 )
 def test_judge_batch_after_batch_seven(
-    batch_id: int, rows: tuple[int, int], rules: LedgerRules, verdict: Verdict
+    batch_id: int, rows: tuple[int, int], rules: BatchRules, verdict: Verdict
 ) -> None:
     assert judge_batch(LAST, CommitKey("q", batch_id), *rows, rules) is verdict
 
@@ -64,7 +65,7 @@ def test_judge_batch_appends_a_write_without_a_batch_id() -> None:
     ],
 )
 def test_judge_batch_raises_for_a_batch_that_does_not_follow(
-    batch_id: int, rows: tuple[int, int], rules: LedgerRules, words: list[str]
+    batch_id: int, rows: tuple[int, int], rules: BatchRules, words: list[str]
 ) -> None:
     with pytest.raises(BatchConflictError) as caught:
         judge_batch(LAST, CommitKey("q", batch_id), *rows, rules)

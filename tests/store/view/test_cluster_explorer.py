@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from brokers import RunningCluster
 
 import rmq_spark
 from rmq_spark.store.errors import BackendUnavailableError, OptionError
 from rmq_spark.store.model import Away, QueueBounds, QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
 
 QUEUE, OTHER = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "broker-b")
 
