@@ -107,6 +107,11 @@ def parse_integer(text: str, maximum: int = COUNT_MAX) -> int:
     return _check_integer(text.strip(), 0, maximum)
 
 
+def parse_version(text: str) -> int:
+    """Parse a version: an integer from 0, of which the next one is a count too."""
+    return parse_integer(text, COUNT_MAX - 1)
+
+
 def _check_integer(text: str, minimum: int, maximum: int) -> int:
     found = re.fullmatch(r"[+]?(\d+)", text, re.ASCII)
     if found is None or not minimum <= _number(found[1]) <= maximum:

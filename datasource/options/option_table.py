@@ -6,7 +6,6 @@ tables in docs/OPTIONS.md and docs/GUIDE.md are generated from them too (`docume
 """
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -16,10 +15,11 @@ from rmq_spark.datasource.options import filters
 from rmq_spark.datasource.options import option_parsers as parsers
 from rmq_spark.datasource.options.cluster_options import TLS_ON
 from rmq_spark.datasource.options.option_parsers import InvalidValueError
+from rmq_spark.datasource.options.unknown_options import describe_unknown
 from rmq_spark.store.backend import Capability, Location
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, READ_MODES
-from rmq_spark.store.names import MAX_SENT_BODY_BYTES
+from rmq_spark.store.names import LEDGER_TOPIC, MAX_SENT_BODY_BYTES, STAGE_TOPIC
 
 BATCH, STREAM = "batch", "stream"
 GROUP = "consumerGroup"
@@ -69,6 +69,7 @@ _of_group = partial(Option, queries=_STREAM, requires=GROUP, needs=Capability.GR
 _of_members = partial(_of_group, conflicts=BROADCASTING)
 _of_cluster = partial(Option, needs=Capability.NAME_SERVERS)
 _of_tls = partial(_of_cluster, requires=TLS_ON)
+_of_exact = partial(_of_cluster, conflicts=f"delivery={AT_LEAST_ONCE}")
 # fmt: off
 _COMMIT_LOG_PATH = Option(
     "commitLogPath", "paths", parsers.parse_paths, None,
@@ -268,11 +269,12 @@ SINK_OPTIONS = (
     *CONNECTION_OPTIONS,
     _of_cluster("brokerDownTimeout", "duration", partial(parsers.parse_duration, minimum_ms=0), None,
                 "How long a task waits for a broker that stores nothing; after that the write fails and names the "
-                "broker. 0 means for ever.", "10m", default_words="5m"),
+                "broker. A commit fails after the same time without progress. 0 means for ever.", "10m",
+                default_words="5m"),
     Option("delivery", "word", parsers.parse_words(EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE,
-           "How often each row is stored: exactlyOnce or atLeastOnce. A store directory has only exactlyOnce, and a "
-           "cluster so far only atLeastOnce, which a write to it must name. With atLeastOnce, rows that Spark writes "
-           "again after a failure are doubled, with the same message ids.", AT_LEAST_ONCE),
+           "How often each row is stored: exactlyOnce or atLeastOnce. A store directory has only exactlyOnce. With "
+           "atLeastOnce, rows that Spark writes to a cluster again after a failure are doubled, with the same message "
+           "ids.", AT_LEAST_ONCE),
     _of_send("topic", "topic", parsers.parse_topic, None,
              "Topic of all rows; overrides a column topic.", "orders", default_words="the column topic"),
     _of_send("queues", "count", partial(parsers.parse_count, maximum=parsers.QUEUES_MAX), "4",
@@ -288,14 +290,27 @@ SINK_OPTIONS = (
              "Minimum size of a body that is compressed.", "16k"),
     _of_send("maxMessageSize", "size", partial(parsers.parse_size, maximum=MAX_SENT_BODY_BYTES), "4m",
              "Maximum size of a body in a cluster, after compression; a larger one fails the write before any row of "
-             "its task is sent. The brokers' own maxMessageSize must be at least as large.", "1m",
+             "its task is sent. With exactlyOnce the properties and 22 bytes more count too. The brokers' own "
+             "maxMessageSize must be at least as large.", "1m",
              needs=Capability.NAME_SERVERS),
     Option("onBatchConflict", "word", parsers.parse_words("fail", "skip"), "fail",
-           "For a batch that was committed before with other rows: fail, or skip. skip keeps the rows in the store and "
-           "drops the new ones.", "skip", needs=Capability.EXACTLY_ONCE),
+           "For a batch that was committed before with other rows: fail, or skip. skip keeps the stored rows and drops "
+           "the new ones.", "skip", needs=Capability.EXACTLY_ONCE, conflicts=f"delivery={AT_LEAST_ONCE}"),
     Option("onBatchGap", "word", parsers.parse_words("fail", "continue"), "fail",
-           "When batches are missing between the query's last one in the store and this one: fail, or continue.",
-           "continue", _STREAM, needs=Capability.EXACTLY_ONCE),
+           "When batches are missing between the query's last stored one and this one: fail, or continue.",
+           "continue", _STREAM, needs=Capability.EXACTLY_ONCE, conflicts=f"delivery={AT_LEAST_ONCE}"),
+    _of_exact("stageTopic", "topic", parsers.parse_topic, STAGE_TOPIC,
+              "Topic of a cluster in which tasks store rows until the commit publishes them. `rmq prepare-sink` "
+              "creates it, on all brokers.", "SPARK_STAGE"),
+    _of_exact("ledgerTopic", "topic", parsers.parse_topic, LEDGER_TOPIC,
+              "Topic of a cluster that records which batches were written. `rmq prepare-sink` creates it, on one "
+              "broker.", "SPARK_LEDGER"),
+    _of_exact("settleTime", "duration", parsers.parse_duration, "5s",
+              "Longest time in which a broker of the cluster executes a request that it has read. A batch that an "
+              "interrupted commit has begun is finished after twice this time.", "30s"),
+    _of_exact("fenceTimeout", "duration", parsers.parse_duration, "150s",
+              "How long to wait until the brokers have closed the connections of an interrupted commit. They close "
+              "those of a frozen process after 120 s.", "10m"),
     Option("stagingRetention", "duration", parsers.parse_duration, "24h",
            "Age at which staged rows of a write that was never committed are removed.", "6h",
            needs=Capability.FILES),
@@ -306,7 +321,7 @@ SINK_OPTIONS = (
            "With txnVersion: the name of the writer. A write with a name and version is applied once, however often it "
            "is repeated. With atLeastOnce a repeated write is stored again, with the same message ids.",
            "billing-to-orders", _BATCH),
-    Option("txnVersion", "count", parsers.parse_integer, None,
+    Option("txnVersion", "count", parsers.parse_version, None,
            "With txnAppId: the number of the write, such as the batch id of foreachBatch. A write whose number is not "
            "above the last one is skipped; with atLeastOnce none is.", "17", _BATCH),
     Option("allowNetworkStore", _FLAG, parsers.parse_flag, "false",
@@ -442,7 +457,9 @@ def parse_given(
     for name, text in given.items():
         option = by_name.get(name.lower())
         if option is None:
-            raise OptionError(_describe_unknown(name, by_name, table, (hints or {}).get(name.lower())))
+            spellings = {text.lower(): text for one in table for text in (one.name, one.alias) if text}
+            hint = (hints or {}).get(name.lower())
+            raise OptionError(describe_unknown(name, spellings, is_write=table is SINK_OPTIONS, hint=hint))
         if option.name in found:
             raise OptionError(f"{option.name} and its alias {option.alias} are both given. Give one of them.")
         found[option.name] = parse_value(option, text, now_ms)
@@ -458,12 +475,3 @@ def parse_value(option: Option, text: str, now_ms: int) -> Any:
         if option.is_secret:
             shown = "…"
         raise OptionError(f'{option.name}="{shown}": {error} Example: {option.name}={option.example}') from None
-
-
-def _describe_unknown(name: str, by_name: Mapping[str, Option], table: Iterable[Option], hint: str | None) -> str:
-    hint = f" {hint}" if hint else ""
-    for near in difflib.get_close_matches(name.lower(), by_name, 1):
-        option = by_name[near]
-        hint = f" Did you mean {option.alias if option.alias == near else option.name}?"
-    accepted = ", ".join(option.name + (f" (or {option.alias})" if option.alias else "") for option in table)
-    return f'unknown option "{name}".{hint} Expected one of: {accepted}.'

@@ -22,8 +22,10 @@ from rmq_spark.datasource.options.group_options import (
 from rmq_spark.datasource.options.option_parsers import EARLIEST, GROUP, LATEST, Positions, Times
 from rmq_spark.datasource.options.option_table import (
     OPTIONS,
+    SINK_OPTIONS,
     Locate,
     field_values,
+    index_options,
     option_field,
     parse_given,
     refuse_unsupported,
@@ -37,6 +39,10 @@ from rmq_spark.store.filter.row_filter import TAG
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import RETRY_TOPIC_PREFIX, retry_topic
 
+# Advice for names that are unknown in a load() because they are options of a write.
+_HINTS = dict.fromkeys(
+    index_options(SINK_OPTIONS).keys() - index_options(OPTIONS).keys(), "It is for writing. Leave it out."
+)
 COMPLETE_WAIT_MS = 300_000  # brokerDownTimeout of batch queries and of the trigger AvailableNow, if it is not given
 
 
@@ -202,7 +208,7 @@ def parse_options(given: Mapping[str, str], now_ms: int, locate: Locate) -> Read
     other, and an option that the place cannot serve. A missing location or subscription is not an error here;
     `check_complete` checks them.
     """
-    found = parse_given(strip_spark_options(given), OPTIONS, now_ms)
+    found = parse_given(strip_spark_options(given), OPTIONS, now_ms, _HINTS)
     check_place(found)
     location = locate(found)
     refuse_unsupported(found, OPTIONS, location)

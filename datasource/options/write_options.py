@@ -38,6 +38,7 @@ from rmq_spark.store.backend import (
     BatchSink,
     Capability,
     CommitTerms,
+    Guarantee,
     Location,
     RepeatedBatch,
     SendBackSink,
@@ -72,6 +73,10 @@ class SinkOptions:
     txn_app_id: str | None = option_field("txnAppId", SINK_OPTIONS)
     txn_version: int | None = option_field("txnVersion", SINK_OPTIONS)
     allow_network_store: bool = option_field("allowNetworkStore", SINK_OPTIONS)
+    stage_topic: str = option_field("stageTopic", SINK_OPTIONS)
+    ledger_topic: str = option_field("ledgerTopic", SINK_OPTIONS)
+    settle_ms: int = option_field("settleTime", SINK_OPTIONS)
+    fence_timeout_ms: int = option_field("fenceTimeout", SINK_OPTIONS)
 
     def check_complete(self) -> Location:
         """Return the location. Raises OptionError if it is missing, or cannot be written to with this mode."""
@@ -110,6 +115,7 @@ class SinkOptions:
             None if self.compression == "none" else self.compression,
             self.compress_over_bytes,
             self.max_message_bytes,
+            Guarantee.AT_LEAST_ONCE if self.delivery == AT_LEAST_ONCE else Guarantee.EXACTLY_ONCE,
         )
         return self.check_complete().sink(terms, self.commit_terms())
 
@@ -123,6 +129,10 @@ class SinkOptions:
             self.staging_retention_ms,
             self.lock_timeout_ms,
             self.allow_network_store,
+            self.stage_topic,
+            self.ledger_topic,
+            self.settle_ms,
+            self.fence_timeout_ms,
         )
 
 
@@ -218,27 +228,39 @@ def _check_delivery(kind: type[SinkOptions], found: Mapping[str, Any], location:
     if location is None:
         return
     given = found.get("delivery")
-    if Capability.EXACTLY_ONCE in location.capabilities:
-        if given == AT_LEAST_ONCE:
-            raise OptionError(
-                f"delivery={AT_LEAST_ONCE} is not possible here: {location.describe()} stores each batch exactly once; "
-                "expected a cluster (option nameServer), or no delivery. Leave delivery out."
-            )
-        return
-    cannot = f"{location.describe()} cannot {Capability.EXACTLY_ONCE}; expected delivery={AT_LEAST_ONCE}"
-    if kind is SendBackOptions:
-        if given == EXACTLY_ONCE:
-            raise OptionError(
-                f"mode=sendBack with delivery={EXACTLY_ONCE} is not possible here: {cannot}, or no delivery. Leave "
-                "delivery out: a row that Spark writes again after a failure is then sent back again."
-            )
-    elif given != AT_LEAST_ONCE:
-        default = "" if given else ", the default,"
+    is_free = Capability.AT_LEAST_ONCE in location.capabilities
+    if given == AT_LEAST_ONCE and not is_free:
         raise OptionError(
-            f"a write with delivery={EXACTLY_ONCE}{default} is not possible here: {cannot}. Add "
-            f"delivery={AT_LEAST_ONCE} if readers can bear doubled rows: each row is stored at least once, and rows "
-            "that Spark writes again after a failure are doubled, with the same message ids (column msgId)."
+            f"delivery={AT_LEAST_ONCE} is not possible here: {location.describe()} stores each batch exactly once; "
+            "expected a cluster (option nameServer), or no delivery. Leave delivery out."
         )
+    if kind is SendBackOptions:
+        if given == EXACTLY_ONCE and is_free:
+            raise OptionError(
+                f"mode=sendBack with delivery={EXACTLY_ONCE} is not possible here: {location.describe()} does not "
+                "recognise a message that was sent back before; expected no delivery. Leave delivery out: a row that "
+                "Spark writes again after a failure is then sent back again."
+            )
+        if is_free:
+            _refuse_options_of_records(found, "mode=sendBack in a cluster", "")
+    elif given == AT_LEAST_ONCE:
+        _refuse_options_of_records(found, f"delivery={AT_LEAST_ONCE}", ", or delivery")
+    elif is_free and found.get("compression", "none") != "none":
+        raise OptionError(
+            f"compression={found['compression']} is not possible with delivery={EXACTLY_ONCE} to a cluster: a broker "
+            f"stores the rows of a batch as they are; expected compression=none. Compress the column body, or add "
+            f"delivery={AT_LEAST_ONCE}."
+        )
+
+
+def _refuse_options_of_records(found: Mapping[str, Any], what: str, remedy: str) -> None:
+    """Raise OptionError if an option is given that only exactly-once writes have."""
+    for option in SINK_OPTIONS:
+        if option.name in found and option.conflicts == f"delivery={AT_LEAST_ONCE}":
+            raise OptionError(
+                f"{option.name} has no effect with {what}, which keeps no record of batches. Leave {option.name} out"
+                f"{remedy}."
+            )
 
 
 def _check_mode(kind: type[SinkOptions], found: Mapping[str, Any]) -> None:

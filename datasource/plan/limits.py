@@ -38,7 +38,7 @@ def take_limited(
     """Return the messages that the batch takes from `backlog` under all limits.
 
     `backlog` has the range of each queue, sorted by queue, none empty. `sizes` is used only if there is a limit of
-    bytes, and measures at most so many bytes of a queue, or a single record. If sizes are estimates, a batch may be
+    bytes, and measures at most this many bytes of a queue, or a single record. If sizes are estimates, a batch may be
     larger than the limit.
     """
     assert all(part.count > 0 for part in backlog), backlog

@@ -236,6 +236,21 @@ def decode_queues(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]
     }
 
 
+def read_reported(offset: object) -> Mapping[str, Any]:
+    """Return an offset of Spark's progress as a mapping. Return {} if it is not one, as in another kind of source."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    return offset if isinstance(offset, Mapping) else {}
+
+
+def decode_reported(offset: Mapping[str, Any]) -> dict[QueueKey, int]:
+    """Return the numbers by queue in an offset that `read_reported` has returned, without its mark."""
+    return decode_queues({topic: queues for topic, queues in offset.items() if topic != MARK})
+
+
 def decode_published(value: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, tuple[int, ...]]:
     """Return the offsets by queue in the JSON value of `published`."""
     return {

@@ -1,7 +1,7 @@
 """The offsets at which a group may be in a queue if only this query has moved it. Pure.
 
 In a place whose resets have no numbers, a query sees only the group's offset. If it is one that the query itself has
-published, or may have published, then nobody else has moved the group, and the query goes on at its own position. Any
+published, or may have published, then nobody else has moved the group, and the query continues at its own position. Any
 other offset is that of another consumer or of a reset, and the query follows it.
 
 A query publishes only positions at which a batch begins or ends, but seldom all of them: its reader and its driver both

@@ -139,6 +139,14 @@ class Progress:
 
 def describe_unsubscribed(queues: Collection[QueueKey], subscription: str) -> str:
     """Return an error text about a checkpoint that has positions in `queues`, to which the query does not subscribe."""
+    return (
+        f"the checkpoint is not one of {subscription}: it has positions in {list_queues(queues)}, to which the query "
+        "does not subscribe"
+    )
+
+
+def list_queues(queues: Collection[QueueKey]) -> str:
+    """Return the queues by topic, for a text: "orders (queues 0, 1), payments (queue 3)". Long lists are cut."""
     ids: dict[str, list[str]] = {}
     for queue in sorted(queues):
         ids.setdefault(queue.topic, []).append(queue.id_text)
@@ -148,10 +156,7 @@ def describe_unsubscribed(queues: Collection[QueueKey], subscription: str) -> st
         for topic, some in ids.items()
     ]
     more = f" and {len(shown) - _SHOWN_TOPICS} more topics" if len(shown) > _SHOWN_TOPICS else ""
-    return (
-        f"the checkpoint is not one of {subscription}: it has positions in {', '.join(shown[:_SHOWN_TOPICS])}{more}, "
-        "to which the query does not subscribe"
-    )
+    return f"{', '.join(shown[:_SHOWN_TOPICS])}{more}"
 
 
 def require_subscribed(queues: Collection[QueueKey], subscription: str) -> None:

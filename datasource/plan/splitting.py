@@ -11,12 +11,12 @@ from itertools import pairwise
 
 from rmq_spark.store.model import QueueRange
 
-# Reading so much takes about twice as long as starting a task, so ranges share a task up to this size.
+# Reading this much takes about twice as long as starting a task, so ranges share a task up to this size.
 SHARED_MESSAGES = 100_000
 SHARED_BYTES = 32 << 20
 # Up to this many messages share a task although cores have nothing to do.
 LEAST_SHARED_MESSAGES = 10_000
-# A piece that a core gets because it would be idle otherwise has at least so many messages.
+# A piece that a core gets because it would be idle otherwise has at least this many messages.
 LEAST_SPLIT_MESSAGES = 100_000
 
 
@@ -49,8 +49,8 @@ def make_tasks(
     Without `min_partitions`, large ranges are split so that all cores have work.
 
     Whole queues share a task up to `LEAST_SHARED_MESSAGES`, and cores and `min_partitions` get a task each as far as
-    there are queues. A listener has work for a core although it has few rows, and takes so many rows of several queues
-    side by side (`listener_calls.ORDERLY_ROWS`).
+    there are queues. A listener has work for a core although it has few rows, and takes this many rows of several
+    queues side by side (`listener_calls.ORDERLY_ROWS`).
     """
     sizes = sizes or {}
     most, least = limits.max_records, limits.min_partitions
@@ -65,7 +65,7 @@ def make_tasks(
     # Tasks of about the same length, not one long task and many short ones.
     part = max(-(-total // limits.cores), LEAST_SHARED_MESSAGES) if least is None else -(-total // least)
     shared = min(SHARED_MESSAGES, most or SHARED_MESSAGES)
-    spare = len(pieces) - (least or 1)  # so many pieces may join the task before them
+    spare = len(pieces) - (least or 1)  # this many pieces may join the task before them
     tasks: list[list[QueueRange]] = []
     messages = size = 0
     for piece in pieces:

@@ -17,6 +17,7 @@ from rmq_spark.datasource.plan.planning import (
     Progress,
     check_progress,
     describe_unsubscribed,
+    list_queues,
     resolve_positions,
 )
 from rmq_spark.store.model import QueueKey
@@ -84,7 +85,7 @@ def queues_to_resolve(state: StartState | None, before: StreamOffset, bounds: Bo
     return {queue: one for queue, one in bounds.items() if not options.begins_as_retry(queue)}
 
 
-CLOCK_SKEW_MS = 60_000  # by so much the clocks of driver and broker may differ
+CLOCK_SKEW_MS = 60_000  # how much the clocks of driver and broker may differ
 
 
 def frozen_since(options: ReadOptions, now_ms: int) -> int | None:
@@ -153,7 +154,7 @@ def resolve_progress(state: StartState | None, facts: ProgressFacts, options: Re
         progress = check_progress(before, bounds, {**facts.later, **starts}, dropped, facts.away, facts.gone)
         progress = replace(progress, losses=[*progress.losses, *losses, *assignment.losses])
         return ProgressStep(state, progress, [progress.losses], warning)
-    reports = [losses]
+    reports, warning = [losses], None
     if state is None:
         wanted, clip = queues_to_resolve(state, before, bounds, options), not options.fail_on_data_loss
         state = StartState(
@@ -162,8 +163,32 @@ def resolve_progress(state: StartState | None, facts: ProgressFacts, options: Re
             )
         )
         reports = [state.losses, losses]
+        warning = _describe_unnamed(wanted, facts.by_time, options)
     progress = check_progress(before, bounds, {**state.starts, **starts}, dropped, facts.away, facts.gone)
-    return ProgressStep(state, replace(progress, losses=[*progress.losses, *losses, *state.losses]), reports)
+    return ProgressStep(state, replace(progress, losses=[*progress.losses, *losses, *state.losses]), reports, warning)
+
+
+def _describe_unnamed(wanted: Bounds, by_time: Mapping[QueueKey, int], options: ReadOptions) -> str | None:
+    """Return a warning if startingOffsets names some queues of a new query, and others begin at latest unasked.
+
+    Kafka's source refuses such startingOffsets. A queue without messages has the same start in any case.
+    """
+    start = options.starting_offsets
+    if start is None or start.default is not None or not start.queues:
+        return None
+    unnamed = {
+        queue: available.max_offset - available.min_offset
+        for queue, available in wanted.items()
+        if queue not in start.queues and queue not in by_time and available.max_offset > available.min_offset
+    }
+    if not unnamed:
+        return None
+    return (
+        f"startingOffsets names {len(start.queues)} queue{'s' if len(start.queues) > 1 else ''} only: the stream "
+        f"begins at latest in {list_queues(unnamed)}, and does not read the {sum(unnamed.values())} messages that are "
+        "there. To read them, start a new query whose startingOffsets has these queues too, with -2 (earliest); -1 "
+        "(latest) skips them without this warning"
+    )
 
 
 def _is_first(before: StreamOffset, options: ReadOptions) -> bool:

@@ -9,6 +9,8 @@ key_selection.py                          ranges by key or id
 group_planner.py                          the queues of a member of a consumer group
 partition.py, partition_reader.py         the input of a task, and how the task reads
 
+log_lines.py                              log lines as JSON, and their set-up by the environment
+json_text.py                              rows and log lines as JSON that is safe to print
 worker_daemon.py                          forks Python workers that have the reader loaded
 
 The modules that write:

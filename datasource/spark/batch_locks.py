@@ -8,7 +8,7 @@ the group's offset shows that nothing is lost by that:
 - After the begin of the batch, and not one that this query has published: another member has read the messages before
   it. Every next owner begins there, this query included. So the messages are left out.
 - Any other, or none: nothing shows that anybody else reads the messages. A query that starts again with this offset
-  takes it for its own, and goes on at the end of the batch. So nothing is left out, and the query does not start.
+  takes it for its own, and continues at the end of the batch. So nothing is left out, and the query does not start.
 
 The offset is compared with those in the checkpoint (`own_offsets`), because the checkpoint cannot record what was left
 out: Spark stored the offset of the batch when the batch was planned.

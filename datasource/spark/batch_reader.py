@@ -29,6 +29,7 @@ from rmq_spark.datasource.spark.positions import find_group_starts, find_offsets
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
+from rmq_spark.datasource.spark.worker_errors import without_frames
 from rmq_spark.store.filter.row_filter import KeyLookup
 from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.places import usable_cores
@@ -68,6 +69,7 @@ def to_predicate(one: Filter) -> Predicate | None:
 _LOG = logging.getLogger("rmq_spark")
 
 
+@without_frames
 class RmqBatchReader(DataSourceReader):
     """Reads the queues from startingOffsets to endingOffsets; if keys or ids are given, only messages that have them.
 
@@ -164,14 +166,12 @@ def read_planned(partition: InputPartition, settings: ReadSettings) -> Iterator[
 
 
 def report_losses(losses: list[Loss], fail: bool, counted: str = "") -> None:
-    """Report losses. If `fail` and there are any, raise DataLossError; otherwise log each loss and the total.
+    """Report losses. If `fail` and there are any, raise DataLossError; otherwise log one warning for each.
 
-    `counted` is the end of the log line, which says whether the total is recorded in the stream's offset.
+    `counted` is the sentence that says whether the messages are recorded in the stream's offset.
     """
     if fail:
         require_no_losses(losses)
     for loss in losses:
-        _LOG.warning("rmq: skipped, failOnDataLoss=false: %s", loss)
-    count = sum(loss.count for loss in losses)
-    if count:
-        _LOG.warning("rmq: skipped %d messages in all%s", count, counted)
+        ending = f". {counted}" if counted and loss.count else ""
+        _LOG.warning("rmq: skipped, failOnDataLoss=false: %s%s", loss, ending)

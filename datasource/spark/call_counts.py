@@ -40,7 +40,7 @@ class CallCounts:
     buckets: Counter[int] = field(default_factory=Counter)
 
     def add(self, rows: int, answer: Answer) -> None:
-        """Count one call with so many rows."""
+        """Count one call with this many rows."""
         took_ms = answer.took_s * 1000
         self.rows += rows
         self.calls += 1

@@ -31,9 +31,12 @@ def is_info_logged() -> bool:
     return _LOG.isEnabledFor(logging.INFO) or not _LOG.hasHandlers()
 
 
-def log_info(line: str) -> None:
-    """Log a line at level INFO. If logging is not configured, print it to stderr: Python would show only warnings."""
+def log_info(line: str, **fields: object) -> None:
+    """Log a line at level INFO, with fields for JSON.
+
+    If logging is not configured, print it to stderr: Python would show only warnings.
+    """
     if _LOG.hasHandlers():
-        _LOG.info(line)
+        _LOG.info(line, extra=fields)
     else:
         print(line, file=sys.stderr)

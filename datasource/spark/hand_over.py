@@ -42,6 +42,7 @@ from rmq_spark.datasource.options.read_options import ReadSettings
 from rmq_spark.datasource.spark.partition import RmqPartition
 from rmq_spark.datasource.spark.partition_reader import read_partition
 from rmq_spark.datasource.spark.source_view import SourceView
+from rmq_spark.datasource.spark.worker_errors import without_frames
 
 _LOG = logging.getLogger("rmq_spark")
 
@@ -148,6 +149,7 @@ class HandOver:
         return found
 
 
+@without_frames
 class HandingOver:
     """The part of a stream reader that PySpark calls to get the rows of a batch. See the docstring of the module."""
 

@@ -34,6 +34,7 @@ from rmq_spark.datasource.spark.task_writer import (
     key_of_task,
     stage_rows,
 )
+from rmq_spark.datasource.spark.worker_errors import without_frames
 from rmq_spark.datasource.spark.writer import this_task
 from rmq_spark.store.backend import Receipt
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
@@ -161,6 +162,7 @@ class ListenerJob:
 def make_sink(job: ListenerJob) -> type[DataSource]:
     """Return a new sink class with the name `job.listener_id`. The caller must register it for `format`."""
 
+    @without_frames
     class ListenerSink(DataSource):
         """A sink that calls a listener."""
 
@@ -174,6 +176,7 @@ def make_sink(job: ListenerJob) -> type[DataSource]:
     return ListenerSink
 
 
+@without_frames
 class ListenerWriter(DataSourceStreamArrowWriter):
     """The writer of one batch. `write` calls the listener in tasks and stages failed rows; `commit` appends them."""
 

@@ -36,10 +36,13 @@ from rmq_spark.datasource.spark.listener import (
     QueueOutcome,
 )
 from rmq_spark.datasource.spark.listener_calls import ListenerCalls
+from rmq_spark.datasource.spark.log_lines import configure_from_environment
 from rmq_spark.store.backend import BROKER_NAME, COPY_TIMES
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.names import is_system_topic
+
+configure_from_environment()  # a task may load no other module of ours before this one
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = _EPOCH.date().toordinal()

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rmq_spark.datasource.options.read_options import ReadSettings
 from rmq_spark.datasource.plan.planning import EXPIRED, Loss, require_no_losses
+from rmq_spark.datasource.spark.log_lines import configure_from_environment
 from rmq_spark.datasource.spark.partition import Piece, RmqPartition
 from rmq_spark.store.backend import Backend, DecodeLimits
 from rmq_spark.store.errors import (
@@ -33,6 +34,7 @@ from rmq_spark.store.filter.row_filter import LOOKUP_COLUMNS, RowFilter, compile
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange, RecordProof
 
 _LOG = logging.getLogger("rmq_spark")
+configure_from_environment()  # a task may load no other module of ours before this one
 _GROUPED_MESSAGES = 10_000  # pieces are read together up to this many
 _JOINED_ROWS, _JOINED_BYTES = 1024, 1 << 20  # batches that are smaller in both are joined
 

@@ -7,9 +7,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from rmq_spark.datasource.spark.worker_errors import without_frames
 from rmq_spark.store.errors import RmqError
 
 
+@without_frames
 class RefusedStream(DataSourceStreamReader):
     """A reader that raises the error of invalid options at Spark's first call.
 

@@ -22,17 +22,30 @@ from rmq_spark.datasource.spark import clocks
 from rmq_spark.datasource.spark.batch_reader import RmqBatchReader
 from rmq_spark.datasource.spark.clocks import wall_clock_ms
 from rmq_spark.datasource.spark.hand_over import make_hand_over
+from rmq_spark.datasource.spark.log_lines import configure_from_environment
 from rmq_spark.datasource.spark.refused_stream import RefusedStream
 from rmq_spark.datasource.spark.stream_reader import RmqStreamReader
+from rmq_spark.datasource.spark.worker_errors import without_frames
 from rmq_spark.store import places
-from rmq_spark.store.backend import Capability
-from rmq_spark.store.errors import BackendUnavailableError, OptionError, RmqError
+from rmq_spark.store.backend import Capability, Guarantee
+from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OptionError, RmqError
 
 Parsed = TypeVar("Parsed", ReadOptions, SinkOptions)
 _LOG = logging.getLogger("rmq_spark")
+configure_from_environment()  # the Python processes of Spark import this module first
+# Spark refuses its own default mode, and suggests Append or Overwrite for any source.
+_APPEND = (
+    'Write with .mode("append"), or save(…, mode="append"). (If the mode is missing, Spark suggests Overwrite too, '
+    "without asking the source.)"
+)
+_APPEND_STREAM = (
+    'Write with .outputMode("append"). (For an aggregation that needs the mode complete, write each batch in '
+    "foreachBatch.)"
+)
 _SERVERS_MS, _PAUSE_S = 30_000, 1.0  # how long a batch of a stream waits for servers, and between two attempts
 
 
+@without_frames
 class RmqDataSource(DataSource):
     """A RocketMQ store or cluster that Spark reads from or writes to, in batches or streams.
 
@@ -92,44 +105,48 @@ class RmqDataSource(DataSource):
         from rmq_spark.datasource.spark.writer import RmqBatchWriter  # the writing part of the engine: import late
 
         options = _value(self._writing)
-        _check_write(options, schema, 'mode("append")' if overwrite else None)
+        _check_write(options, schema, _APPEND if overwrite else None)
         return RmqBatchWriter(options, options.sink().prepare())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer of one batch of a stream. Spark calls it for every batch, and again for its commit.
 
-        Waits up to 30 s for servers that are away. If the tasks of a place have stored their rows before the commit, a
-        commit needs no server, and must not fail: Spark would write the batch again. So the error is the tasks' then.
+        Waits up to 30 s for servers that are away. Then the tasks get the error, and a commit goes without this look at
+        the servers: it needs none because the tasks have stored all rows, or it waits for them itself. So it is with a
+        topic that is not found: after a restart of the name servers its brokers may not have registered yet.
         """
         from rmq_spark.datasource.spark.writer import RmqStreamWriter
 
         options = _value(self._writing)
         options.check_stream()
-        _check_write(options, schema, 'outputMode("append")' if overwrite else None)
+        _check_write(options, schema, _APPEND_STREAM if overwrite else None)
         until_ms = clocks.monotonic_ms() + _SERVERS_MS
         while True:
+            sink = options.sink()
             try:
-                return RmqStreamWriter(options, options.sink().prepare(), None)
-            except RmqError as error:
-                if Capability.EXACTLY_ONCE in options.check_complete().capabilities:
-                    raise
-                if not isinstance(error, BackendUnavailableError) or clocks.monotonic_ms() >= until_ms:
+                return RmqStreamWriter(options, sink.prepare(), None)
+            except BackendUnavailableError as error:
+                if clocks.monotonic_ms() >= until_ms:
                     return RmqStreamWriter(options, None, error)
                 _LOG.warning("rmq: a batch waits for the servers of its sink: %s", error)
+            except RmqError as error:
+                if sink.guarantee is Guarantee.EXACTLY_ONCE and not isinstance(error, NotFoundError):
+                    raise
+                return RmqStreamWriter(options, None, error)
             clocks.sleep(_PAUSE_S)
 
 
 def _check_write(options: SinkOptions, schema: StructType, remedy: str | None) -> None:
     """Check a write before its first task, as far as that is possible without the place.
 
-    `remedy` is None if the user's write mode is supported, else the call that sets a supported mode. Raises OptionError
-    for an unsupported mode or invalid columns.
+    `remedy` is None if the user's write mode is supported, else the sentence that says how to set a supported mode.
+    Raises OptionError for an unsupported mode or invalid columns.
     """
     options.check_complete()
     if remedy is not None:
         raise OptionError(
-            f"a topic supports appending only, no message can be overwritten. Write with .{remedy}. For an empty topic "
-            "write to another topic or to another place."
+            f"a topic supports appending only, no message can be overwritten. {remedy} For an empty topic write to "
+            "another topic or to another place."
         )
     options.check_columns(_fields(schema))
 

@@ -72,6 +72,7 @@ from rmq_spark.datasource.spark.read_records import ReadRecords
 from rmq_spark.datasource.spark.read_rights import ReadRights
 from rmq_spark.datasource.spark.source_view import SourceView
 from rmq_spark.datasource.spark.unmatched import warn_of_filters, warn_of_pattern
+from rmq_spark.datasource.spark.worker_errors import without_frames
 from rmq_spark.store.errors import BackendUnavailableError, StoreChangedError
 from rmq_spark.store.model import QueueKey, QueueRange
 from rmq_spark.store.places import parent_process_id, usable_cores
@@ -84,10 +85,11 @@ _LOG = logging.getLogger("rmq_spark")
 _WAIT_MS = 200.0  # the longest wait for messages without a look at due messages and the consumer group
 _UNAVAILABLE_PAUSE_S = 0.5  # between two triggers while nobody answers
 _GROUP_POLL_MS = 50.0  # the shortest interval at which a waiting trigger looks at the consumer group
-_COUNTED = ', counted under "@".lost in the offset of this batch'
-_NOT_COUNTED = ', NOT counted under "@".lost: they disappeared after the batch was planned, and its offset is fixed'
+_COUNTED = 'The offset of this batch counts them under "@".lost'
+_NOT_COUNTED = "No offset counts them: they disappeared after their batch was planned, and its offset is fixed"
 
 
+@without_frames
 class RmqStreamReader(HandingOver, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one run of one query. `options` must be complete; `now_ms` is the clock in ms.
 

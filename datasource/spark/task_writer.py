@@ -17,9 +17,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rmq_spark.datasource.options.sink_schema import cut_pieces
 from rmq_spark.datasource.options.write_options import SinkOptions
+from rmq_spark.datasource.spark.log_lines import configure_from_environment
 from rmq_spark.store.backend import Receipt, TaskWriter
 from rmq_spark.store.errors import BatchConflictError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.model import CommitKey
+
+configure_from_environment()  # a task may load no other module of ours before this one
 
 
 @dataclass(frozen=True, slots=True)

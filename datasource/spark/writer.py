@@ -28,10 +28,12 @@ from rmq_spark.datasource.spark.task_writer import (
     stage_rows,
     staged_keys,
 )
+from rmq_spark.datasource.spark.worker_errors import without_frames
 from rmq_spark.store.errors import RmqError
 from rmq_spark.store.model import CommitKey
 
 
+@without_frames
 class RmqBatchWriter(DataSourceArrowWriter):
     """The writer of one `df.write`."""
 
@@ -66,11 +68,12 @@ def this_task() -> SinkTask:
     return SinkTask(context.partitionId(), context.taskAttemptId(), uuid.uuid4().int & 0xFFFFFFFF)
 
 
+@without_frames
 class RmqStreamWriter(DataSourceStreamArrowWriter):
     """The writer of one batch of `df.writeStream`.
 
-    `away` is the error of the place if it could not be prepared; `write` raises it. A commit does not need the place of
-    a sink for which this error exists, because its tasks have stored all rows.
+    `away` is the error of the place if it could not be prepared; `write` raises it. A commit needs no prepared place:
+    its tasks have stored all rows, or it finds the place itself.
     """
 
     def __init__(self, options: SinkOptions, token: str | None, away: RmqError | None = None) -> None:

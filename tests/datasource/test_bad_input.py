@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -307,7 +308,7 @@ PROVOKE: dict[str, Callable[[Case], object]] = {
 
 ROWS = read_table()
 # The document's code to extract our message from Spark's.
-(RECIPE,) = re.findall(r"^print\((text\..*)\)$", (ROOT / "docs" / "ERRORS.md").read_text(), re.MULTILINE)
+(RECIPE,) = re.findall(r"^print\((rmq_spark\..*)\)  #", (ROOT / "docs" / "ERRORS.md").read_text(), re.MULTILINE)
 # Advice must be something that a reader can follow: an option, a call, a file; no command line of ours exists.
 COMMAND = re.compile(r"\b(?:rmq (?!cannot)[a-z]+|python -m \S+|make [a-z]+)")
 
@@ -332,8 +333,8 @@ def provoke(row: Situation, case: Case) -> str:
         PROVOKE[row.situation](case)
     text = str(caught.value)
     assert f"rmq_spark.{row.error}: " in text, text
-    # Spark shows errors of its own around ours; ours is the last one that Python raised.
-    ours = eval(RECIPE, {"text": text})
+    query = SimpleNamespace(exception=lambda: caught.value)
+    ours = str(eval(RECIPE, {"rmq_spark": rmq_spark, "query": query}))
     assert ours.startswith(f"{row.error}: "), ours
     assert "Traceback" not in ours
     assert "During handling" not in ours

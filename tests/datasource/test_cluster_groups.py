@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RunningCluster
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.spark.source import RmqDataSource
@@ -14,6 +13,7 @@ from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import DataLossError
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
 
 SCHEMA = StructType().add("body", "binary")
 GROUP = {"consumerGroup": "billing", "startingOffsets": "group", "commitOffsets": "off"}

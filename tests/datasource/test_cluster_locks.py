@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RunningCluster, faults
-from brokers.wire import QueueId
 from group_queries import GROUP, OTHER, Query, add_other, commit, remove_other, two_brokers
 
 from rmq_spark.store.cluster.backend import ClusterBackend
@@ -16,6 +14,8 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.cluster.group_session import ClusterGroupSession
 from rmq_spark.store.errors import BackendUnavailableError, GroupConflictError
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster, faults
+from rmq_spark.store.testing.brokers.wire import QueueId
 
 RETRY = f"%RETRY%{GROUP}"
 

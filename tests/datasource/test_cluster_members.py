@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster, faults
 from group_queries import GROUP, OTHER, SCHEMA, Query, add_other, commit, committed, remove_other, reset, two_brokers
 from support.cluster_fixtures import reset_offset
 
@@ -20,6 +19,7 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import BackendUnavailableError, GroupConflictError, NoPermissionError, StoreError
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.backend_groups import eventually
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster, faults
 
 
 @pytest.fixture(params=["5.3", "4.9"])

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from brokers import RunningCluster
 from group_queries import reset
 
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,10 @@ from rmq_spark.consuming import _check_source
 from rmq_spark.datasource.options.option_table import CONNECTION_OPTIONS, OPTIONS, SINK_OPTIONS
 from rmq_spark.datasource.options.schema import Field
 from rmq_spark.datasource.spark.source import RmqDataSource
-from rmq_spark.store.backend import Capability, Guarantee
+from rmq_spark.store.backend import Capability, CommitTerms, Guarantee
 from rmq_spark.store.cluster.address import ClusterAddress
+from rmq_spark.store.cluster.exactly_once.sink import ExactSink
+from rmq_spark.store.cluster.sink import ClusterSink
 from rmq_spark.store.errors import OptionError
 
 CLUSTER = {"nameServer": "ns1:9876", "subscribe": "orders"}
@@ -25,6 +27,7 @@ SINK = {"nameServer": "ns1:9876"}
 AT_LEAST_ONCE = SINK | {"delivery": "atLeastOnce"}
 SENT_BACK = SINK | {"mode": "sendBack", "consumerGroup": "g"}
 OF_SINK = [option for option in SINK_OPTIONS if option.needs is Capability.NAME_SERVERS]
+OF_EXACT = {option.name: option for option in SINK_OPTIONS if option.conflicts == "delivery=atLeastOnce"}
 OF_CLUSTERS = [option for option in OPTIONS if option.needs is Capability.NAME_SERVERS]
 OF_DIRECTORIES = [
     option
@@ -87,7 +90,8 @@ def test_a_write_to_a_place_that_cannot_be_written_is_refused_as_a_capability(mo
 
 def test_options_of_connections_are_the_same_for_the_source_and_the_sink() -> None:
     of_sink = [option for option in SINK_OPTIONS if option.needs is Capability.NAME_SERVERS]
-    assert [option.name for option in of_sink if option not in OPTIONS] == ["brokerDownTimeout", "maxMessageSize"]
+    only_writing = ["maxMessageSize", "stageTopic", "ledgerTopic", "settleTime", "fenceTimeout"]
+    assert [option.name for option in of_sink if option not in OPTIONS] == ["brokerDownTimeout", *only_writing]
     only_reading = {"brokerDownTimeout", "retiredBrokers", "pullsInFlight", "pullGroup"}
     assert [option for option in OF_CLUSTERS if option.name not in only_reading] == list(CONNECTION_OPTIONS)
     given = {
@@ -103,9 +107,9 @@ def test_options_of_connections_are_the_same_for_the_source_and_the_sink() -> No
         "requestTimeout": "1s",
         "brokerDownTimeout": "10m",
     } | SECRETS
-    assert {*given, "credentialsFile", "maxMessageSize"} == {option.name for option in of_sink}
+    assert {*given, "credentialsFile", *only_writing} == {option.name for option in of_sink}
     reading = parse_options(given | {"subscribe": "orders"}, 0)
-    assert parse_sink_options(given | {"delivery": "atLeastOnce"}).location == reading.location
+    assert parse_sink_options(given).location == reading.location
 
 
 @pytest.mark.parametrize("option", [one for one in OF_SINK if one.name != "nameServer"], ids=lambda one: one.name)
@@ -124,8 +128,6 @@ def test_option_of_a_cluster_is_refused_in_a_write_with_path(option) -> None:
         ("stagingRetention", Capability.FILES),
         ("lockTimeout", Capability.FILES),
         ("allowNetworkStore", Capability.FILES),
-        ("onBatchConflict", Capability.EXACTLY_ONCE),
-        ("onBatchGap", Capability.EXACTLY_ONCE),
     ],
 )
 def test_option_of_a_directory_is_refused_in_a_write_to_a_cluster(name, cannot) -> None:
@@ -140,7 +142,6 @@ def test_option_of_a_directory_is_refused_in_a_write_to_a_cluster(name, cannot) 
 
 def test_other_options_of_the_sink_are_accepted_for_a_cluster() -> None:
     refused = {"path", "commitLogPath", "flush", "stagingRetention", "lockTimeout", "allowNetworkStore"}
-    refused |= {"onBatchConflict", "onBatchGap"}
     others = [option for option in SINK_OPTIONS if option.requires is None and option.needs is None]
     given = {option.name: option.example for option in others if option.name not in refused | {"mode"}}
     assert given.keys() == {"delivery", "txnAppId", "txnVersion"}
@@ -167,18 +168,64 @@ def refusal(given) -> str:
     return str(caught.value)
 
 
-def test_a_write_to_a_cluster_needs_delivery_atLeastOnce() -> None:
-    found = "the cluster at nameServer=ns1:9876 cannot recognise a batch that it stored before"
-    advice = (
-        f"is not possible here: {found}; expected delivery=atLeastOnce. Add delivery=atLeastOnce if readers can bear "
-        "doubled rows: each row is stored at least once, and rows that Spark writes again after a failure are doubled, "
-        "with the same message ids (column msgId)."
+def test_delivery_to_a_cluster_is_exactlyOnce_unless_another_one_is_given() -> None:
+    for given in ({}, {"Delivery": "EXACTLYONCE"}):
+        sink = parse_sink_options(SINK | given).sink()
+        assert isinstance(sink, ExactSink)
+        assert sink.guarantee is sink.terms.guarantee is Guarantee.EXACTLY_ONCE
+        assert sink.commit_terms == CommitTerms()
+    assert isinstance(parse_sink_options(AT_LEAST_ONCE).sink(), ClusterSink)
+
+
+def test_options_of_exactlyOnce_are_in_the_terms_of_its_commit() -> None:
+    given = {
+        "onBatchConflict": "skip",
+        "onBatchGap": "continue",
+        "stageTopic": "SPARK_STAGE",
+        "ledgerTopic": "SPARK_LEDGER",
+        "settleTime": "30s",
+        "fenceTimeout": "10m",
+        "txnAppId": "billing",
+        "txnVersion": "7",
+    }
+    options = parse_sink_options(SINK | given)
+    terms = options.commit_terms()
+    assert terms == CommitTerms(
+        on_conflict="skip",
+        on_gap="continue",
+        is_transaction=True,
+        stage_topic="SPARK_STAGE",
+        ledger_topic="SPARK_LEDGER",
+        settle_ms=30_000,
+        fence_timeout_ms=600_000,
     )
-    assert refusal(SINK) == f"a write with delivery=exactlyOnce, the default, {advice}"
-    assert refusal(SINK | {"Delivery": "EXACTLYONCE"}) == f"a write with delivery=exactlyOnce {advice}"
-    for make in ("writer", "streamWriter"):
-        with pytest.raises(OptionError, match=r"^a write with delivery=exactlyOnce, the default, is not possible here"):
-            getattr(RmqDataSource(SINK | {"topic": "a"}), make)(StructType().add("body", "binary"), False)
+    assert options.sink().commit_terms == terms
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert set(OF_EXACT) == {"onBatchConflict", "onBatchGap", "stageTopic", "ledgerTopic", "settleTime", "fenceTimeout"}
+
+
+@pytest.mark.parametrize("option", OF_EXACT.values(), ids=OF_EXACT)
+def test_option_of_exactlyOnce_is_refused_where_no_batch_is_recorded(option) -> None:
+    for text in (option.example, option.default):
+        assert refusal(AT_LEAST_ONCE | {option.name: text}) == (
+            f"{option.name} has no effect with delivery=atLeastOnce, which keeps no record of batches. Leave "
+            f"{option.name} out, or delivery."
+        )
+        assert refusal(SENT_BACK | {option.name: text}) == (
+            f"{option.name} has no effect with mode=sendBack in a cluster, which keeps no record of batches. Leave "
+            f"{option.name} out."
+        )
+
+
+@pytest.mark.parametrize("compression", ["zlib", "lz4", "zstd"])
+def test_exactlyOnce_refuses_compression_in_a_cluster_only(compression) -> None:
+    assert refusal(SINK | {"compression": compression}) == (
+        f"compression={compression} is not possible with delivery=exactlyOnce to a cluster: a broker stores the rows "
+        "of a batch as they are; expected compression=none. Compress the column body, or add delivery=atLeastOnce."
+    )
+    assert parse_sink_options(SINK | {"compression": "none"}).sink().terms.compression is None
+    assert parse_sink_options(AT_LEAST_ONCE | {"compression": compression}).sink().terms.compression == compression
+    assert parse_sink_options({"path": "/x", "compression": compression}).sink().terms.compression == compression
 
 
 def test_delivery_of_a_directory_is_exactlyOnce() -> None:
@@ -190,15 +237,13 @@ def test_delivery_of_a_directory_is_exactlyOnce() -> None:
         parse_sink_options({"path": "/store", "delivery": "exactlyOnce"} | given)
 
 
-def test_sendBack_in_a_cluster_refuses_delivery_exactlyOnce(monkeypatch) -> None:
-    can = frozenset({Capability.NAME_SERVERS, Capability.SEND_BACK})
-    monkeypatch.setattr(ClusterAddress, "capabilities", can)
+def test_sendBack_in_a_cluster_refuses_delivery_exactlyOnce() -> None:
     parse_sink_options(SENT_BACK)
     parse_sink_options(SENT_BACK | {"delivery": "atLeastOnce"})
     assert refusal(SENT_BACK | {"delivery": "exactlyOnce"}) == (
-        "mode=sendBack with delivery=exactlyOnce is not possible here: the cluster at nameServer=ns1:9876 cannot "
-        "recognise a batch that it stored before; expected delivery=atLeastOnce, or no delivery. Leave delivery out: a "
-        "row that Spark writes again after a failure is then sent back again."
+        "mode=sendBack with delivery=exactlyOnce is not possible here: the cluster at nameServer=ns1:9876 does not "
+        "recognise a message that was sent back before; expected no delivery. Leave delivery out: a row that Spark "
+        "writes again after a failure is then sent back again."
     )
 
 

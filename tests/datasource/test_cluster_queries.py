@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, RunningCluster, faults
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.options.read_options import ReadSettings
@@ -21,6 +20,7 @@ from rmq_spark.store.cluster.backend import ClusterBackend
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import DataLossError, StoreChangedError
 from rmq_spark.store.model import MAX_DECOMPRESSED_BYTES, QueueBounds, QueueKey
+from rmq_spark.store.testing.brokers import Broker, RunningCluster, faults
 
 SCHEMA = StructType().add("brokerName", "string").add("queueOffset", "long").add("body", "binary")
 Row = tuple[str, int, bytes]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from brokers import RunningCluster, faults
 from pyspark.errors import StreamingQueryException
 
 import rmq_spark
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode, ResponseCode
 from rmq_spark.store.disk.clock import wall_clock_ms
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

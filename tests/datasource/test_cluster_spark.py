@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import support.loopback_server
-from brokers import Account, AccountTable, RunningCluster, ServerTls
+
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster, ServerTls
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,7 @@ def test_spark_reads_and_writes_a_cluster_and_shows_no_secret_anywhere(tmp_path:
     assert kinds >= {"checkpoint", "error", "events", "log", "plans", "processes", "progress", "rows"}
     assert kinds >= {"sink-checkpoint", "sink-progress"}
     reading = (b"SparkListenerSQLExecutionStart", b'"broker-b:0"', b"DataSourceV2", b"the account is unknown")
-    writing = (b"AppendData", b"its body has 7 bytes", b"a write with delivery=exactlyOnce is not possible here")
+    writing = (b"AppendData", b"its body has 7 bytes", b"which exactly-once delivery needs, do not exist")
     for text in (*reading, *writing):
         assert any(text in data for data in written.values()), text
     found = [(path, name) for path, data in written.items() for name, text in SECRETS.items() if text.encode() in data]

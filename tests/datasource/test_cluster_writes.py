@@ -2,14 +2,15 @@
 
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers import RunningCluster, faults
 from pyspark.sql.types import StructType
 from support.cluster_fixtures import address_of
 
+import rmq_spark
 from rmq_spark.datasource.options.write_options import SinkOptions
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.datasource.spark.task_writer import SinkTask, StagedRows, stage_rows
@@ -19,6 +20,7 @@ from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.model import CommitKey
 from rmq_spark.store.testing.backend_fixtures import stored_rows
+from rmq_spark.store.testing.brokers import RunningCluster, faults
 
 BODY = StructType().add("body", "string")
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -99,6 +101,42 @@ def test_commit_of_a_stream_needs_no_server(cluster, monkeypatch: pytest.MonkeyP
         source_of(cluster).writer(BODY, False)
 
 
+def test_commit_of_an_exactly_once_stream_waits_for_servers_itself(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks have staged all rows, so the batch may not fail before brokerDownTimeout."""
+    monkeypatch.setattr("rmq_spark.datasource.spark.source._SERVERS_MS", 0)
+    rmq_spark.prepare_sink(cluster.address, "broker-a")
+    exact = {"delivery": "exactlyOnce", "settleTime": "1ms", "brokerDownTimeout": "1m"}
+    message = run_task(cluster, rows("a", "b"), **exact)
+    (server,) = cluster.name_servers
+    server.kill()
+    writer = stream_writer(cluster, **exact)
+    assert isinstance(writer._away, BackendUnavailableError)
+    server.restart()
+    cluster.register_all()
+    writer.commit([message], 0)
+    assert stored(cluster, "body") == [(b"a",), (b"b",)]
+
+
+def test_commit_of_an_exactly_once_stream_waits_for_brokers_that_have_not_registered_yet(cluster) -> None:
+    """After a restart of the name servers. Brokers register one after the other."""
+    cluster.create_topic("here", queues=1, brokers=["broker-a"])
+    rmq_spark.prepare_sink(cluster.address, "broker-b")
+    exact = {"delivery": "exactlyOnce", "settleTime": "1ms", "brokerDownTimeout": "1m"}
+    exact |= {"topic": "here", "createTopic": "false"}
+    message = run_task(cluster, rows("a", "b"), **exact)
+    (server,) = cluster.name_servers
+    server.forget("broker-a")
+    client._idle.forget()  # Spark calls it in another process
+    writer = stream_writer(cluster, **exact)
+    with pytest.raises(NotFoundError, match="topic here does not exist"):
+        pickle.loads(pickle.dumps(writer)).write(iter([rows("c")]))
+    with ThreadPoolExecutor() as pool:
+        commit = pool.submit(writer.commit, [message], 0)
+        cluster.register_all()
+        commit.result()
+    assert stored(cluster, "body", topic="here") == [(b"a",), (b"b",)]
+
+
 def test_streamWriter_waits_while_all_name_servers_restart(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     (server,) = cluster.name_servers
     server.kill()
@@ -135,15 +173,31 @@ def test_writer_creates_a_missing_topic_on_every_broker(cluster) -> None:
         source_of(cluster, topic="other", createTopic="false").writer(BODY, False)
 
 
-@pytest.mark.parametrize(("make", "call"), [("writer", "mode"), ("streamWriter", "outputMode")])
-def test_overwriting_is_refused_before_a_server_is_asked(cluster, make, call) -> None:
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        pytest.param(
+            "writer",
+            'Write with .mode("append"), or save(…, mode="append"). (If the mode is missing, Spark suggests Overwrite '
+            "too, without asking the source.)",
+            id="batch",
+        ),
+        pytest.param(
+            "streamWriter",
+            'Write with .outputMode("append"). (For an aggregation that needs the mode complete, write each batch in '
+            "foreachBatch.)",
+            id="stream",
+        ),
+    ],
+)
+def test_overwriting_is_refused_before_a_server_is_asked(cluster, make, remedy) -> None:
     source = source_of(cluster)
     cluster.clear_requests()
     with pytest.raises(OptionError) as caught:
         getattr(source, make)(BODY, True)
     assert str(caught.value) == (
-        f'a topic supports appending only, no message can be overwritten. Write with .{call}("append"). For an empty '
-        "topic write to another topic or to another place."
+        f"a topic supports appending only, no message can be overwritten. {remedy} For an empty topic write to another "
+        "topic or to another place."
     )
     assert cluster.clear_requests() == {}
 

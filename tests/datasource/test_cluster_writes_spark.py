@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from brokers import RunningCluster
 from support.cluster_fixtures import address_of
 
 import rmq_spark
@@ -15,6 +14,7 @@ from rmq_spark.store.backend import Location
 from rmq_spark.store.cluster import client
 from rmq_spark.store.local.directory import StoreDirectory
 from rmq_spark.store.testing.backend_fixtures import stored_rows
+from rmq_spark.store.testing.brokers import RunningCluster
 from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import build_store
 
@@ -208,9 +208,9 @@ def test_rejected_row_leaves_the_cluster_unchanged(spark: "SparkSession", cluste
 
 
 def test_write_without_delivery_is_refused_before_any_task(spark: "SparkSession", cluster: RunningCluster) -> None:
-    frame = spark.range(1).selectExpr("raise_error('a task ran') as body")
+    frame = spark.range(1).selectExpr("cast(raise_error('a task ran') as string) as body")
     for options, message in (
-        ({}, "a write with delivery=exactlyOnce, the default, is not possible here: the cluster at nameServer="),
+        ({}, "rmq prepare-sink"),
         ({"delivery": "atLeastOnce", "flush": "async"}, "flush is not possible here: the cluster at nameServer="),
     ):
         writer = frame.write.format("rmq").mode("append").options(nameServer=cluster.address, topic="orders", **options)

@@ -82,7 +82,7 @@ def test_default_of_a_source_option_is_the_value_of_an_omitted_one(option: Optio
 
 @pytest.mark.parametrize("option", with_default(SINK_OPTIONS), ids=lambda option: option.name)
 def test_default_of_a_sink_option_is_the_value_of_an_omitted_one(option: Option) -> None:
-    assert len(with_default(SINK_OPTIONS)) == 17
+    assert len(with_default(SINK_OPTIONS)) == 21
     others = {"mode": "sendBack", "consumerGroup": "g"} if option.requires == "mode=sendBack" else {}
     assert parse_sink_options({option.name: option.default or ""} | others) == parse_sink_options(others)
 

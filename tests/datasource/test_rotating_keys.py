@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.cluster import client, credentials
 from rmq_spark.store.errors import OptionError
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster
 
 SCHEMA = StructType().add("queueOffset", "long")
 RunCluster = Callable[..., RunningCluster]

@@ -183,6 +183,35 @@ def test_resolve_progress_prefers_the_group_to_known_starts_in_a_retry_topic() -
     assert step.reports == [[expired(R0, 1, 2)]]
 
 
+UNNAMED = (
+    "startingOffsets names 1 queue only: the stream begins at latest in a (queue 1), and does not read the 15 messages "
+    "that are there. To read them, start a new query whose startingOffsets has these queues too, with -2 (earliest); "
+    "-1 (latest) skips them without this warning"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds", "warning"),
+    [
+        pytest.param({"startingOffsets": '{"a": {"0": 3}}'}, BOUNDS, UNNAMED, id="one queue is missing"),
+        pytest.param({"startingOffsets": '{"a": {"0": 3, "1": -1}}'}, BOUNDS, None, id="all are named"),
+        pytest.param({"startingOffsets": "latest"}, BOUNDS, None, id="a word"),
+        pytest.param({}, BOUNDS, None, id="none"),
+        pytest.param(
+            {"startingOffsets": '{"a": {"0": 3}}'},
+            BOUNDS | {A1: QueueBounds(7, 7)},
+            None,
+            id="the other queue has no messages",
+        ),
+    ],
+)
+def test_resolve_progress_warns_of_queues_that_starting_offsets_omits(given, bounds, warning) -> None:
+    step = resolve_progress(None, ProgressFacts(NEW, bounds), options_of(given))
+    assert step.warning == warning
+    again = resolve_progress(step.state, ProgressFacts(NEW, bounds), options_of(given))
+    assert again.warning is None
+
+
 def test_resolve_progress_drops_positions_of_unsubscribed_queues_with_a_warning() -> None:
     other = QueueKey("b", 1)
     before = StreamOffset({A0: 3, A1: 6, other: 4}, {})

@@ -141,10 +141,9 @@ def test_parse_sink_options_ignores_asynchronous_progress_tracking_that_is_off()
     assert parse_sink_options(given) == SinkOptions(StoreDirectory("/x"))
 
 
-def test_parse_sink_options_answers_an_unknown_name_with_the_nearest_and_all() -> None:
+def test_parse_sink_options_answers_an_unknown_name_with_the_nearest() -> None:
     message = refusal(path="/x", compresion="zlib")
-    assert 'unknown option "compresion". Did you mean compression?' in message
-    assert all(option.name in message for option in SINK_OPTIONS)
+    assert message == 'unknown option "compresion". Did you mean compression? docs/OPTIONS.md lists all options.'
 
 
 @pytest.mark.parametrize("name", ["delayLevel", "deliverTimestamp"])
@@ -174,7 +173,6 @@ PARTNERS = {
     "txnVersion": {"txnAppId": "a"},
     "tlsCertFile": {"tlsKeyFile": "/key"},
     "tlsKeyFile": {"tlsCertFile": "/certificate"},
-    "nameServer": {"delivery": "atLeastOnce"},
 }
 
 
@@ -204,8 +202,8 @@ def test_parse_sink_options_accepts_each_example_and_refuses_each_empty_text(opt
         ("lockTimeout", "0s", "expected a duration ≥ 1ms"),
         ("stagingRetention", "day", "expected a duration ≥ 1ms"),
         ("delivery", "atMostOnce", "expected one of: exactlyOnce, atLeastOnce."),
-        ("txnVersion", "-1", "expected an integer ≥ 0."),
-        ("txnVersion", "9223372036854775808", "expected an integer ≥ 0."),
+        ("txnVersion", "-1", "expected an integer from 0 to 9223372036854775806."),
+        ("txnVersion", "9223372036854775807", "expected an integer from 0 to 9223372036854775806."),
         ("createTopic", "yes", "expected one of: true, false."),
         ("path", "s3://bucket/store", "found the scheme s3:"),
     ],
