@@ -1,74 +1,22 @@
-"""`rmq create`, `reset` and `close`: administration of stores, topics and groups. In a store each is atomic."""
+"""`rmq reset` and `close`: administration of groups and stores. In a store each is atomic."""
 
 import json
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, printable, say, typed, waiting
-from rmq_spark.command.parameters import TIMES, Moment, Size, appending, examples, writing_options
+from rmq_spark.command.completion import complete_groups, complete_topics
+from rmq_spark.command.default_place import StoreCommand
+from rmq_spark.command.output import print_data, printable, say, typed, waiting
+from rmq_spark.command.parameters import TIMES, Moment, appending, examples, writing_options
 from rmq_spark.command.place import PathFirstCommand, Place, takes_place
 from rmq_spark.command.tables import show
 from rmq_spark.store.model import LAST_SECONDS_MS
 
 _KEYWORDS = ("earliest", "latest")
 _OFFSETS = '\'{"orders": {"0": 12}}\''
-
-
-@click.command(epilog=examples("rmq create store orders payments", "rmq create store orders --queues 8"))
-@appending
-@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of each new topic.")
-@click.option(
-    "--segment-bytes", type=Size(), default="1g", show_default=True, help="Segment size of a new commit log, in bytes."
-)
-@click.option("--message-delay-level", metavar="TEXT", help='Delay levels, such as "1s 5s 1m 2h".')
-@click.option("--timer-max-delay-sec", type=int, help="Maximum delay of a delivery time, in seconds.")
-@click.option("--broker-version", type=click.Choice(["4.9", "5"]), help="Version of the brokers that use the store.")
-def create(
-    path: str,
-    commit_log_path: str | None,
-    lock_timeout_s: float,
-    allow_network_store: bool,
-    as_json: bool,
-    topics: tuple[str, ...],
-    queues: int,
-    segment_bytes: int,
-    message_delay_level: str | None,
-    timer_max_delay_sec: int | None,
-    broker_version: str | None,
-) -> None:
-    """Create a store at PATH, unless it exists, and the topics that are missing. Existing topics do not change.
-
-    The files of a new store are sparse: they have their full size, but occupy only what is written.
-    """
-    before: list[str] | None = None
-    with suppress(rmq_spark.StorePathError), rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-        before = list(store.topics())
-    with waiting("creating"):
-        rmq_spark.create_store(
-            path,
-            topics={topic: queues for topic in topics},
-            segment_bytes=segment_bytes,
-            message_delay_level=message_delay_level,
-            timer_max_delay_sec=timer_max_delay_sec,
-            broker_version=broker_version,
-            commit_log_path=commit_log_path,
-            lock_timeout_ms=round(lock_timeout_s * 1000),
-            allow_network_store=allow_network_store,
-        )
-    with rmq_spark.open_reader(path, commit_log_path=commit_log_path) as store:
-        store.refresh()
-        rows = [
-            {"topic": topic, "queues": len(store.queues(topic)), "isNew": topic not in (before or ())}
-            for topic in dict.fromkeys(topics)
-        ]
-    if not as_json:
-        say(f"The store at {path} {'is new' if before is None else 'exists already'}.")
-    show(rows, ("topic", "queues", "isNew"), as_json=as_json, nothing="")
 
 
 _RESET_EXAMPLES = examples(
@@ -81,10 +29,16 @@ _RESET_EXAMPLES = examples(
 
 @click.command(cls=PathFirstCommand, epilog=f"{TIMES}\n\n{_RESET_EXAMPLES}")
 @takes_place(writing_options)
-@click.argument("group")
+@click.argument("group", shell_complete=complete_groups)
 @click.argument("to", metavar="WHERE")
-@click.option("--topic", "topics", multiple=True, help="Only this topic, which may be new to the group. Repeatable.")
-def reset(place: Place, as_json: bool, group: str, to: str, topics: tuple[str, ...]) -> None:
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topics,
+    help="Only this topic, which may be new to the group. Repeatable.",
+)
+def reset(place: Place, as_data: bool, group: str, to: str, topics: tuple[str, ...]) -> None:
     """Reset the offsets of GROUP to WHERE: earliest, latest, a TIME, or offsets as JSON.
 
     Running queries continue there with their next batch. The previous offsets are printed too, so that a reset can be
@@ -112,7 +66,7 @@ def reset(place: Place, as_json: bool, group: str, to: str, topics: tuple[str, .
     ]
     brokers = ("brokerName",) if place.is_cluster else ()
     columns = ("topic", *brokers, "queueId", "oldGroupOffset", "groupOffset")
-    show(rows, columns, as_json=as_json, nothing="Nothing was reset: the group has no queues.")
+    show(rows, columns, as_data=as_data, nothing="Nothing was reset: the group has no queues.")
 
 
 def _offsets_before(place: Place, group: str) -> tuple[Any, str | None]:
@@ -150,10 +104,10 @@ def _parse_where(to: str) -> Any:
     return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms <= LAST_SECONDS_MS else time_ms
 
 
-@click.command(epilog=examples("rmq close store"))
+@click.command(cls=StoreCommand, epilog=examples("rmq close store"))
 @appending
 def close(
-    path: str, commit_log_path: str | None, lock_timeout_s: float, allow_network_store: bool, as_json: bool
+    path: str, commit_log_path: str | None, lock_timeout_s: float, allow_network_store: bool, as_data: bool
 ) -> None:
     """Flush all files, write the checkpoint and remove `abort`, so that a broker starts without recovery."""
     with waiting("closing"):
@@ -163,7 +117,7 @@ def close(
             lock_timeout_ms=round(lock_timeout_s * 1000),
             allow_network_store=allow_network_store,
         )
-    if as_json:
-        print_json([{"path": path, "state": "closed"}])
+    if as_data:
+        print_data([{"path": path, "state": "closed"}])
     else:
         say(f"The store at {path} is cleanly shut down.")

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import click
 
 from rmq_spark import RmqError, UnknownOutcomeError, __version__
-from rmq_spark.command.output import STOPPED, say, typed
+from rmq_spark.command.output import STOPPED, say, say_error, typed
 
 _NAME = "rmq"
 _NOTE = "rmq: "  # the notes on errors begin with it
+COMPLETION_VARIABLE = "_RMQ_COMPLETE"  # a shell that asks for completions sets it
 
 
 class _Listed(NamedTuple):
@@ -23,48 +24,60 @@ class _Listed(NamedTuple):
     module: str
     name: str
     short_help: str
+    section: str = ""  # of the help, of the first command in it
 
 
-# In the order of the help: commands that read, that write, that maintain a store, and an example.
+# In the order and in the sections of the help.
 COMMANDS = {
-    "topics": _Listed("list_commands", "topics", "List topics: queues, messages, bytes, time span."),
-    "queues": _Listed("list_commands", "queues", "List queues: offsets, messages, bytes, time span."),
+    "topics": _Listed("list_commands", "topics", "List topics: messages, bytes, time span.", "Look"),
+    "queues": _Listed("list_commands", "queues", "List queues: offsets, messages, time span."),
     "count": _Listed("count", "count", "Count messages, by time and by filters."),
     "groups": _Listed("list_commands", "groups", "List consumer groups and their lag."),
     "lag": _Listed("list_commands", "lag", "Show the lag of a group, queue by queue."),
-    "cat": _Listed("messages", "cat", "Print messages in stored order; --follow waits for more."),
-    "get": _Listed("single_messages", "get", "Show single messages by id, key or queue offset."),
-    "dump": _Listed("dump", "dump", "Show a file of a store, entry by entry, with positions."),
-    "send": _Listed("send", "send", "Send a message, or one per line of standard input."),
-    "create": _Listed("admin_commands", "create", "Create a store, or topics in one."),
-    "reset": _Listed("admin_commands", "reset", "Reset a group to earliest, latest, a time or offsets."),
+    "members": _Listed("cluster_commands", "members", "List the members of consumer groups."),
+    "brokers": _Listed("cluster_commands", "brokers", "List brokers: version, rates, disk."),
+    "route": _Listed("cluster_commands", "route", "Show which brokers have a topic."),
+    "stats": _Listed("cluster_commands", "stats", "Show the rates that brokers have counted."),
+    "watch": _Listed("watch", "watch", "Show live rates and lag."),
+    "browse": _Listed("browse", "browse", "Browse messages and groups."),
+    "cat": _Listed("messages", "cat", "Print messages; --follow waits for more."),
+    "get": _Listed("single_messages", "get", "Show messages by id, key or queue offset."),
+    "dump": _Listed("dump", "dump", "Show a file of a store, entry by entry."),
+    "send": _Listed("send", "send", "Send a message, or many.", "Send and change"),
+    "create": _Listed("topic_commands", "create", "Create a store, or topics; alter topics."),
+    "delete": _Listed("topic_commands", "delete", "Delete topics of a cluster."),
+    "reset": _Listed("admin_commands", "reset", "Reset a group: a time, offsets, earliest …"),
     "dlq": _Listed("dead_letters", "dlq", "List or republish dead letters."),
-    "export": _Listed("export_import", "export", "Write messages to a Parquet file."),
+    "export": _Listed("export_import", "export", "Write messages to a Parquet file.", "Copy"),
     "import": _Listed("export_import", "import_", "Send the messages of a Parquet file."),
-    "check": _Listed("check_repair", "check", "Check every file of a store for damage."),
+    "check": _Listed("check_repair", "check", "Check every file of a store for damage.", "Check and operate"),
     "repair": _Listed("check_repair", "repair", "Repair a store, after confirmation."),
-    "doctor": _Listed("doctor", "doctor", "Try what a query of a live cluster needs."),
-    "close": _Listed("admin_commands", "close", "Flush a store and mark it as cleanly shut down."),
-    "serve": _Listed("serve", "serve", "Deliver delayed messages when they are due."),
+    "doctor": _Listed("doctor", "doctor", "Try what a query of a cluster needs."),
+    "prepare-sink": _Listed("intents", "prepare_sink", "Prepare exactly-once writes to a cluster."),
+    "intents": _Listed("intents", "intents", "List, finish or skip open cluster writes."),
+    "close": _Listed("admin_commands", "close", "Mark a store as cleanly shut down."),
+    "serve": _Listed("serve", "serve", "Deliver delayed messages when due."),
+    "completion": _Listed("completion", "completion", "Print the completion of bash or zsh.", "Begin"),
     "demo": _Listed("demo", "demo", "Create a small example store."),
 }
 # These change nothing, so Ctrl-C prints no summary.
-_READ_ONLY = frozenset({"topics", "queues", "count", "groups", "lag", "cat", "get", "dump", "check", "doctor"})
+_READ_ONLY = frozenset(
+    "topics queues count groups lag members brokers route stats watch browse cat get dump check doctor".split()  # noqa: SIM905
+)
 # What to do in a cluster instead of the commands that need the files of a store.
 _ON_THE_MACHINE = "Run it on the machine of a broker, with the broker's storePathRootDir as PATH"
 _OF_FILES = {
     "dump": _ON_THE_MACHINE,
-    "create": "`mqadmin updateTopic` creates a topic in a cluster",
     "check": _ON_THE_MACHINE,
     "repair": _ON_THE_MACHINE,
     "close": _ON_THE_MACHINE,
     "serve": "The brokers of a cluster deliver delayed messages themselves",
 }
-_ENDING = "rmq COMMAND --help: details, examples. Exit status: 0 success, 1 error, 2 usage.\n"
+_USAGE = "Usage: rmq COMMAND (PATH | -n HOST:PORT) ...\n       rmq COMMAND --help\n"
 
 
 class _Rmq(click.Group):
-    """Command group that loads commands on demand and fits its help on a screen of 24 lines."""
+    """Command group that loads commands on demand and has a line of help for each of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of the help."""
@@ -90,10 +103,13 @@ class _Rmq(click.Group):
         return name, command, rest
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the usage, the list of commands, and the exit statuses."""
-        formatter.write("Usage: rmq COMMAND PATH ...   PATH: a store's folder, or -n HOST:PORT: a cluster\n\n")
-        formatter.write_dl([(name, listed.short_help) for name, listed in COMMANDS.items()])
-        formatter.write(_ENDING)
+        """Write the usage, and the commands in sections."""
+        formatter.write(_USAGE)
+        width = max(map(len, COMMANDS))
+        for name, listed in COMMANDS.items():
+            if listed.section:
+                formatter.write(f"\n{listed.section}:\n")
+            formatter.write(f"  {name:<{width}}  {listed.short_help}\n")
 
 
 def make_group() -> click.Group:
@@ -137,7 +153,8 @@ def keep_interrupts() -> None:
 def run(words: Sequence[str]) -> int:
     """Run the command line `words`; return its exit status. Errors are printed to stderr."""
     group = make_group()
-    if "_RMQ_COMPLETE" in os.environ:  # a shell asks for completions
+    if COMPLETION_VARIABLE in os.environ:
+        import_module("rmq_spark.command.completion")  # it registers what it changes
         group.main(list(words), prog_name=_NAME)
     command = f"rmq {words[0]}" if words and words[0] in COMMANDS else _NAME
     try:
@@ -162,10 +179,10 @@ def run(words: Sequence[str]) -> int:
         _discard_output()
         return 0
     except UnicodeEncodeError as error:  # a topic, key or tag of the command line
-        say(f"{command}: {os.fsencode(error.object)!r} is not valid UTF-8.")
+        say_error(command, f"{_bytes_of(error.object)!r} is not valid UTF-8.")
         return 2
     except OSError as error:
-        say(f"{command}: {error.filename or 'system error'}: {error.strerror or error}")
+        say_error(command, f"{error.filename or 'system error'}: {error.strerror or error}")
         return 1
     return status if isinstance(status, int) else 0
 
@@ -174,13 +191,21 @@ def _print_error(command: str, error: RmqError, words: Sequence[str]) -> None:
     """Print an error with its notes, and the ids of all messages that may be stored."""
     # The arguments, the values of `--option=value`, and both as absolute paths, are printed unchanged.
     given = [*words[1:], *(word.partition("=")[2] for word in words if word.startswith("-"))]
-    own = [*given, *(os.path.abspath(word) for word in given if word)]
+    own = [*given, *(os.path.abspath(word) for word in given if word), *getattr(error, "shown", ())]
     for text in (str(error), *getattr(error, "__notes__", ())):
-        say(f"{command}: {typed(text.removeprefix(_NOTE), own)}")
+        say_error(command, typed(text.removeprefix(_NOTE), own))
     if isinstance(error, UnknownOutcomeError):
         for message_id in error.message_ids:
             if message_id not in error.text:
                 say(message_id)
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return the bytes of a word of the command line; of another text with half of a surrogate pair, its escapes."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace")
 
 
 def _explained(error: click.NoSuchOption, command: str) -> click.UsageError:

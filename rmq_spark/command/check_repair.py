@@ -1,6 +1,5 @@
 """`rmq check` and `rmq repair`: find the damage of a store, and repair it."""
 
-import shutil
 import sys
 import textwrap
 from typing import Any
@@ -8,14 +7,14 @@ from typing import Any
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, printable, progress, rows_of, say, typed
+from rmq_spark.command.colours import meaning_of, paint
+from rmq_spark.command.default_place import StoreCommand
+from rmq_spark.command.output import print_data, printable, progress, rows_of, say, typed
 from rmq_spark.command.parameters import appending, examples, reading
-from rmq_spark.command.tables import show
+from rmq_spark.command.tables import PIPE_CHARS, show, terminal_width
 
 NOT_HEALTHY = 3
 _MAX_FINDINGS = 20
-_PIPE_CHARS = 10_000  # no folding, for grep
-_COLOURS = {"damage": "red", "repairable": "yellow"}
 _CUT_ADVICE = """\
 `rmq cat PATH TOPIC --queue ID --offset N` reads the messages after the damage; `rmq check` shows the queue offsets.
 `rmq repair PATH --cut-log --accept-loss` truncates the log at the damage and loses all messages after it. Add --dry-run
@@ -23,9 +22,11 @@ to see their number."""
 _STEP_COLUMNS = ("action", "what", "path", "messagesLost", "isDoneByRepair")
 
 
-@click.command(epilog=examples("rmq check store", "rmq check store --json | jq '.[] | {severity, what, path}'"))
+@click.command(
+    cls=StoreCommand, epilog=examples("rmq check store", "rmq check store --json | jq '.[] | {severity, what, path}'")
+)
 @reading
-def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
+def check(path: str, commit_log_path: str | None, as_data: bool) -> int:
     """Read every file of the store at PATH and report damage. Exit status 0 if the store is healthy, else 3.
 
     \b
@@ -37,14 +38,14 @@ def check(path: str, commit_log_path: str | None, as_json: bool) -> int:
     """
     with progress("checking") as on_progress:
         report = rmq_spark.check(path, commit_log_path=commit_log_path, progress=on_progress)
-    if as_json:
-        print_json(rows_of(report.to_arrow()))
+    if as_data:
+        print_data(rows_of(report.to_arrow()))
     else:
         _print_report(report)
     return 0 if report.is_healthy else NOT_HEALTHY
 
 
-@click.command(epilog=examples("rmq repair store --dry-run", "rmq repair store"))
+@click.command(cls=StoreCommand, epilog=examples("rmq repair store --dry-run", "rmq repair store"))
 @appending
 @click.option("--dry-run", is_flag=True, help="Show the plan without applying it.")
 @click.option("--yes", is_flag=True, help="Repair without confirmation. Losing messages also requires --accept-loss.")
@@ -55,7 +56,7 @@ def repair(
     commit_log_path: str | None,
     lock_timeout_s: float,
     allow_network_store: bool,
-    as_json: bool,
+    as_data: bool,
     dry_run: bool,
     yes: bool,
     accept_loss: bool,
@@ -76,19 +77,19 @@ def repair(
 
     Exit status 0 if the store is healthy at the end, else 3. Copy the store before you accept a loss of messages.
     """
-    if as_json and not (yes or dry_run):
+    if as_data and not (yes or dry_run):
         raise click.UsageError("--json cannot ask for confirmation. Add --dry-run or --yes.")
     with progress("checking") as on_progress:
         plan = rmq_spark.plan_repair(path, commit_log_path=commit_log_path, cut_log=cut_log, progress=on_progress)
     can_cut = not cut_log and any(finding.action == "cut" for finding in plan.report.findings)
-    if plan.is_empty or dry_run or not as_json:
+    if plan.is_empty or dry_run or not as_data:
         rows = rows_of(plan.to_arrow())
-        if not as_json:
+        if not as_data:
             rows = [{**row, "what": typed(row["what"]), "path": _inside(row["path"], plan.path)} for row in rows]
         nothing = "Nothing to repair: the store is healthy."
-        show(rows, _STEP_COLUMNS, as_json=as_json, nothing=nothing, optional=("isDoneByRepair",))
+        show(rows, _STEP_COLUMNS, as_data=as_data, nothing=nothing, optional=("isDoneByRepair",))
     if plan.is_empty or dry_run:
-        if plan.steps and plan.is_empty and not as_json:
+        if plan.steps and plan.is_empty and not as_data:
             say("`rmq repair` cannot repair this without a loss." if can_cut else "`rmq repair` cannot repair this.")
             say(_CUT_ADVICE if can_cut else "The texts above describe the next steps.")
         return 0 if plan.report.is_healthy else NOT_HEALTHY
@@ -107,8 +108,8 @@ def repair(
             allow_network_store=allow_network_store,
             progress=on_progress,
         )
-    if as_json:
-        print_json(rows_of(plan.to_arrow()))
+    if as_data:
+        print_data(rows_of(plan.to_arrow()))
     else:
         say(f"{len(done.steps)} steps done, {len(done.left)} left. Checked again:")
         _print_report(done.report)
@@ -130,28 +131,28 @@ def _confirm(path: str, plan: Any) -> bool:
 
 def _print_report(report: Any) -> None:
     """Print the summary line, and each finding as a paragraph: severity, path, problem and next step."""
-    click.echo(printable(str(report).partition("\n")[0]))
+    _print_wrapped(str(report).partition("\n")[0], "")
     rows = rows_of(report.to_arrow())
     for row in rows[:_MAX_FINDINGS]:
-        name = click.style(row["severity"], fg=_COLOURS.get(row["severity"]), bold=True)
+        name = paint(row["severity"], meaning_of("severity", row["severity"]), sys.stdout)
         click.echo(f"\n{name}  {printable(_inside(row['path'], report.path))}, position {row['position']}")
         expected = f": expected {row['expected']}, found {row['found']}" if row["expected"] or row["found"] else ""
-        _print_indented(f"{row['what']}{expected}")
+        _print_wrapped(f"{row['what']}{expected}")
         if row["topic"] is not None:
             offsets = "" if row["begin"] is None else f", queue offsets [{row['begin']}, {row['end']})"
             count = f", {row['messages']:,} messages" if row["messages"] else ""
-            _print_indented(f"queue {row['topic']}/{row['queueId']}{offsets}{count}")
+            _print_wrapped(f"queue {row['topic']}/{row['queueId']}{offsets}{count}")
         if row["nextStep"]:
-            _print_indented(typed(row["nextStep"]))
+            _print_wrapped(typed(row["nextStep"]))
     if len(rows) > _MAX_FINDINGS:
         click.echo(f"\n… and {len(rows) - _MAX_FINDINGS:,} more. --json prints all.")
 
 
-def _print_indented(text: str) -> None:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_CHARS
-    indent = "    "
-    lines = textwrap.wrap(printable(text), max(width, 40), initial_indent=indent, subsequent_indent=indent)
-    click.echo("\n".join(lines))
+def _print_wrapped(text: str, indent: str = "    ") -> None:
+    """Print a text in lines of the terminal's width; in a pipe in one line."""
+    width = terminal_width() if sys.stdout.isatty() else PIPE_CHARS
+    wrap = textwrap.TextWrapper(max(width, 40), initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
+    click.echo("\n".join(wrap.wrap(printable(text))))
 
 
 def _inside(path: str, root: str) -> str:

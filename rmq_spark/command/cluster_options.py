@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from rmq_spark.command.parameters import Decorator
+from rmq_spark.command.default_place import NAME_SERVER_VARIABLE, note_default_place
+from rmq_spark.command.parameters import Decorator, together
 
 SECRET_KEY_VARIABLE = "RMQ_SECRET_KEY"
 
@@ -69,6 +71,47 @@ CONNECTION_OPTIONS: tuple[Decorator, ...] = (
         help="Maximum time of a request, in seconds.  [default: 3]",
     ),
     PULL_GROUP,
+)
+
+CONNECTION_NAMES = (
+    *("namespace", "broker_addresses", "access_key", "credentials_file", "tls", "tls_verify", "tls_ca_file"),
+    *("tls_cert_file", "tls_key_file", "request_timeout", "pull_group"),
+)
+
+
+def _note_environment(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if ctx.get_parameter_source("name_server") is ParameterSource.ENVIRONMENT:
+        note_default_place(ctx, NAME_SERVER_VARIABLE, value)
+    return value
+
+
+_REQUIRED_NAME_SERVER = click.option(
+    "-n",
+    "--name-server",
+    required=True,
+    envvar=NAME_SERVER_VARIABLE,
+    show_envvar=True,
+    callback=_note_environment,
+    metavar="HOST:PORT",
+    help="Name server of the cluster. Several are separated by semicolons.",
+)
+# For commands that only know clusters: of those of the exactly-once sink the messages are pulled by another group.
+CLUSTER = together(_REQUIRED_NAME_SERVER, *CONNECTION_OPTIONS)
+ADMIN_CLUSTER = together(_REQUIRED_NAME_SERVER, *(one for one in CONNECTION_OPTIONS if one is not PULL_GROUP))
+SINK_CLUSTER = together(
+    _REQUIRED_NAME_SERVER,
+    *(one for one in CONNECTION_OPTIONS if one is not PULL_GROUP),
+    click.option(
+        "--pull-group",
+        cls=ClusterOption,
+        metavar="GROUP",
+        help="Consumer group in whose name messages are pulled.  [default: RMQ_SPARK_READER]",
+    ),
+)
+# The topics of the exactly-once sink itself.
+own_topics = together(
+    click.option("--stage-topic", metavar="TOPIC", help="Topic for staged rows.  [default: RMQ_SPARK_STAGE]"),
+    click.option("--ledger-topic", metavar="TOPIC", help="Topic of the ledger.  [default: RMQ_SPARK_LEDGER]"),
 )
 
 

@@ -3,6 +3,7 @@
 import functools
 import operator
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import rmq_spark
-from rmq_spark.command.output import print_json, rows_of, say, waiting
+from rmq_spark.command.completion import complete_groups, complete_topics
+from rmq_spark.command.output import print_data, rows_of, say, waiting
 from rmq_spark.command.parameters import TIMES, appending_options, begin_time, end_time, examples
 from rmq_spark.command.place import PathFirstCommand, Place, spell_limits, takes_place
-from rmq_spark.command.queue_views import BROKER_NAME, look_at, open_view, report_problems
+from rmq_spark.command.queue_views import BROKER_NAME, expand_topics, look_at, open_view, report_problems
 from rmq_spark.command.tables import show
 from rmq_spark.store.names import DLQ_TOPIC_PREFIX, dlq_topic, retry_topic
 
@@ -75,7 +77,7 @@ def dlq() -> None:
     "list", cls=_List, short_help="List groups with dead letters, or the dead letters of one.", epilog=_LIST_EXAMPLES
 )
 @takes_place()
-@click.argument("group", required=False)
+@click.argument("group", required=False, shell_complete=complete_groups)
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -84,7 +86,7 @@ def dlq() -> None:
     metavar="N",
     help="Maximum number of messages; -n N is short for it if N is a number.",
 )
-def list_(place: Place, as_json: bool, group: str | None, limit: int) -> None:
+def list_(place: Place, as_data: bool, group: str | None, limit: int) -> None:
     """List the groups that have dead letters, or GROUP's dead letters, the newest last.
 
     The column error contains the last error of the listener or query. `rmq get PATH --topic %DLQ%GROUP --queue 0
@@ -106,14 +108,14 @@ def list_(place: Place, as_json: bool, group: str | None, limit: int) -> None:
     if group is None:
         names: tuple[str, ...] = ("group", "messages", "bytes", "firstTimestamp", "lastTimestamp")
         names = ("group", "brokers", "messages") if place.is_cluster else names
-        show(rows, names, as_json=as_json, nothing="No dead letters.", optional=("firstTimestamp", "bytes"))
+        show(rows, names, as_data=as_data, nothing="No dead letters.", optional=("firstTimestamp", "bytes"))
         return
     brokers = (BROKER_NAME,) if place.is_cluster else ()
     several = ("queueId",) if any(row["queueId"] for row in rows) else ()
     names = (*brokers, *several, "queueOffset", "topic", "keys", "tags", "reconsumeTimes", "storeTimestamp", "error")
-    optional = ("reconsumeTimes", "tags", "storeTimestamp")
-    show(rows, (*names, "body"), as_json=as_json, nothing=f"{group} has no dead letters.", optional=optional)
-    if count > len(rows) and not as_json:
+    spared = ("reconsumeTimes", "tags", "storeTimestamp")
+    show(rows, (*names, "body"), as_data=as_data, nothing=f"{group} has no dead letters.", spared=spared)
+    if count > len(rows) and not as_data:
         say(f"These are the last {len(rows)} of {count:,}. --limit {count} shows all.")
 
 
@@ -187,13 +189,19 @@ def _dead_letters(place: Place, store: Any, group: str, limit: int) -> tuple[lis
     epilog=f"{TIMES}\n\n{_REPUBLISH_EXAMPLES}",
 )
 @takes_place(appending_options)
-@click.argument("group")
-@click.option("--topic", "topics", multiple=True, help="Only dead letters of this original topic. Repeatable.")
+@click.argument("group", shell_complete=complete_groups)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topics,
+    help="Only dead letters of this original topic, a list with commas, or a pattern of a shell. Repeatable.",
+)
 @click.option("--tags", multiple=True, help="Only dead letters with this tag. Repeatable.")
 @click.option("--key", help="Only dead letters with this key.")
 @begin_time
 @end_time
-@click.option("--to-topic", help="Destination topic.  [default: the original topics]")
+@click.option("--to-topic", shell_complete=complete_topics, help="Destination topic.  [default: the original topics]")
 @click.option(
     "--progress",
     "name",
@@ -203,7 +211,7 @@ def _dead_letters(place: Place, store: Any, group: str, limit: int) -> tuple[lis
 )
 def republish(
     place: Place,
-    as_json: bool,
+    as_data: bool,
     group: str,
     topics: tuple[str, ...],
     tags: tuple[str, ...],
@@ -224,10 +232,11 @@ def republish(
         with place.open() as store:
             store.refresh()
             _require_group(place, store, group)
+            names = expand_topics(topics, store.topics)
         done = rmq_spark.republish_dead_letters(
             **place.arguments,
             group=group,
-            filter=_filter(topics, tags, key, begin_ms, end_ms),
+            filter=_filter(names, tags, key, begin_ms, end_ms),
             topic=to_topic,
             progress=name,
         )
@@ -240,14 +249,14 @@ def republish(
     else:
         row["nextOffset"] = done.next_offset
         end = f"The next call resumes at offset {done.next_offset}."
-    if as_json:
-        print_json([row])
+    if as_data:
+        print_data([row])
     else:
         say(f"{done.sent:,} sent, {done.passed_over:,} skipped. {end}")
 
 
 def _filter(
-    topics: tuple[str, ...], tags: tuple[str, ...], key: str | None, begin_ms: int | None, end_ms: int | None
+    topics: Sequence[str], tags: tuple[str, ...], key: str | None, begin_ms: int | None, end_ms: int | None
 ) -> Any:
     """Return the conjunction of the filters as an Arrow expression; None without a filter."""
     conditions = []

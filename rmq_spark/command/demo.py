@@ -8,9 +8,9 @@ import click
 import pyarrow as pa
 
 import rmq_spark
-from rmq_spark.command.output import print_json, rows_of, waiting
+from rmq_spark.command.output import print_data, rows_of, waiting
 from rmq_spark.command.parameters import Moment, examples
-from rmq_spark.command.parameters import as_json as as_json_option
+from rmq_spark.command.parameters import as_data as as_data_option
 
 _ORDERS = 1000
 _COLOURS = ("red", "green", "blue")
@@ -28,8 +28,8 @@ _TRY = (
 
 
 @click.command(epilog=examples("rmq demo"))
-@as_json_option
-def demo(as_json: bool) -> None:
+@as_data_option
+def demo(as_data: bool) -> None:
     """Create a store in a new temporary folder: orders, a delayed message, a group that lags, a dead letter.
 
     It takes about a second. The printed commands work on this store. Delete the folder afterwards.
@@ -39,8 +39,8 @@ def demo(as_json: bool) -> None:
         _fill(path)
     with rmq_spark.open_reader(path) as store:
         summary = store.summary()
-    if as_json:
-        print_json({"path": str(path), **row} for row in rows_of(summary.to_arrow()))
+    if as_data:
+        print_data({"path": str(path), **row} for row in rows_of(summary.to_arrow()))
         return
     click.echo(repr(summary))
     click.echo("\nTry:")

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, rows_of, say
-from rmq_spark.command.parameters import as_json as as_json_option
+from rmq_spark.command.output import print_data, rows_of, say
+from rmq_spark.command.parameters import as_data as as_data_option
 from rmq_spark.command.parameters import examples
 from rmq_spark.command.tables import show
 
@@ -25,24 +25,26 @@ _EXAMPLES = examples(
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, dir_okay=False))
-@as_json_option
+@as_data_option
 @click.option("--position", type=click.IntRange(min=0), default=0, show_default=True, help="First byte to read.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="Maximum number of entries.  [default: 100; JSON: all]")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), help="Maximum number of entries.  [default: 100; JSON and CSV: all]"
+)
 @click.option("--kind", help="Kind of the file. An unknown kind lists all kinds.  [default: by path]")
-def dump(path: str, as_json: bool, position: int, limit: int | None, kind: str | None) -> None:
+def dump(path: str, as_data: bool, position: int, limit: int | None, kind: str | None) -> None:
     """Show the file at PATH: a commit-log segment, a consume-queue file, an index, a checkpoint, or any other file.
 
     Positions are in bytes from the start of the file. Damaged bytes are shown as damage. The file is not changed.
     """
-    if as_json:
+    if as_data:
         batches = rmq_spark.dump(path, kind=kind, position=position, limit=limit)
-        print_json(row for batch in batches for row in rows_of(batch))
+        print_data(row for batch in batches for row in rows_of(batch))
         return
     limit = limit or _DEFAULT_LIMIT
     table = rmq_spark.dump(path, kind=kind, position=position, limit=limit + 1).to_arrow()
     shown = table.slice(0, limit)
     columns = [name for name in shown.column_names if shown[name].null_count < len(shown)]
     nothing = f"No entries at or after position {position}." if Path(path).stat().st_size else "The file is empty."
-    show(rows_of(shown), columns, as_json=False, nothing=nothing, optional=_OPTIONAL)
+    show(rows_of(shown), columns, as_data=False, nothing=nothing, optional=_OPTIONAL)
     if len(table) > limit:
         say(f"More entries follow. Continue with --position {table['position'][limit].as_py()}, or raise --limit.")

@@ -6,10 +6,12 @@ from typing import Any
 import click
 
 import rmq_spark
+from rmq_spark.command.completion import complete_topics
 from rmq_spark.command.message_output import is_writable
-from rmq_spark.command.output import STOPPED, print_json, progress, say, typed
+from rmq_spark.command.output import STOPPED, print_data, progress, say, typed
 from rmq_spark.command.parameters import TIMES, appending_options, begin_time, end_time, examples
 from rmq_spark.command.place import PathFirstCommand, Place, takes_place
+from rmq_spark.command.queue_views import expand_topics, has_patterns, split_topics
 
 _EXPORT_EXAMPLES = examples(
     "rmq export store orders.parquet --topic orders",
@@ -31,7 +33,12 @@ _IMPORTED = ("topic", "physicalTopic", "queueId", "tags", "keys", "body", "prope
 @takes_place()
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
 @click.option(
-    "--topic", "topics", multiple=True, help="Only this topic. Repeatable.  [default: all except RocketMQ's own]"
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topics,
+    help="Only this topic, a list with commas, or a pattern of a shell. Repeatable.  "
+    "[default: all except RocketMQ's own]",
 )
 @begin_time
 @end_time
@@ -43,7 +50,7 @@ _IMPORTED = ("topic", "physicalTopic", "queueId", "tags", "keys", "body", "prope
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def export(
     place: Place,
-    as_json: bool,
+    as_data: bool,
     target: str,
     topics: tuple[str, ...],
     begin_ms: int | None,
@@ -61,10 +68,15 @@ def export(
     folder = Path(target).absolute().parent
     if folder.is_dir() and not is_writable(folder):
         raise click.UsageError(f"{target}: the folder {folder} is not writable. Choose another folder.")
+    names = split_topics(topics)
+    if has_patterns(names):
+        with place.open() as reader:
+            reader.refresh()
+            names = expand_topics(names, reader.topics)
     with progress("exporting", "messages") as on_progress:
         done = rmq_spark.export_parquet(
             target=target,
-            topics=list(topics) or None,
+            topics=list(dict.fromkeys(names)) or None,
             begin_ms=begin_ms,
             end_ms=end_ms,
             columns=[name.strip() for name in columns.split(",")] if columns else None,
@@ -72,9 +84,9 @@ def export(
             progress=on_progress,
             **place.arguments,
         )
-    if as_json:
+    if as_data:
         row = {"path": str(done.path), "messages": done.messages, "bytes": done.bytes, "topics": list(done.topics)}
-        print_json([row])
+        print_data([row])
     else:
         say(f"{done.messages:,} messages of {', '.join(done.topics) or 'no topic'} written to {done.path}.")
 
@@ -82,7 +94,7 @@ def export(
 @click.command("import", cls=PathFirstCommand, epilog=_IMPORT_EXAMPLES)
 @takes_place(appending_options, pulls=False)
 @click.argument("source", metavar="FILE", type=click.Path(dir_okay=False, exists=True))
-@click.option("--topic", help="Destination topic.  [default: the topics in FILE]")
+@click.option("--topic", shell_complete=complete_topics, help="Destination topic.  [default: the topics in FILE]")
 @click.option(
     "--name", help="Name that identifies the import when it is resumed.  [default: contents of FILE and --topic]"
 )
@@ -96,7 +108,7 @@ def export(
 )
 def import_(
     place: Place,
-    as_json: bool,
+    as_data: bool,
     source: str,
     topic: str | None,
     name: str | None,
@@ -120,9 +132,9 @@ def import_(
     if place.is_cluster:
         arguments |= {"broker_down_timeout_ms": _BROKER_DOWN_MS, "skip_rows": skip_rows or 0}
     done = _import(place, arguments)
-    if as_json:
+    if as_data:
         row = {"name": done.name, "messages": done.messages, "skipped": done.skipped, "topics": list(done.topics)}
-        print_json([row])
+        print_data([row])
         return
     topics = f" Topics: {', '.join(done.topics)}." if done.topics else ""
     if place.is_cluster:

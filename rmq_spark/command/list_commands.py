@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 import rmq_spark
+from rmq_spark.command.completion import complete_groups, complete_topics
 from rmq_spark.command.output import printable, rows_of, say, typed, waiting
 from rmq_spark.command.parameters import examples
 from rmq_spark.command.place import PathFirstCommand, Place, PlaceCommand, reads_place, takes_place
-from rmq_spark.command.queue_views import ListedTopic, cause_of, describe, look_at, report_problems
+from rmq_spark.command.queue_views import ListedTopic, cause_of, describe, expand_topics, look_at, report_problems
 from rmq_spark.command.tables import show
 from rmq_spark.store.model import QueueAnswer, QueueBounds, QueueKey
 
@@ -28,7 +29,7 @@ _MAX_PROBLEMS = 10  # after the loss of a disk every queue has one
 )
 @reads_place()
 @click.option("--all", "with_all", is_flag=True, help="Include RocketMQ's own topics that are empty.")
-def topics(place: Place, as_json: bool, with_all: bool) -> None:
+def topics(place: Place, as_data: bool, with_all: bool) -> None:
     """List the topics of the store at PATH, or of a cluster.
 
     Bytes are the size of the records in the commit log, estimated for very many records. Times are UTC. Queues that
@@ -38,7 +39,7 @@ def topics(place: Place, as_json: bool, with_all: bool) -> None:
     A cluster tells no bytes and times. Its queues that cannot be read count as empty and are named on stderr.
     """
     if place.is_cluster:
-        _list_cluster_topics(place, as_json=as_json, with_all=with_all)
+        _list_cluster_topics(place, as_data=as_data, with_all=with_all)
         return
     with waiting("reading queues"), place.open() as store:
         summary = store.summary()
@@ -46,11 +47,11 @@ def topics(place: Place, as_json: bool, with_all: bool) -> None:
     rows = [row for row in rows if with_all or row["messages"] or not row["isSystem"]]
     columns = ("topic", "queues", "messages", "bytes", *_TIMES)
     nothing = "The store has no topics. Create one with `rmq create PATH TOPIC`."
-    show(rows, columns, as_json=as_json, nothing=nothing, optional=_TIMES)
+    show(rows, columns, as_data=as_data, nothing=nothing, optional=_TIMES)
     _report_problems(str(place.path), summary.topics)
 
 
-def _list_cluster_topics(place: Place, *, as_json: bool, with_all: bool) -> None:
+def _list_cluster_topics(place: Place, *, as_data: bool, with_all: bool) -> None:
     """Print a row for each topic of a cluster."""
     with waiting("asking brokers"), place.open() as reader:
         listed = look_at(reader, reader.topics())
@@ -65,8 +66,8 @@ def _list_cluster_topics(place: Place, *, as_json: bool, with_all: bool) -> None
             for topic in listed
         ]
     rows = [row for row in rows if with_all or row["messages"] or not row["isSystem"]]
-    nothing = "The cluster has no topics. Create one with `mqadmin updateTopic`."
-    show(rows, ("topic", "brokers", "queues", "messages"), as_json=as_json, nothing=nothing)
+    nothing = "The cluster has no topics. Create one with `rmq create -n HOST:PORT TOPIC`."
+    show(rows, ("topic", "brokers", "queues", "messages"), as_data=as_data, nothing=nothing)
     _report_cluster_problems(listed)
 
 
@@ -75,9 +76,11 @@ def _list_cluster_topics(place: Place, *, as_json: bool, with_all: bool) -> None
     epilog=examples("rmq queues store", "rmq queues store orders payments", "rmq queues -n ns1:9876 orders"),
 )
 @reads_place("topics")
-@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-def queues(place: Place, as_json: bool, topics: tuple[str, ...]) -> None:
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topics)
+def queues(place: Place, as_data: bool, topics: tuple[str, ...]) -> None:
     """List the queues of topics. Without TOPIC: all queues that contain messages or cannot be read.
+
+    TOPIC is a name, a list with commas, or a pattern of a shell in quotes, such as 'order*'.
 
     minOffset is the offset of the oldest message, maxOffset the offset of the next message to be written.
 
@@ -85,21 +88,23 @@ def queues(place: Place, as_json: bool, topics: tuple[str, ...]) -> None:
     since when its broker has been away. Brokers that no name server lists are not known.
     """
     if place.is_cluster:
-        _list_cluster_queues(place, topics, as_json=as_json)
+        _list_cluster_queues(place, topics, as_data=as_data)
         return
     with waiting("reading queues"), place.open() as store:
-        found = [store.topic(name) for name in topics] if topics else store.summary().topics
+        names = expand_topics(topics, store.topics)
+        found = [store.topic(name) for name in names] if topics else store.summary().topics
     rows = [row for one in found for row in rows_of(one.to_arrow()) if topics or row["messages"] or row["problem"]]
     columns = ["topic", "queueId", "minOffset", "maxOffset", "messages", "bytes", *_TIMES]
     if any(row["problem"] for row in rows):
         columns.append("problem")
-    show(rows, columns, as_json=as_json, nothing="No queue contains messages.", optional=(*_TIMES, "bytes"))
+    show(rows, columns, as_data=as_data, nothing="No queue contains messages.", optional=(*_TIMES, "bytes"))
     _report_problems(str(place.path), found)
 
 
-def _list_cluster_queues(place: Place, topics: Sequence[str], *, as_json: bool) -> None:
+def _list_cluster_queues(place: Place, topics: Sequence[str], *, as_data: bool) -> None:
     """Print a row for each queue of topics of a cluster."""
     with waiting("asking brokers"), place.open() as reader:
+        topics = expand_topics(topics, reader.topics)
         for topic in topics:
             reader.queues(topic)  # raises if there is no such topic, or if it cannot be read
         listed = look_at(reader, list(dict.fromkeys(topics or reader.topics())))
@@ -108,9 +113,9 @@ def _list_cluster_queues(place: Place, topics: Sequence[str], *, as_json: bool) 
     columns = ["topic", "brokerName", "queueId", "minOffset", "maxOffset", "messages"]
     if any(row["problem"] for row in rows):
         columns.append("problem")
-    if not as_json:
+    if not as_data:
         rows = [{**row, "problem": row["problem"] and cause_of(row["problem"])} for row in rows]  # stderr has the rest
-    show(rows, columns, as_json=as_json, nothing="No queue contains messages.")
+    show(rows, columns, as_data=as_data, nothing="No queue contains messages.")
     _report_cluster_problems(listed)
 
 
@@ -157,7 +162,7 @@ def _report_problems(path: str, topics: Iterable[Any]) -> None:
     ),
 )
 @reads_place()
-def groups(place: Place, as_json: bool) -> None:
+def groups(place: Place, as_data: bool) -> None:
     """List the consumer groups: topics, queues, lag in messages, bytes and seconds, and members.
 
     A group that has not committed an offset yet has no queues, and its lag is not known. Members are running queries,
@@ -177,7 +182,8 @@ def groups(place: Place, as_json: bool) -> None:
     columns = ("group", "topics", "queues", "lagMessages", "lagBytes", "secondsBehind", "members")
     shown = [{**row, "members": None if row["members"] is None else len(row["members"])} for row in rows]
     nothing = f"The {'cluster' if place.is_cluster else 'store'} has no consumer groups."
-    show(rows if as_json else shown, columns, as_json=as_json, nothing=nothing, optional=("lagBytes", "queues"))
+    hidden: dict[str, tuple[str, ...]] = {"optional": ("lagBytes", "queues"), "spared": ("members", "topics")}
+    show(rows if as_data else shown, columns, as_data=as_data, nothing=nothing, **hidden)
 
 
 def _members(place: Place, names: Sequence[str]) -> dict[str, list[str]] | None:
@@ -219,8 +225,8 @@ def _join(queues: list[dict[str, Any]], column: str, join: Callable[[list[Any]],
     epilog=examples("rmq lag store billing", "watch -n 5 rmq lag store billing", "rmq lag -n ns1:9876 billing"),
 )
 @takes_place()
-@click.argument("group", required=False)
-def lag(place: Place, as_json: bool, group: str | None) -> None:
+@click.argument("group", required=False, shell_complete=complete_groups)
+def lag(place: Place, as_data: bool, group: str | None) -> None:
     """Show the lag of GROUP, or of all groups, queue by queue.
 
     \b
@@ -242,4 +248,5 @@ def lag(place: Place, as_json: bool, group: str | None) -> None:
         columns.append("member")
     columns = [*([] if group else ["group"]), *columns]
     optional = ("member", "lagBytes", "maxOffset", "groupOffset")
-    show(rows, columns, as_json=as_json, nothing="No group has committed an offset.", optional=optional)
+    spared = () if group else ("secondsBehind",)
+    show(rows, columns, as_data=as_data, nothing="No group has committed an offset.", optional=optional, spared=spared)

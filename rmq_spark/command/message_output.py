@@ -1,4 +1,4 @@
-"""Output formats of `rmq cat`: text, JSON, Arrow's stream format and Parquet, to stdout or to a file.
+"""Output formats of `rmq cat`: text, JSON, CSV, Arrow's stream format and Parquet, to stdout or to a file.
 
 A file is written under a temporary name and renamed when it is complete. After an error or Ctrl-C an existing file is
 unchanged.
@@ -17,11 +17,12 @@ import click
 import pyarrow as pa
 
 import rmq_spark
-from rmq_spark.command.output import cell, json_line, rows_of
+from rmq_spark.command.output import cell, csv_lines, escaped, json_line, rows_of
 from rmq_spark.command.queue_views import BROKER_NAME
 from rmq_spark.store.model import QueueKey
 
-FORMATS = ("text", "json", "arrow", "parquet")
+_STAGING_PREFIX = ".rmq-cat-"
+FORMATS = ("text", "json", "csv", "arrow", "parquet")
 
 
 class Output(ABC):
@@ -92,6 +93,29 @@ class _JsonLines(Output):
         self.stream.flush()
 
 
+class _Csv(Output):
+    """A header, and one row per message. Behind a column of bytes is one with the base64 of those that are not text."""
+
+    def put(self, table: pa.Table) -> None:
+        header = "" if self.messages else self._header()
+        text = header + csv_lines(rows_of(table), self._fields())
+        is_shown = self.stream is sys.stdout.buffer and sys.stdout.isatty()
+        self.stream.write((escaped(text) if is_shown else text).encode())
+        self.stream.flush()
+
+    def finish(self) -> None:
+        if not self.messages:
+            self.stream.write(self._header().encode())
+
+    def _header(self) -> str:
+        names = self._fields()
+        return csv_lines([dict(zip(names, names, strict=True))], names)
+
+    def _fields(self) -> list[str]:
+        binary = [name for name in self.names if name in rmq_spark.COLUMNS and rmq_spark.COLUMNS[name] == pa.binary()]
+        return [field for name in self.names for field in (name, *([f"{name}Base64"] if name in binary else []))]
+
+
 class _Tables(Output):
     """Arrow tables of one schema, which is written even without rows."""
 
@@ -130,7 +154,7 @@ class _Parquet(_Tables):
         return parquet.ParquetWriter(self.stream, schema, compression="zstd")
 
 
-_OUTPUTS: dict[str, type[Output]] = {"text": _Text, "json": _Json, "arrow": _Arrow, "parquet": _Parquet}
+_OUTPUTS: dict[str, type[Output]] = {"text": _Text, "json": _Json, "csv": _Csv, "arrow": _Arrow, "parquet": _Parquet}
 
 
 def is_file(stream: IO[str]) -> bool:
@@ -175,13 +199,30 @@ def open_output(
         raise click.UsageError(f"--output {path}: the folder {folder} does not exist. Create it first.")
     # Beside the target, because a rename cannot cross file systems. Its own folder, because removing the folder also
     # removes what an error or Ctrl-C left in it.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".rmq-cat-", ignore_cleanup_errors=True) as made:
+    with (
+        _named(path),
+        tempfile.TemporaryDirectory(dir=folder, prefix=_STAGING_PREFIX, ignore_cleanup_errors=True) as made,
+    ):
         part = os.path.join(made, "part")
         with click.open_file(part, "wb") as stream:
             with _finished(kind(stream, names)) as out:
                 yield out
             os.fsync(stream.fileno())
         os.replace(part, path)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Let errors of the staging file name the file of the user, and those of its writes, which name none."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or (
+            error.filename is not None and _STAGING_PREFIX not in os.fspath(error.filename)
+        ):
+            raise
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"cannot be written: {reason}. An existing file is unchanged", path) from error
 
 
 @contextmanager

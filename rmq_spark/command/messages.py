@@ -4,6 +4,7 @@
 (`queue_views`) merges the batches of all queues.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,8 +15,9 @@ import click
 import pyarrow as pa
 
 import rmq_spark
+from rmq_spark.command.completion import complete_topics
 from rmq_spark.command.message_output import FORMATS, is_file, open_output
-from rmq_spark.command.output import progress, say
+from rmq_spark.command.output import is_csv, progress, say
 from rmq_spark.command.parameters import TIMES, begin_time, end_time, examples, message_filters
 from rmq_spark.command.place import (
     Place,
@@ -25,7 +27,7 @@ from rmq_spark.command.place import (
     reads_place,
     spell_limits,
 )
-from rmq_spark.command.queue_views import BROKER_NAME, Beginning, ClusterView, StoreView, open_view
+from rmq_spark.command.queue_views import BROKER_NAME, Beginning, ClusterView, StoreView, expand_topics, open_view
 from rmq_spark.store.model import QueueKey
 
 _OFFSET = "queueOffset"
@@ -34,17 +36,20 @@ _FIRST_BATCH, _SMALLEST_BATCH = 256, 64  # messages
 
 
 class MessageRanges:
-    """Messages of topics, each once. `on_progress` is called with (read, total) of a round, in messages."""
+    """Messages of topics, each once. `on_progress` is called with (read, total) of a round, in messages.
+
+    `list_topics` is called for each round, so that a topic that a pattern matches later is read too.
+    """
 
     def __init__(
         self,
         view: StoreView | ClusterView,
-        topics: Sequence[str],
+        list_topics: Callable[[], Sequence[str]],
         names: Sequence[QueueName],
         filters: Mapping[str, str | None],
         limit: int | None,
     ) -> None:
-        self._view, self._topics, self._names, self._filters = view, topics, names, filters
+        self._view, self._list_topics, self._names, self._filters = view, list_topics, names, filters
         self._buffered = min(_BUFFERED_MESSAGES, max(limit, _SMALLEST_BATCH)) if limit else _BUFFERED_MESSAGES
         self._next: dict[QueueKey, int] = {}
         self._limit = None if any(filters.values()) else limit  # a filter makes the number of reads unknown
@@ -73,13 +78,13 @@ class MessageRanges:
 
     def _first_ranges(self, begin: Beginning, end_ms: int | None) -> dict[QueueKey, tuple[int, int]]:
         """Return the queue offsets [begin, end) to print, by queue."""
-        queues = [queue for topic in self._topics for queue in choose_queues(self._view, topic, self._names)]
+        queues = [queue for topic in self._list_topics() for queue in choose_queues(self._view, topic, self._names)]
         ranges = find_ranges(self._view, queues, begin, end_ms)
         return ranges if begin.last is None else self._last_of(ranges, begin.last)
 
     def _new_ranges(self, begin: Beginning) -> dict[QueueKey, tuple[int, int]]:
-        """Return the offsets that were appended to each queue since the last round; of a new queue all."""
-        queues = [queue for topic in self._topics for queue in choose_queues(self._view, topic, self._names)]
+        """Return the offsets that were appended to each queue since the last round; of a new queue or topic all."""
+        queues = [queue for topic in self._list_topics() for queue in choose_queues(self._view, topic, self._names)]
         new = [queue for queue in queues if queue not in self._next]
         ranges = find_ranges(self._view, new, self._view.late_beginning(begin), None) if new else {}
         for queue, bounds in self._view.bounds(queues).items():
@@ -180,6 +185,7 @@ DEFAULT_COLUMNS = "topic,queueId,queueOffset,commitLogOffset,tags,keys,body,born
 _EXAMPLES = examples(
     "rmq cat store orders --last 10",
     "rmq cat store orders --from now-15m --tags 'paid || shipped'",
+    "rmq cat store orders payments 'invoice*' --last 10",
     "rmq cat store orders --follow --last 0 --columns keys,body",
     "rmq cat store orders --format parquet --output orders.parquet",
     "rmq cat -n ns1:9876 orders --queue broker-a:0 --limit 10",
@@ -197,7 +203,7 @@ class _Cat(PlaceCommand):
 
 @click.command(cls=_Cat, epilog=f"{TIMES}\n\n{_EXAMPLES}")
 @reads_place("topics", are_required=True)
-@click.argument("topics", metavar="TOPIC...", nargs=-1)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, shell_complete=complete_topics)
 @queue_names_option
 @begin_time
 @end_time
@@ -227,7 +233,7 @@ class _Cat(PlaceCommand):
 )
 def cat(
     place: Place,
-    as_json: bool,
+    as_data: bool,
     topics: tuple[str, ...],
     queue_names: tuple[QueueName, ...],
     begin_ms: int | None,
@@ -244,6 +250,8 @@ def cat(
 ) -> int:
     """Print the messages of topics in stored order, starting with the oldest.
 
+    TOPIC is a name, a list with commas, or a pattern of a shell in quotes, such as 'order*'.
+
     Each line contains store time (UTC), topic/queue@offset, tags, keys and body. Bodies that are not UTF-8 are in hex.
 
     In a cluster the messages of each broker are in stored order, and those of several brokers are ordered by store
@@ -255,9 +263,10 @@ def cat(
         raise click.UsageError("--from, --offset and --last cannot be combined. Give one of them.")
     if follow and end_ms is not None:
         raise click.UsageError("--follow and --to cannot be combined. Give one of them.")
-    if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} cannot be combined. Give one of them.")
-    form = form or ("json" if as_json else "text")
+    data = "csv" if is_csv() else "json"
+    if as_data and form not in (None, data):
+        raise click.UsageError(f"--{data} and --format {form} cannot be combined. Give one of them.")
+    form = form or (data if as_data else "text")
     names = _column_names(columns, has_brokers=place.is_cluster)
     filters = {"tags": tags, "sql92": sql92}
     file = None if output == "-" else output
@@ -266,7 +275,9 @@ def cat(
         if file is not None and not place.is_cluster:
             reader.refuse_inside(file)
         view = open_view(place, reader, is_strict=file is not None)
-        ranges = MessageRanges(view, topics, queue_names, filters, limit)
+        reader.refresh()
+        list_topics = functools.partial(expand_topics, topics, reader.topics, view.readable)
+        ranges = MessageRanges(view, list_topics, queue_names, filters, limit)
         with open_output(form, file, names, is_endless=follow, is_plain=columns is not None) as out:
             if not (is_interactive and follow):
                 ranges.on_progress = bar.enter_context(progress("reading", "messages"))

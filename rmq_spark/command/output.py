@@ -1,4 +1,4 @@
-"""Output of commands: values as text or JSON, messages to stderr, and progress bars.
+"""Output of commands: values as text, JSON or CSV, messages to stderr, and progress bars.
 
 Results go to stdout, everything else to stderr. Control characters are escaped in every text, because messages may
 contain escape sequences of terminals. A progress bar, or a spinner if the total is unknown, appears on a terminal
@@ -6,6 +6,7 @@ after half a second.
 """
 
 import base64
+import csv
 import json
 import re
 import sys
@@ -13,14 +14,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import click
 
+from rmq_spark.command.colours import Meaning, paint
+from rmq_spark.datasource.spark.json_text import json_text
+
 # Control characters of terminals (C0 without tab and line feed, DEL, C1) and Unicode's line separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_CSV = "rmq_spark.csv"  # the key in the metadata of click's context
 STOPPED = 130  # the status that shells give a process stopped by Ctrl-C
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_SECONDS = frozenset({"secondsBehind", "age"})  # columns with durations in seconds
 _BAR_DELAY_S = 0.5
 
 # Python and Spark names in error texts, and their spelling on the command line.
@@ -112,9 +120,19 @@ def _typed(text: str) -> str:
     return text
 
 
+def escaped(text: str) -> str:
+    """Return a text with the control characters of terminals escaped as in Python."""
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 def say(text: str) -> None:
     """Print a text to stderr, with control characters escaped as in Python."""
-    click.echo(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), err=True)
+    click.echo(escaped(text), err=True)
+
+
+def say_error(command: str, text: str) -> None:
+    """Print an error of a command to stderr, after its name in the colour of errors."""
+    click.echo(f"{paint(f'{command}:', Meaning.ERROR, sys.stderr)} {escaped(text)}", err=True, color=True)
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
@@ -145,13 +163,41 @@ def _moment(count: int | None, per_s: int) -> datetime | str | None:
         return f"{count * 1000 // per_s} ms"
 
 
-def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print rows as a JSON list, one object per line."""
+def choose_csv(ctx: click.Context) -> None:
+    """Let `print_data` print CSV."""
+    ctx.meta[_CSV] = True
+
+
+def is_csv(ctx: click.Context | None = None) -> bool:
+    """Return whether the command prints its data as CSV."""
+    ctx = ctx or click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.meta.get(_CSV))
+
+
+def print_data(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = (), *, has_others: bool = True) -> None:
+    """Print rows as a JSON list, one object per line; with --csv as CSV, the `columns` before all other fields.
+
+    A list is complete even if an error ends `rows`. CSV is printed row by row only if the rows have no other fields.
+    """
+    if is_csv():
+        if has_others:
+            rows = [_decoded(row) for row in rows]
+            columns = list(dict.fromkeys((*columns, *(name for row in rows for name in row))))
+        if columns:
+            for row in chain([dict(zip(columns, columns, strict=True))], rows):
+                text = csv_lines([row], columns)
+                click.echo(escaped(text) if sys.stdout.isatty() else text, nl=False)
+        return
     is_first = True
-    for row in rows:
-        click.echo(("[\n  " if is_first else ",\n  ") + json_line(row), nl=False)
-        is_first = False
-    click.echo("[]" if is_first else "\n]")
+    try:
+        for row in rows:
+            click.echo(("[\n  " if is_first else ",\n  ") + json_line(row), nl=False)
+            is_first = False
+    finally:
+        if not is_first:
+            click.echo("\n]")
+    if is_first:
+        click.echo("[]")
 
 
 def json_line(row: Mapping[str, Any]) -> str:
@@ -159,6 +205,11 @@ def json_line(row: Mapping[str, Any]) -> str:
 
     Bytes that are not valid UTF-8 are null, and base64 in a second field NAMEBase64.
     """
+    return json_text(_decoded(row), _json_value)
+
+
+def _decoded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with bytes as text. Of bytes that are not text NAME is None, and NAMEBase64 has their base64."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, bytes):
@@ -168,8 +219,37 @@ def json_line(row: Mapping[str, Any]) -> str:
                 found[name], found[name + "Base64"] = None, base64.b64encode(value).decode()
         else:
             found[name] = value
-    text = json.dumps(found, ensure_ascii=False, default=_json_value)
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # json does not escape DEL and C1
+    return found
+
+
+class _Written:
+    """Texts that were written."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> None:
+        """Keep a text."""
+        self.texts.append(text)
+
+
+def csv_lines(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the fields `names` of rows as CSV: quotes where RFC 4180 wants them, each line ended by a line feed.
+
+    Values are those of JSON: texts as they are, null as an empty field, lists and objects as JSON.
+    """
+    written = _Written()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerows([_csv_value(row.get(name)) for name in names] for row in map(_decoded, rows))
+    return "".join(written.texts)
+
+
+def _csv_value(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        value = _json_value(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_json_value)
 
 
 def _json_value(value: Any) -> Any:
@@ -192,15 +272,22 @@ def cell(name: str, value: Any, *, in_ms: bool = False) -> str:
             return value.hex(" ")
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float) and name.lower().endswith("bytes"):
-        return bytes_text(value)
-    if isinstance(value, float):
-        return f"{value:.1f}"
+    if isinstance(value, int | float):
+        return _number_text(name, value)
     if isinstance(value, Mapping):
         return printable(", ".join(f"{key}={item}" for key, item in value.items()))
     if isinstance(value, Sequence) and not isinstance(value, str):
         return printable(", ".join(map(str, value)))
     return printable(str(value))
+
+
+def _number_text(name: str, value: float) -> str:
+    """Return a number of the column `name` with its unit."""
+    if name.lower().endswith("bytes"):
+        return bytes_text(value)
+    if name in _SECONDS:
+        return duration_text(value)
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def printable(text: str) -> str:
@@ -218,6 +305,18 @@ def bytes_text(size: float) -> str:
     while size >= 999.5 and power < len(_SIZES) - 1:
         size, power = size / 1024, power + 1
     return f"{size:.3g} {_SIZES[power]}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its two largest units: "1 d 3 h", "5 min 10 s", "1.25 s"; under 60 s with 3 digits."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    left, parts = round(seconds), []
+    for size, name in _SPANS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count:,} {name}")
+    return " ".join(parts[:2])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a command reads or writes: a store directory at PATH, or a live cluster.
+"""The place that a command reads or writes: a store directory at PATH, or a live cluster.
 
 `reads_place` and `takes_place` give a command the argument PATH and the options of both, and call it with one `Place`.
 The help of such a command lists the options for a cluster in a section of their own.
@@ -16,15 +16,18 @@ from click.core import ParameterSource
 
 import rmq_spark
 from rmq_spark.command.cluster_options import (
+    CONNECTION_NAMES,
     CONNECTION_OPTIONS,
     PULL_GROUP,
     ClusterOption,
     cluster_arguments,
     option_name,
 )
+from rmq_spark.command.completion import complete_path
+from rmq_spark.command.default_place import NAME_SERVER_VARIABLE, STORE_VARIABLE, with_default_place
 from rmq_spark.command.parameters import (
     Decorator,
-    as_json,
+    as_data,
     commit_log_path,
     reading_options,
     together,
@@ -35,10 +38,15 @@ _BROKER_DOWN_MS = 10_000
 _FOR_CLUSTER = "rmq_spark.for_cluster"  # key in a context
 _BOTH_PLACES = "(PATH | -n HOST:PORT)"
 _NOT_IN_A_TOPIC = re.compile(r"[^%|a-zA-Z0-9_-]")
+_NOT_IN_A_PATTERN = re.compile(r"[^%|a-zA-Z0-9_*?,\[\]!-]")
 
 
 class PlaceCommand(click.Command):
     """A command that reads a store or a cluster."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and take a missing place from the environment."""
+        return super().parse_args(ctx, with_default_place(self, ctx, args))
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the words of the usage, which has both places."""
@@ -62,6 +70,7 @@ class PathFirstCommand(PlaceCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find out which place is given, and read the arguments. Raises UsageError unless there is exactly one."""
+        args = with_default_place(self, ctx, args)
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         arguments = [one.name for one in self.params if isinstance(one, click.Argument)]
         words = [word for name in arguments if isinstance(word := given.get(name), str)]
@@ -78,7 +87,7 @@ class PathFirstCommand(PlaceCommand):
             ctx.meta[_FOR_CLUSTER] = True
         elif not words and "--help" not in args and "-h" not in args and not ctx.resilient_parsing:
             raise _no_place()
-        return super().parse_args(ctx, args)
+        return click.Command.parse_args(self, ctx, args)
 
 
 def spell_limits(args: list[str]) -> None:
@@ -184,14 +193,16 @@ _NAME_SERVER = click.option(
     metavar="HOST:PORT",
     help="Use the cluster of this name server; PATH is left out then. Several are separated by semicolons.",
 )
-_NAMES = (
-    *("name_server", "namespace", "broker_addresses", "access_key", "credentials_file", "tls"),
-    *("tls_verify", "tls_ca_file", "tls_cert_file", "tls_key_file", "request_timeout", "pull_group"),
-)
+_NAMES = ("name_server", *CONNECTION_NAMES)
 
 
-def reads_place(words: str | None = None, *, are_required: bool = False) -> Decorator:
+def reads_place(
+    words: str | None = None, *, are_required: bool = False, pulls: bool = True, data: Decorator | None = as_data
+) -> Decorator:
     """Return a decorator for the function of a command, which is called with a `place` and its other parameters.
+
+    Parameters for a store that is written to, if the command has them, become part of the place. `pulls` says whether
+    the command pulls messages from a cluster, and `data` is the decorator with its options for data, if any.
 
     `words` is the name of the parameter with the remaining arguments, such as topics. If a name server is given, the
     first argument is one of them, because PATH is left out. `are_required` says that there must be one.
@@ -200,14 +211,16 @@ def reads_place(words: str | None = None, *, are_required: bool = False) -> Deco
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(path: str | None, commit_log_path: str | None, **parameters: Any) -> Any:
-            given = {name: parameters.pop(name) for name in _NAMES}
+            given = {name: parameters.pop(name) for name in _NAMES if name in parameters}
             given = {name: value for name, value in given.items() if value not in (None, False)}
             if words is not None and "name_server" in given and path is not None:
-                if _NOT_IN_A_TOPIC.search(path):
+                if _NOT_IN_A_PATTERN.search(path):
                     raise _both_given(path, given["name_server"])
                 parameters[words] = path, *parameters[words]
                 path = None
             place = _make_place(path, commit_log_path, given)
+            writing = {name: parameters.pop(name) for name in _WRITING if name in parameters}
+            place = _with_writing(place, writing) if writing else place
             if are_required and not parameters[str(words)]:
                 raise click.UsageError(
                     "Missing argument 'TOPIC...'. Give it after PATH, or after --name-server HOST:PORT."
@@ -220,8 +233,10 @@ def reads_place(words: str | None = None, *, are_required: bool = False) -> Deco
                     raise
                 raise rmq_spark.NotFoundError(f"{error} {_also_a_folder(word)}") from None
 
-        path_argument = click.argument("path", metavar="PATH", required=False)
-        return together(path_argument, commit_log_path, as_json, _NAME_SERVER, *CONNECTION_OPTIONS)(call)
+        path_argument = click.argument("path", metavar="PATH", required=False, shell_complete=complete_path)
+        connection = [one for one in CONNECTION_OPTIONS if pulls or one is not PULL_GROUP]
+        shared: list[Decorator] = [commit_log_path, *([] if data is None else [data])]
+        return together(path_argument, *shared, _NAME_SERVER, *connection)(call)
 
     return decorate
 
@@ -248,7 +263,7 @@ def takes_place(shared: Decorator = reading_options, *, pulls: bool = True) -> D
                     raise
                 raise rmq_spark.NotFoundError(f"{error} {_also_a_folder(group)}") from None
 
-        first = click.argument("path", metavar="PATH")
+        first = click.argument("path", metavar="PATH", shell_complete=complete_path)
         connection = [one for one in CONNECTION_OPTIONS if pulls or one is not PULL_GROUP]
         return together(first, shared, _NAME_SERVER, *connection)(call)
 
@@ -303,7 +318,7 @@ def _make_place(path: str | None, log_path: str | None, given: Mapping[str, Any]
 def _no_place() -> click.UsageError:
     return click.UsageError(
         "Missing argument 'PATH' or option '--name-server'. Give PATH, the folder of a store, or --name-server "
-        "HOST:PORT, a cluster."
+        f"HOST:PORT, a cluster, or set {STORE_VARIABLE} or {NAME_SERVER_VARIABLE}."
     )
 
 

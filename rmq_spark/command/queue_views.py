@@ -4,11 +4,14 @@ Both views have the same methods. A store is one log, and an error ends the comm
 of their own, and one of them may be away: then the view names on stderr what it cannot read, and reads the rest.
 """
 
+import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,10 +20,13 @@ from rmq_spark.command.output import cell, printable, say, typed
 from rmq_spark.command.parameters import Moment
 from rmq_spark.command.place import Place
 from rmq_spark.store.model import Away, Forbidden, QueueAnswer, QueueBounds, QueueKey
+from rmq_spark.store.names import is_system_topic
 
 PHYSICAL_OFFSET, STORE_TIME, BROKER_NAME = "commitLogOffset", "storeTimestamp", "brokerName"
 _TIME_SO_FAR = "time so far"  # a column that is not printed: the latest store time up to a message, in us
 _MAX_LINES = 10  # if many brokers are away
+_MAX_NAMES = 20  # of topics in an error
+_IN_PATTERNS = re.compile(r"[*?\[]")
 _POLL_S, _WAIT_MS = 0.1, 5_000
 Tables = Iterator[pa.Table]
 
@@ -87,6 +93,64 @@ def _with_times(tables: Tables) -> Tables:
         yield table.append_column(_TIME_SO_FAR, times)
 
 
+def expand_topics(
+    words: Sequence[str],
+    list_topics: Callable[[], Sequence[str]],
+    readable: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> list[str]:
+    """Return the topics that words name, each once. Words are names, lists with commas, and patterns of a shell.
+
+    RocketMQ's own topics match only a pattern that begins with their first character. `readable` returns those of the
+    topics that match which can be read. Raises NotFoundError for a pattern that no topic matches, and UsageError if
+    there are words, but no name in them.
+    """
+    parts = split_topics(words)
+    known = list_topics() if has_patterns(parts) else ()
+    names: list[str] = []
+    for word in parts:
+        if not has_patterns([word]):
+            names.append(word)
+            continue
+        found = matching_topics(word, known)
+        if not found:
+            raise rmq_spark.NotFoundError(
+                f"pattern {word!r}: no topic matches it; expected one of the topics: {_first_of(known)}."
+            )
+        names += readable(found)
+    return list(dict.fromkeys(names))
+
+
+def split_topics(words: Sequence[str]) -> list[str]:
+    """Return the names and patterns in words. Raises UsageError if there are words, but no name in them."""
+    parts = [part for text in words for part in text.split(",") if part]
+    if words and not parts:
+        raise click.UsageError(
+            f"TOPIC {' '.join(words)!r}: found no name; expected a topic, a list with commas, or a pattern. Give one."
+        )
+    return parts
+
+
+def has_patterns(words: Sequence[str]) -> bool:
+    """Return whether a word is a pattern."""
+    return any(_IN_PATTERNS.search(word) for word in words)
+
+
+def matching_topics(pattern: str, known: Sequence[str]) -> list[str]:
+    """Return the topics that match a pattern."""
+    return [
+        topic
+        for topic in known
+        if fnmatchcase(topic, pattern) and (topic[0] == pattern[0] or not is_system_topic(topic))
+    ]
+
+
+def _first_of(topics: Sequence[str]) -> str:
+    """Return the names of the first topics, without RocketMQ's own, and the number of the others."""
+    own = [topic for topic in topics if not is_system_topic(topic)]
+    more = f" and {len(own) - _MAX_NAMES:,} more" if len(own) > _MAX_NAMES else ""
+    return (", ".join(own[:_MAX_NAMES]) or "none") + more
+
+
 def describe(answer: QueueAnswer) -> str | None:
     """Return why a queue cannot be read, None if it can."""
     if isinstance(answer, QueueBounds):
@@ -142,6 +206,10 @@ class StoreView:
         found: list[str] = self._reader.topics()
         return found
 
+    def readable(self, topics: Sequence[str]) -> Sequence[str]:
+        """Return those of the topics that can be read, which are all of a store."""
+        return topics
+
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the queues of a topic. Raises NotFoundError if it does not exist."""
         found: list[QueueKey] = self._reader.queues(topic)
@@ -162,6 +230,13 @@ class StoreView:
     def read(self, queue: QueueKey, begin: int, end: int, columns: Sequence[str], **filters: str | None) -> Any:
         """Return an iterator over the batches of a queue."""
         return self._reader.read(queue, begin, end, columns, **filters)
+
+    def bytes_of(self, ranges: Mapping[QueueKey, tuple[int, int]]) -> dict[str, int | None]:
+        """Return the size of the records with queue offsets [begin, end) in the log, by topic."""
+        found: dict[str, int | None] = {}
+        for queue, (begin, end) in ranges.items():
+            found[queue.topic] = (found.get(queue.topic) or 0) + self._reader.record_bytes(queue, begin, end)
+        return found
 
     def wait(self, after: Mapping[QueueKey, int]) -> bool:
         """Wait a moment; return whether anything may have changed."""
@@ -188,6 +263,7 @@ class ClusterView:
         self._reader, self._now_ms, self._is_strict = reader, now_ms, is_strict
         self._problems: dict[QueueKey, str] = {}
         self._refused: set[str] = set()  # topics that cannot be read
+        self._looked_at: set[str] = set()  # topics that matched a pattern
 
     @property
     def is_incomplete(self) -> bool:
@@ -199,13 +275,31 @@ class ClusterView:
         self._reader.refresh()
 
     def topics(self) -> list[str]:
-        """Return the names of all topics that have queues. Topics that cannot be read are named on stderr."""
+        """Return the names of all topics that have queues. Those that cannot be read are named on stderr, each once."""
         listed = look_at(self._reader, self._reader.topics())
+        refused = {topic.name: topic.problem for topic in listed if topic.problem is not None}
+        for name, problem in refused.items():
+            if name not in self._refused:
+                say(f"{name}: {problem}")
+        self._refused |= refused.keys()
+        return [topic.name for topic in listed if topic.answers]
+
+    def readable(self, topics: Sequence[str]) -> list[str]:
+        """Return those of the topics that can be read. The others are named on stderr, each once.
+
+        Raises the error of a topic that cannot be read if all topics have one, and none was seen before.
+        """
+        new = [topic for topic in topics if topic not in self._looked_at]
+        if new and not self._looked_at:
+            listed = look_at(self._reader, new)
+        else:
+            listed = [_look_at_one(self._reader, topic) for topic in new]
         for topic in listed:
+            self._looked_at.add(topic.name)
             if topic.problem is not None:
                 self._refused.add(topic.name)
                 say(f"{topic.name}: {topic.problem}")
-        return [topic.name for topic in listed if topic.answers]
+        return [topic for topic in topics if topic not in self._refused]
 
     def queues(self, topic: str) -> list[QueueKey]:
         """Return the queues of a topic, also those that cannot be read. Raises NotFoundError if it does not exist."""
@@ -238,6 +332,14 @@ class ClusterView:
     def read(self, queue: QueueKey, begin: int, end: int, columns: Sequence[str], **filters: str | None) -> Any:
         """Return an iterator over the batches of a queue."""
         return self._reader.read(queue, begin, end, columns, **filters)
+
+    def bytes_of(self, ranges: Mapping[QueueKey, tuple[int, int]]) -> dict[str, int | None]:
+        """Return an estimate of the size of records, by topic. None if the account may not read the topic."""
+        try:
+            found: dict[str, int | None] = self._reader.estimate_bytes(ranges)
+        except rmq_spark.NoPermissionError:
+            return {queue.topic: None for queue in ranges}
+        return found
 
     def wait(self, after: Mapping[QueueKey, int]) -> bool:
         """Wait for messages, or for a change of the cluster; return whether anything may have changed."""

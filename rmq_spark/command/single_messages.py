@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 import rmq_spark
-from rmq_spark.command.output import print_json, printable, rows_of, say, waiting
+from rmq_spark.command.completion import complete_topics
+from rmq_spark.command.output import print_data, printable, rows_of, say, waiting
 from rmq_spark.command.parameters import examples
 from rmq_spark.command.place import Place, PlaceCommand, QueueName, QueueParameter, reads_place
-from rmq_spark.command.queue_views import open_view
+from rmq_spark.command.queue_views import expand_topics, open_view
 
 NOT_FOUND = 3
 _EXAMPLES = examples(
@@ -25,7 +26,13 @@ _EXAMPLES = examples(
 @reads_place()
 @click.option("--id", "message_id", help="Message id: the producer's msgId, or the broker's offsetMsgId.")
 @click.option("--key", help="One of the message's keys.")
-@click.option("--topic", "topics", multiple=True, help="Search only this topic. Repeatable.  [default: all]")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topics,
+    help="Search only this topic, a list with commas, or a pattern of a shell. Repeatable.  [default: all]",
+)
 @click.option(
     "--queue",
     type=QueueParameter(),
@@ -35,7 +42,7 @@ _EXAMPLES = examples(
 @click.option("--offset", type=click.IntRange(min=0), help="Queue offset; requires --topic and --queue.")
 def get(
     place: Place,
-    as_json: bool,
+    as_data: bool,
     message_id: str | None,
     key: str | None,
     topics: tuple[str, ...],
@@ -60,10 +67,11 @@ def get(
     with waiting("searching"), place.open() as store:
         store.refresh()
         positions: list[Any]  # (queue, queue offset)
+        names = expand_topics(topics, store.topics)
         if queue is not None and offset is not None:
-            positions = _find_offset(store, topics[0], queue, offset)
+            positions = _find_offset(store, names, queue, offset)
         else:
-            names = topics or open_view(place, store).topics()
+            names = names or open_view(place, store).topics()
             if message_id is not None:
                 positions = store.find_message_id(message_id, names)
             else:
@@ -71,8 +79,8 @@ def get(
         found = [store.message(*position) for position in positions]
         for position in positions:
             _report_wrong_crc(store, *position)
-    if as_json:
-        print_json(row for one in found for row in rows_of(one.to_arrow()))
+    if as_data:
+        print_data(row for one in found for row in rows_of(one.to_arrow()))
     elif found:
         texts = (repr(one).replace("\t", "    ").split("\n") for one in found)
         click.echo("\n\n".join("\n".join(map(printable, lines)) for lines in texts))
@@ -81,8 +89,11 @@ def get(
     return 0 if found else NOT_FOUND
 
 
-def _find_offset(store: Any, topic: str, name: QueueName, offset: int) -> list[Any]:
+def _find_offset(store: Any, topics: Sequence[str], name: QueueName, offset: int) -> list[Any]:
     """Return [(queue, offset)], or [] outside of the queue's offsets. Raises UsageError unless one queue is named."""
+    if len(topics) != 1:
+        raise click.UsageError(f"--offset requires one topic: found {', '.join(topics)}. Name one with --topic.")
+    (topic,) = topics
     queues = store.queues(topic)
     chosen = [queue for queue in queues if name.fits(queue)]
     if len(chosen) != 1:

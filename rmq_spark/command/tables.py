@@ -1,69 +1,100 @@
 """Text tables that fit the terminal; in a pipe or file they have their full width.
 
-A table that is too wide first drops optional columns and names them on stderr. Then it folds long texts. If that is
-not enough, it prints one value per line. Numbers are never folded.
+A table that is too wide first folds lists between their items. Then it drops optional columns, and names them on stderr
+unless they are empty. Then it folds long texts, if possible between the words of a name, and drops the columns that it
+may spare for that. If that is not enough, it prints one value per line. Numbers are never folded.
 """
 
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from rmq_spark.command.output import cell, print_json, say
+from rmq_spark.command.colours import has_colours, meaning_of
+from rmq_spark.command.output import cell, print_data, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+class _Fold(Enum):
+    """What a table folds."""
+
+    NOTHING = "nothing"
+    LISTS = "lists, between their items"
+    TEXTS = "every text"
+
+
+PIPE_CHARS = 10_000  # the width of texts in a pipe: no folding, for grep
 _GAP = 2
-_FOLDED_CHARS = 16  # the minimum width of a folded column
-_STYLES = {
-    "damage": "bold red",
-    "repairable": "yellow",
-    "expired": "bold red",
-    "gone": "bold red",
-    "ahead": "yellow",
-    "leave": "yellow",
-    "cut": "bold red",
-}
+_FOLDED_CHARS = 14  # the minimum width of a folded column
+_BODY_CHARS = 24  # that of a column with bodies
+_ITEM = re.compile(r"\S+\s*|\s+")
+_PART = re.compile(r"[^_,/:@|-]+[_,/:@|-]*|[_,/:@|-]+")  # a part of a name, with what separates it from the next one
+_HEADERS = {"secondsBehind": "behind"}  # where cells have other units than the name of the column
 
 
 def show(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
     *,
-    as_json: bool,
+    as_data: bool,
     nothing: str,
     optional: Sequence[str] = (),
+    spared: Sequence[str] = (),
 ) -> None:
-    """Print rows as a table of `columns`, or as JSON with all fields. Without rows print `nothing` to stderr, or [].
+    """Print rows as a table of `columns`, or as JSON or CSV with all fields.
 
-    A narrow terminal omits the columns `optional`, in that order, until the table fits.
+    Without rows print `nothing` to stderr, the JSON list [], or the header of the CSV.
+
+    A narrow terminal omits the columns `optional`, in that order, until the table fits. If it does not even fit with
+    folded texts, it omits the columns `spared`.
     """
-    if as_json:
-        print_json(rows)
+    if as_data:
+        print_data(rows, columns)
     elif rows:
-        print_table(rows, columns, optional)
+        print_table(rows, columns, optional, spared)
     elif nothing:
         say(nothing)
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Print rows as a table of `columns`; see `show` for `optional`."""
+def print_table(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    optional: Sequence[str] = (),
+    spared: Sequence[str] = (),
+) -> None:
+    """Print rows as a table of `columns`; see `show` for `optional` and `spared`."""
     table = _Table(rows, columns)
     if not sys.stdout.isatty():
         click.echo("\n".join(table.lines()))
         return
     from rich.console import Console  # not imported for output to a pipe or file
 
-    console = Console(highlight=False)
-    dropped = table.drop_columns(optional, console.width)
-    if table.width(_FOLDED_CHARS) <= console.width:
-        table.print_across(console)
+    width = terminal_width()
+    # rich takes a dumb terminal to have 80 columns.
+    console = Console(highlight=False, width=width, color_system="auto" if has_colours(sys.stdout) else None)
+    table.drop_empty_columns((*optional, *spared), width)
+    dropped = table.drop_columns(optional, width, _Fold.LISTS)
+    dropped += table.drop_columns(spared, width, _Fold.TEXTS)
+    if table.width(_Fold.TEXTS) <= width:
+        table.print_across(console, width)
     else:
-        table.print_down(console)
+        _Table(rows, columns).print_down(console)
+        return
     if dropped:
-        say(f"Columns that do not fit: {', '.join(dropped)}. --json prints all.")
+        note = f"Columns that do not fit: {', '.join(dropped)}. --json prints all."
+        say("\n".join(textwrap.wrap(note, max(width, 20))))
+
+
+def terminal_width() -> int:
+    """Return the number of columns of the terminal."""
+    return shutil.get_terminal_size().columns
 
 
 class _Table:
@@ -77,29 +108,56 @@ class _Table:
             for name in columns
             if values[name] and all(isinstance(value, int | float) and value is not True for value in values[name])
         }
+        self._styles = {name: [meaning_of(name, row.get(name)) or "" for row in rows] for name in columns}
+        # The number of characters of the longest item, with its comma.
+        self._items = {
+            name: max(len(item) for text in self._texts[name] for item in text.split(" "))
+            for name in columns
+            if any(isinstance(value, list | tuple | Mapping) for value in values[name])
+        }
         # Times, offsets and ids are useless in pieces.
         self._unfolded = self._numbers | {name for name in columns if name.endswith(("Timestamp", "Offset", "Id"))}
 
-    def _width_of(self, name: str, folded_chars: int | None = None) -> int:
-        chars = max(len(name), *map(len, self._texts[name]))
-        if folded_chars is None or name in self._unfolded:
+    def _width_of(self, name: str, fold: _Fold = _Fold.NOTHING) -> int:
+        header = len(_HEADERS.get(name, name))
+        chars = max(header, *map(len, self._texts[name]))
+        if fold is _Fold.NOTHING or name in self._unfolded:
             return chars
-        return max(len(name), min(chars, folded_chars))
+        if fold is _Fold.TEXTS:
+            return max(header, min(chars, _BODY_CHARS if name == "body" else _FOLDED_CHARS))
+        return max(header, self._items[name]) if name in self._items else chars
 
-    def width(self, folded_chars: int | None = None) -> int:
-        """Return the width in characters; with `folded_chars`, if texts are folded to that number of characters."""
-        chars = [self._width_of(name, folded_chars) for name in self._texts]
+    def width(self, fold: _Fold = _Fold.NOTHING) -> int:
+        """Return the least width in characters if the table is folded in this way."""
+        chars = [self._width_of(name, fold) for name in self._texts]
         return sum(chars) + _GAP * (len(chars) - 1)
 
-    def drop_columns(self, optional: Sequence[str], max_width: int) -> list[str]:
-        """Drop optional columns until the table fits, and return their names."""
+    def drop_empty_columns(self, names: Sequence[str], max_width: int) -> None:
+        """Drop those of these columns that are empty in every row, until the table fits."""
+        for name in names:
+            if self.width() > max_width and not any(self._texts.get(name, "x")):
+                del self._texts[name]
+
+    def drop_columns(self, optional: Sequence[str], max_width: int, fold: _Fold) -> list[str]:
+        """Drop optional columns until the table fits when it is folded in this way, and return their names."""
         dropped = []
         for name in optional:
-            if self.width() <= max_width:
+            if self.width(fold) <= max_width:
                 break
             if self._texts.pop(name, None) is not None:
                 dropped.append(name)
         return dropped
+
+    def _widths(self, max_width: int) -> dict[str, int]:
+        """Return the width of each column: lists fold before other texts, and the narrowest get their width first."""
+        fold = _Fold.LISTS if self.width(_Fold.LISTS) <= max_width else _Fold.TEXTS
+        widths = {name: self._width_of(name, fold) for name in self._texts}
+        left = max_width - self.width(fold)
+        wanted = sorted(widths, key=lambda name: self._width_of(name) - widths[name])
+        for at, name in enumerate(wanted):
+            more = min(self._width_of(name) - widths[name], left // (len(wanted) - at))
+            widths[name], left = widths[name] + more, left - more
+        return widths
 
     def lines(self) -> list[str]:
         """Return the lines of the table, unfolded."""
@@ -112,25 +170,26 @@ class _Table:
             )
             return (" " * _GAP).join(padded).rstrip()
 
-        return [line(list(self._texts)), *(line(texts) for texts in zip(*self._texts.values(), strict=True))]
+        return [
+            line([_HEADERS.get(name, name) for name in self._texts]),
+            *(line(texts) for texts in zip(*self._texts.values(), strict=True)),
+        ]
 
-    def print_across(self, console: "Console") -> None:
+    def print_across(self, console: "Console", max_width: int) -> None:
         """Print one row per line, with long texts folded."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for name in self._texts:
-            table.add_column(
-                Text(name, no_wrap=True),
-                justify="right" if name in self._numbers else "left",
-                overflow="fold",
-                no_wrap=name in self._unfolded,
-                min_width=self._width_of(name, _FOLDED_CHARS),
-            )
-        for texts in zip(*self._texts.values(), strict=True):
-            table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in texts))
+        widths = self._widths(max_width)
+        for name, chars in widths.items():
+            justify: Literal["left", "right"] = "right" if name in self._numbers else "left"
+            table.add_column(Text(_HEADERS.get(name, name)), justify=justify, no_wrap=True, width=chars)
+        styles = zip(*(self._styles[name] for name in self._texts), strict=True)
+        for texts, styles_of_row in zip(zip(*self._texts.values(), strict=True), styles, strict=True):
+            folded = (_folded(text, chars) for text, chars in zip(texts, widths.values(), strict=True))
+            table.add_row(*map(Text, folded, styles_of_row))
         console.print(table)
 
     def print_down(self, console: "Console") -> None:
@@ -144,7 +203,28 @@ class _Table:
             grid.add_column(overflow="fold")
             for name, text in zip(self._texts, texts, strict=True):
                 if text:
-                    grid.add_row(name, Text(text, style=_STYLES.get(text, "")))
+                    grid.add_row(_HEADERS.get(name, name), Text(text, self._styles[name][at]))
             if at:
                 console.print()
             console.print(grid)
+
+
+def _folded(text: str, chars: int) -> str:
+    """Return a text in lines of at most so many characters, if possible without a break inside an item or a word.
+
+    Every line after the first begins with a space, so that it does not look like another row.
+    """
+    if len(text) <= chars:
+        return text
+    lines = [""]
+    for item in _ITEM.findall(text):
+        is_long = len(item.rstrip()) >= chars
+        if is_long and lines[-1].strip():
+            lines.append(" ")
+        for part in _PART.findall(item) if is_long else [item]:
+            if lines[-1].strip() and len(lines[-1]) + len(part.rstrip()) > chars:
+                lines.append(" ")
+            lines[-1] += part
+            while len(lines[-1].rstrip()) > chars:
+                lines[-1:] = [lines[-1][:chars], " " + lines[-1][chars:]]
+    return "\n".join(map(str.rstrip, lines))

@@ -1,6 +1,8 @@
 """`rmq cat --format` and `--output`: contents of the file, and when it appears."""
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,3 +134,34 @@ def test_what_is_read_is_not_written_over(rmq: Rmq, store: Path, target: str) ->
     assert ran.status == 1
     assert "is inside the store" in ran.err
     assert {one: one.read_bytes() for one in store.rglob("*") if one.is_file()} == before
+
+
+def test_an_error_of_a_file_names_the_file_of_the_user(
+    rmq: Rmq, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(out: Any, table: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "orders.txt"
+    with monkeypatch.context() as patch:
+        patch.setattr("rmq_spark.command.message_output._Text.put", fail)
+        ran = rmq("cat", demo, "orders", "-o", path)
+    expected = f"rmq cat: {path}: cannot be written: No space left on device. An existing file is unchanged\n"
+    assert (ran.status, ran.err) == (1, expected)
+
+    def refuse(source: str, target: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source, None, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", refuse)
+        ran = rmq("cat", demo, "orders", "-o", path)
+    assert ran.err == f"rmq cat: {path}: cannot be written: Permission denied. An existing file is unchanged\n"
+
+
+@pytest.mark.parametrize("option", ["--tags", "--sql92"])
+@pytest.mark.parametrize("command", ["cat", "count"])
+def test_an_empty_filter_is_refused(rmq: Rmq, demo: Path, command: str, option: str) -> None:
+    ran = rmq(command, demo, "orders", option, " ")
+    assert ran.status == 2
+    assert f"'{option}': found an empty text; expected" in ran.err
+    assert ran.out == ""

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers import RELEASES, RunningCluster
 
 import rmq_spark
+from rmq_spark.store.testing.brokers import RELEASES, RunningCluster
 
 Rmq = Callable[..., Any]
 Process = Callable[..., "subprocess.Popen[bytes]"]

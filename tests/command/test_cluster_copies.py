@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from brokers import RELEASES, RunningCluster, faults
 
+from rmq_spark.store.testing.brokers import RELEASES, RunningCluster, faults
 from rmq_spark.store.tools import Imported, import_source
 
 Rmq = Callable[..., Any]

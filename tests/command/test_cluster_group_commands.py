@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from brokers import RELEASES, Account, AccountTable, Answer, RunningCluster
-from brokers.wire import loose_json
 from support.failed_messages import batch_of
 
 import rmq_spark
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RELEASES, Account, AccountTable, Answer, RunningCluster
+from rmq_spark.store.testing.brokers.wire import loose_json
 
 Rmq = Callable[..., Any]
 GROUP = "billing"
@@ -47,7 +47,7 @@ def test_groups_of_a_cluster(rmq_n: Rmq, cluster: RunningCluster) -> None:
     ran = rmq_n("groups")
     assert (ran.status, ran.err) == (0, "")
     head, line = (one.split() for one in ran.out.splitlines())
-    assert head == ["group", "topics", "queues", "lagMessages", "lagBytes", "secondsBehind", "members"]
+    assert head == ["group", "topics", "queues", "lagMessages", "lagBytes", "behind", "members"]
     assert line[:4] == [GROUP, "orders", "2", "4"]
     assert line[-1] == "1"
     (row,) = rmq_n("groups", "--json").rows
@@ -69,7 +69,7 @@ def test_lag_of_a_cluster(rmq_n: Rmq) -> None:
     head, first, second = (line.split() for line in ran.out.splitlines())
     assert head == [
         *("topic", "brokerName", "queueId", "state", "groupOffset", "maxOffset"),
-        *("lagMessages", "lagBytes", "secondsBehind"),
+        *("lagMessages", "lagBytes", "behind"),
     ]
     assert (first[:7], second[:7]) == (
         ["orders", "broker-a", "0", "ok", "1", "3", "2"],

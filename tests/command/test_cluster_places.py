@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RELEASES, Account, AccountTable, RunningCluster, ServerTls
 
 from rmq_spark.command.output import typed
 from rmq_spark.store.cluster import answer_rules
+from rmq_spark.store.testing.brokers import RELEASES, Account, AccountTable, RunningCluster, ServerTls
 
 Rmq = Callable[..., Any]
 CERTIFICATES = Path(__file__).resolve().parents[1] / "support" / "certificates"
@@ -63,7 +63,6 @@ def test_options_of_a_cluster_that_do_not_fit_are_refused(rmq: Rmq, words: tuple
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (("create", "x"), "mqadmin updateTopic"),
         (("dump", "x"), "storePathRootDir as PATH"),
         (("check",), "storePathRootDir as PATH"),
         (("repair",), "storePathRootDir as PATH"),

@@ -15,7 +15,23 @@ from rmq_spark.command.cluster_options import ClusterOption
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMMAND.md"
 # Commands that also read a cluster, and have all of its options.
-READ = {"topics", "queues", "count", "cat", "get", "export", "groups", "lag", "reset", "dlq list", "dlq republish"}
+READ = {
+    "browse",
+    "watch",
+    "topics",
+    "queues",
+    "count",
+    "cat",
+    "get",
+    "export",
+    "groups",
+    "lag",
+    "reset",
+    "dlq list",
+    "dlq republish",
+}
+# Commands that pull no messages, so that they have no --pull-group.
+PULL_NOTHING = {"send", "import", "create", "members", "brokers", "route", "stats", "delete"}
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.read_text().split("\n## ")[1:])
 
 
@@ -36,15 +52,19 @@ def test_the_page_has_every_command_in_the_order_of_the_help() -> None:
 def test_the_page_has_every_argument_and_option_of_a_command(name: str, command: click.Command) -> None:
     section = SECTIONS[name]
     options = [one for one in command.params if isinstance(one, click.Option)]
-    reads, writes = name in READ, name in ("send", "import")
-    of_clusters = [one for one in options if (reads or writes) and isinstance(one, ClusterOption)]
+    shows_once = name in READ | PULL_NOTHING
+    of_clusters = [one for one in options if shows_once and isinstance(one, ClusterOption)]
     assert listed(section) == [row_of(one) for one in options if one not in of_clusters]
-    everywhere = listed(SECTIONS["Everywhere"]) if reads or writes else []
-    assert [row_of(one) for one in of_clusters] == [row for row in everywhere if reads or row[0] != "--pull-group"]
+    left_out = {"--pull-group"} if name in PULL_NOTHING else set()
+    if not any(one.name == "name_server" for one in of_clusters):  # required, so it is in the section
+        left_out.add("-n, --name-server")
+    everywhere = listed(SECTIONS["Everywhere"]) if shows_once else []
+    assert [row_of(one) for one in of_clusters] == [row for row in everywhere if row[0] not in left_out]
     synopsis = re.search(r"^    rmq (.*)$", section, re.MULTILINE)
     assert synopsis is not None
     pieces = command.collect_usage_pieces(click.Context(command))
-    assert synopsis[1] == " ".join([name, *(piece for piece in pieces if piece != "[OPTIONS]")])
+    required = ["-n HOST:PORT" for one in options if one.required and one.name == "name_server"]
+    assert synopsis[1] == " ".join([name, *required, *(piece for piece in pieces if piece != "[OPTIONS]")])
 
 
 def listed(section: str) -> list[tuple[str, str]]:

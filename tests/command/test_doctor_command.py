@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster
+
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster
 
 
 @pytest.fixture

@@ -42,6 +42,8 @@ def test_the_examples_of_a_page_print_what_it_says(
     page: Path, rmq: Callable[..., Any], golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(golden / "demo", tmp_path / "store")
+    (tmp_path / "tests" / "golden").mkdir(parents=True)
+    (tmp_path / "tests" / "golden" / "demo").symlink_to(tmp_path / "store")
     monkeypatch.chdir(tmp_path)
     for line, expected in examples(page):
         ran = rmq(*shlex.split(line)[1:])

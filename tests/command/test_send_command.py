@@ -74,7 +74,7 @@ def test_a_path_or_topic_with_a_typing_error_is_not_made(rmq: Rmq, store: Path, 
         (("--property", "colour"), "NAME=VALUE"),
         (("--lines",), "Give one of them"),
         (("--delay-level", "x"), "delay-level"),
-        (("--deliver-at", "2026-01-01T00:00:00"), "no time zone"),
+        (("--deliver-at", "tomorrow"), "is not a time"),
     ],
 )
 def test_wrong_words_send_nothing(rmq: Rmq, store: Path, words: tuple[str, ...], text: str) -> None:
@@ -106,3 +106,13 @@ def test_a_body_may_be_any_bytes_and_a_key_only_text(rmq: Rmq, store: Path) -> N
     assert (row["body"], row["bodyBase64"]) == (None, "//4=")
     ran = rmq("send", store, "orders", "x", "--key", word)
     assert (ran.status, ran.err) == (2, "rmq send: b'\\xff\\xfe' is not valid UTF-8.\n")
+
+
+def test_a_delay_level_that_the_store_does_not_have_is_refused(rmq: Rmq, store: Path, tmp_path: Path) -> None:
+    ran = rmq("send", store, "orders", "late", "--delay-level", 99)
+    assert ran.status == 2
+    assert "--delay-level 99: the store has the levels 1 to 18; expected one of them." in ran.err
+    assert rmq("send", store, "orders", "late", "--delay-level", 0).status == 2
+    assert rmq("create", tmp_path / "new", "orders", "--message-delay-level", "1s 2s").status == 0
+    assert rmq("send", tmp_path / "new", "orders", "late", "--delay-level", 2).status == 0
+    assert "the levels 1 to 2;" in rmq("send", tmp_path / "new", "orders", "late", "--delay-level", 3).err

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmq_spark
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.backend_groups import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 180
@@ -84,10 +87,13 @@ class TestWithItsExtra:
 class Server:
     """A running `rmq serve`."""
 
-    def __init__(self, path: Path) -> None:
-        code = "import sys; sys.argv = ['rmq', 'serve', sys.argv[1]]; from rmq_spark.command import main; main()"
+    def __init__(self, path: Path, *options: str) -> None:
+        code = "import sys; sys.argv[:1] = ['rmq', 'serve']; from rmq_spark.command import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(path)], stderr=subprocess.PIPE, text=True, env={**os.environ}
+            [sys.executable, "-P", "-c", code, str(path), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ},
         )
         assert self.process.stderr is not None
         self.first_line = self.process.stderr.readline()
@@ -113,8 +119,8 @@ class Delayed:
             for body in bodies:
                 store.send("orders", body, delay_level=level)
 
-    def serve(self) -> Server:
-        self.servers.append(Server(self.path))
+    def serve(self, *options: str) -> Server:
+        self.servers.append(Server(self.path, *options))
         return self.servers[-1]
 
     def delivered(self) -> list[str]:
@@ -196,6 +202,43 @@ def test_two_that_serve_one_store_deliver_once(delayed: Delayed) -> None:
     ]
     assert sum(counts) == 6
     assert delayed.delivered() == list("abcdef")
+
+
+def test_serve_shows_metrics(delayed: Delayed) -> None:
+    prometheus = pytest.importorskip("prometheus_client.parser", reason="the extra metrics is not installed")
+    rmq_spark.reset_offsets(delayed.path, "billing", "earliest", "orders")
+    delayed.send(1, "a", "b")
+    server = delayed.serve("--metrics", "127.0.0.1:0")
+    (url,) = re.findall(r"metrics are at (http://127\.0\.0\.1:\d+/metrics)", server.first_line)
+    delayed.wait_for(2)
+    samples: dict[str, Any] = {}
+
+    def has_counted() -> bool:  # the round that delivered them counts them at its end
+        with urllib.request.urlopen(url) as page:
+            families = list(prometheus.text_string_to_metric_families(page.read().decode()))
+        samples.update((sample.name, sample) for family in families for sample in family.samples)
+        return bool(samples["rmq_delivered_messages_total"].value == 2)
+
+    assert eventually(has_counted, within_s=WITHIN_S)
+    assert samples["rmq_delivered_messages_total"].labels == {"place": str(delayed.path)}
+    assert "rmq_group_lag_messages" in samples
+    assert server.end(signal.SIGTERM)[0] == 0
+
+
+def test_serve_logs_json(delayed: Delayed) -> None:
+    server = delayed.serve("--log-format", "json")
+    status, log = server.end(signal.SIGTERM)
+    first, *others = map(json.loads, [server.first_line, *log.splitlines()])
+    assert (status, first["level"], first["logger"], first["module"]) == (0, "INFO", "rmq_spark", "serve")
+    assert first["message"] == f"rmq: delivering what is due in {delayed.path}"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert others[-1]["message"] == "rmq: stopped by SIGTERM; delivered 0 messages"
+
+
+def test_serve_refuses_an_address_of_metrics_that_is_none(delayed: Delayed) -> None:
+    run = rmq("serve", str(delayed.path), "--metrics", "9464")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert 'rmq serve: the address of metrics is "9464"; expected HOST:PORT' in run.stderr
 
 
 def test_the_command_loads_no_spark() -> None:

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,23 @@ class _Screen(io.StringIO):
         return True
 
 
-def on_screen(monkeypatch: pytest.MonkeyPatch, columns: int, spared: tuple[str, ...] = ()) -> list[str]:
-    monkeypatch.setenv("COLUMNS", str(columns))
+def on_screen(
+    monkeypatch: pytest.MonkeyPatch, columns: int, spared: tuple[str, ...] = (), late: tuple[str, ...] = ()
+) -> list[str]:
+    return print_on_screen(monkeypatch, columns, ROWS, COLUMNS, spared, late)
+
+
+def print_on_screen(
+    monkeypatch: pytest.MonkeyPatch, width: int, rows: list[dict[str, Any]], *words: tuple[str, ...]
+) -> list[str]:
+    """Return the lines that a terminal of this width shows."""
+    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     screen = _Screen()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", screen)
-        print_table(ROWS, COLUMNS, spared)
+        print_table(rows, *words)
     return re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
 
 
@@ -79,3 +89,80 @@ def test_cells_are_on_one_line() -> None:
         "1 MiB",
         "1.02e+03 PiB",
     ]
+
+
+def test_durations_are_in_readable_units() -> None:
+    assert [cell("secondsBehind", seconds) for seconds in (0, 0.25, 97_200, 657_717.1)] == [
+        "0 s",
+        "0.25 s",
+        "1 d 3 h",
+        "7 d 14 h",
+    ]
+    assert cell("age", 61) == "1 min 1 s"
+
+
+def test_spared_columns_are_left_out_before_a_value_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = on_screen(monkeypatch, 36, spared=(), late=("what",))
+    assert lines[0].split() == ["topic", "queueId", "bytes"]
+    assert max(map(len, lines)) <= 36
+
+
+def test_a_colour_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"state": "expired", "lagMessages": 5, "groupOffset": 0},
+        {"state": "ok", "lagMessages": 0, "groupOffset": 1},
+    ]
+
+    def raw(**variables: str) -> str:
+        screen = _Screen()
+        with monkeypatch.context() as patch:
+            patch.delenv("NO_COLOR", raising=False)
+            for name, value in {"TERM": "xterm", "COLUMNS": "60", **variables}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "stdout", screen)
+            print_table(rows, ("state", "lagMessages", "groupOffset"))
+        return screen.getvalue()
+
+    found = raw()
+    for code, text in (("1;31", "expired"), ("33", "5"), ("32", "ok"), ("2", "0")):
+        assert re.search(rf"\x1b\[{code}m *{text}", found), repr(found)
+    assert len(re.findall(r"\x1b\[2m", found)) == 1, "an offset of 0 is not nothing"
+    assert "\x1b" not in raw(NO_COLOR="1")
+    assert "\x1b" not in raw(TERM="dumb")
+
+
+def test_a_name_is_folded_between_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"topic": "RMQ_SYS_TRANS_OP_HALF_TOPIC", "queueId": 1}, {"topic": "x" * 30, "queueId": 2}]
+    shown = print_on_screen(monkeypatch, 24, rows, ("topic", "queueId"))
+    assert [line.rstrip() for line in shown[2:]] == [
+        f"{'RMQ_SYS_TRANS_':<15}        1",
+        " OP_HALF_TOPIC",
+        f"{'x' * 15}        2",
+        f" {'x' * 14}",
+        " x",
+    ]
+
+
+def test_a_list_is_folded_before_a_column_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"group": "g", "topics": ["RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"], "lagBytes": 5}]
+    shown = print_on_screen(monkeypatch, 50, rows, ("group", "topics", "lagBytes"), ("lagBytes",))
+    assert [line.split() for line in shown[2:]] == [
+        ["g", "RMQ_SYS_TRANS_HALF_TOPIC,", "5", "B"],
+        ["RMQ_SYS_TRANS_OP_HALF_TOPIC"],
+    ]
+
+
+def test_an_empty_column_is_left_out_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"topic": "orders", "member": None}]
+    assert print_on_screen(monkeypatch, 10, rows, ("topic", "member"), ("member",))[0].split() == ["topic"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_value_on_each_line_leaves_nothing_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = on_screen(monkeypatch, 20, spared=("what",))
+    assert any(line.startswith("what") for line in lines)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,22 @@
+"""The page of metrics of `rmq serve` and `rmq watch`, and their option `--metrics`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rmq_spark.metrics import MetricsServer
+
+metrics_option = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Address (HOST:PORT) at which Prometheus metrics are served, under /metrics. Needs the extra metrics.",
+)
+
+
+def open_page(serve: Callable[..., MetricsServer], *arguments: Any, **named: Any) -> MetricsServer:
+    """Call a function that serves metrics. Raises ClickException without the extra."""
+    try:
+        return serve(*arguments, **named)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,136 @@
+"""Completion in shells: what click's protocol answers in a process of its own."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import get_completion_class
+
+import rmq_spark
+from rmq_spark.command.all_commands import COMMANDS, COMPLETION_VARIABLE, make_group
+from rmq_spark.store.testing.brokers import RunningCluster
+
+MAIN = "import sys; sys.argv = ['rmq']; from rmq_spark.command import main; main()"
+
+
+def complete(words: str, **variables: str) -> list[str]:
+    """Return the proposals, as "kind,word", for a line whose last word is incomplete."""
+    env = {**os.environ, COMPLETION_VARIABLE: "bash_complete", "COMP_WORDS": words, **variables}
+    ran = subprocess.run([sys.executable, "-P", "-c", MAIN], env=env, capture_output=True, text=True)
+    assert ran.stderr == ""
+    return [line for line in ran.stdout.splitlines() if line]
+
+
+@pytest.mark.slow
+def test_completion_proposes_names_of_the_store(demo: Path) -> None:
+    assert complete("rmq que") == ["plain,queues"]
+    assert "plain,--follow" in complete("rmq cat --fol")
+    assert complete("rmq check ") == ["dir,"]
+    assert complete(f"rmq cat {demo} or") == ["plain,orders"]
+    assert complete(f"rmq lag {demo} bil") == ["plain,billing"]
+    assert complete(f"rmq cat {demo} %D") == ["plain,%DLQ%audit"]
+    assert "plain,%DLQ%audit" not in complete(f"rmq cat {demo} ")
+
+
+@pytest.mark.slow
+def test_completion_uses_the_default_place_and_is_silent(demo: Path, tmp_path: Path) -> None:
+    assert complete("rmq cat or", RMQ_STORE=str(demo)) == ["plain,orders"]
+    assert complete(f"rmq cat {tmp_path}/absent or") == []
+    assert complete("rmq cat -n 127.0.0.1:1 or") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_prints_the_script_of_a_shell(rmq: Callable[..., Any], shell: str) -> None:
+    ran = rmq("completion", shell)
+    assert ran.status == 0
+    assert f"_RMQ_COMPLETE={shell}_complete" in ran.out
+
+
+def proposed(*words: str) -> list[str]:
+    """Return the proposals for the last word, in this process."""
+    kind = get_completion_class("bash")
+    assert kind is not None
+    found = kind(make_group(), {}, "rmq", COMPLETION_VARIABLE).get_completions(list(words[:-1]), words[-1])
+    return [one.value if one.type == "plain" else one.type for one in found]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_topic_and_group_is_completed(demo: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmq_spark, "open_reader", lambda **place: rmq_spark.store.open_reader(str(demo)))
+    monkeypatch.setattr(rmq_spark, "groups", lambda **place: ["billing"])
+    command = make_group().get_command(click.Context(make_group()), name)
+    inner = command.commands.items() if isinstance(command, click.Group) else [("", command)]
+    for word, one in inner:
+        params = {param.name: param for param in one.params}  # type: ignore[union-attr]
+        place = ["-n", "ns1:9876"] if "name_server" in params else [str(demo)]
+        start = [name, *([word] if word else []), *place]
+        for parameter, expected in (("topic", "orders"), ("topics", "orders"), ("group", "billing")):
+            if isinstance(params.get(parameter), click.Option):
+                assert expected in proposed(*start, f"--{parameter.removesuffix('s')}", ""), start
+            elif parameter in params:
+                assert expected in proposed(*start, ""), start
+    if name == "watch":
+        assert proposed(name, str(demo), "--group", "") == ["billing"]
+
+
+def test_a_word_with_a_slash_is_a_folder(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RMQ_NAME_SERVER", raising=False)
+    monkeypatch.setenv("RMQ_STORE", str(demo))
+    assert proposed("cat", "or") == ["orders"]
+    assert proposed("cat", "./st") == ["dir"]
+    assert proposed("cat", "/da") == ["dir"]
+
+
+def test_only_names_that_are_one_word_of_a_shell_are_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["orders", "or$(touch x)", "or ders", "or;ls", "or|ls", "or*", "%RETRY%a_b-C9"]
+    monkeypatch.setattr(rmq_spark, "groups", lambda **place: names)
+    assert proposed("lag", "store", "") == ["orders", "%RETRY%a_b-C9"]
+
+
+@pytest.mark.slow
+def test_bash_completes_after_a_name_server_with_a_port(
+    run_cluster: Callable[..., RunningCluster], tmp_path: Path
+) -> None:
+    cluster = run_cluster(release="5.3", brokers=1)
+    cluster.create_topic("orders-of-the-day", queues=1)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "rmq"
+    program.write_text(f"#!{sys.executable} -P\n{MAIN.replace('sys.argv = ', 'sys.argv[0:1] = ')}\n")
+    program.chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PS1": "ready$ ", "TERM": "dumb"}
+    ours, theirs = pty.openpty()
+    bash = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    )
+    os.close(theirs)
+    shown = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal shown
+        until = time.monotonic() + 60
+        while text not in shown:
+            assert time.monotonic() < until, shown
+            if select.select([ours], [], [], 1)[0]:
+                shown += os.read(ours, 65_536).decode(errors="replace")
+
+    try:
+        os.write(ours, b'eval "$(rmq completion bash)"; echo is-$((1 + 1))-ready\n')
+        wait_for("is-2-ready")
+        for start in (f"-n {cluster.address}", f"--name-server={cluster.address}"):
+            shown = ""
+            os.write(ours, f"echo; rmq count {start} ord\t".encode())
+            wait_for("orders-of-the-day")
+            os.write(ours, b"\x15")  # empty the line
+    finally:
+        bash.kill()
+        bash.wait()
+        os.close(ours)
