@@ -1,4 +1,4 @@
-"""Apache RocketMQ's on-disk store as a PySpark data source.
+"""Apache RocketMQ as a PySpark data source: a store directory, or a live cluster.
 
     import rmq_spark
 
@@ -8,24 +8,33 @@
     query = spark.readStream.format("rmq")...start()
     rmq_spark.stop_at_end(query)       # for a stream with endingOffsets: wait for the last batch, then stop
 
-Spark is not required: `open_reader` reads the same messages as Arrow batches, and `open_store` appends messages.
+Spark is not required: `open_reader` reads the same messages as Arrow batches, and `open_store` appends messages. A name
+that needs Spark raises ModuleNotFoundError where PySpark is not installed (extra `spark`).
 
 Importing this module loads neither Spark nor numpy, because each name is imported from its module on first use.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmq_spark.consuming import consume, listener_progress
     from rmq_spark.datasource.spark.listener import ConsumeConcurrentlyStatus, ConsumeContext, ConsumeOrderlyStatus
+    from rmq_spark.datasource.spark.log_lines import JsonFormatter, json_logging
+    from rmq_spark.drawing import PLOT_STYLE
+    from rmq_spark.error_texts import explain
     from rmq_spark.group_listeners import GroupLagListener, GroupOffsetListener
+    from rmq_spark.metrics import serve_metrics
+    from rmq_spark.metrics_listener import MetricsListener
     from rmq_spark.parsing import parse
     from rmq_spark.plots import (
+        plot_bytes,
         plot_delay,
         plot_lag,
         plot_over_time,
         plot_queue_skew,
+        plot_record,
         plot_segment,
         plot_tag_shares,
     )
@@ -36,24 +45,33 @@ if TYPE_CHECKING:
         DUMP_KINDS,
         check,
         close,
+        cluster_brokers,
+        cluster_rates,
+        cluster_routes,
+        create_cluster_topic,
         create_store,
+        delete_cluster_topic,
         dump,
         examine_cluster,
         export_parquet,
+        finish_intent,
         group_lag,
         group_members,
         group_offsets,
         groups,
         import_parquet,
         open_consumer,
+        open_intents,
         open_reader,
         open_store,
         pending_transactions,
         plan_repair,
+        prepare_sink,
         repair,
         republish_dead_letters,
         reset_offsets,
         serve_store,
+        skip_intent,
     )
     from rmq_spark.store.errors import (
         BackendUnavailableError,
@@ -63,6 +81,7 @@ if TYPE_CHECKING:
         DataLossError,
         DiskFullError,
         GroupConflictError,
+        IntentStuckError,
         LockTimeoutError,
         NoPermissionError,
         NotFoundError,
@@ -80,6 +99,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "COLUMNS",
     "DUMP_KINDS",
+    "PLOT_STYLE",
     "BackendUnavailableError",
     "BatchConflictError",
     "BrokerError",
@@ -92,7 +112,10 @@ __all__ = [
     "GroupConflictError",
     "GroupLagListener",
     "GroupOffsetListener",
+    "IntentStuckError",
+    "JsonFormatter",
     "LockTimeoutError",
+    "MetricsListener",
     "NoPermissionError",
     "NotFoundError",
     "OffsetRangeError",
@@ -104,35 +127,49 @@ __all__ = [
     "UnknownOutcomeError",
     "check",
     "close",
+    "cluster_brokers",
+    "cluster_rates",
+    "cluster_routes",
     "consume",
+    "create_cluster_topic",
     "create_store",
+    "delete_cluster_topic",
     "dump",
     "examine_cluster",
+    "explain",
     "export_parquet",
+    "finish_intent",
     "group_lag",
     "group_members",
     "group_offsets",
     "groups",
     "import_parquet",
+    "json_logging",
     "listener_progress",
     "open_consumer",
+    "open_intents",
     "open_reader",
     "open_store",
     "parse",
     "pending_transactions",
     "plan_repair",
+    "plot_bytes",
     "plot_delay",
     "plot_lag",
     "plot_over_time",
     "plot_queue_skew",
+    "plot_record",
     "plot_segment",
     "plot_tag_shares",
+    "prepare_sink",
     "register",
     "repair",
     "republish_dead_letters",
     "reset_offsets",
+    "serve_metrics",
     "serve_store",
     "session",
+    "skip_intent",
     "stop_at_end",
 ]
 
@@ -144,7 +181,9 @@ _HOMES = {
     "create_store": "rmq_spark.store",
     "dump": "rmq_spark.store",
     "examine_cluster": "rmq_spark.store",
+    "explain": "rmq_spark.error_texts",
     "export_parquet": "rmq_spark.store",
+    "finish_intent": "rmq_spark.store",
     "import_parquet": "rmq_spark.store",
     "plan_repair": "rmq_spark.store",
     "repair": "rmq_spark.store",
@@ -154,7 +193,15 @@ _HOMES = {
     "ConsumeOrderlyStatus": "rmq_spark.datasource.spark.listener",
     "GroupLagListener": "rmq_spark.group_listeners",
     "GroupOffsetListener": "rmq_spark.group_listeners",
+    "JsonFormatter": "rmq_spark.datasource.spark.log_lines",
+    "json_logging": "rmq_spark.datasource.spark.log_lines",
+    "MetricsListener": "rmq_spark.metrics_listener",
     "close": "rmq_spark.store",
+    "cluster_brokers": "rmq_spark.store",
+    "cluster_rates": "rmq_spark.store",
+    "cluster_routes": "rmq_spark.store",
+    "create_cluster_topic": "rmq_spark.store",
+    "delete_cluster_topic": "rmq_spark.store",
     "consume": "rmq_spark.consuming",
     "listener_progress": "rmq_spark.consuming",
     "group_lag": "rmq_spark.store",
@@ -162,21 +209,28 @@ _HOMES = {
     "group_offsets": "rmq_spark.store",
     "groups": "rmq_spark.store",
     "open_consumer": "rmq_spark.store",
+    "open_intents": "rmq_spark.store",
     "open_store": "rmq_spark.store",
     "open_reader": "rmq_spark.store",
     "parse": "rmq_spark.parsing",
     "pending_transactions": "rmq_spark.store",
+    "PLOT_STYLE": "rmq_spark.drawing",
+    "plot_bytes": "rmq_spark.plots",
     "plot_delay": "rmq_spark.plots",
     "plot_lag": "rmq_spark.plots",
     "plot_over_time": "rmq_spark.plots",
     "plot_queue_skew": "rmq_spark.plots",
+    "plot_record": "rmq_spark.plots",
     "plot_segment": "rmq_spark.plots",
     "plot_tag_shares": "rmq_spark.plots",
+    "prepare_sink": "rmq_spark.store",
     "republish_dead_letters": "rmq_spark.store",
     "reset_offsets": "rmq_spark.store",
     "register": "rmq_spark.spark_session",
+    "serve_metrics": "rmq_spark.metrics",
     "serve_store": "rmq_spark.store",
     "session": "rmq_spark.spark_session",
+    "skip_intent": "rmq_spark.store",
     "stop_at_end": "rmq_spark.stop",
 }
 
@@ -184,7 +238,17 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'rmq_spark' has no attribute {name!r}; it has {__dir__()}")
-    value: object = getattr(import_module(_HOMES.get(name, "rmq_spark.store.errors")), name)
+    try:
+        home = import_module(_HOMES.get(name, "rmq_spark.store.errors"))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise ModuleNotFoundError(
+            f"rmq_spark.{name}: the package pyspark is not installed for {sys.executable}; expected PySpark 4.3 or "
+            "newer. Install it: pip install 'rmq-spark[spark]'",
+            name="pyspark",
+        ) from None
+    value: object = getattr(home, name)
     globals()[name] = value  # later accesses do not call __getattr__
     return value
 

@@ -1,9 +1,14 @@
-"""Parts that all plots share: axes, colours, legends, and names from a store shown as plain text."""
+"""Parts that all plots share: their style, axes, colours, legends, and names from a store shown as plain text.
+
+The style is declared here, once. A plot has no background of its own, and each colour is readable on a white page and
+on the dark page of a notebook or of the documentation: its contrast with both is at least 3:1 (WCAG 2, 1.4.11).
+"""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from rmq_spark.store import bytes_text, span_text
@@ -12,11 +17,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_SERIES = 7  # the number of colours that are easily distinguished; the smallest series are joined as "others"
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # palette of Okabe and Ito
+DARK_PAGE = "#1E2129"  # the background of mkdocs-material's dark pages; those of notebooks are darker
+INK = "#7F7F7F"  # text, axes and ticks
+# The palette of Okabe and Ito. Orange and sky blue are darker, and brown replaces black, for the contrast.
+COLOURS = ("#0072B2", "#C08400", "#009E73", "#CC79A7", "#2F97DA", "#D55E00", "#8C6D46")
+VIOLET, CRIMSON = "#8A63D2", "#D6336C"
+# Cells with white text, whose contrast with the text is at least 4.5:1. Neighbours differ for colour-blind readers too.
+CELL_COLOURS, CELL_INK = ("#0072B2", "#B85000", "#007C91", "#B5487B", "#8C6D46"), "#FFFFFF"
+# matplotlib's settings for the style, as `matplotlib.rcParams.update` accepts them.
+PLOT_STYLE = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.facecolor": "none",
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "legend.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
+}
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # for print, and for readers who do not see colours
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-_OTHERS, _YELLOW = "#999999", "#F0E442"
+OTHERS = "#808080"
 # The number of characters that are shown of a long name. Its end is shown because long names often differ only there.
 _NAME_HEAD, _NAME_TAIL, _NAME_EDGE = 24, 15, 8
 _TITLE_CHARS = 75  # per line
@@ -57,8 +83,19 @@ def axes(ax: "Axes | None", height: float = 4.2) -> "Axes":
             'drawing needs matplotlib: pip install "rmq-spark[plot]".', name="matplotlib"
         ) from error
     if ax is None:
-        _, ax = plt.subplots(figsize=(9, height), layout="constrained")
+        _, ax = plt.subplots(figsize=(9, height), layout="constrained", facecolor=PLOT_STYLE["figure.facecolor"])
+    apply_style(ax)
     return ax
+
+
+def apply_style(ax: "Axes") -> None:
+    """Set the colours of axes as PLOT_STYLE has them. The background of the figure stays as the caller made it."""
+    ax.set_facecolor(PLOT_STYLE["axes.facecolor"])
+    ax.spines[:].set_edgecolor(INK)
+    ax.tick_params(which="both", colors=INK)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_color(INK)
+        axis.get_offset_text().set_color(INK)
 
 
 def shown_name(name: str) -> str:
@@ -99,7 +136,9 @@ def font_families() -> list[str]:
 def title(ax: "Axes", first: str, *more: str) -> None:
     """Set the title: one line, or two if it is long, with `more` on the second. Dollar signs do not start formulas."""
     line = ", ".join((first, *more))
-    ax.set_title(line if len(line) <= _TITLE_CHARS else "\n".join((first, *more)), fontsize="medium", parse_math=False)
+    ax.set_title(
+        line if len(line) <= _TITLE_CHARS else "\n".join((first, *more)), fontsize="medium", parse_math=False, color=INK
+    )
 
 
 def largest(series: dict[str, list[float]], join: Any = sum) -> list[tuple[str, list[float]]]:
@@ -119,15 +158,9 @@ def largest(series: dict[str, list[float]], join: Any = sum) -> list[tuple[str, 
 def colours(drawn: Sequence[tuple[str, Any]]) -> list[str]:
     """Return a colour for each series. The series "N others" of `largest` is grey.
 
-    It cannot be mistaken for a topic, because topic names contain no space. On a dark background yellow replaces black.
+    It cannot be mistaken for a topic, because topic names contain no space.
     """
-    from matplotlib import rcParams
-    from matplotlib.colors import to_rgb
-
-    is_dark = sum(to_rgb(rcParams["axes.facecolor"])) < 1.5
-    palette = (*COLOURS[:-1], _YELLOW) if is_dark else COLOURS
-    named = zip(drawn, palette, strict=False)
-    return [_OTHERS if name.endswith(" others") else colour for (name, _), colour in named]
+    return [OTHERS if name.endswith(" others") else colour for (name, _), colour in zip(drawn, COLOURS, strict=False)]
 
 
 def _known(values: Iterable[float]) -> list[float]:
@@ -210,7 +243,7 @@ def spans_axis(ax: "Axes", least_ms: float, most_ms: float) -> None:
 def frame(ax: "Axes", axis: str) -> None:
     """Draw the grid lines of `axis` ("x", "y" or "both"), and hide the top and right lines of the frame."""
     ax.set_axisbelow(True)
-    ax.grid(axis=axis, color="#808080", alpha=0.25, lw=0.8)
+    ax.grid(axis=axis, color=INK, alpha=0.25, lw=0.8)
     ax.spines[["top", "right"]].set_visible(False)
 
 
@@ -225,6 +258,7 @@ def legend(ax: "Axes", count: int, is_stacked: bool = False) -> None:
             loc="upper left",
             bbox_to_anchor=(1.01, 1),
             frameon=False,
+            labelcolor=INK,
             fontsize="small",
             handleheight=1.3 if is_stacked else None,  # room for a hatch
         )
@@ -242,6 +276,7 @@ def legend_below(ax: "Axes") -> None:
         bbox_transform=ax.transAxes + down,
         borderaxespad=0,
         frameon=False,
+        labelcolor=INK,
         fontsize="small",
     )
     _disable_formulas(drawn)
@@ -249,7 +284,7 @@ def legend_below(ax: "Axes") -> None:
 
 def nothing(ax: "Axes", why: str) -> "Axes":
     """Write `why` in place of an empty plot, and return the axes."""
-    ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes, parse_math=False)
+    ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes, parse_math=False, color=INK)
     ax.set_axis_off()
     return ax
 
@@ -262,3 +297,13 @@ def ms_text(delay_ms: float) -> str:
 def _disable_formulas(drawn_legend: Any) -> None:
     for text in drawn_legend.get_texts():
         text.set_parse_math(False)
+
+
+def svg_text(ax: "Axes") -> str:
+    """Return the figure of `ax` as an SVG image with a transparent background. Equal figures give equal texts."""
+    from matplotlib import rc_context
+
+    buffer = BytesIO()
+    with rc_context({"svg.hashsalt": "rmq-spark", "svg.fonttype": "path"}):
+        ax.figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue().decode()

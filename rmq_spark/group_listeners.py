@@ -1,7 +1,6 @@
 """Spark listeners for consumer groups: one commits the final offsets of queries, one reports the groups' lag."""
 
 import contextlib
-import json
 import logging
 import math
 import threading
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from rmq_spark.datasource.plan.offsets import decode_published, decode_queues
+from rmq_spark.datasource.plan.offsets import decode_published, decode_reported, read_reported
 from rmq_spark.datasource.plan.own_offsets import OwnOffsets
 from rmq_spark.datasource.spark.clocks import log_info, monotonic_ms
 from rmq_spark.store import lag_at
@@ -59,10 +58,10 @@ class _GroupSource:
         metadata = end.get("@", {})
         self.reset = int(metadata.get("reset", 0))
         self.suspended = int(metadata.get("suspended", 0))
-        answering = decode_queues({topic: queues for topic, queues in latest.items() if topic != "@"})
+        answering = decode_reported(latest)
         published = decode_published(metadata.get("published", {}))
         self.expected = {queue: some for queue, some in published.items() if queue in answering}
-        self.offsets = decode_queues({topic: queues for topic, queues in end.items() if topic != "@"})
+        self.offsets = decode_reported(end)
 
 
 class _Listener(StreamingQueryListener):
@@ -228,7 +227,7 @@ def _log_lag(group: str, table: "pa.Table") -> None:
     """
     rows = table.select(["lagMessages", "lagBytes", "secondsBehind", "state"]).to_pylist()
     if not rows:
-        log_info(f"rmq: consumer group {group} has no offsets yet, so its lag is unknown")
+        log_info(f"rmq: consumer group {group} has no offsets yet, so its lag is unknown", group=group)
         return
     messages, size_bytes = (sum(row[name] or 0 for row in rows) for name in ("lagMessages", "lagBytes"))
     seconds = max(row["secondsBehind"] or 0 for row in rows)
@@ -236,7 +235,11 @@ def _log_lag(group: str, table: "pa.Table") -> None:
     away = sum(row["state"] == "away" for row in rows)
     log_info(
         f"rmq: consumer group {group} is {messages} messages, {about}{size_bytes} bytes, {seconds:.1f} s behind in "
-        f"{len(rows)} queues{f', of which {away} are away' if away else ''}"
+        f"{len(rows)} queues{f', of which {away} are away' if away else ''}",
+        group=group,
+        lagMessages=messages,
+        lagBytes=size_bytes,
+        secondsBehind=seconds,
     )
 
 
@@ -247,17 +250,7 @@ def _group_sources(progress: "StreamingQueryProgress") -> Iterator[_GroupSource]
     """
     batch = CommitKey(str(progress.id), int(progress.batchId))
     for source in progress.sources:
-        latest, end = _json(source.latestOffset), _json(source.endOffset)
+        latest, end = read_reported(source.latestOffset), read_reported(source.endOffset)
         mark = latest.get("@", {})
         if isinstance(mark, Mapping) and "group" in mark and "member" in mark and isinstance(end.get("@"), Mapping):
             yield _GroupSource(latest, end, batch)
-
-
-def _json(offset: object) -> Mapping[str, Any]:
-    """Return an offset as a mapping. Return {} if it is not one, because it belongs to another kind of source."""
-    if isinstance(offset, str):
-        try:
-            offset = json.loads(offset)
-        except ValueError:
-            return {}
-    return offset if isinstance(offset, Mapping) else {}

@@ -115,7 +115,7 @@ def _stage_text(
         # there is text after the value. The line break ends a comment, which options may allow.
         end = uuid.uuid4().int >> 66
         wrapped = F.concat(F.lit("["), text, F.lit(f'\n,{{"{_END_FIELD}":{end}}}]'))
-        elements = F.from_json(wrapped, f"array<struct<`{_END_FIELD}`:bigint>>", options)
+        elements = F.from_json(wrapped, f"array<struct<`{_END_FIELD}`:bigint>>", options or None)  # Connect refuses {}
         last = F.try_element_at(elements, F.lit(2))[_END_FIELD]
         whole = (F.size(elements) == 2) & F.coalesce(last == F.lit(end), F.lit(False))
     else:

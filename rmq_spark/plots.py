@@ -2,20 +2,20 @@
 
 The argument `store` is a path or the result of `open_reader`. `ax` is the Axes to draw on; by default a new figure is
 created. The functions read consume-queue entries and record headers, and change nothing in the store. From a large
-store they read only a sample, and the title then says so. The colours are the palette of Okabe and Ito, which
-colour-blind readers can distinguish. If matplotlib is not installed, the functions raise ModuleNotFoundError with the
-pip command.
+store they read only a sample, and the title then says so. The background is transparent, and all colours are readable
+on light and on dark pages. Colour-blind readers can distinguish them. If matplotlib is not installed, the functions
+raise ModuleNotFoundError with the pip command.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from math import isnan, nan
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from rmq_spark import drawing
+from rmq_spark import byte_cells, drawing
 from rmq_spark.drawing import MAX_SERIES, shown_name
 from rmq_spark.store import (
     GroupLag,
@@ -23,6 +23,7 @@ from rmq_spark.store import (
     bytes_text,
     count_text,
     open_reader,
+    record_fields,
     segment_layout,
     span_text,
     stored_delays,
@@ -42,13 +43,14 @@ _MAX_MARKERS = 40  # lines with more points have no markers
 _AROUND_ONE_MS = 30_000  # the length of the x axis on each side of a single point
 _LEAST_SPANS = 12  # the minimum width of the x axis in bars, so that a single bar is not too wide
 _SEGMENT_COLOURS = {
-    "records without an entry": "#000000",
-    "filler (BLANK)": "#7F7F7F",
-    "stale bytes after the end": "#D55E00",
-    "zeros after the end": "#ECECEC",
-    "other topics": "#8C6D46",
+    "records without an entry": drawing.CRIMSON,
+    "filler (BLANK)": drawing.OTHERS,
+    "stale bytes after the end": drawing.COLOURS[5],
+    "zeros after the end": f"{drawing.INK}30",  # nearly transparent: the background of the picture
+    "other topics": drawing.COLOURS[6],
 }
-_SEGMENT_TOPICS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
+_SEGMENT_TOPICS = (*drawing.COLOURS[:5], drawing.VIOLET)
+_LINE_PARTS = 8  # a line of a segment's picture has so many rows of pixels; the last one is the gap to the next line
 _BARS_NAMED = 24
 _BARS_APART, _BARS_ROOM = 100, 6  # the maximum number of bars with gaps; the minimum width of the axis in bars
 _ROWS, _CELLS = 32, 128  # lines in the plot of a segment, and cells in a line
@@ -167,7 +169,9 @@ def plot_tag_shares(store: Store, topic: str, *, ax: "Axes | None" = None) -> "A
     )
     pad = max(0.0, (_BARS_ROOM - len(shown)) / 2)
     ax.set_ylim(-0.6 - pad, len(shown) - 0.4 + pad)
-    ax.bar_label(bars, [f"{100 * count / total:.1f} %  ({count:,.0f})" for _, count in shown], padding=4)
+    ax.bar_label(
+        bars, [f"{100 * count / total:.1f} %  ({count:,.0f})" for _, count in shown], padding=4, color=drawing.INK
+    )
     ax.set_xlim(0, 100 * max(count for _, count in shown) / total * 1.3)
     ax.set_xticks([tick for tick in ax.get_xticks() if tick <= 100])
     ax.set_xlabel("share of messages (%)")
@@ -295,30 +299,22 @@ def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes 
         if physical_offset is None and not reader.log.segments.segments:
             return drawing.nothing(ax, "no messages")
         layout = segment_layout(reader, physical_offset, _ROWS * _CELLS)
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import to_rgba_array
     from matplotlib.patches import Patch
 
     topics = iter(_SEGMENT_TOPICS)
     colours = [_SEGMENT_COLOURS.get(name) or next(topics) for name in layout.names]
     size = layout.end - layout.begin
     row_bytes = (layout.shown_end - layout.begin) / _ROWS
-    picture = layout.cells.reshape(_ROWS, _CELLS)
-    last = max(len(colours) - 1, 1)
-    ax.imshow(
-        picture,
-        ListedColormap(colours if len(colours) > 1 else colours * 2),
-        vmin=0,
-        vmax=last,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(0, row_bytes, _ROWS, 0),
-    )
+    picture = to_rgba_array(colours)[layout.cells.reshape(_ROWS, _CELLS)].repeat(_LINE_PARTS, axis=0)
+    picture[_LINE_PARTS - 1 :: _LINE_PARTS, :, 3] = 0
+    ax.imshow(picture, aspect="auto", interpolation="nearest", extent=(0, row_bytes, _ROWS, 0))
     count = len(layout.record_begins)
     if count <= _RECORDS_DRAWN:
         begins = (layout.record_begins - layout.begin).tolist()
         rows = [int(begin // row_bytes) for begin in begins]
-        ax.vlines([begin % row_bytes for begin in begins], rows, [row + 1 for row in rows], color="white", lw=0.7)
-    ax.hlines(range(1, _ROWS), 0, row_bytes, color="white", lw=1.2)
+        ends = [row + 1 - 1 / _LINE_PARTS for row in rows]
+        ax.vlines([begin % row_bytes for begin in begins], rows, ends, color=drawing.CELL_INK, lw=0.7)
     ax.set_xlim(0, row_bytes)
     drawing.bytes_axis(ax.xaxis, row_bytes, ticks=4)
     ax.set_xlabel(f"position in the line (a line is {bytes_text(row_bytes)}, a cell {bytes_text(row_bytes / _CELLS)})")
@@ -329,11 +325,45 @@ def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes 
     about = f"segment {PurePath(layout.path).name}, {bytes_text(size)}, {count_text(count, 'record')}"
     drawing.title(ax, about, *more)
     patches = [
-        Patch(facecolor=colour, edgecolor="#555555", lw=0.5, label=f"{name}: {bytes_text(held)}")
+        Patch(facecolor=colour, edgecolor=drawing.INK, lw=0.5, label=f"{name}: {bytes_text(held)}")
         for name, colour, held in zip(drawing.shown_names(layout.names), colours, layout.sizes, strict=True)
     ]
-    ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize="small")
+    look = {"frameon": False, "fontsize": "small", "labelcolor": drawing.INK}
+    ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), **look)
     return ax
+
+
+def plot_record(store: Store, queue: QueueKey, queue_offset: int, *, ax: "Axes | None" = None) -> "Axes":
+    """Draw the record of a message byte by byte, as it is in the commit log: a cell for each byte, coloured by field.
+
+    The message is the one at `queue_offset` of `queue`. Raises NotFoundError if the queue does not exist,
+    OffsetRangeError if it has no message there, and DamageError if the message is damaged.
+    """
+    with _opened(store) as reader:
+        reader.refresh()
+        data, fields = record_fields(reader, queue, queue_offset)
+    named = [(field.position, field.size, field.name, field.value) for field in fields]
+    title = f"record of {shown_name(str(queue))}, queue offset {queue_offset:,}: {count_text(len(data), 'byte')}"
+    return plot_bytes(data, named, title=title, text=("body", "topic", "properties"), ax=ax)
+
+
+def plot_bytes(
+    data: bytes,
+    fields: Sequence[tuple[int, int, str, object]],
+    *,
+    title: str = "",
+    text: Collection[str] = (),
+    bytes_per_line: int = 32,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw bytes, one cell each, coloured by field, with the number, name and value of each field below.
+
+    A field is (position, size, name, value), with position and size in bytes. Bytes are shown in hex, and those of the
+    fields in `text` as characters where they are printable ASCII. Bytes of no field are not drawn.
+    """
+    if isinstance(bytes_per_line, bool) or not isinstance(bytes_per_line, int) or bytes_per_line < 1:
+        raise OptionError(f"bytes_per_line={bytes_per_line!r} is not valid; expected an integer ≥ 1.")
+    return byte_cells.draw(ax, data, fields, title, text, bytes_per_line)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Stop a streaming query at its endingOffsets, because a Python data source cannot end its query."""
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
+_LOG = logging.getLogger("rmq_spark")
 _POLL_S = 0.2
 
 # Spark's names of the triggers with which a query terminates by itself.
@@ -26,10 +28,12 @@ def stop_at_end(query: "StreamingQuery", timeout: float | None = None) -> bool:
     endingTimestamp is treated like endingOffsets.
 
     If no stream has endingOffsets, the trigger matters. With AvailableNow or Once, waits until the query terminates and
-    returns True. With any other trigger, raises OptionError after the first batches; the query then continues. If the
-    query fails, raises its StreamingQueryException.
+    returns True. With any other trigger, raises OptionError after the first batches; the query then continues. Spark
+    Connect does not tell the trigger, so there it waits in any case, and logs a warning. If the query fails, raises its
+    StreamingQueryException.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    is_warned = False
     while True:
         # Spark accepts fractions of a second, despite its type hint, but not 0.
         wait_s = _POLL_S if deadline is None else max(0.001, min(_POLL_S, deadline - time.monotonic()))
@@ -41,9 +45,16 @@ def stop_at_end(query: "StreamingQuery", timeout: float | None = None) -> bool:
             query.stop()
             return True
         if bounded is None:
-            _check_ends_by_itself(query)
             if terminated:
                 return True
+            if hasattr(query, "_jsq"):
+                _check_ends_by_itself(query)
+            elif not is_warned:
+                is_warned = True
+                _LOG.warning(
+                    "rmq: stop_at_end waits until the query terminates: no rmq source of it has endingOffsets, and "
+                    "Spark Connect does not tell whether the trigger ends it"
+                )
         if terminated or (deadline is not None and time.monotonic() >= deadline):
             return False
 
@@ -78,8 +89,8 @@ def _bounded_marks(sources: "Iterable[SourceProgress]") -> list[Mapping[str, obj
 
 def _check_ends_by_itself(query: "StreamingQuery") -> None:
     """Raise OptionError unless the query's trigger is AvailableNow or Once. Only the JVM knows the trigger."""
-    java = getattr(query, "_jsq", None)  # Connect has none
-    if java is None or str(java.streamingQuery().trigger()) not in _ENDING_TRIGGERS:
+    java = query._jsq  # Spark Connect has none
+    if str(java.streamingQuery().trigger()) not in _ENDING_TRIGGERS:
         raise OptionError(
             "stop_at_end: the query reads no rmq source with endingOffsets, and its trigger is neither AvailableNow "
             "nor Once, so it has no end to wait for. Set endingOffsets (or endingTimestamp) on the stream, or call "
