@@ -14,17 +14,24 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup notebook-packages demo notebooks test slow lint torture mutants compat bench wheel clean
+.PHONY: help setup notebook-packages site-packages site demo notebooks outputs gallery test slow lint torture mutants compat \
+	bench wheel clean
 
 help: ## this list
 	@echo "Targets, each with its own set-up:"
 	@sed -n 's/^\([a-z]*\): .*## /  make \1#/p' Makefile | awk -F'#' '{ printf "%-15s %s\n", $$1, $$2 }'
 
-demo: setup ## stream a store that a real RocketMQ wrote to the console (under a minute)
+demo: setup ## stream a store that a real RocketMQ wrote to the console (a minute, or three on a slow machine)
 	@$(BIN)/python notebooks/demo.py
 
 notebooks: notebook-packages ## run every notebook from top to bottom, without a browser (a few minutes)
-	@$(BIN)/python -P -m pytest -m notebooks -rsfE -s -o faulthandler_timeout=900 $(or $(TESTS),tests/test_notebooks.py)
+	@$(BIN)/python -P -m pytest -m notebooks -rsfE -s -o faulthandler_timeout=1800 $(or $(TESTS),tests/test_notebooks.py)
+
+outputs: notebook-packages ## run every notebook, and store its outputs in it (a few minutes)
+	@$(BIN)/python -P gallery/run_notebooks.py
+
+gallery: site-packages ## make pages of the documentation site from the notebooks, in docs/gallery
+	@$(BIN)/python -P gallery/pages.py
 
 # Without bytecode each of the hundreds of processes that Spark starts would compile all modules anew.
 test: lint ## lint, then the default tests
@@ -59,11 +66,15 @@ compat: setup ## with a real RocketMQ (Java and Maven): its stores and ours, bot
 bench: setup ## measure speed
 	@$(BIN)/python benchmarks/run.py
 
-wheel: setup ## build the wheel and run the tests marked `wheel` against it
+wheel: setup ## build wheel and source archive, check both, and run the tests marked `wheel` against the wheel
 	@.ci/wheel
 
+site: site-packages gallery ## build the documentation site into site/, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -P -m mkdocs --quiet build --clean --strict
+	@$(BIN)/python -P .ci/site_check.py site
+
 clean: ## remove what the other targets made
-	@rm -rf .venv build dist rmq_spark.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv build dist site docs/gallery rmq_spark.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup: ## make .venv ready (the others do it)
@@ -72,6 +83,10 @@ setup: ## make .venv ready (the others do it)
 notebook-packages: setup
 	@$(BIN)/python -c 'import ipykernel, matplotlib, nbclient, pandas' 2>/dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
+
+site-packages: setup
+	@$(BIN)/python -c 'import material, mkdocs, mkdocstrings_handlers.python, matplotlib, nbconvert' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 
 .DEFAULT:
 	@echo "There is no target '$@'." >&2

@@ -24,8 +24,9 @@ from rmq_spark.store.disk.system_calls import SystemCalls
 from rmq_spark.store.errors import RmqError
 
 if TYPE_CHECKING:
-    from brokers import RunningCluster
     from pyspark.sql import SparkSession
+
+    from rmq_spark.store.testing.brokers import RunningCluster
 
 for name in ("fixtures", "reading", "groups", "sinks"):  # an assert shows its values only in modules named here
     pytest.register_assert_rewrite(f"rmq_spark.store.testing.backend_{name}")
@@ -222,7 +223,7 @@ def copy_store() -> Callable[[Path, Path], Path]:
 @pytest.fixture
 def run_cluster(tmp_path: Path) -> Iterator[Callable[..., "RunningCluster"]]:
     """A function that starts name servers and brokers in this process: see `brokers.RunningCluster`."""
-    from brokers import RunningCluster
+    from rmq_spark.store.testing.brokers import RunningCluster
 
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()

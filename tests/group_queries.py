@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RunningCluster
-from brokers.raw_client import RawClient
 from pyspark.sql.types import StructType
 
 from rmq_spark.datasource.spark.source import RmqDataSource
 from rmq_spark.store.cluster import client
 from rmq_spark.store.cluster.codes import RequestCode
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import RunningCluster
+from rmq_spark.store.testing.brokers.raw_client import RawClient
 
 SCHEMA = StructType().add("body", "binary")
 GROUP = "billing"

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from brokers import Account, AccountTable, RunningCluster
 
 import rmq_spark
 from rmq_spark.store.cluster import client
 from rmq_spark.store.model import QueueKey
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster
 
 A, B = QueueKey("orders", 0, "broker-a"), QueueKey("orders", 0, "broker-b")
 

@@ -28,6 +28,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "recipes").glob("*.md")),
 ]
 # How blocks of a document run: `python` one after the other, `console` as commands whose output is compared.
 RUN = {
@@ -38,14 +39,19 @@ RUN = {
     ("OPERATIONS.md", "python"): "tests/test_guides.py",
     ("OPERATIONS.md", "console"): "tests/command/test_page_examples.py",
     ("OPTIONS.md", "python"): "tests/test_guides.py",
+    ("TESTING.md", "python"): "tests/store/testing/test_pytest_plugin.py",
+    ("LOGGING.md", "python"): "tests/test_logging_page.py",
+    ("METRICS.md", "python"): "tests/test_metrics_page.py",
     ("ERRORS.md", "python"): "tests/datasource/test_bad_input.py",
     ("COMMAND.md", "console"): "tests/command/test_command_page.py",
+    ("index.md", "python"): "tests/test_recipes.py",
+    **{(path.name, "python"): "tests/test_recipes.py" for path in (ROOT / "docs" / "recipes").glob("*.md")},
 }
 PROGRAMS = ROOT / "docs" / "PROGRAMS.md"
 # A path of ours in backticks: with a folder of ours in front, or a file at the top.
 PATH = re.compile(
-    r"`((?:store|datasource|rmq_spark|tests|docs|notebooks|benchmarks|\.ci)/[\w./*-]*"
-    r"|(?:README|CHANGELOG|CONTRIBUTING)\.md|setup\.cfg|pyproject\.toml|Makefile|pyspark_rmq\.py)`"
+    r"`((?:store|datasource|rmq_spark|tests|docs|notebooks|benchmarks|deploy|\.ci)/[\w./*-]*"
+    r"|(?:README|CHANGELOG|CONTRIBUTING)\.md|setup\.(?:cfg|py)|pyproject\.toml|Makefile|pyspark_rmq\.py)`"
 )
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 # A comment just before a block gives the reason why it is not run.
@@ -232,8 +238,10 @@ def test_the_readme_and_setup_cfg_ask_for_the_same_python() -> None:
 
 
 def test_the_changelog_says_what_is_coming() -> None:
+    if "dev" not in rmq_spark.__version__:
+        return  # in the commit of a release nothing is unreleased
     text = (ROOT / "CHANGELOG.md").read_text()
-    unreleased = text.split("## Unreleased")[1].split("\n## ")[0]
+    unreleased = text.split("## [Unreleased]")[1].split("\n## ")[0]
     assert re.search(r"^- \w", unreleased, re.MULTILINE), "Unreleased lists nothing"
 
 

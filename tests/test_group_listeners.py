@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from brokers import Account, AccountTable, RunningCluster
 
 import rmq_spark
 from rmq_spark.store import GroupSession, GroupTerms
@@ -18,6 +17,7 @@ from rmq_spark.store.cluster import client
 from rmq_spark.store.group.resets import write_outcomes
 from rmq_spark.store.model import CommitKey, QueueKey, Suspension
 from rmq_spark.store.places import locate
+from rmq_spark.store.testing.brokers import Account, AccountTable, RunningCluster
 
 QUEUE = QueueKey("orders", 0)
 

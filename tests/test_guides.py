@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-GUIDE, ROCKETMQ, OPERATIONS, OPTIONS_PAGE, ERRORS = (
-    ROOT / "docs" / f"{name}.md" for name in ("GUIDE", "ROCKETMQ", "OPERATIONS", "OPTIONS", "ERRORS")
+GUIDE, ROCKETMQ, OPERATIONS, OPTIONS_PAGE, ERRORS, EXACTLY_ONCE = (
+    ROOT / "docs" / f"{name}.md" for name in ("GUIDE", "ROCKETMQ", "OPERATIONS", "OPTIONS", "ERRORS", "EXACTLY_ONCE")
 )
 PAGES = (README, GUIDE, ROCKETMQ, OPERATIONS)
-PAGES_WITH_LINKS = (*PAGES, *(ROOT / "docs" / f"{name}.md" for name in ("OPTIONS", "ERRORS", "PROGRAMS", "COMMAND")))
+OTHER_PAGES = ("OPTIONS", "ERRORS", "PROGRAMS", "COMMAND", "CLUSTER", "EXACTLY_ONCE", "COMPARISON")
+PAGES_WITH_LINKS = (*PAGES, *(ROOT / "docs" / f"{name}.md" for name in OTHER_PAGES))
 BLOCK = re.compile(r"(<!-- not run: .*?-->\s*)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Errors of PySpark itself, and words that the JVM has in no list.
 PYSPARK_ERRORS = {"JAVA_GATEWAY_EXITED", "PYTHON_VERSION_MISMATCH", "DATA_SOURCE_PUSHDOWN_DISABLED"}
@@ -197,7 +198,7 @@ def test_what_differs_from_kafka_names_only_options_and_columns_that_exist() -> 
     assert set(found["Kafka column"]) <= columns
 
 
-@pytest.mark.parametrize("page", [ROCKETMQ, OPERATIONS, README], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [ROCKETMQ, OPERATIONS, README, EXACTLY_ONCE], ids=lambda path: path.name)
 def test_an_option_that_a_page_shows_with_a_value_is_accepted(page: Path) -> None:
     options = {option.name: option for option in (*SINK_OPTIONS, *OPTIONS)}
     ours = {name.lower() for name in options}
@@ -256,6 +257,20 @@ def test_errors_are_found_by_words_that_our_code_says() -> None:
             assert not said or name in said, f"{words!r} is said by {said}"
         assert issubclass(getattr(rmq_spark, name), rmq_spark.RmqError)
         assert what
+
+
+def test_failures_of_exactly_once_writes_are_told_by_words_that_our_code_says() -> None:
+    (failures,) = tables(section(EXACTLY_ONCE, "When something fails"))
+    (options,) = tables(section(EXACTLY_ONCE, "Options"))
+    assert failures[0] == ["what you see", "what happens", "what you do"]
+    of_spark = {"df.write", "RMQ_SPARK_STAGE"}
+    seen = [words for says, *_ in failures[1] for words in names(says) if not words.endswith("Error")]
+    pieces = {piece.strip() for words in seen for piece in re.split("…|RMQ_SPARK_STAGE", words)} - of_spark
+    assert len(pieces) > 15
+    assert not {piece for piece in pieces if piece not in words_of_the_code()}
+    listed = {name for cells in options[1] for name in names(cells[0])}
+    assert listed <= {option.name for option in SINK_OPTIONS}
+    assert listed >= {option.name for option in SINK_OPTIONS if option.conflicts == "delivery=atLeastOnce"}
 
 
 def test_every_class_of_error_is_found_by_some_text() -> None:

@@ -24,6 +24,14 @@ def test_setup_cfg_lists_every_package() -> None:
     assert on_disk == set(options["packages"].split())
 
 
+def test_setup_cfg_ships_every_file_that_is_not_python() -> None:
+    listed = {
+        name.strip() for name in read_setup_cfg()["options.package_data"]["rmq_spark"].replace("\n", ",").split(",")
+    }
+    on_disk = {path.name for path in (ROOT / "rmq_spark").iterdir() if path.is_file() and path.suffix != ".py"}
+    assert on_disk == listed
+
+
 def test_every_folder_with_python_in_it_is_a_package() -> None:
     for folder in ("rmq_spark", "store", "datasource"):
         for path in (ROOT / folder).rglob("*.py"):

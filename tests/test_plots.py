@@ -23,7 +23,6 @@ from rmq_spark.store.view.message import SampleSize
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 matplotlib.use("Agg")
 plt = pytest.importorskip("matplotlib.pyplot")
-to_rgb = pytest.importorskip("matplotlib.colors").to_rgb
 
 PLOTS: dict[str, Callable[..., Any]] = {
     "over time": rmq_spark.plot_over_time,
@@ -272,13 +271,6 @@ def test_lines_of_lag_in_a_cluster_have_the_names_of_brokers_and_gaps(run_cluste
         only = reader.lag("billing")
     only = replace(only, table=only.table.filter(pc.field("state") == "away"))
     assert rmq_spark.plot_lag(only).texts[0].get_text() == "the lag is not known"
-
-
-def test_every_line_is_seen_on_a_dark_ground(tmp_path: Path) -> None:
-    build_store(tmp_path / "store", [SampleMessage(f"T{number}") for number in range(7)])
-    with plt.style.context("dark_background"):
-        ax = rmq_spark.plot_delay(tmp_path / "store")
-    assert all(sum(to_rgb(line.get_color())) > 0.9 for line in ax.lines)
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

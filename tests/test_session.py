@@ -118,3 +118,77 @@ def test_a_script_started_from_a_bare_shell_reads_a_store(golden: Path, tmp_path
     run = subprocess.run([sys.executable, script], cwd=tmp_path, env=BARE, capture_output=True, text=True)
     assert "rows: True 127.0.0.1" in run.stdout, run.stderr
     assert "DataSourceManager" not in run.stderr, "Spark warns that the source is registered over itself"
+
+
+@pytest.mark.slow
+@pytest.mark.wheel
+def test_a_session_of_the_users_own_reads_with_the_interpreter_that_was_called_by_its_path(
+    golden: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, rmq_spark\n"
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "spark.sparkContext.setLogLevel('ERROR')\n"
+        "if sys.argv[1] == 'register':\n"
+        "    rmq_spark.register(spark)\n"
+        "else:\n"
+        "    rmq_spark.session()\n"
+        f"rows = spark.read.format('rmq').load({str(golden / 'demo')!r}, subscribe='orders', handOverBytes='0')\n"
+        "print('rows:', rows.count(), spark.sparkContext.pythonExec == sys.executable)\n"
+        "spark.stop()\n"
+    )
+    (tmp_path / "bin").mkdir()
+    wrong = tmp_path / "bin" / "python3"  # a Python without the packages of this one
+    wrong.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n')
+    wrong.chmod(0o755)
+    environment = BARE | {"PATH": f"{tmp_path / 'bin'}:{BARE['PATH']}", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    for how in ("register", "session"):
+        command = [sys.executable, script, how]
+        run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert "rows: 1170 True" in run.stdout, run.stderr
+
+
+_QUIET = """
+import sys, rmq_spark
+
+spark = rmq_spark.session(master="local[1]")
+print(spark.range(3).count())
+"""
+
+
+def _start(**more: str) -> tuple[str, list[str]]:
+    """Start a session in another process. Return what it prints, and the lines of its standard error."""
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", _QUIET], env={**BARE, **_import_path(), **more}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout, run.stderr.splitlines()
+
+
+def _import_path() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+
+
+@pytest.mark.slow
+def test_a_session_prints_nothing_of_its_own() -> None:
+    assert _start() == ("3\n", [])
+
+
+@pytest.mark.slow
+def test_what_prevents_the_start_of_java_is_shown() -> None:
+    variables = BARE | _import_path() | {"SPARK_SUBMIT_OPTS": "-Xmx0x"}
+    run = subprocess.run([sys.executable, "-P", "-c", _QUIET], env=variables, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "Invalid maximum heap size: -Xmx0x" in run.stderr
+    assert "JAVA_GATEWAY_EXITED" in run.stderr
+
+
+@pytest.mark.slow
+def test_a_configuration_of_log4j_of_the_user_decides(tmp_path: Path) -> None:
+    text = (Path(rmq_spark.__file__).parent / "log4j2.properties").read_text()
+    (tmp_path / "log4j2.properties").write_text(text.replace("rootLogger.level = warn", "rootLogger.level = info"))
+    printed, lines = _start(SPARK_CONF_DIR=str(tmp_path))
+    assert printed == "3\n"
+    assert lines[0] == 'Setting default log level to "WARN".', "Spark says so where the level is another one"

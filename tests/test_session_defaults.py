@@ -43,7 +43,8 @@ BEGIN = "import rmq_spark\nspark = rmq_spark.session(master='local[1]', conf={'s
 def run(folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(program + SHOW)
-    environment = {**os.environ, **environment}
+    ours = {name: value for name, value in os.environ.items() if name != "_RJEM_MALLOC_CONF"}  # set by polars
+    environment = {**ours, **environment}
     return subprocess.run([sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -133,6 +133,18 @@ def test_a_query_without_a_bound_is_an_error_and_goes_on(other: str) -> None:
     assert not query.stopped
 
 
+def test_spark_connect_does_not_tell_the_trigger_so_the_end_of_the_query_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(FakeQuery, "_jsq")
+    query = FakeQuery([[], [offset()], [offset()], [offset()]], ends_by_itself=True)
+    assert rmq_spark.stop_at_end(query) is True
+    assert len(query.waits) == 4
+    assert not query.stopped
+    assert len(caplog.messages) == 1
+    assert "stop_at_end waits until the query terminates" in caplog.text
+
+
 def test_after_the_timeout_the_query_goes_on() -> None:
     query = FakeQuery([[AT_WORK]])
     begun = time.monotonic()

@@ -147,9 +147,7 @@ def brokers(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 @pytest.fixture(scope="module")
 def accounts(brokers: tuple[SecuredBroker, SecuredBroker]) -> Outcomes:
     served = brokers[0]
-    if served.java.is_5:
-        users = dict.fromkeys(secured.RIGHTS, secured.SECRET)
-        served.call("create_users", broker=served.address, keys=secured.ADMIN, users=users, policies=secured.RIGHTS)
+    secured.create_users(served)
     # A server's first handshake may take seconds, because it makes a certificate.
     served.call("await_certificates", servers=[served.broker.namesrv, served.address], pem=None)
     (served.folder / "keys").write_text(f"accessKey: full-reader\nsecretKey: {secured.SECRET}\n")

@@ -61,14 +61,14 @@ class Served:
         return Counter((line["queueId"], line["committed"], line["max"]) for line in lines if line["event"] == "group")
 
     def begin(self, counts: Mapping[str, int]) -> Callable[[], dict[str, list[Delivery]]]:
-        """Begin a Java push consumer of each group, which ends when it has so many messages. Return how to wait."""
+        """Begin a Java push consumer of each group, which ends when it has this many messages. Return how to wait."""
         begun = dict(zip(counts, self._others, strict=False))
         for group, client in begun.items():
             begin_push(client, TOPIC, group, counts[group], timeout_ms=_TIMEOUT_MS)
         return lambda: {group: finish_push(client) for group, client in begun.items()}
 
     def consume(self, counts: Mapping[str, int]) -> dict[str, list[Delivery]]:
-        """Return what Java push consumers of the groups get until each has so many messages."""
+        """Return what Java push consumers of the groups get until each has this many messages."""
         return self.begin(counts)()
 
     def ends(self) -> dict[str, int]:

@@ -87,7 +87,7 @@ class Retries:
             time.sleep(0.5)
 
     def await_calls(self, count: int) -> None:
-        """Wait for so many more calls, or until it is over."""
+        """Wait for this many more calls, or until it is over."""
         wanted = len(self.query.calls()) + count
         self.until(lambda: len(self.query.calls()) >= wanted or self.is_over())
 

@@ -18,6 +18,6 @@ def test_streams_to_a_cluster_lose_nothing_and_copies_have_the_ids_of_their_twin
         verdicts = drill.run(30, kills, (0.1, 1.0))
         faults = drill.copy_back([DRIVER], (0.1, 1.0))
     assert not [verdict for verdict in verdicts if verdict.has_faults], verdicts
-    assert all(verdict.rows >= 30 * 500 for verdict in verdicts)
-    assert drill.deaths.total() >= 3, "it was over too soon"
+    assert all(verdict.rows >= drill.bodies * 2 for verdict in verdicts)
+    assert drill.deaths.total() >= len(kills)
     assert not faults

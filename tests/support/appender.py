@@ -49,7 +49,8 @@ from rmq_spark.store.testing.sample_message import SampleMessage
 from rmq_spark.store.testing.sample_store import FIRST_STORE_MS
 
 _RESTART_MS = 2000
-# The bytes of a batch entry that a broker and readers use: all up to the number of messages.
+# The bytes by which a broker and readers know an entry: without the hash of the tag, or up to the number of messages.
+_TOLD_BYTES = sum(QUEUE_UNIT[name].itemsize for name in (QUEUE_UNIT.names or ())[:2])
 _TOLD_BATCH_BYTES = sum(BATCH_UNIT[name].itemsize for name in (BATCH_UNIT.names or ())[:6])
 
 
@@ -307,14 +308,14 @@ class Appender:
     def _has_unit(self, record: Record) -> bool:
         """Return whether the queue ends with the record's entry; if so, advance the end of the queue.
 
-        The fields after the number of messages do not matter: readers have seen the messages by then, and a broker
-        treats such an entry as complete (BatchConsumeQueue#recover, 5.3).
+        The fields that are written last do not matter: readers have seen the messages by then, and a broker treats such
+        an entry as complete (ConsumeQueue#recover, BatchConsumeQueue#recover, 5.3).
         """
         key = queue_of(record)
         unit, number = self._unit_of(record), self._units.get(key, 0)
         begin, data = self._queue(key).read_all()
         at = number * len(unit) - begin
-        told = _TOLD_BATCH_BYTES if self._is_batch(key) else len(unit)
+        told = _TOLD_BATCH_BYTES if self._is_batch(key) else _TOLD_BYTES
         if at < 0 or data[at : at + told] != unit[:told]:
             return False
         self._units[key] = number + 1

@@ -5,15 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from brokers import Broker, RunningCluster, faults
-from brokers.wire import QueueId, loose_json
 
+from rmq_spark.store.backend import Guarantee
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.cluster.codes import BrokerRequestCode, RequestCode
 from rmq_spark.store.cluster.membership import Membership
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.backend_fixtures import Append, Expire, FailNextCall, GrowTopic, Message, Reset, Switch
 from rmq_spark.store.testing.backend_groups import eventually
+from rmq_spark.store.testing.brokers import Broker, RunningCluster, faults
+from rmq_spark.store.testing.brokers.wire import QueueId, loose_json
 
 BROKER = "broker-a"
 
@@ -72,6 +73,7 @@ class ClusterFixtures:
     """A cluster of two brokers. The messages are on the first one."""
 
     RELEASE = "5.3"
+    GUARANTEE = Guarantee.AT_LEAST_ONCE
 
     @pytest.fixture(autouse=True)
     def _no_wait(self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:

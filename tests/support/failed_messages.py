@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from brokers import RunningCluster
 
 from rmq_spark.store.backend import COLUMNS
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.cluster.reader import ClusterReader
 from rmq_spark.store.format.failed_columns import failed_column_type
+from rmq_spark.store.testing.brokers import RunningCluster
 
 Row = dict[str, Any]
 GROUP, RETRY, DEAD = "billing", "%RETRY%billing", "%DLQ%billing"

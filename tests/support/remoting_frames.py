@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq_spark.store.cluster.admin_requests import ResetOffsetRequest
+from rmq_spark.store.cluster.config_requests import BrokerConfigRequest
 from rmq_spark.store.cluster.frame import Command, FrameReader
 from rmq_spark.store.cluster.group_requests import (
     AllGroupOffsetsRequest,
@@ -24,6 +25,11 @@ from rmq_spark.store.cluster.member_requests import (
     LockRequest,
     UnlockRequest,
     UnregisterRequest,
+)
+from rmq_spark.store.cluster.producer_requests import (
+    ProducerHeartbeatRequest,
+    ProducersRequest,
+    UnregisterProducerRequest,
 )
 from rmq_spark.store.cluster.requests import (
     CheckFilterRequest,
@@ -46,26 +52,31 @@ from rmq_spark.store.cluster.requests import (
 )
 from rmq_spark.store.cluster.responses import Subscription
 from rmq_spark.store.cluster.send_requests import SendBackRequest, SendBatchRequest, SendRequest
+from rmq_spark.store.cluster.statistics_requests import BrokerRuntimeRequest, StatisticRequest, TopicGroupsRequest
 from rmq_spark.store.format.config_json import GroupConfig, TopicConfig
 from rmq_spark.store.model import QueueKey
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "remoting"
 QUEUE = QueueKey("orders", 3, "broker-a")
 SUBSCRIPTIONS = (Subscription("%RETRY%billing", "*"), Subscription("orders", "A || B"))
-# One request of each kind, in the order of the codes.
+# One request of each kind, in the order of the codes. Of two kinds with a code that of consumers is the first.
 SAMPLES: tuple[Request[Any], ...] = (
     PullRequest(QUEUE, 40, 32, "readers"),
     KeySearchRequest("orders", "broker-a", "key"),
     CommittedOffsetRequest("billing", QUEUE),
     CommitOffsetRequest("billing", QUEUE, 41),
     CreateTopicRequest(TopicConfig("orders", 4, 4)),
+    BrokerConfigRequest("broker-a"),
+    BrokerRuntimeRequest("broker-a"),
     OffsetAtRequest(QUEUE, 1_800_000_000_000),
     MaxOffsetRequest(QUEUE),
     MinOffsetRequest(QUEUE),
     EarliestTimeRequest(QUEUE),
     RecordAtRequest(1234, "orders", "broker-a"),
     HeartbeatRequest("one", "billing", SUBSCRIPTIONS, 1_800_000_000_000),
+    ProducerHeartbeatRequest("one", "billing"),
     UnregisterRequest("one", "billing"),
+    UnregisterProducerRequest("one", "billing"),
     SendBackRequest(QUEUE, 1234, "billing", 0, "7F00000100002A9F0000000000000000", 16),
     GroupMembersRequest("billing", "broker-a"),
     LockRequest("one", "billing", (QUEUE,)),
@@ -77,17 +88,20 @@ SAMPLES: tuple[Request[Any], ...] = (
     CreateGroupRequest(GroupConfig("billing")),
     TopicStatsRequest("orders", "broker-a"),
     GroupConnectionsRequest("billing", "broker-a"),
+    ProducersRequest("billing", "broker-a"),
     TopicListRequest(),
     GroupStatsRequest("billing", "broker-a", "orders"),
     DeleteTopicRequest("orders"),
     DeleteRouteRequest("orders"),
     ResetOffsetRequest("billing", QUEUE, 41),
+    TopicGroupsRequest("orders", "broker-a"),
     SendRequest(QUEUE, b"body", "UNIQ_KEY\x01id\x02", 1_800_000_000_000),
+    StatisticRequest("TOPIC_PUT_NUMS", "orders", "broker-a"),
     SendBatchRequest(QUEUE, bytes(44), 2, 1_800_000_000_000),
     TopicConfigRequest("orders", "broker-a"),
     AssignmentRequest("one", "billing", "orders", "broker-a"),
 )
-SAMPLE_OF = {request.code: request for request in SAMPLES}
+SAMPLE_OF = {request.code: request for request in reversed(SAMPLES)}
 
 
 @dataclass(frozen=True)

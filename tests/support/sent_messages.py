@@ -4,11 +4,10 @@ from collections import Counter
 from contextlib import closing
 from typing import Any
 
-from brokers import RunningCluster
-
 from rmq_spark.store.backend import DecodeLimits
 from rmq_spark.store.cluster.address import ClusterAddress, parse_name_servers
 from rmq_spark.store.model import QueueBounds, QueueKey, QueueRange
+from rmq_spark.store.testing.brokers import RunningCluster
 
 _LIMITS = DecodeLimits(check_crc=True, max_decompressed_bytes=64 << 20)
 COLUMNS = ("body", "tags", "keys", "msgId", "flag", "properties", "queueOffset", "commitLogOffset", "reconsumeTimes")

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import rmq_spark
 from rmq_spark.datasource.spark.source import RmqDataSource
+from rmq_spark.store import GroupLag
 from rmq_spark.store.backend import COLUMNS, CommitTerms, DecodeLimits, RepeatedBatch, SendBackTerms
 from rmq_spark.store.cluster import send_back_sink
 from rmq_spark.store.cluster.address import ClusterAddress
@@ -173,7 +174,7 @@ def repeat_batch(address: str, group: str, rows: list[Row], planned_ms: int, dea
 def _commit_batch(
     address: str, group: str, failed: pa.RecordBatch, planned_ms: int, lives_for: int, counts: int
 ) -> None:
-    """Commit a batch, and die after so many answers. Write how many rows are sent back."""
+    """Commit a batch, and die after this many answers. Write how many rows are sent back."""
     location = locate({"nameServer": address})
     assert isinstance(location, ClusterAddress)
     answers, send, take = itertools.count(1), send_back_sink.send_checked, BrokerCalls._take
@@ -241,17 +242,17 @@ def administrate(address: str, calls: list[tuple[str, dict[str, Any]]]) -> list[
             result = _await_lag(given) if name == "await_lag" else getattr(rmq_spark, name)(**given)
         except RmqError as error:
             result = f"{type(error).__name__}: {error}"
-        found.append(result.to_pylist() if isinstance(result, pa.Table) else result)
+        found.append(result.to_pylist() if isinstance(result, pa.Table | GroupLag) else result)
     return found
 
 
-def _await_lag(given: dict[str, Any]) -> pa.Table:
+def _await_lag(given: dict[str, Any]) -> GroupLag:
     """Return the lag of a group when it has consumed everything, or after a minute."""
     until_s = time.monotonic() + 60
     while True:
-        table = rmq_spark.group_lag(**given)
-        if time.monotonic() > until_s or (table.num_rows and not any(table["lagMessages"].to_pylist())):
-            return table
+        lag = rmq_spark.group_lag(**given)
+        if time.monotonic() > until_s or (len(lag) and not lag.messages):
+            return lag
         time.sleep(0.5)
 
 

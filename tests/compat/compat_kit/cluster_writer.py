@@ -92,6 +92,27 @@ def try_sends(address: str, cases: dict[str, tuple[dict[str, Any], dict[str, Any
     return answers
 
 
+def follow_checkpoints(address: str, source: str, topic: str, steps: list[tuple[str, list[str]]]) -> list[str]:
+    """Run streams from the store `source` to a topic, exactly once, one after the other. Return each error of ours.
+
+    Each step is a checkpoint, and the bodies of messages that come into the store before its stream.
+    """
+    answers = []
+    for checkpoint, bodies in steps:
+        with rmq_spark.open_store(source) as store:
+            for body in bodies:
+                store.send("orders", body)
+        rows = _spark().readStream.format("rmq").options(subscribe="orders", startingOffsets="earliest").load(source)
+        writer = rows.select("body").writeStream.format("rmq").options(nameServer=address, topic=topic)
+        writer = writer.options(checkpointLocation=checkpoint, settleTime="1s", requestTimeout="10s")
+        try:
+            writer.trigger(availableNow=True).start().awaitTermination()
+            answers.append("no error")
+        except Exception as error:
+            answers.append(_own_error(str(error)))
+    return answers
+
+
 def _table(rows: list[Row]) -> pa.Table:
     """Return rows as a table. Properties are mappings, which pyarrow would take for structs."""
     types = {"properties": pa.map_(pa.string(), pa.string())}

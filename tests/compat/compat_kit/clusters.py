@@ -57,19 +57,9 @@ class TwoBrokers:
         with ExitStack() as stack:
             for broker in self.brokers.values():
                 stack.enter_context(broker)
-            self._await_registrations()
+            await_registrations(self.java, self.address)
             self._entered = stack.pop_all()
         return self
-
-    def _await_registrations(self) -> None:
-        """Wait until each name server lists both brokers. The first broker starts before the second name server."""
-        give_up = time.monotonic() + _LIMIT_S
-        while True:
-            _, lines = run_doctor(self.java, self.address)
-            if sum(line.endswith(f"lists the brokers {', '.join(NAMES)}.") for line in lines) == len(NAMES):
-                return
-            if time.monotonic() > give_up:
-                raise RuntimeError(f"the brokers of {self.address} are not registered: {lines}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -114,10 +104,22 @@ def run_doctor(java: Java, address: str, *words: str, **variables: str) -> tuple
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
-class FourServers:
-    """Two name servers and two masters, each in a process of its own. Entered: they serve. Left: they were killed.
+def await_registrations(java: Java, address: str) -> None:
+    """Wait until each of two name servers lists both brokers. Raises RuntimeError when that takes too long."""
+    give_up = time.monotonic() + _LIMIT_S
+    while True:
+        _, lines = run_doctor(java, address)
+        if sum(line.endswith(f"lists the brokers {', '.join(NAMES)}.") for line in lines) == len(NAMES):
+            return
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"the brokers of {address} are not registered: {lines}")
 
-    `conf` is for both brokers. `address` is the value of the option nameServer.
+
+class FourServers:
+    """Two name servers and two masters, each in a process of its own.
+
+    Entered: they serve, and the brokers are registered. Left: they were killed. `conf` is for both brokers. `address`
+    is the value of the option nameServer.
     """
 
     def __init__(self, java: Java, folder: Path, **conf: object) -> None:
@@ -143,6 +145,7 @@ class FourServers:
                 with ThreadPoolExecutor() as pool:
                     for started in [pool.submit(self._start, server) for server in servers]:
                         started.result()
+            await_registrations(self.java, self.address)
         except BaseException:
             self._kill_all()
             raise

@@ -14,7 +14,7 @@ from compat_kit.drill import LARGE, STREAMS, Drill
 from compat_kit.drill_judge import Place, Sent, Truth
 from compat_kit.rocketmq import Broker, NameServer
 
-SKEW_MS = 60_000 + 5_000  # by so much earlier a query at `latest` may begin in a queue whose broker was away
+SKEW_MS = 60_000 + 5_000  # this much earlier a query at `latest` may begin in a queue whose broker was away
 EXPIRING = {"fileReservedTime": 0, "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24))}
 VICTIM, OTHER = "broker-b", "broker-a"  # of the losses
 

@@ -19,9 +19,10 @@ MEMBERS = "shipping"  # of which members may consume
 READ, CLOSED = "orders", "salaries"  # the second one may be read by nobody but administrators
 SECRET = "planted-secret-of-readers"
 ADMIN = ("administrator", "planted-secret-of-administrator")
-# Rights by account and resource. The bare reader has no right for the bounds of a topic (5.3), the lonely one no group.
+Rights = Mapping[str, Mapping[str, list[str]]]  # by account and resource; a group may be "Group:*"
+# The bare reader has no right for the bounds of a topic (5.3), the lonely one no group.
 _SUB, _SUB_GET = ["Sub"], ["Sub", "Get"]
-RIGHTS = {
+RIGHTS: Rights = {
     "full-reader": {f"Topic:{READ}": _SUB_GET, f"Group:{GROUP}": _SUB},
     "bare-reader": {f"Topic:{READ}": _SUB, f"Group:{GROUP}": _SUB},
     "lonely-reader": {f"Topic:{READ}": _SUB_GET},
@@ -87,10 +88,13 @@ def prepare(java: Java, folder: Path, *, empty_topics: Iterable[str] = (), **con
     return SecuredBroker(java, folder, broker, with_broker(written, NAME))
 
 
-def with_accounts(java: Java, folder: Path) -> SecuredBroker:
-    """Return a broker that checks accounts: ACL 1.0 of 4.9, or ACL 2.0 of 5.3. Its TLS is that of the defaults."""
+def with_accounts(java: Java, folder: Path, rights: Rights = RIGHTS) -> SecuredBroker:
+    """Return a broker that checks accounts: ACL 1.0 of 4.9, or ACL 2.0 of 5.3. Its TLS is that of the defaults.
+
+    A broker of 5.3 has only the administrator at first: see `create_users`. It alone has the rights Get and Create.
+    """
     if not java.is_5:
-        return prepare(replace(java, files={"conf/plain_acl.yml": _plain_acl()}), folder, aclEnable=True)
+        return prepare(replace(java, files={"conf/plain_acl.yml": _plain_acl(rights)}), folder, aclEnable=True)
     package = "org.apache.rocketmq.auth"
     return prepare(
         java,
@@ -105,20 +109,37 @@ def with_accounts(java: Java, folder: Path) -> SecuredBroker:
     )
 
 
-def _plain_acl() -> str:
-    accounts = [
+def create_users(broker: SecuredBroker, rights: Rights = RIGHTS) -> None:
+    """Create the accounts at a running broker of 5.3. One of 4.9 has them in its file."""
+    if broker.java.is_5:
+        users = dict.fromkeys(rights, SECRET)
+        broker.call("create_users", broker=broker.address, keys=ADMIN, users=users, policies=rights)
+
+
+def _plain_acl(rights: Rights) -> str:
+    accounts: list[dict[str, Any]] = [
         {
             "accessKey": name,
             "secretKey": SECRET,
             "admin": False,
             "defaultTopicPerm": "DENY",
-            "defaultGroupPerm": "DENY",
-            "topicPerms": [f"{one.removeprefix('Topic:')}=SUB" for one in rights if one.startswith("Topic:")],
-            "groupPerms": [f"{one.removeprefix('Group:')}=SUB" for one in rights if one.startswith("Group:")],
+            "defaultGroupPerm": "SUB" if "Group:*" in given else "DENY",
+            "topicPerms": _perms(given, "Topic:"),
+            "groupPerms": _perms(given, "Group:"),
         }
-        for name, rights in RIGHTS.items()
+        for name, given in rights.items()
     ]
+    accounts.append({"accessKey": ADMIN[0], "secretKey": ADMIN[1], "admin": True})
     return json.dumps({"globalWhiteRemoteAddresses": [], "accounts": accounts})  # JSON is YAML
+
+
+def _perms(given: Mapping[str, list[str]], kind: str) -> list[str]:
+    """Return the rights on topics or groups that ACL 1.0 has."""
+    return [
+        f"{resource.removeprefix(kind)}={'|'.join(one.upper() for one in actions if one in ('Pub', 'Sub'))}"
+        for resource, actions in given.items()
+        if resource.startswith(kind) and resource != f"{kind}*"
+    ]
 
 
 class TlsFiles:

@@ -4,7 +4,8 @@
 
 The stream `plain` sends each message with its sharding key. The stream `shuffled` has a shuffle without order before
 its sink. With the option `target` there is one stream instead, which copies the topic plain from the cluster into this
-store. Prints "started" when the streams run, and "done" when everything was written. Other options are Spark's.
+store. Options that begin with "sink." are those of the sink, such as sink.delivery=atLeastOnce. Others are Spark's.
+Prints "started" when the streams run, and "done" when everything was written.
 """
 
 import sys
@@ -14,18 +15,19 @@ import rmq_spark
 
 ROWS_A_BATCH = 500
 PLAIN, SHUFFLED = "plain", "shuffled"
+_SINK = "sink."
 COPIED = "queueId,tags,keys,body,properties,flag"
 
 
-def send(reader: Any, source: str, address: str, checkpoints: str) -> list[Any]:
-    """Start the two streams from the store at `source` to the cluster."""
+def send(reader: Any, source: str, address: str, checkpoints: str, sink: dict[str, str]) -> list[Any]:
+    """Start the two streams from the store at `source` to the cluster. `sink` has further options of the sink."""
     rows = reader.option("subscribe", "orders").load(source).drop("topic", "queueId")
     queries = []
     for topic, frame in (
         (PLAIN, rows.selectExpr("*", "properties['__SHARDINGKEY'] as shardingKey")),
         (SHUFFLED, rows.repartition(3, "body")),
     ):
-        writer = frame.writeStream.format("rmq").options(nameServer=address, topic=topic, delivery="atLeastOnce")
+        writer = frame.writeStream.format("rmq").options(nameServer=address, topic=topic, **sink)
         writer = writer.option("checkpointLocation", f"{checkpoints}/{topic}").queryName(topic)
         queries.append(writer.trigger(availableNow=True).start())
     return queries
@@ -49,10 +51,14 @@ def main(master: str, source: str, address: str, checkpoints: str, *options: str
     }
     conf |= dict(option.split("=", 1) for option in options)
     target = conf.pop("target", "")
+    sink = {name[len(_SINK) :]: conf.pop(name) for name in list(conf) if name.startswith(_SINK)}
     spark = rmq_spark.session("sink life", master=master, conf=conf)
     reader = spark.readStream.format("rmq").options(columns=f"topic,{COPIED}", startingOffsets="earliest")
     reader = reader.option("maxOffsetsPerTrigger", ROWS_A_BATCH)
-    queries = copy_back(reader, address, target, checkpoints) if target else send(reader, source, address, checkpoints)
+    if target:
+        queries = copy_back(reader, address, target, checkpoints)
+    else:
+        queries = send(reader, source, address, checkpoints, sink)
     print("started", flush=True)
     for query in queries:
         query.awaitTermination()
