@@ -11,11 +11,11 @@ from typing import NamedTuple
 import click
 
 from rmq_spark import RmqError, UnknownOutcomeError, __version__
+from rmq_spark.command.default_place import COMPLETION_VARIABLE
 from rmq_spark.command.output import STOPPED, say, say_error, typed
 
 _NAME = "rmq"
 _NOTE = "rmq: "  # the notes on errors begin with it
-COMPLETION_VARIABLE = "_RMQ_COMPLETE"  # a shell that asks for completions sets it
 
 
 class _Listed(NamedTuple):

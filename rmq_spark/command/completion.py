@@ -20,8 +20,8 @@ from click.shell_completion import (
 )
 
 import rmq_spark
-from rmq_spark.command.all_commands import COMPLETION_VARIABLE
 from rmq_spark.command.cluster_options import CONNECTION_NAMES, cluster_arguments
+from rmq_spark.command.default_place import COMPLETION_VARIABLE
 from rmq_spark.store.names import is_system_topic
 
 _REQUEST_MS = 1000  # a person waits at the keyboard

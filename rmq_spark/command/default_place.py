@@ -14,6 +14,7 @@ from rmq_spark.command.output import say
 
 STORE_VARIABLE = "RMQ_STORE"
 NAME_SERVER_VARIABLE = "RMQ_NAME_SERVER"
+COMPLETION_VARIABLE = "_RMQ_COMPLETE"  # a shell that asks for completions sets it
 _FOLDERS_OF_STORE = ("commitlog", "consumequeue", "config")
 
 

@@ -15,7 +15,8 @@ import pytest
 from click.shell_completion import get_completion_class
 
 import rmq_spark
-from rmq_spark.command.all_commands import COMMANDS, COMPLETION_VARIABLE, make_group
+from rmq_spark.command.all_commands import COMMANDS, make_group
+from rmq_spark.command.default_place import COMPLETION_VARIABLE
 from rmq_spark.store.testing.brokers import RunningCluster
 
 MAIN = "import sys; sys.argv = ['rmq']; from rmq_spark.command import main; main()"
