@@ -4,10 +4,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rmq_spark import drawing
+from rmq_spark.store import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MAX_BYTES = 2048  # that have a cell; drawing them takes about a second, and the picture has the height of two pages
 _COLUMNS = 4  # of the list of fields
 _VALUE_CHARS, _SMALL_COLUMN = 30, 34  # characters of a value that are shown, and of a name and a value in one column
 _LINE_INCHES, _REST_INCHES = 0.32, 0.55
@@ -24,10 +26,12 @@ def draw(
     text: Collection[str],
     bytes_per_line: int,
 ) -> "Axes":
-    """Draw the bytes of the fields, and a list of the fields. The arguments are those of `plots.plot_bytes`."""
-    lines = -(-len(data) // bytes_per_line)
-    listed_lines = -(-len(fields) // _COLUMNS)
-    height = lines + _LIST_GAP + _LIST_LINE * listed_lines
+    """Draw the first bytes of the fields, and a list of all fields. The arguments are those of `plots.plot_bytes`."""
+    drawn = data[:MAX_BYTES]
+    left_out = len(data) - len(drawn)
+    lines = -(-len(drawn) // bytes_per_line)
+    list_top = lines + (left_out > 0) + _LIST_GAP
+    height = list_top + _LIST_LINE * -(-len(fields) // _COLUMNS)
     if ax is None:
         ax = drawing.axes(None, height * _LINE_INCHES + _REST_INCHES)
         ax.figure.set_figwidth(11)
@@ -35,11 +39,15 @@ def draw(
         drawing.apply_style(ax)
     for number, (begin, size, name, _) in enumerate(fields):
         colour = drawing.CELL_COLOURS[number % len(drawing.CELL_COLOURS)]
-        _draw_cells(ax, data[begin : begin + size], begin, bytes_per_line, colour, name in text)
+        part = drawn[begin : begin + size]
+        _draw_cells(ax, part, begin, bytes_per_line, colour, name in text)
         line, column = divmod(begin, bytes_per_line)
-        if size:
+        if part:
             ax.text(column + 0.08, line + 0.1, str(number), ha="left", va="top", fontsize=5, color=drawing.CELL_INK)
-    _list_fields(ax, fields, lines + _LIST_GAP, bytes_per_line)
+    if left_out:
+        more = f"… {count_text(left_out, 'more byte')}"
+        ax.text(0.1, lines + 0.5, more, ha="left", va="center", fontsize=8, color=drawing.INK)
+    _list_fields(ax, fields, list_top, bytes_per_line)
     ax.set(xlim=(0, bytes_per_line), ylim=(height, 0))
     if title:
         drawing.title(ax, title)

@@ -336,8 +336,9 @@ def plot_segment(store: Store, physical_offset: int | None = None, *, ax: "Axes 
 def plot_record(store: Store, queue: QueueKey, queue_offset: int, *, ax: "Axes | None" = None) -> "Axes":
     """Draw the record of a message byte by byte, as it is in the commit log: a cell for each byte, coloured by field.
 
-    The message is the one at `queue_offset` of `queue`. Raises NotFoundError if the queue does not exist,
-    OffsetRangeError if it has no message there, and DamageError if the message is damaged.
+    The message is the one at `queue_offset` of `queue`. Of a large record the first 2 KiB are drawn, and a line says
+    how many bytes follow; the list below has the values of all fields. Raises NotFoundError if the queue does not
+    exist, OffsetRangeError if it has no message there, and DamageError if the message is damaged.
     """
     with _opened(store) as reader:
         reader.refresh()
@@ -359,7 +360,8 @@ def plot_bytes(
     """Draw bytes, one cell each, coloured by field, with the number, name and value of each field below.
 
     A field is (position, size, name, value), with position and size in bytes. Bytes are shown in hex, and those of the
-    fields in `text` as characters where they are printable ASCII. Bytes of no field are not drawn.
+    fields in `text` as characters where they are printable ASCII. Bytes of no field are not drawn. If there are more
+    than 2 KiB, the first 2 KiB are drawn, and a line says how many bytes follow.
     """
     if isinstance(bytes_per_line, bool) or not isinstance(bytes_per_line, int) or bytes_per_line < 1:
         raise OptionError(f"bytes_per_line={bytes_per_line!r} is not valid; expected an integer ≥ 1.")

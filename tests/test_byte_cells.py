@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rmq_spark
-from rmq_spark import drawing
+from rmq_spark import byte_cells, drawing
 from rmq_spark.byte_cells import shown_value
 from rmq_spark.store.errors import NotFoundError, OffsetRangeError, OptionError
 from rmq_spark.store.model import QueueKey
@@ -83,3 +83,36 @@ def test_plot_record_names_the_offsets_that_exist(golden: Path) -> None:
 def test_a_long_or_odd_value_is_one_printable_line() -> None:
     assert shown_value("a\nb") == "a b"
     assert shown_value("x" * 100) == "x" * 29 + "…"
+
+
+@pytest.fixture
+def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw at most 256 bytes, which is faster."""
+    monkeypatch.setattr(byte_cells, "MAX_BYTES", 256)
+
+
+@pytest.mark.usefixtures("small_pictures")
+def test_plot_record_draws_the_first_bytes_of_a_large_record(tmp_path: Path) -> None:
+    with rmq_spark.open_store(tmp_path / "store") as producer:
+        producer.send("orders", bytes(1 << 20), keys="large", queue_id=0)
+    ax = rmq_spark.plot_record(tmp_path / "store", QueueKey("orders", 0), 0)
+    assert sum(count for count, _ in cells(ax)) == 256
+    size = int(ax.get_title().rpartition(": ")[2].removesuffix(" bytes").replace(",", ""))
+    assert size > 1 << 20
+    assert f"… {size - 256:,} more bytes" in texts(ax)
+    assert "topic  orders" in texts(ax), "the list has the fields whose bytes are not drawn"
+    assert len(ax.get_yticks()) == 8
+    ax.figure.canvas.draw()
+    shown = [text.get_window_extent() for text in ax.texts]
+    assert max(extent.y1 for extent in shown) < ax.figure.bbox.y1
+    assert min(extent.y0 for extent in shown) > 0
+
+
+@pytest.mark.usefixtures("small_pictures")
+def test_plot_bytes_counts_the_bytes_that_it_leaves_out() -> None:
+    ax = rmq_spark.plot_bytes(bytes(257), [(0, 256, "a", 1), (256, 1, "b", 2)])
+    assert cells(ax)[0][0] == 256
+    assert "… 1 more byte" in texts(ax)
+    assert texts(ax).count("1") == 1, "a field without a drawn byte has its number only in the list"
+    ax = rmq_spark.plot_bytes(bytes(256), [(0, 256, "a", 1)])
+    assert not [text for text in texts(ax) if text.startswith("…")]
