@@ -115,18 +115,17 @@ class Producer(Synchronized):
     def _repr_html_(self) -> str:
         facts = {"producer": "closed" if self._is_closed else "open", "flush": self._flush}
         try:
-            topics, rows = [], []
             with StoreReader(self.path, commit_log_path=self._builder_settings.commit_log_path) as reader:
                 reader.refresh()
                 topics = [topic for topic in reader.topics() if not is_system_topic(topic)]
-                for topic in topics[:MAX_ROWS]:
-                    held = [reader.bounds(queue) for queue in reader.queues(topic)]
-                    rows.append((topic, len(held), sum(one.max_offset - one.min_offset for one in held)))
+                rows = [_topic_row(reader, topic) for topic in topics[:MAX_ROWS]]
         except StoreError as error:  # an object must show itself, whatever became of its store
             return box("RocketMQ store", self.path, {**facts, "problem": str(error)})
-        names, queues, messages = zip(*rows, strict=True) if rows else ((), (), ())
+        names, queues, messages, problems = zip(*rows, strict=True) if rows else ((), (), (), ())
         columns = [text_column("topic", names), number_column("queues", queues)]
         columns += [number_column("messages", messages), bar_column(messages)]
+        if any(problems):
+            columns.append(text_column("problem", problems, is_long=True))
         more = f"… and {len(topics) - MAX_ROWS:,} more: topics() has all" if len(topics) > MAX_ROWS else ""
         return box("RocketMQ store", self.path, facts, table(columns, more) if rows else "")
 
@@ -418,6 +417,21 @@ class Producer(Synchronized):
                     "was appended; send them again."
                 )
         session.ensure_topics(needed, self._builder_settings.queue_count)
+
+
+def _topic_row(reader: StoreReader, topic: str) -> tuple[str, int, int, str]:
+    """Return a topic, its queues, the messages in those that can be read, and why others cannot, or ""."""
+    queues = reader.queues(topic)
+    messages, problems = 0, []
+    for queue in queues:
+        try:
+            bounds = reader.bounds(queue)
+        except StoreError as error:
+            problems.append(str(error))
+        else:
+            messages += bounds.max_offset - bounds.min_offset
+    others = f" {len(problems)} queues cannot be read." if len(problems) > 1 else ""
+    return topic, len(queues), messages, problems[0] + others if problems else ""
 
 
 def _positions(records: EncodedRecords, parts: Sequence[Appended]) -> pa.Table:

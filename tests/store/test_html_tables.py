@@ -225,6 +225,24 @@ def test_open_store_shows_the_topics_of_the_store(tmp_path: Path) -> None:
     assert "problem" in page_of(store).text
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_open_store_shows_the_problem_of_a_topic_beside_the_others(tmp_path: Path, count: int) -> None:
+    with rmq_spark.open_store(tmp_path / "store", queues=2) as store:
+        for topic in ("orders", "payments"):
+            for queue_id in (0, 1):
+                store.send(topic, "x", queue_id=queue_id)
+        for queue_id in range(count):
+            file = tmp_path / "store" / "consumequeue" / "payments" / f"{queue_id}" / SEGMENT
+            file.write_bytes(file.read_bytes()[:-3])
+        page = page_of(store)
+    rows = {row[0]: row[1:] for row in page.rows}
+    assert rows["orders"] == ["2", "2", "", ""]
+    assert rows["payments"][:2] == ["2", f"{2 - count}"]
+    assert f"{tmp_path / 'store' / 'consumequeue' / 'payments' / '0'}" in rows["payments"][3]
+    assert ("2 queues cannot be read" in rows["payments"][3]) == (count == 2)
+    assert "problem" not in rows, "the store has none as a whole"
+
+
 def test_open_reader_and_open_store_of_a_cluster_show_themselves(run_cluster: Callable[..., RunningCluster]) -> None:
     cluster = run_cluster(brokers=2)
     cluster.create_topic("orders", queues=1)
