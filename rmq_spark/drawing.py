@@ -5,6 +5,7 @@ on the dark page of a notebook or of the documentation: its contrast with both i
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -77,11 +78,15 @@ def axes(ax: "Axes | None", height: float = 4.2) -> "Axes":
     Raises ModuleNotFoundError with the pip command if matplotlib is not installed.
     """
     try:
-        import matplotlib.pyplot as plt
+        from matplotlib import pyplot as plt
     except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
         raise ModuleNotFoundError(
-            'drawing needs matplotlib: pip install "rmq-spark[plot]".', name="matplotlib"
-        ) from error
+            f"drawing needs matplotlib: it is not installed for {sys.executable}; expected the extra plot. "
+            'Install it: pip install "rmq-spark[plot]".',
+            name="matplotlib",
+        ) from None
     if ax is None:
         _, ax = plt.subplots(figsize=(9, height), layout="constrained", facecolor=PLOT_STYLE["figure.facecolor"])
     apply_style(ax)

@@ -5,6 +5,7 @@ A place is measured when Prometheus asks, at most once in `max_age_s`, and nothi
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -335,13 +336,17 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def load_client(what: str) -> Any:
-    """Return the module prometheus_client. Raises ModuleNotFoundError that contains the pip command."""
+    """Return the module prometheus_client. Raises ModuleNotFoundError with the pip command if it is not installed."""
     try:
         import prometheus_client
     except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
         raise ModuleNotFoundError(
-            f'{what} needs prometheus_client: pip install "rmq-spark[metrics]".', name="prometheus_client"
-        ) from error
+            f"{what} needs prometheus_client: it is not installed for {sys.executable}; expected the extra metrics. "
+            'Install it: pip install "rmq-spark[metrics]".',
+            name="prometheus_client",
+        ) from None
     return prometheus_client
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.broken_packages import GONE, break_package
 from support.metric_pages import ANY_PORT, scrape, value
 
 import rmq_spark
 from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import COUNTER, METRICS, make_families
-from rmq_spark.metrics import MeasuredPlace, PlaceCollector, parse_address, serve_delivery_metrics
+from rmq_spark.metrics import MeasuredPlace, PlaceCollector, load_client, parse_address, serve_delivery_metrics
 from rmq_spark.store import Served
 from rmq_spark.store.places import locate
 from rmq_spark.store.testing.embedded import EmbeddedCluster, EmbeddedStore
@@ -279,8 +280,17 @@ def test_parse_address_refuses(text: str) -> None:
 
 def test_serve_metrics_without_the_extra_names_it(store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    with pytest.raises(ModuleNotFoundError, match=r'serve_metrics needs .*: pip install "rmq-spark\[metrics\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'serve_metrics needs .* pip install "rmq-spark\[metrics\]"'):
         rmq_spark.serve_metrics(ANY_PORT, store.path)
+
+
+def test_an_import_that_fails_inside_prometheus_client_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_package(monkeypatch, tmp_path, "prometheus_client")
+    with pytest.raises(ModuleNotFoundError) as caught:
+        load_client("serve_metrics")
+    assert str(caught.value) == GONE
 
 
 def test_METRICS_follow_the_conventions_of_Prometheus() -> None:

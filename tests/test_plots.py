@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from support.broken_packages import GONE, break_package
 
 import rmq_spark
 from rmq_spark.store import GroupLag
@@ -297,13 +298,24 @@ def test_wrong_words_are_errors_that_list_the_right_ones(golden: Path) -> None:
 
 def test_without_matplotlib_there_is_the_pip_command_and_nothing_else_is_missing(golden: Path) -> None:
     code = (
-        "import sys; sys.modules['matplotlib'] = None; sys.modules['matplotlib.pyplot'] = None\n"
+        "import sys; sys.modules['matplotlib'] = None\n"
         f"import rmq_spark; print(rmq_spark.open_reader({str(golden / 'demo')!r}).topic('orders').messages)\n"
         f"rmq_spark.plot_over_time({str(golden / 'demo')!r})"
     )
     run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert run.stdout == "1170\n"
-    assert 'ModuleNotFoundError: drawing needs matplotlib: pip install "rmq-spark[plot]"' in run.stderr
+    assert f"ModuleNotFoundError: drawing needs matplotlib: it is not installed for {sys.executable}; " in run.stderr
+    assert 'Install it: pip install "rmq-spark[plot]".' in run.stderr
+
+
+def test_an_import_that_fails_inside_matplotlib_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        break_package(patch, tmp_path, "matplotlib")
+        with pytest.raises(ModuleNotFoundError) as caught:
+            rmq_spark.plot_bytes(b"a", [])
+    assert str(caught.value) == GONE
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ A summary is a snapshot: it does not change, and reads nothing from the disk. By
 log. Times are in ms since the epoch, by the clock of the writer that stored the messages.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,10 +57,13 @@ def as_pandas(table: pa.Table) -> Any:
     try:
         import_module("pandas")
     except ModuleNotFoundError as error:
+        if error.name != "pandas":
+            raise
         raise ModuleNotFoundError(
-            'to_pandas() needs pandas: pip install "rmq-spark[pandas]". Without it, to_arrow() has the same table.',
+            f"to_pandas() needs pandas: it is not installed for {sys.executable}; expected the extra pandas. "
+            'Install it: pip install "rmq-spark[pandas]". Without it, to_arrow() has the same table.',
             name="pandas",
-        ) from error
+        ) from None
     return table.to_pandas()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from support.broken_packages import GONE, break_package
 
 import rmq_spark
 from rmq_spark.store import StoreExplorer
@@ -330,6 +331,15 @@ def test_a_missing_pandas_is_an_error_with_the_pip_command(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "rmq-spark\[pandas\]"'):
         as_pandas(pa.table({"a": [1]}))
+
+
+def test_an_import_that_fails_inside_pandas_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_package(monkeypatch, tmp_path, "pandas")
+    with pytest.raises(ModuleNotFoundError) as caught:
+        as_pandas(pa.table({"a": [1]}))
+    assert str(caught.value) == GONE
 
 
 @pytest.mark.parametrize(
