@@ -11,6 +11,7 @@ Name servers do not know each other, so their answers are joined. A server that 
 Source: ClusterListSubCommand, TopicRouteSubCommand, StatsAllSubCommand (4.9, 5.3).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,14 +44,16 @@ from rmq_spark.store.errors import BackendUnavailableError, NotFoundError, RmqEr
 _LAST_MS = 253_402_300_800_000  # the year 10000: a broker without messages tells a time after it
 # The names of the rate of messages that were pulled: that of 5.x, and that of 4.9.
 _PULL_RATES = ("getTransferredTps", "getTransferedTps")
+_VERSION_NAME = re.compile(r"V(\d+)_(\d+)_(\d+)(_SNAPSHOT)?")  # of a constant of MQVersion
 
 
 class BrokerState(NamedTuple):
     """One master (`broker_id` 0) or slave, as it answered. Values that are not known are None.
 
     Rates are messages per second in the last 10 s. `in_today` and `out_today` count since midnight. `disk_used` is the
-    used share of the commit log's disk, from 0 to 1. `earliest_ms` is the store time of the first message and
-    `boot_ms` the time of the broker's start, both in ms since the epoch. `problem` is why the broker did not answer.
+    used share of the commit log's disk, from 0 to 1. `version` is such as "5.3.3". `earliest_ms` is the store time of
+    the first message and `boot_ms` the time of the broker's start, both in ms since the epoch. `problem` is why the
+    broker did not answer.
     """
 
     cluster: str
@@ -138,7 +141,7 @@ def _broker_state(cluster: str, broker: str, broker_id: int, address: str, outco
         broker,
         broker_id,
         address,
-        values.get("brokerVersionDesc"),
+        _version(values.get("brokerVersionDesc")),
         _first_rate(values, "putTps"),
         next((rate for name in _PULL_RATES if (rate := _first_rate(values, name)) is not None), None),
         _difference(values, "msgPutTotalTodayNow", "msgPutTotalTodayMorning"),
@@ -148,6 +151,12 @@ def _broker_state(cluster: str, broker: str, broker_id: int, address: str, outco
         _time(values.get("bootTimestamp")),
         {"true": True, "false": False}.get(values.get("brokerActive", "")),
     )
+
+
+def _version(name: str | None) -> str | None:
+    """Return a version as `describe_version` spells it, from its name in MQVersion, such as V5_3_3."""
+    found = None if name is None else _VERSION_NAME.fullmatch(name)
+    return name if found is None else f"{found[1]}.{found[2]}.{found[3]}{'-SNAPSHOT' if found[4] else ''}"
 
 
 def _number(text: str | None) -> float | None:

@@ -8,6 +8,7 @@ from support.remoting_frames import SAMPLE_OF, read_frames
 
 from rmq_spark.store.cluster.answer_fields import AnswerError
 from rmq_spark.store.cluster.answer_rules import find_rule
+from rmq_spark.store.cluster.broker_statistics import _version
 from rmq_spark.store.cluster.codes import RequestCode as Code
 from rmq_spark.store.cluster.frame import Command
 from rmq_spark.store.cluster.statistics_requests import (
@@ -63,3 +64,17 @@ def test_the_state_of_a_broker_has_texts_only() -> None:
     assert request.read(answer({"table": {"putTps": "1 2 3"}})).values == {"putTps": "1 2 3"}
     with pytest.raises(AnswerError, match="putTps"):
         request.read(answer({"table": {"putTps": 1}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("V5_3_3", "5.3.3"),
+        ("V4_9_7", "4.9.7"),
+        ("V5_3_3_SNAPSHOT", "5.3.3-SNAPSHOT"),
+        ("HIGHER_VERSION", "HIGHER_VERSION"),
+        (None, None),
+    ],
+)
+def test_the_version_of_a_broker_is_spelt_as_that_of_a_client(name: str | None, expected: str | None) -> None:
+    assert _version(name) == expected
