@@ -126,7 +126,7 @@ def stats(
         if not active or one.in_day or one.out_day
     ]
     columns = ("topic", "group", "inRate", "outRate", "inDay", "outDay", "lagMessages")
-    optional = ("inDay", "outDay")
+    optional = (("inDay", "outDay"),)  # one without the other misleads
     show(rows, columns, as_data=as_data, nothing="No topic has messages.", optional=optional)
     _name_problems({one.topic: one.problem for one in rates if one.problem is not None})
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -45,15 +46,15 @@ def show(
     *,
     as_data: bool,
     nothing: str,
-    optional: Sequence[str] = (),
+    optional: Sequence[str | tuple[str, ...]] = (),
     spared: Sequence[str] = (),
 ) -> None:
     """Print rows as a table of `columns`, or as JSON or CSV with all fields.
 
     Without rows print `nothing` to stderr, the JSON list [], or the header of the CSV.
 
-    A narrow terminal omits the columns `optional`, in that order, until the table fits. If it does not even fit with
-    folded texts, it omits the columns `spared`.
+    A narrow terminal omits the columns `optional`, in that order, until the table fits; those of a tuple together. If
+    it does not even fit with folded texts, it omits the columns `spared`.
     """
     if as_data:
         print_data(rows, columns)
@@ -66,7 +67,7 @@ def show(
 def print_table(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
-    optional: Sequence[str] = (),
+    optional: Sequence[str | tuple[str, ...]] = (),
     spared: Sequence[str] = (),
 ) -> None:
     """Print rows as a table of `columns`; see `show` for `optional` and `spared`."""
@@ -79,9 +80,10 @@ def print_table(
     width = terminal_width()
     # rich takes a dumb terminal to have 80 columns.
     console = Console(highlight=False, width=width, color_system="auto" if has_colours(sys.stdout) else None)
-    table.drop_empty_columns((*optional, *spared), width)
-    dropped = table.drop_columns(optional, width, _Fold.LISTS)
-    dropped += table.drop_columns(spared, width, _Fold.TEXTS)
+    together = [(one,) if isinstance(one, str) else one for one in optional]
+    table.drop_empty_columns([*chain.from_iterable(together), *spared], width)
+    dropped = table.drop_columns(together, width, _Fold.LISTS)
+    dropped += table.drop_columns([(name,) for name in spared], width, _Fold.TEXTS)
     if table.width(_Fold.TEXTS) <= width:
         table.print_across(console, width)
     else:
@@ -138,14 +140,16 @@ class _Table:
             if self.width() > max_width and not any(self._texts.get(name, "x")):
                 del self._texts[name]
 
-    def drop_columns(self, optional: Sequence[str], max_width: int, fold: _Fold) -> list[str]:
-        """Drop optional columns until the table fits when it is folded in this way, and return their names."""
+    def drop_columns(self, optional: Sequence[tuple[str, ...]], max_width: int, fold: _Fold) -> list[str]:
+        """Drop optional columns until the table fits when it is folded in this way, and return their names.
+
+        Those of one tuple are dropped together.
+        """
         dropped = []
-        for name in optional:
+        for together in optional:
             if self.width(fold) <= max_width:
                 break
-            if self._texts.pop(name, None) is not None:
-                dropped.append(name)
+            dropped += [name for name in together if self._texts.pop(name, None) is not None]
         return dropped
 
     def _widths(self, max_width: int) -> dict[str, int]:

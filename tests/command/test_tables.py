@@ -29,7 +29,7 @@ def on_screen(
 
 
 def print_on_screen(
-    monkeypatch: pytest.MonkeyPatch, width: int, rows: list[dict[str, Any]], *words: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, width: int, rows: list[dict[str, Any]], *words: tuple[str | tuple[str, ...], ...]
 ) -> list[str]:
     """Return the lines that a terminal of this width shows."""
     monkeypatch.setenv("COLUMNS", str(width))
@@ -61,6 +61,18 @@ def test_what_can_be_spared_is_left_out_and_said(
     assert len(lines) == 4
     assert lines[0].split() == ["topic", "queueId", "bytes"]
     assert capsys.readouterr().err == "Columns that do not fit: what. --json prints all.\n"
+
+
+def test_columns_of_a_pair_are_left_out_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = ("topic", "group", "inRate", "outRate", "inDay", "outDay", "lagMessages")
+    row = {"topic": "orders", "group": "a-group-of-billing", "inRate": 3.0, "outRate": 1.0, "inDay": 100, "outDay": 40}
+    rows = [{**row, "lagMessages": 6}]
+    lines = print_on_screen(monkeypatch, 60, rows, columns, (("inDay", "outDay"),))
+    assert lines[0].split() == ["topic", "group", "inRate", "outRate", "lagMessages"]
+    assert capsys.readouterr().err == "Columns that do not fit: inDay, outDay. --json prints all.\n"
+    assert "inDay  outDay" in print_on_screen(monkeypatch, 80, rows, columns, (("inDay", "outDay"),))[0]
 
 
 def test_long_texts_are_folded_and_numbers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
