@@ -12,6 +12,7 @@ from rmq_spark.command.completion import complete_groups, complete_topics
 from rmq_spark.command.output import printable, rows_of, say, typed, waiting
 from rmq_spark.command.parameters import as_data, examples
 from rmq_spark.command.place import PathFirstCommand, Place, takes_place
+from rmq_spark.command.queue_views import expand_topics
 from rmq_spark.command.tables import show
 
 
@@ -88,7 +89,7 @@ def route(name_server: str, topic: str, as_data: bool, **cluster: Any) -> None:
     show(rows, columns, as_data=as_data, nothing="", optional=("cluster", "slaves"))
 
 
-@click.command(epilog=examples("rmq stats -n ns1:9876", "rmq stats -n ns1:9876 orders --json"))
+@click.command(epilog=examples("rmq stats -n ns1:9876", "rmq stats -n ns1:9876 'orders*' --json"))
 @ADMIN_CLUSTER
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topics)
 @click.option("--all", "with_all", is_flag=True, help="Include RocketMQ's own topics.")
@@ -99,15 +100,17 @@ def stats(
 ) -> None:
     """Show what the brokers have counted, for each topic and each of its groups. Without TOPIC: all topics.
 
+    TOPIC is a name, a list with commas, or a pattern of a shell in quotes, such as 'order*'.
+
     Rates are messages per second of the last minute: in are sent, out are pulled by the group. A broker counts from its
     start. The day columns are messages of the last day, or since the start. lag counts messages that the group has not
     consumed. A topic, or a broker of it, that is not counted is named on stderr.
     """
     arguments = cluster_arguments(cluster)
     with waiting("asking brokers"):
-        names = list(dict.fromkeys(topics))
-        if not names:
-            with rmq_spark.open_reader(name_server=name_server, **arguments) as reader:
+        with rmq_spark.open_reader(name_server=name_server, **arguments) as reader:
+            names = expand_topics(topics, reader.topics)
+            if not topics:
                 names = [name for name in reader.topics() if with_all or not reader.is_system(name)]
         rates = rmq_spark.cluster_rates(name_server, names, **arguments)
     rows = [

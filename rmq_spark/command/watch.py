@@ -4,6 +4,7 @@ On a terminal one screen is drawn again after each interval. In a pipe each topi
 each interval has one.
 """
 
+import functools
 import logging
 import sys
 import time
@@ -21,7 +22,7 @@ from rmq_spark.command.metric_pages import metrics_option, open_page
 from rmq_spark.command.output import bytes_text, cell, duration_text, json_line, printable, rows_of, say, typed
 from rmq_spark.command.parameters import Moment, as_json, examples
 from rmq_spark.command.place import Place, PlaceCommand, reads_place
-from rmq_spark.command.queue_views import ClusterView, StoreView, open_view
+from rmq_spark.command.queue_views import ClusterView, StoreView, expand_topics, open_view
 from rmq_spark.command.rates import (
     GROWING,
     SHRINKING,
@@ -61,17 +62,21 @@ class Update(NamedTuple):
 
 
 class Watch:
-    """Looks at a place again and again. `wait` waits for the next look, and `monotonic_s` never runs back."""
+    """Looks at a place again and again. `wait` waits for the next look, and `monotonic_s` never runs back.
+
+    `list_topics` is called for each look, so that a topic that a pattern matches later is watched too. Without it all
+    topics with messages are watched, except RocketMQ's own.
+    """
 
     def __init__(
         self,
         view: StoreView | ClusterView,
         look_at_groups: Callable[[], dict[str, GroupLook]],
-        topics: Sequence[str],
+        list_topics: Callable[[], Sequence[str]] | None,
         wait: Callable[[], None],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._view, self._look_at_groups, self._topics = view, look_at_groups, topics
+        self._view, self._look_at_groups, self._list_topics = view, look_at_groups, list_topics
         self._wait, self._monotonic_s = wait, monotonic_s
         self._listed: set[str] = set()  # all topics so far
 
@@ -92,14 +97,17 @@ class Watch:
                 problem = printable(typed(str(error)))
                 yield Update(_now_ms(), self._monotonic_s() - before.at_s, [], [], problem)
             else:
-                topics = [one for one in topic_trends(before, now, sizes) if self._topics or one.messages]
+                topics = [one for one in topic_trends(before, now, sizes) if self._list_topics or one.messages]
                 yield Update(_now_ms(), now.at_s - before.at_s, topics, group_trends(before, now))
                 before = now
             given += 1
 
     def _look(self) -> Look:
         self._view.refresh()
-        names = self._topics or [name for name in self._view.topics() if not is_system_topic(name)]
+        if self._list_topics is not None:
+            names = self._list_topics()
+        else:
+            names = [name for name in self._view.topics() if not is_system_topic(name)]
         queues = [queue for name in names for queue in self._queues(name)]
         self._listed.update(queue.topic for queue in queues)
         bounds = self._view.bounds(queues)
@@ -109,7 +117,7 @@ class Watch:
         try:
             return self._view.queues(name)
         except rmq_spark.NotFoundError:
-            if self._topics:
+            if self._list_topics is not None:
                 raise
             return []  # the topic was deleted after it was listed
 
@@ -122,7 +130,7 @@ def _now_ms() -> int:
     cls=PlaceCommand,
     epilog=examples(
         "rmq watch store",
-        "rmq watch -n ns1:9876 orders --group billing",
+        "rmq watch -n ns1:9876 'orders*' --group billing",
         "rmq watch store --json --interval 10 | jq .groups",
     ),
 )
@@ -156,7 +164,10 @@ def watch(
 ) -> None:
     """Show messages and bytes per second of topics, and the lag of groups with its trend, until Ctrl-C.
 
-    Without TOPIC: all topics with messages, except RocketMQ's own. Rates are those of the last interval,
+    TOPIC is a name, a list with commas, or a pattern of a shell in quotes, such as 'order*'. Topics that match later
+    are shown too. Without TOPIC: all topics with messages, except RocketMQ's own.
+
+    Rates are those of the last interval,
     and so is the trend: how the lag changes in a second. Bytes are the size of records in the commit log, in a cluster
     an estimate.
 
@@ -171,7 +182,8 @@ def watch(
             page = open_page(rmq_spark.serve_metrics, metrics, **place.arguments, groups=groups or None)
             say(f"Metrics are at {stack.enter_context(page).url}")
         look_at_groups = Groups(reader, groups, stack.enter_context(NewLines())).look
-        watching = Watch(view, look_at_groups, topics, lambda: time.sleep(interval))
+        list_topics = functools.partial(expand_topics, topics, reader.topics, view.readable) if topics else None
+        watching = Watch(view, look_at_groups, list_topics, lambda: time.sleep(interval))
         with Lines(as_json=as_json) if as_json or not sys.stdout.isatty() else Screen(place, interval) as shown:
             for update in watching.updates(count):
                 shown.show(update)

@@ -115,6 +115,17 @@ def test_stats_counts_the_masters_that_answer(run_cluster: RunCluster, rmq: Rmq,
     assert (ran.status, ran.out) == (1, "")
 
 
+def test_stats_takes_patterns_and_lists(run_cluster: RunCluster, rmq: Rmq) -> None:
+    cluster = run_cluster(release="5.3")
+    for topic in ("orders", "orders-eu", "payments", "refunds"):
+        cluster.create_topic(topic, queues=1)
+    rows = rmq("stats", "-n", cluster.address, "order*,refunds", "--json").rows
+    assert [row["topic"] for row in rows] == ["orders", "orders-eu", "refunds"]
+    ran = rmq("stats", "-n", cluster.address, "absent*")
+    assert (ran.status, "pattern 'absent*': no topic matches it" in ran.err) == (1, True)
+    assert rmq("stats", "-n", cluster.address, ",").status == 2
+
+
 def test_stats_shows_the_other_topics_if_one_is_unknown(run_cluster: RunCluster, rmq: Rmq) -> None:
     cluster = run_cluster(release="5.3", name_servers=2)
     cluster.create_topic("orders", queues=1)

@@ -15,7 +15,7 @@ Rmq = Callable[..., Any]
 SECRET = "secret-key-of-tests"
 
 
-@pytest.mark.parametrize("command", ["count", "cat", "queues"])
+@pytest.mark.parametrize("command", ["count", "cat", "queues", "watch"])
 @pytest.mark.parametrize("words", [("",), (",",), ("", ",")])
 def test_words_without_a_name_are_refused(rmq: Rmq, demo: Path, command: str, words: tuple[str, ...]) -> None:
     ran = rmq(command, demo, *words)

@@ -1,9 +1,10 @@
 """`rmq watch`: rates between two looks, trends of groups, and what is printed on a terminal, in a pipe and as JSON."""
 
+import functools
 import io
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 
 import rmq_spark
 from rmq_spark.command.place import Place
-from rmq_spark.command.queue_views import StoreView, open_view
+from rmq_spark.command.queue_views import StoreView, expand_topics, open_view
 from rmq_spark.command.rates import GroupLook, GroupTrend, Look, TopicTrend, group_trends, new_ranges, topic_trends
 from rmq_spark.command.watch import Groups, Lines, NewLines, Screen, Update, Watch, draw_update
 from rmq_spark.store.model import QueueBounds, QueueKey
@@ -69,7 +70,7 @@ def test_a_store_is_watched_while_it_grows(store: Path) -> None:
                 writer.send("orders", body)
 
     with rmq_spark.open_reader(str(store)) as reader:
-        watch = Watch(StoreView(reader), dict, ["orders"], wait, lambda: next(clock))
+        watch = Watch(StoreView(reader), dict, lambda: ["orders"], wait, lambda: next(clock))
         first, second = watch.updates(2)
     (rate,) = first.topics
     assert (first.seconds, rate.messages_per_s) == (2.0, 3.0)
@@ -90,7 +91,7 @@ def test_a_cluster_is_watched_while_it_grows(run_cluster: Callable[..., RunningC
 
     place = Place(None, None, {"name_server": cluster.address})
     with place.open() as reader:
-        watch = Watch(open_view(place, reader), dict, [], wait, lambda: next(clock))
+        watch = Watch(open_view(place, reader), dict, None, wait, lambda: next(clock))
         (update,) = watch.updates(1)
     (rate,) = update.topics
     assert (rate.topic, rate.messages, rate.messages_per_s) == ("orders", 8, 4.0)
@@ -98,12 +99,12 @@ def test_a_cluster_is_watched_while_it_grows(run_cluster: Callable[..., RunningC
     assert 4 * 150 < rate.bytes_per_s < 4 * 500
 
 
-def watch_of(cluster: RunningCluster, reader: Any, *steps: Callable[[], None], topics: Sequence[str] = ()) -> Watch:
+def watch_of(cluster: RunningCluster, reader: Any, *steps: Callable[[], None]) -> Watch:
     """Return a watch of a cluster. Before each further look one step is done."""
     actions, seconds = iter(steps), count()
     view = open_view(Place(None, None, {"name_server": cluster.address}), reader)
     groups = Groups(reader, (), NewLines())
-    return Watch(view, groups.look, topics, lambda: next(actions)(), lambda: float(next(seconds)))
+    return Watch(view, groups.look, None, lambda: next(actions)(), lambda: float(next(seconds)))
 
 
 def open_cluster(cluster: RunningCluster) -> Any:
@@ -133,7 +134,7 @@ def test_a_topic_that_is_not_listed_for_some_time_counts_nothing_when_it_is_back
         view = StoreView(reader)
         lists = iter([view.topics(), [], view.topics()])
         monkeypatch.setattr(view, "topics", lambda: next(lists))
-        away, back = Watch(view, dict, [], lambda: None, lambda: float(next(seconds))).updates(2)
+        away, back = Watch(view, dict, None, lambda: None, lambda: float(next(seconds))).updates(2)
     assert away.topics == []
     assert [one.messages_per_s for one in back.topics if one.topic == "orders"] == [0.0]
 
@@ -162,9 +163,9 @@ def test_a_look_that_fails_is_shown_and_the_next_rates_are_those_since_the_last_
     seconds = count()
     with rmq_spark.open_reader(str(demo)) as reader:
         view = FailingView(reader, None, kind("the place is away\x1b"), None)
-        failed, back = Watch(view, dict, [], lambda: None, lambda: float(next(seconds))).updates(2)
+        failed, back = Watch(view, dict, None, lambda: None, lambda: float(next(seconds))).updates(2)
         with pytest.raises(kind, match="the place is away"):
-            next(Watch(FailingView(reader, kind("the place is away")), dict, [], lambda: None).updates(2))
+            next(Watch(FailingView(reader, kind("the place is away")), dict, None, lambda: None).updates(2))
     assert (failed.topics, failed.problem) == ([], "the place is away\\x1b")
     assert (back.seconds, back.problem) == (2.0, None)
     assert "orders" in {one.topic for one in back.topics}
@@ -196,6 +197,40 @@ def test_a_topic_that_cannot_be_read_is_named_once(
     with open_cluster(cluster) as reader:
         list(watch_of(cluster, reader, *[lambda: None] * 3).updates(3))
     assert capsys.readouterr().err.count("compacted: ") == 1
+
+
+def test_watch_shows_the_topics_that_a_pattern_matches(rmq: Rmq, demo: Path) -> None:
+    ran = rmq("watch", demo, "order*,payments", "--json", "--interval", 0.01, "--count", 1)
+    assert (ran.status, ran.err) == (0, "")
+    assert {one["topic"] for one in json.loads(ran.out)["topics"]} == {"orders", "payments"}
+    ran = rmq("watch", demo, "absent*", "--count", 1)
+    assert (ran.status, "pattern 'absent*': no topic matches it" in ran.err) == (1, True)
+
+
+def test_a_topic_that_a_pattern_matches_later_is_watched(store: Path) -> None:
+    def wait() -> None:
+        with rmq_spark.open_store(str(store)) as writer:
+            writer.send("orders-later", "x")
+            writer.send("later", "x")
+
+    seconds = count()
+    with rmq_spark.open_reader(str(store)) as reader:
+        list_topics = functools.partial(expand_topics, ["order*"], reader.topics)
+        (update,) = Watch(StoreView(reader), dict, list_topics, wait, lambda: float(next(seconds))).updates(1)
+    assert {one.topic: one.messages_per_s for one in update.topics} == {"orders": 0.0, "orders-later": 1.0}
+
+
+def test_watch_asks_only_for_the_topics_of_a_cluster_that_match(
+    run_cluster: Callable[..., RunningCluster], rmq: Rmq
+) -> None:
+    cluster = run_cluster(release="5.3")
+    cluster.create_topic("orders", queues=1)
+    for name in ("orders-compacted", "compacted"):
+        cluster.create_topic(name, queues=1, attributes={"cleanup.policy": "COMPACTION"})
+    ran = rmq("watch", "-n", cluster.address, "order*", "--json", "--interval", 0.01, "--count", 2)
+    assert [[one["topic"] for one in json.loads(line)["topics"]] for line in ran.out.splitlines()] == [["orders"]] * 2
+    assert ran.err.startswith("orders-compacted: ")
+    assert ran.err.count("\n") == 1
 
 
 def test_a_path_is_never_markup_on_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
