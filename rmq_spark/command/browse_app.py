@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -61,7 +61,3 @@ class BrowseApp(App[None]):
         """Show the groups, unless they or a question are shown."""
         if isinstance(self.screen, Listing) and not isinstance(self.screen, GroupsScreen):
             self.push_screen(GroupsScreen())
-
-    def get_system_commands(self, screen: Any) -> Any:
-        """Return (): the application has no command palette."""
-        return ()
