@@ -40,7 +40,7 @@ n, p       next page, previous page
 home, end  first page, last page
 t          go to a time: now-10m, 2026-01-31T12:00:00Z
 o          go to a queue offset
-f          find a text from the cursor on; F: again
+f          find a text from the cursor on; F: continue
 
 in a message
 b          body as text, JSON or hex

@@ -66,7 +66,7 @@ class MessagesScreen(Searched):
         Binding("t", "time", "Time"),
         Binding("o", "offset", "Offset", show=False),
         Binding("f", "find", "Find"),
-        Binding("F", "find_again", "Find again", show=False),
+        Binding("F", "find_again", "Continue", show=False),
     ]
 
     def __init__(self, queue: QueueKey) -> None:
@@ -74,7 +74,7 @@ class MessagesScreen(Searched):
         self._queue, self._rows = queue, list[MessageRow]()
         self._begin: int | None = None  # of the page; None is the last page
         self._bounds = QueueBounds(0, 0)
-        self._sought = ""
+        self._sought, self._sought_until = "", 0  # the last text, and the offset at which its search ended
 
     def path(self) -> str:
         return f"{self._queue} > messages"
@@ -156,9 +156,9 @@ class MessagesScreen(Searched):
         self.ask("Text in body, tags or keys", self._find_first)
 
     def action_find_again(self) -> None:
-        """Find the same text after the cursor."""
+        """Find the same text where the last search ended."""
         if self._sought:
-            self.start(self._find(self._sought, self._cursor_offset() + 1))
+            self.start(self._find(self._sought, self._sought_until))
 
     def _cursor_offset(self) -> int:
         return self._rows[self.table.cursor_row].offset if self._rows else 0
@@ -167,9 +167,10 @@ class MessagesScreen(Searched):
         await self._find(text, self._cursor_offset())
 
     async def _find(self, text: str, begin: int) -> None:
-        self._sought = text
+        self._sought, self._sought_until = text, begin
         self.say("searching …")
         found = await self.browser.read(self.pages.find_text, self._queue, text, begin)
+        self._sought_until = found.next_offset
         if found.found is not None:
             await self._go(found.found, found.found)
             return

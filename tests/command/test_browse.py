@@ -191,6 +191,25 @@ def test_messages_are_found_by_offset_time_and_text(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_a_search_that_continues_skips_no_message(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_spark.command.browse_pages.SEARCHED_MESSAGES", 10)
+
+    async def act(pilot: Pilot[None]) -> None:
+        screen = pilot.app.screen
+        assert isinstance(screen, MessagesScreen)
+        await press(pilot, "home")
+        await answer(pilot, "f", "O-1014")  # first in the message 10
+        assert shown(pilot, "note") == "'O-1014' was not found from offset 0 to offset 10; F continues."
+        await press(pilot, "F")
+        assert rows(pilot)[screen.table.cursor_row][0] == "10"
+        await press(pilot, "F")
+        at = rows(pilot)[screen.table.cursor_row]
+        assert (int(at[0]) > 10, at[3]) == (True, "O-1014")
+
+    drive(place, messages_screen(act))
+
+
+@pytest.mark.slow
 def test_messages_are_found_by_key_and_id(place: Place) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "home")
