@@ -160,12 +160,14 @@ class Listing(Page):
         """Return the heads of the columns that fit."""
         return self.columns
 
-    def fill(self, rows: Sequence[tuple[str, ...]], styles: Sequence[str] = (), cursor: int = 0) -> None:
+    def fill(self, rows: Sequence[tuple[str, ...]], styles: Sequence[str] = (), cursor: int | None = None) -> None:
         """Show rows. `styles` has a style for each row, and `cursor` is the row with the cursor.
 
+        Without `cursor` the cursor stays where it is: at the row that begins with the same text, if there is one.
         Numbers are complete. The column `flexible` gets the rest of the width, and its texts are cut.
         """
         heads = self.heads()
+        cursor = self._kept_row(rows) if cursor is None else cursor
         widths = {
             head: max(map(cell_len, (head, *(row[at] for row in rows))), default=0) for at, head in enumerate(heads)
         }
@@ -181,6 +183,15 @@ class Listing(Page):
             self.table.add_row(*(_cell(text, head in self.numbers, style) for head, text in texts))
         if rows:
             self.table.move_cursor(row=min(cursor, len(rows) - 1))
+
+    def _kept_row(self, rows: Sequence[tuple[str, ...]]) -> int:
+        """Return the one of the new rows at which the cursor stays."""
+        if not self.table.row_count:
+            return 0
+        at = self.table.cursor_row
+        name = str(self.table.get_row_at(at)[0])
+        same = [number for number, row in enumerate(rows) if row[0] == name]
+        return at if at in same or not same else same[0]
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the row that was chosen with Enter or the mouse."""

@@ -86,7 +86,7 @@ class MessagesScreen(Searched):
         return tuple(head for head in self.columns if head != "keys" or self.app.size.width >= _WIDE_COLUMNS)
 
     async def load(self) -> None:
-        await self._go(self._begin)
+        await self._go(self._begin, self._cursor_offset() if self._rows else None)
 
     async def _go(self, begin: int | None, cursor_offset: int | None = None) -> None:
         """Show the page from `begin`, the last one for None, with the cursor at an offset of it."""

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_spark.command.browse_pages import HEX, JSON, TEXT, Pages, QueueRow, best_form, body_lines
+from rmq_spark.command.browse_pages import HEX, JSON, TEXT, Pages, QueueRow, TopicRow, best_form, body_lines
 from rmq_spark.command.place import Place
 from rmq_spark.store.model import QueueKey
 from rmq_spark.store.testing.brokers import RunningCluster
@@ -205,6 +205,32 @@ def test_a_search_that_continues_skips_no_message(place: Place, monkeypatch: pyt
         await press(pilot, "F")
         at = rows(pilot)[screen.table.cursor_row]
         assert (int(at[0]) > 10, at[3]) == (True, "O-1014")
+
+    drive(place, messages_screen(act))
+
+
+@pytest.mark.slow
+def test_the_cursor_stays_where_it_is_when_a_list_is_read_again(place: Place) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        screen = pilot.app.screen
+        assert isinstance(screen, MessagesScreen)
+        await press(pilot, "down")
+        assert rows(pilot)[screen.table.cursor_row][0] == "288"
+        await press(pilot, "up", "up", "r")
+        assert rows(pilot)[screen.table.cursor_row][0] == "286"
+        pilot.app.pages.topics = lambda: found  # type: ignore[attr-defined]
+        found = [TopicRow(name, 1, 0, False, None) for name in ("b", "c", "d")]
+        pilot.app.push_screen(TopicsScreen())
+        await settle(pilot)
+        await press(pilot, "down")
+        found.insert(0, TopicRow("a", 1, 0, False, None))
+        await press(pilot, "r")
+        screen = pilot.app.screen
+        assert isinstance(screen, TopicsScreen)
+        assert rows(pilot)[screen.table.cursor_row][0] == "c"
+        del found[2]
+        await press(pilot, "r")
+        assert rows(pilot)[screen.table.cursor_row][0] == "d"
 
     drive(place, messages_screen(act))
 
