@@ -10,9 +10,10 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static
 
 from rmq_spark.command.browse_lists import Listing, Page
-from rmq_spark.command.browse_pages import HEX, JSON, PAGE_MESSAGES, TEXT, MessageRow, best_form, body_lines
+from rmq_spark.command.browse_pages import HEX, JSON, PAGE_MESSAGES, TEXT, Found, MessageRow, best_form, body_lines
 from rmq_spark.command.output import bytes_text, cell, printable, rows_of
 from rmq_spark.command.parameters import Moment
+from rmq_spark.store import count_text
 from rmq_spark.store.model import QueueBounds, QueueKey
 
 _FORMS = (TEXT, JSON, HEX)
@@ -37,19 +38,19 @@ class Searched(Listing):
         self.ask("Message id", self._find_id)
 
     async def _find_key(self, key: str) -> None:
-        self._show(f"key {key}", await self.browser.read(self.pages.find_key, self.topics(), key))
+        self._show("key", key, await self.browser.read(self.pages.find_key, self.topics(), key))
 
     async def _find_id(self, message_id: str) -> None:
-        self._show(f"id {message_id}", await self.browser.read(self.pages.find_id, self.topics(), message_id.strip()))
+        self._show("id", message_id, await self.browser.read(self.pages.find_id, self.topics(), message_id.strip()))
 
-    def _show(self, what: str, found: list[MessageRow]) -> None:
-        if len(found) == 1:
-            self.app.push_screen(MessageScreen(found[0].queue, found[0].offset))
-        elif found:
-            self.app.push_screen(FoundScreen(what, found))
+    def _show(self, kind: str, word: str, found: Found) -> None:
+        if len(found.rows) == 1:
+            self.app.push_screen(MessageScreen(found.rows[0].queue, found.rows[0].offset))
+        elif found.rows:
+            self.app.push_screen(FoundScreen(kind, word, found))
         else:
-            self.notify(f"No message has the {what}.", markup=False)
-            self.say(f"No message has the {what}.")
+            self.notify(f"No message has the {kind} {word}.", markup=False)
+            self.say(f"No message has the {kind} {word}.")
 
 
 class MessagesScreen(Searched):
@@ -189,25 +190,27 @@ def _texts(row: MessageRow) -> tuple[str, ...]:
 
 
 class FoundScreen(Listing):
-    """The messages that a search has found, in several queues."""
+    """The messages that a search for a word has found, in several queues. `kind` is key or id."""
 
     columns = ("queue", "offset", "stored (UTC)", "body")
     flexible = "body"
     numbers = frozenset({"offset"})
 
-    def __init__(self, what: str, found: list[MessageRow]) -> None:
+    def __init__(self, kind: str, word: str, found: Found) -> None:
         super().__init__()
-        self._what, self._found = what, found
+        self._kind, self._word, self._found, self._count = kind, word, found.rows, found.count
 
     def path(self) -> str:
-        return self._what
+        return f"{self._kind} {self._word}"
 
     async def load(self) -> None:
         rows = [
             (printable(str(row.queue)), f"{row.offset:,}", cell("", row.stored)[5:], row.preview) for row in self._found
         ]
         self.fill(rows)
-        self.say(f"{len(rows)} messages")
+        count = count_text(self._count, "message")
+        is_all = len(rows) == self._count
+        self.say(count if is_all else f"the first {len(rows)} of {count}; `rmq get --{self._kind}` shows all")
 
     def open_row(self, number: int) -> None:
         self.app.push_screen(MessageScreen(self._found[number].queue, self._found[number].offset))

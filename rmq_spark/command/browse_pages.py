@@ -57,6 +57,13 @@ class MessageRow(NamedTuple):
     preview: str
 
 
+class Found(NamedTuple):
+    """The messages that a search has found: the first `FOUND_MESSAGES` of `count`."""
+
+    rows: list[MessageRow]
+    count: int
+
+
 class TextSearch(NamedTuple):
     """The outcome of a search for a text: the first message that has it or None, and the offset to continue from."""
 
@@ -146,24 +153,24 @@ class Pages:
         found: int = self._reader.offset_at_time(queue, time_ms)
         return found
 
-    def find_key(self, topics: Sequence[str], key: str) -> list[MessageRow]:
-        """Return the messages of topics with a key, by RocketMQ's index: at most `FOUND_MESSAGES`."""
+    def find_key(self, topics: Sequence[str], key: str) -> Found:
+        """Return the messages of topics with a key, by RocketMQ's index."""
         positions: list[tuple[QueueKey, int]] = []
         for topic in topics:
             with suppress(rmq_spark.NotFoundError):
                 positions += self._reader.find_key(topic, key)
         return self._rows_at(positions)
 
-    def find_id(self, topics: Sequence[str], message_id: str) -> list[MessageRow]:
+    def find_id(self, topics: Sequence[str], message_id: str) -> Found:
         """Return the messages of topics with an id, a msgId or an offsetMsgId."""
         return self._rows_at(self._reader.find_message_id(message_id, list(topics)))
 
-    def _rows_at(self, positions: Sequence[tuple[QueueKey, int]]) -> list[MessageRow]:
+    def _rows_at(self, positions: Sequence[tuple[QueueKey, int]]) -> Found:
         rows: list[MessageRow] = []
         for queue, offset in positions[:FOUND_MESSAGES]:
             with suppress(rmq_spark.OffsetRangeError):  # it has expired
                 rows += self.messages(queue, offset, offset + 1)
-        return rows
+        return Found(rows, len(positions) if len(positions) > FOUND_MESSAGES else len(rows))
 
     def find_text(self, queue: QueueKey, text: str, begin: int) -> TextSearch:
         """Search the bodies, tags and keys of a queue for a text, from an offset: at most `SEARCHED_MESSAGES` messages.

@@ -255,6 +255,21 @@ def test_messages_are_found_by_key_and_id(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_a_search_that_finds_too_many_tells_their_number(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await answer(pilot, "k", "O-1010")
+        assert isinstance(pilot.app.screen, FoundScreen)
+        assert shown(pilot, "note") == "3 messages"
+        await press(pilot, "escape")
+        monkeypatch.setattr("rmq_spark.command.browse_pages.FOUND_MESSAGES", 2)
+        await answer(pilot, "k", "O-1010")
+        assert shown(pilot, "note") == "the first 2 of 3 messages; `rmq get --key` shows all"
+        assert [row[0] for row in rows(pilot)] == ["orders/0"] * 2
+
+    drive(place, messages_screen(act))
+
+
+@pytest.mark.slow
 def test_groups_with_their_lag(place: Place) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "g")
