@@ -16,7 +16,7 @@ from rmq_spark.store.model import QueueKey
 
 
 class TopicsScreen(Searched):
-    """The topics. Those of RocketMQ are hidden at first."""
+    """The topics. Those of RocketMQ are hidden at first, and are searched nevertheless, as `rmq get` does."""
 
     columns = ("topic", "queues", "messages")
     flexible = "topic"
@@ -32,7 +32,7 @@ class TopicsScreen(Searched):
         return self.pages.name
 
     def topics(self) -> list[str]:
-        return [row.name for row in self._all if not row.is_system]
+        return [row.name for row in self._all if row.queues]
 
     async def load(self) -> None:
         self._all = await self.browser.read(self.pages.topics)

@@ -270,6 +270,21 @@ def test_a_search_that_finds_too_many_tells_their_number(place: Place, monkeypat
 
 
 @pytest.mark.slow
+def test_a_search_from_the_topics_finds_retried_and_dead_messages(place: Place) -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        topics = [row.name for row in pilot.app.pages.topics()]  # type: ignore[attr-defined]
+        dead = pilot.app.pages.messages(QueueKey("%DLQ%audit", 0), 0, 1)[0]  # type: ignore[attr-defined]
+        assert "%DLQ%audit" in topics
+        for key, text in (("k", dead.keys.split()[0]), ("i", pilot.app.pages.message(dead.queue, 0).message_id)):
+            await answer(pilot, key, text)
+            assert isinstance(pilot.app.screen, FoundScreen)
+            assert "%DLQ%audit/0" in [row[0] for row in rows(pilot)]
+            await press(pilot, "escape")
+
+    drive(place, act)
+
+
+@pytest.mark.slow
 def test_groups_with_their_lag(place: Place) -> None:
     async def act(pilot: Pilot[None]) -> None:
         await press(pilot, "g")
