@@ -16,6 +16,7 @@ Importing this module loads neither Spark nor numpy, because each name is import
 
 import sys
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -249,6 +250,10 @@ def __getattr__(name: str) -> object:
             name="pyspark",
         ) from None
     value: object = getattr(home, name)
+    if isinstance(value, FunctionType):
+        from rmq_spark.store.argument_checks import refuse_unknown_arguments
+
+        value = refuse_unknown_arguments(value)
     globals()[name] = value  # later accesses do not call __getattr__
     return value
 

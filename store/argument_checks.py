@@ -1,14 +1,18 @@
 """Checks of what a program passes as arguments: integers, times, words, and the place that is to be opened."""
 
 import difflib
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from rmq_spark.store.errors import OptionError
 from rmq_spark.store.model import describe_unit, is_in_another_unit
 
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
 MAX_LONG = (1 << 63) - 1  # of Java's long, in which RocketMQ stores offsets and times
 # The arguments of programs that say how to reach a cluster, beside name_server.
 CLUSTER_ARGUMENTS = (
@@ -136,6 +140,27 @@ def unknown_arguments(call: str, unknown: Iterable[str], known: Iterable[str]) -
     near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
     hint = f"Did you mean {' and '.join(near)}?" if near else f"Expected some of {', '.join(names)}."
     return OptionError(f"{f'{call}: ' if call else ''}unknown argument {', '.join(unknown)}. {hint}")
+
+
+def refuse_unknown_arguments(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+    """Return a public function, which now raises OptionError with a hint for a keyword argument that it does not have.
+
+    Python's own TypeError has no hint. A function that accepts any keyword argument checks them itself, and is returned
+    unchanged.
+    """
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return function
+
+    @functools.wraps(function)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Returned:
+        unknown = kwargs.keys() - parameters.keys()
+        if unknown:
+            raise unknown_arguments(call.__name__, sorted(unknown), parameters)
+        return function(*args, **kwargs)
+
+    call.__module__ = "rmq_spark"  # pickle looks for the function there
+    return call
 
 
 def changed_arguments(function: Callable[..., object], given: Mapping[str, Any], names: Collection[str]) -> list[str]:

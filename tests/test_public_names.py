@@ -1,11 +1,13 @@
 """Public names of `rmq_spark`: they exist, and the type checker and docs/PROGRAMS.md agree."""
 
 import ast
+import inspect
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -30,6 +32,29 @@ def test_every_name_is_there_and_explains_itself(name: str) -> None:
     value = getattr(rmq_spark, name)
     assert value is getattr(rmq_spark, name)
     assert name == name.upper() or value.__doc__, f"{name} has no docstring"
+
+
+def test_a_misspelt_argument_of_a_function_is_an_error_with_a_hint() -> None:
+    functions = [value for name in rmq_spark.__all__ if isinstance(value := getattr(rmq_spark, name), FunctionType)]
+    seen = set()
+    for function in functions:
+        *_, last = inspect.signature(function).parameters.values()
+        if last.kind is last.VAR_KEYWORD:
+            continue  # it checks its arguments itself
+        with pytest.raises(rmq_spark.OptionError) as caught:
+            function(**{f"{last.name}s_": None})
+        expected = f"{function.__name__}: unknown argument {last.name}s_. Did you mean {last.name}?"
+        assert str(caught.value) == expected
+        assert pickle.loads(pickle.dumps(function)) is function
+        seen.add(function.__name__)
+    assert seen >= {"check", "close", "consume", "create_store", "parse", "plot_lag", "session", "stop_at_end"}
+
+
+def test_an_argument_unlike_all_others_is_an_error_that_lists_them() -> None:
+    with pytest.raises(rmq_spark.OptionError, match=r"^close: unknown argument xyz\. Expected some of path, "):
+        rmq_spark.close("store", xyz=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="required positional argument: 'path'"):
+        rmq_spark.close()  # type: ignore[call-arg]
 
 
 def test_the_type_checker_sees_the_same_names() -> None:
