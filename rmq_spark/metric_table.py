@@ -19,74 +19,66 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric: its kind, the text after HELP, and the names of its labels. `source` is who exposes it."""
+    """A metric: its kind, the text after HELP, and the names of its labels."""
 
     kind: str
     help: str
     labels: tuple[str, ...]
-    source: str
 
 
-_PLACE, _SERVE, _QUERY = "place", "serve", "query"
 _QUEUE = ("place", "group", "topic", "broker", "queue")
 
 METRICS = {
-    "rmq_up": Metric(GAUGE, "Whether the place answered when it was last measured: 1, or 0.", ("place",), _PLACE),
+    "rmq_up": Metric(GAUGE, "Whether the place answered when it was last measured: 1, or 0.", ("place",)),
     "rmq_group_lag_messages": Metric(
-        GAUGE, "Unread messages of a consumer group that are not deleted, by queue.", _QUEUE, _PLACE
+        GAUGE, "Unread messages of a consumer group that are not deleted, by queue.", _QUEUE
     ),
     "rmq_group_lag_bytes": Metric(
-        GAUGE, "Size of the records of these messages, in bytes. In a cluster it is an estimate.", _QUEUE, _PLACE
+        GAUGE, "Size of the records of these messages, in bytes. In a cluster it is an estimate.", _QUEUE
     ),
     "rmq_group_oldest_waiting_seconds": Metric(
-        GAUGE, "Time since the next unread message was stored, in seconds. 0 if there is none.", _QUEUE, _PLACE
+        GAUGE, "Time since the next unread message was stored, in seconds. 0 if there is none.", _QUEUE
     ),
-    "rmq_group_expired_messages": Metric(
-        GAUGE, "Unread messages that retention has deleted, by queue.", _QUEUE, _PLACE
-    ),
-    "rmq_group_offset": Metric(GAUGE, "Committed queue offset of a consumer group.", _QUEUE, _PLACE),
+    "rmq_group_expired_messages": Metric(GAUGE, "Unread messages that retention has deleted, by queue.", _QUEUE),
+    "rmq_group_offset": Metric(GAUGE, "Committed queue offset of a consumer group.", _QUEUE),
     "rmq_queue_max_offset": Metric(
-        GAUGE, "Queue offset that the next message will get.", ("place", "topic", "broker", "queue"), _PLACE
+        GAUGE, "Queue offset that the next message will get.", ("place", "topic", "broker", "queue")
     ),
     "rmq_group_retries_total": Metric(
-        COUNTER, "Messages that were stored in the retry topic of a group.", ("place", "group"), _PLACE
+        COUNTER, "Messages that were stored in the retry topic of a group.", ("place", "group")
     ),
     "rmq_group_dead_letters_total": Metric(
-        COUNTER, "Messages that were stored in the dead-letter topic of a group.", ("place", "group"), _PLACE
+        COUNTER, "Messages that were stored in the dead-letter topic of a group.", ("place", "group")
     ),
-    "rmq_delivered_messages_total": Metric(
-        COUNTER, "Delayed messages that this process has delivered.", ("place",), _SERVE
-    ),
-    "rmq_delivery_rounds_total": Metric(COUNTER, "Rounds that delivered at least one message.", ("place",), _SERVE),
-    "rmq_delivery_failures_total": Metric(COUNTER, "Rounds that ended with a problem.", ("place",), _SERVE),
+    "rmq_delivered_messages_total": Metric(COUNTER, "Delayed messages that this process has delivered.", ("place",)),
+    "rmq_delivery_rounds_total": Metric(COUNTER, "Rounds that delivered at least one message.", ("place",)),
+    "rmq_delivery_failures_total": Metric(COUNTER, "Rounds that ended with a problem.", ("place",)),
     "rmq_delivery_latest_seconds": Metric(
-        GAUGE, "Longest time from a message being due to the end of its round, in seconds.", ("place",), _SERVE
+        GAUGE, "Longest time from a message being due to the end of its round, in seconds.", ("place",)
     ),
-    "rmq_query_active": Metric(GAUGE, "1 while the query runs.", ("query",), _QUERY),
-    "rmq_query_rows_total": Metric(COUNTER, "Rows that the query has read from RocketMQ.", ("query",), _QUERY),
+    "rmq_query_active": Metric(GAUGE, "1 while the query runs.", ("query",)),
+    "rmq_query_rows_total": Metric(COUNTER, "Rows that the query has read from RocketMQ.", ("query",)),
     "rmq_query_bytes_total": Metric(
         COUNTER,
         "Size of the records that batches of a member of a group have read from a store directory, in bytes.",
         ("query",),
-        _QUERY,
     ),
     "rmq_query_sink_rows_total": Metric(
-        COUNTER, "Rows that the query has written, if its sink counts them.", ("query",), _QUERY
+        COUNTER, "Rows that the query has written, if its sink counts them.", ("query",)
     ),
-    "rmq_query_batch_seconds": Metric(HISTOGRAM, "Time of a batch from trigger to commit.", ("query",), _QUERY),
+    "rmq_query_batch_seconds": Metric(HISTOGRAM, "Time of a batch from trigger to commit.", ("query",)),
     "rmq_query_phase_seconds_total": Metric(
-        COUNTER, "Time that batches have spent in a phase (durationMs of Spark).", ("query", "phase"), _QUERY
+        COUNTER, "Time that batches have spent in a phase (durationMs of Spark).", ("query", "phase")
     ),
     "rmq_query_lag_messages": Metric(
         GAUGE,
         "Messages between the end of the last batch and the end of the queue as of that batch.",
         ("query", "topic", "broker", "queue"),
-        _QUERY,
     ),
     "rmq_query_last_batch_timestamp_seconds": Metric(
-        GAUGE, "Start of the last batch, in seconds since 1970.", ("query",), _QUERY
+        GAUGE, "Start of the last batch, in seconds since 1970.", ("query",)
     ),
-    "rmq_query_failures_total": Metric(COUNTER, "Ends of the query with an error.", ("query",), _QUERY),
+    "rmq_query_failures_total": Metric(COUNTER, "Ends of the query with an error.", ("query",)),
 }
 
 
