@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rmq_spark.joined_collectors import add_collectors, remove_collectors
 from rmq_spark.metric_table import Labels, make_families
 from rmq_spark.store import Served, group_lag, open_reader
+from rmq_spark.store.argument_checks import refuse_cluster_options
 from rmq_spark.store.errors import NoPermissionError, NotFoundError, OptionError, RmqError
 from rmq_spark.store.model import QueueBounds
 from rmq_spark.store.names import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, check_group_name
@@ -311,11 +312,7 @@ def _place_of(
             lambda group: group_lag(name_server=name_server, group=group, **options).table,
             groups,
         )
-    if cluster_options:
-        raise OptionError(
-            f"serve_metrics: found {', '.join(cluster_options)}, which are about a cluster, and a path; expected "
-            "arguments for a store. Leave them out."
-        )
+    refuse_cluster_options("serve_metrics", cluster_options)
     logs = None if commit_log_path is None else commit_log_path.split(",")
     location = locate({"path": str(path), "commitLogPath": logs})
     assert location is not None

@@ -241,7 +241,7 @@ def test_serve_metrics_adds_to_a_registry(store: EmbeddedStore) -> None:
         ({"path": "store", "name_server": "a:1"}, "found both"),
         ({"path": "store", "groups": "billing"}, "groups='billing' is a text"),
         ({"path": "store", "groups": ["a b"]}, "consumer group 'a b' is not a group's name"),
-        ({"path": "store", "tls": True}, "found tls, which are about a cluster"),
+        ({"path": "store", "tls": True, "namespace": "n"}, "serve_metrics: tls, namespace are for a cluster; "),
         ({"name_server": "a:1", "tsl": True}, "tsl"),
     ],
 )
