@@ -57,6 +57,16 @@ def test_the_page_lists_every_folder_that_logs() -> None:
     assert logging_modules == listed
 
 
+def test_data_that_a_query_skips_is_a_warning_and_no_error() -> None:
+    rows = dict(re.findall(r"^\| `([A-Z]+)` \| (.*?) \|$", PAGE.read_text(), re.MULTILINE))
+    assert [level for level, text in rows.items() if "skip" in text] == ["WARNING"]
+    of_queries = [path for path in modules() if path.parts[0] != "store"]
+    assert of_queries
+    assert not [
+        path for path in of_queries if re.search(r"_LOG\.(error|exception|critical)\(", (ROOT / path).read_text())
+    ]
+
+
 def test_the_page_has_the_values_of_the_variables() -> None:
     text = PAGE.read_text()
     for name, values in ((log_lines.LEVEL_VARIABLE, log_lines.LEVELS), (log_lines.FORMAT_VARIABLE, log_lines.FORMATS)):
