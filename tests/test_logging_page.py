@@ -84,4 +84,4 @@ def test_the_page_has_every_field() -> None:
     logging.getLogger("rmq_spark").info("rmq: x")
     usual = set(json.loads(stream.getvalue()))
     fields = set(log_lines._FIELDS.values())
-    assert listed == usual | fields | {"query", "batch", "error", "lagMessages", "lagBytes", "secondsBehind"}
+    assert listed == usual | fields | {"query", "batch", "error", "stack", "lagMessages", "lagBytes", "secondsBehind"}

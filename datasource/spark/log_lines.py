@@ -35,7 +35,8 @@ class JsonFormatter(logging.Formatter):
 
     Every object has `time` (ISO 8601 in UTC, with milliseconds), `level`, `logger`, `module` and `message`. If the log
     call names them, it has `topic`, `queue`, `broker`, `group`, `query`, `batch` and `delayLevel`, and each field of
-    `extra`. An exception is in `error`, as text with its traceback.
+    `extra`. An exception is in `error`, as text with its traceback, and `stack_info` is in `stack`. A field of `extra`
+    whose name is taken gets an underscore at its end, such as `time_`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -48,16 +49,23 @@ class JsonFormatter(logging.Formatter):
             "module": record.module,
             "message": record.getMessage(),
         }
-        for name, value in _named_values(record):
-            shown.setdefault(name, value)
         if record.exc_info:
             shown["error"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            shown["stack"] = self.formatStack(record.stack_info)
+        given = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        for name in given:
+            free = name
+            while free in shown or (free != name and free in given):
+                free += "_"
+            shown[free] = given[name]
+        for name, value in _named_arguments(record):
+            shown.setdefault(name, value)
         return json_text(shown, str)
 
 
-def _named_values(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a record: those of `extra`, and the arguments whose meaning is known."""
-    yield from ((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+def _named_arguments(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a record whose meaning is known, with the names of their fields."""
     if not isinstance(record.args, tuple):
         return
     values, message = iter(record.args), str(record.msg)
@@ -79,9 +87,10 @@ def _named_values(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 def json_logging(level: str = "info", stream: TextIO | None = None) -> logging.Handler:
     """Write the log lines of rmq-spark as JSON to `stream`, by default standard error, and return the handler.
 
-    `level` is the lowest level: debug, info, warning or error. The lines no longer go to the handlers of the root
-    logger. A second call replaces the handler of the first. docs/LOGGING.md describes the fields, and how to do this in
-    the Python processes that Spark starts. Raises OptionError for another level. Call it in one thread at a time.
+    `level` is the lowest level: debug, info, warning or error, in upper or lower case. The lines no longer go to the
+    handlers of the root logger. A second call replaces the handler of the first. docs/LOGGING.md describes the fields,
+    and how to do this in the Python processes that Spark starts. Raises OptionError for another level. Call it in one
+    thread at a time.
     """
     return _set_up(_check("level", level, LEVELS), "json", stream)
 
@@ -94,22 +103,27 @@ def configure_from_environment(environment: Mapping[str, str] = os.environ) -> N
     level, form = environment.get(LEVEL_VARIABLE), environment.get(FORMAT_VARIABLE)
     if (level is None and form is None) or logging.getLogger(LOGGER).handlers:
         return
+    found: list[str] = []
     wrong: list[OptionError] = []
-    for name, value, known in ((LEVEL_VARIABLE, level, LEVELS), (FORMAT_VARIABLE, form, FORMATS)):
+    for name, value, known, default in (
+        (LEVEL_VARIABLE, level, LEVELS, "info"),
+        (FORMAT_VARIABLE, form, FORMATS, "text"),
+    ):
         try:
-            _check(name, (value or known[0]).lower(), known)
+            found.append(_check(name, value or default, known))
         except OptionError as error:
+            found.append(default)
             wrong.append(error)
-    level = level.lower() if level and level.lower() in LEVELS else "info"
-    _set_up(level, form.lower() if form and form.lower() in FORMATS else "text", None)
+    _set_up(found[0], found[1], None)
     for one in wrong:
         logging.getLogger(LOGGER).warning("rmq: %s", one)
 
 
 def _check(name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
+    """Return the value in lower case. Raises OptionError if it is not known."""
+    if value.lower() not in known:
         raise OptionError(f'{name} is "{value}"; expected one of {", ".join(known)}. Give one of them.')
-    return value
+    return value.lower()
 
 
 def _set_up(level: str, form: str, stream: TextIO | None) -> logging.Handler:

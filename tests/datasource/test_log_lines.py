@@ -84,6 +84,21 @@ def test_JsonFormatter_has_fields_of_extra_and_errors(lines: io.StringIO) -> Non
     assert found["error"].endswith("ValueError: planted")
 
 
+def test_JsonFormatter_renames_fields_of_extra_whose_names_are_taken(lines: io.StringIO) -> None:
+    LOGGER.info("rmq: x", extra={"time": 1, "time_": 2, "level": 3, "error": "none"})
+    (found,) = objects(lines)
+    assert found["time"].endswith("Z")
+    assert (found["time_"], found["time__"], found["level"], found["level_"]) == (2, 1, "INFO", 3)
+    assert found["error"] == "none"
+
+
+def test_JsonFormatter_has_the_stack(lines: io.StringIO) -> None:
+    LOGGER.info("rmq: x", stack_info=True)
+    (found,) = objects(lines)
+    assert found["stack"].startswith("Stack (most recent call last):\n")
+    assert __file__ in found["stack"]
+
+
 def test_JsonFormatter_loses_no_line(lines: io.StringIO) -> None:
     cycle: list[object] = []
     cycle.append(cycle)
@@ -113,7 +128,7 @@ def test_log_info_has_fields(lines: io.StringIO) -> None:
 
 def test_json_logging_replaces_its_handler_and_has_a_level(lines: io.StringIO) -> None:
     second = io.StringIO()
-    rmq_spark.json_logging("warning", second)
+    rmq_spark.json_logging("WARNING", second)
     LOGGER.info("rmq: quiet")
     LOGGER.warning("rmq: loud")
     assert lines.getvalue() == ""
@@ -147,6 +162,14 @@ def test_configure_from_environment_logs_a_wrong_value(capsys: pytest.CaptureFix
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith('WARNING rmq: RMQ_LOG_FORMAT is "xml"; expected one of text, json. Give one of them.')
     assert second.endswith("INFO rmq: line")
+
+
+def test_configure_from_environment_ignores_case(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_from_environment({"RMQ_LOG_LEVEL": "Loud", "RMQ_LOG_FORMAT": "JSON"})
+    LOGGER.info("rmq: line")
+    first, second = (json.loads(line)["message"] for line in capsys.readouterr().err.splitlines())
+    assert first == 'rmq: RMQ_LOG_LEVEL is "Loud"; expected one of debug, info, warning, error. Give one of them.'
+    assert second == "rmq: line"
 
 
 _QUERY = """
